@@ -1,0 +1,80 @@
+"""Reference-counted KV blocks with a free list in eviction order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class BlockPool:
+    """`num_blocks` blocks with ids 0 … num_blocks - 1; every operation is O(1).
+
+    A block is free when nobody refers to it. Free blocks wait in a doubly linked list: `allocate` takes the head,
+    so blocks without reusable content are put in at the head and blocks that the prefix cache still knows at the
+    tail, which makes the list least-recently-used order. `on_evict` is told before a block is handed out anew.
+
+    Invariant: 0 <= references(b), and b is in the free list exactly when references(b) == 0.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._references = [0] * num_blocks
+        # The list is a ring through the sentinel index num_blocks.
+        self._next = [*range(1, num_blocks + 1), 0]
+        self._previous = [num_blocks, *range(num_blocks)]
+        self._num_free = num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    def allocate(self) -> int:
+        """Hand out the block at the head of the free list with one reference. Raises IndexError when none is free."""
+        block = self._next[self.num_blocks]
+        if block == self.num_blocks:
+            raise IndexError("no free KV block")
+        self._unlink(block)
+        if self._on_evict is not None:
+            self._on_evict(block)
+        self._references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Add a reference; a free block leaves the free list with its content kept."""
+        if self._references[block] == 0:
+            self._unlink(block)
+        self._references[block] += 1
+
+    def release(self, block: int, *, reusable: bool) -> None:
+        """Drop a reference; the last one frees the block, to the tail of the list if its content is reusable."""
+        count = self._references[block] - 1
+        if count < 0:
+            raise ValueError(f"block {block} was released more often than it was taken")
+        self._references[block] = count
+        if count == 0:
+            end = self.num_blocks
+            self._link(block, before=end if reusable else self._next[end])
+
+    def free_order(self) -> list[int]:
+        """Free blocks, next to be handed out first. O(free blocks): for tests and displays."""
+        order, block = [], self._next[self.num_blocks]
+        while block != self.num_blocks:
+            order.append(block)
+            block = self._next[block]
+        return order
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before], self._previous[after] = after, before
+        self._num_free -= 1
+
+    def _link(self, block: int, before: int) -> None:
+        previous = self._previous[before]
+        self._next[previous] = self._previous[before] = block
+        self._previous[block], self._next[block] = previous, before
+        self._num_free += 1

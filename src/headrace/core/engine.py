@@ -1,0 +1,168 @@
+"""The core's front: requests in, plans out, results in, news out. Time enters only as `now`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headrace.core.kv_manager import KVUsage
+from headrace.core.policy import SchedulerConfig
+from headrace.core.prefix_cache import CacheStats
+from headrace.core.request import Request
+from headrace.core.scheduler import Scheduler, SchedulerStats
+from headrace.core.types import FinishReason, KVGroupSpec, NewRequest, Output, StepPlan, StepResult
+from headrace.errors import InvalidParams, PromptTooLong, RequestError
+
+UNBOUNDED = 2**31 - 1  # limit in tokens of a stream whose every layer is bounded by a window
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot: who runs and waits now, and counts since the start. Blocks are summed over KV groups."""
+
+    running: int
+    waiting: int
+    total_blocks: int
+    free_blocks: int
+    scheduler: SchedulerStats
+    cache: CacheStats | None
+
+
+class Engine:
+    """One step is `plan = begin(now)`, an executor running the plan, `finish(result, now)`.
+
+    `add` and `abort` may be called at any time, also between `begin` and `finish`. Requests are validated here, at
+    the border: what `add` accepts can be run. Not thread-safe.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, groups: Sequence[KVGroupSpec], *, prefix_caching: bool = True
+    ) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config, groups, prefix_caching=prefix_caching)
+        self._requests: dict[int, Request] = {}
+        self._by_name: dict[str, list[Request]] = {}
+        self._plan: StepPlan | None = None
+        self._next_number = 0
+        self._aborted: list[Output] = []
+
+    @property
+    def has_work(self) -> bool:
+        """True while `begin` can still give a plan that is not empty, now or later."""
+        return self.scheduler.has_work or bool(self._aborted)
+
+    def add(self, new: NewRequest, now: float) -> None:
+        """Queue a request.
+
+        Raises InvalidParams for a duplicate id, token ids outside the vocabulary or an empty prompt, and
+        PromptTooLong when the prompt leaves no room for one output token in the context or the KV cache.
+        """
+        self.check(new)
+        limit = self.scheduler.limit or UNBOUNDED
+        params = new.params
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.config.eos_ids)
+        completions = []
+        for index in range(params.n):
+            number = self._next_number
+            self._next_number += 1
+            completions.append(
+                Request(
+                    number, new, index, seed=self._seed(new, index), stop_ids=stops, limit=limit,
+                    num_groups=len(self.scheduler.kv.groups), block_size=self.scheduler.kv.block_size, now=now,
+                )
+            )  # fmt: skip
+        self._requests.update((request.number, request) for request in completions)
+        self._by_name[new.request_id] = completions
+        self.scheduler.add(completions)
+
+    def check(self, new: NewRequest) -> None:
+        """Raise what `add` would raise, and change nothing."""
+        if new.request_id in self._by_name:
+            raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
+        if not new.prompt:
+            raise RequestError("the prompt is empty: it must hold at least one token")
+        vocab = self.config.vocab_size
+        for token in (min(new.prompt), max(new.prompt)):
+            if not 0 <= token < vocab:
+                raise InvalidParams(f"token id {token} is outside the model's vocabulary of {vocab} ids")
+        new.params.check_vocab(vocab)
+        length = len(new.prompt)
+        model_len, pool_len = self.config.max_model_len, self.scheduler.kv.longest_sequence()
+        if model_len is not None and length >= model_len:
+            raise PromptTooLong(
+                f"the prompt has {length} tokens, but the model's context holds {model_len}, output included"
+            )
+        if pool_len is not None and length >= pool_len:
+            raise PromptTooLong(
+                f"the prompt has {length} tokens, but the whole KV cache holds {pool_len}: give it more memory"
+            )
+
+    def abort(self, request_id: str, now: float, index: int | None = None, *, stopped: bool = False) -> None:
+        """End a request, or one completion of it, in any state. Unknown ids are ignored: it may just have ended.
+
+        `stopped` says that the caller found a stop string: the reason is then "stop", not "abort".
+        """
+        reason = FinishReason.STOP if stopped else FinishReason.ABORT
+        for request in tuple(self._by_name.get(request_id, ())):
+            if index in (None, request.index) and request.number in self._requests:
+                self.scheduler.end(request, reason, now)
+                self._drop(request)
+                self._aborted.append(
+                    Output(request.name, request.index, finish_reason=reason, stats=replace(request.stats))
+                )
+
+    def begin(self, now: float) -> StepPlan:
+        """The next step's plan; `finish` must be called with its result before the next `begin`."""
+        if self._plan is not None:
+            raise RuntimeError(f"step {self._plan.step_id} has not been finished")
+        self._plan = self.scheduler.plan(now)
+        return self._plan
+
+    def finish(self, result: StepResult, now: float) -> list[Output]:
+        """Take in a step's result; returns news about every request that made visible progress or ended."""
+        plan, self._plan = self._plan, None
+        if plan is None or plan.step_id != result.step_id:
+            raise RuntimeError(f"result of step {result.step_id} does not belong to the step begun")
+        outputs = self.scheduler.commit(plan, result, self._requests, now)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._drop(self._find(output.request_id, output.index))
+        aborted, self._aborted = self._aborted, []
+        return aborted + outputs
+
+    def stats(self) -> EngineStats:
+        scheduler = self.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            total_blocks=sum(pool.num_blocks for pool in scheduler.kv.pools),
+            free_blocks=sum(pool.num_free for pool in scheduler.kv.pools),
+            scheduler=replace(scheduler.stats),
+            cache=None if scheduler.kv.cache is None else replace(scheduler.kv.cache.stats),
+        )
+
+    def kv_usage(self) -> KVUsage:
+        """Exact KV occupancy; costs time in proportion to the blocks held."""
+        return self.scheduler.kv.usage(self.scheduler.running)
+
+    def _find(self, name: str, index: int) -> Request:
+        return next(request for request in self._by_name[name] if request.index == index)
+
+    def _drop(self, request: Request) -> None:
+        del self._requests[request.number]
+        rest = [other for other in self._by_name[request.name] if other is not request]
+        if rest:
+            self._by_name[request.name] = rest
+        else:
+            del self._by_name[request.name]
+
+    def _seed(self, new: NewRequest, index: int) -> int:
+        """The seed of one completion: from the request's own seed alone, or from the engine's and the request's id."""
+        params = new.params
+        origin = (
+            f"request {params.seed}"
+            if params.seed is not None
+            else f"engine {self.config.seed} {new.request_id}"
+        )
+        return int.from_bytes(hashlib.sha256(f"{origin} {index}".encode()).digest()[:8], "little")

@@ -1,0 +1,21 @@
+"""The only way from a plan to tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headrace.core.types import StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Runs step plans. The contract:
+
+    - Plans come in the order of their step ids, and each is executed exactly once.
+    - The result names every slice's request exactly once, in any order.
+    - A failure of one sequence is its SliceResult.error; an exception means that the executor is unusable.
+    - KV blocks hold garbage until written; a block named in a table may have belonged to another request.
+    """
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step and block until its tokens are known."""
+        ...

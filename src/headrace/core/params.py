@@ -1,0 +1,198 @@
+"""Sampling parameters of one request, validated once at the border."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.errors import InvalidParams
+
+MAX_N = 128
+MAX_LOGPROBS = 64
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+MAX_TOKEN_LIST = 65_536
+MAX_SEED = 2**63 - 1
+MAX_TOKENS_LIMIT = 2**31 - 1
+
+_TOKEN_KEY = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop. Names and meanings follow vLLM's.
+
+    temperature 0 is greedy. `top_k` 0 or -1 and `top_p` 1.0 and `min_p` 0.0 switch those filters off.
+    `repetition_penalty` > 1 divides positive and multiplies negative logits of tokens seen in prompt or
+    output (Keskar et al. 2019); `presence_penalty` and `frequency_penalty` count output tokens only (OpenAI).
+    `logprobs` / `prompt_logprobs` = k asks for the k most likely tokens at each position, taken from the
+    model's distribution before any of the options above; 0 gives the chosen token alone.
+    `n` completions are sampled from one prompt. `max_tokens` None runs to the model's length.
+
+    Raises InvalidParams from the constructor where a value is out of its range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        # Lists and single strings are what people write; the frozen object holds tuples.
+        put = object.__setattr__
+        put(self, "stop", (self.stop,) if isinstance(self.stop, str) else _checked_tuple("stop", self.stop))
+        put(self, "stop_token_ids", _checked_tuple("stop_token_ids", self.stop_token_ids))
+        for name in ("allowed_token_ids", "banned_token_ids"):
+            value = getattr(self, name)
+            put(self, name, None if value is None else _checked_tuple(name, value))
+        if self.logit_bias is not None:
+            put(self, "logit_bias", _checked_bias(self.logit_bias))
+        for name, (low, high) in _FLOAT_RANGES.items():
+            _check_float(name, getattr(self, name), low, high)
+        for name, (int_low, int_high) in _INT_RANGES.items():
+            _check_int(name, getattr(self, name), int_low, int_high)
+        for name in _OPTIONAL_INTS:
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), *_OPTIONAL_INTS[name])
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParams(f"{name} must be true or false, got {_shown(getattr(self, name))}")
+        self._check_lists()
+        if self.top_p == 0.0:
+            raise InvalidParams("top_p must be in (0, 1], got 0")
+        if self.repetition_penalty == 0.0:
+            raise InvalidParams("repetition_penalty must be greater than 0, got 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParams(f"min_tokens {self.min_tokens} is greater than max_tokens {self.max_tokens}")
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParams(f"at most {MAX_STOP_STRINGS} stop strings are allowed, got {len(self.stop)}")
+        for text in self.stop:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_STRING_CHARS:
+                raise InvalidParams(
+                    f"each stop string must be text of 1 to {MAX_STOP_STRING_CHARS} characters, "
+                    f"got {_shown(text)}"
+                )
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+            ids = getattr(self, name) or ()
+            if len(ids) > MAX_TOKEN_LIST:
+                raise InvalidParams(f"{name} holds {len(ids)} ids, at most {MAX_TOKEN_LIST} are allowed")
+            for token in ids:
+                _check_int(f"each of {name}", token, 0, MAX_TOKENS_LIMIT)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParams("allowed_token_ids must not be empty")
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise InvalidParams where a token id in these parameters is not in the vocabulary [0, vocab_size)."""
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
+            highest = max(getattr(self, name) or (0,))
+            if highest >= vocab_size:
+                raise InvalidParams(
+                    f"{name} holds token id {highest}, the vocabulary ends at {vocab_size - 1}"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise InvalidParams where a token id lies outside the vocabulary of `vocab_size` ids."""
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
+            ids = getattr(self, name)
+            if ids and max(ids) >= vocab_size:
+                raise InvalidParams(f"{name} names token {max(ids)}, but the vocabulary has {vocab_size} ids")
+
+    def with_max_tokens(self, max_tokens: int) -> SamplingParams:
+        """The same parameters with another length limit."""
+        return replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens))
+
+
+_FLOAT_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+_INT_RANGES: dict[str, tuple[int, int]] = {
+    "n": (1, MAX_N),
+    "top_k": (-1, MAX_TOKENS_LIMIT),
+    "min_tokens": (0, MAX_TOKENS_LIMIT),
+}
+_OPTIONAL_INTS: dict[str, tuple[int, int]] = {
+    "seed": (-MAX_SEED - 1, MAX_SEED),
+    "max_tokens": (1, MAX_TOKENS_LIMIT),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+
+
+def _shown(value: object) -> str:
+    """The value as an error message shows it: short, and never itself an error."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python refuses to write out whole numbers of thousands of digits
+        return "a number of thousands of digits"
+
+
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidParams(f"{name} must be a number, got {_shown(value)}")
+    if not low <= value <= high:  # false for NaN, too
+        raise InvalidParams(f"{name} must be between {low:g} and {high:g}, got {_shown(value)}")
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParams(f"{name} must be a whole number, got {_shown(value)}")
+    if not low <= value <= high:
+        raise InvalidParams(f"{name} must be between {low} and {high}, got {_shown(value)}")
+
+
+def _checked_tuple(name: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidParams(f"{name} must be a list, got {_shown(value)}")
+    return tuple(value)
+
+
+def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidParams(f"logit_bias must map token ids to numbers, got {_shown(bias)}")
+    if len(bias) > MAX_TOKEN_LIST:
+        raise InvalidParams(f"logit_bias holds {len(bias)} entries, at most {MAX_TOKEN_LIST} are allowed")
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        token: object = key
+        if isinstance(key, str) and _TOKEN_KEY.fullmatch(key):
+            token = int(key)  # JSON object keys arrive as text
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise InvalidParams(f"logit_bias keys must be token ids, got {_shown(key)}")
+        _check_int("each logit_bias token id", token, 0, MAX_TOKENS_LIMIT)
+        _check_float("each logit_bias value", value, -100.0, 100.0)
+        if token in checked:
+            raise InvalidParams(f"logit_bias names token {token} twice")
+        checked[token] = float(value)
+    return checked

@@ -1,0 +1,87 @@
+"""Scheduling choices as plain data and pure functions: admission, order, victim."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.core.request import Request
+
+
+class Batching(enum.Enum):
+    """When waiting requests may join the running ones."""
+
+    STATIC = "static"  # a batch starts when the last has ended, with whoever waits then
+    DYNAMIC = "dynamic"  # like static, but waits for the batch to fill, up to a time or token limit
+    CONTINUOUS = "continuous"  # at every step (Orca, Yu et al. 2022)
+
+
+class Order(enum.Enum):
+    """Who goes first."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"  # lower number first, then arrival
+    FAIR = "fair"  # the user who was served the fewest tokens (Sheng et al. 2024), then arrival
+
+
+class Victim(enum.Enum):
+    """Whose KV is given up when blocks run out, among those behind the request that needs them."""
+
+    LAST = "last"  # the one that would be served last
+    CHEAPEST = "cheapest"  # the one with the fewest computed tokens to redo
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Sizes in tokens or requests, times in seconds. `max_model_len` None means that windows bound every layer.
+
+    `kv_cache` False recomputes every sequence at every step: the baseline that shows what a cache is worth.
+    `seed` is the root of the seeds of requests that bring none.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    vocab_size: int
+    eos_ids: frozenset[int] = frozenset()
+    batching: Batching = Batching.CONTINUOUS
+    batch_size: int = 8
+    batch_wait_s: float = 0.05
+    batch_max_tokens: int = 8192
+    order: Order = Order.FCFS
+    victim: Victim = Victim.LAST
+    chunked_prefill: bool = True
+    kv_cache: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many requests may join now; `wait_until` is when a batch that is not full yet will start anyway."""
+
+    requests: int
+    wait_until: float | None = None
+
+
+def batch_room(
+    config: SchedulerConfig, waiting: int, waiting_tokens: int, oldest_s: float, now: float
+) -> Room:
+    """Room in a batch that starts with nobody running. `oldest_s` is the earliest arrival among the waiting."""
+    if config.batching is Batching.CONTINUOUS:
+        return Room(config.max_num_seqs)
+    size = min(config.batch_size, config.max_num_seqs)
+    if config.batching is Batching.DYNAMIC:
+        start = oldest_s + config.batch_wait_s
+        if waiting < size and waiting_tokens < config.batch_max_tokens and now < start:
+            return Room(0, start)
+    return Room(min(size, waiting))
+
+
+def choose_victim(config: SchedulerConfig, behind: Sequence[Request]) -> Request | None:
+    """The sequence to preempt among those `behind` the needy one, given in the order in which they are served."""
+    if not behind:
+        return None
+    if config.victim is Victim.CHEAPEST:
+        return min(reversed(behind), key=lambda request: request.num_computed)
+    return behind[-1]

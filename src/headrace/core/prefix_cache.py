@@ -1,0 +1,227 @@
+"""Finds blocks whose KV was computed for the same tokens in the same place, and says why it found no more.
+
+A full block has a key: SHA-256 over its parent's key and its own tokens, so a key stands for a whole prefix. The salt
+enters at the root, so requests with different salts have no key in common. Keys form a radix tree; tokens are
+compared on every hit, so that not even a hash collision could hand out foreign KV.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.core.types import CacheMiss, KVGroupSpec
+
+EVICTED_MEMORY = 65_536  # how many keys of evicted blocks are remembered, to tell "evicted" from "never seen"
+
+
+class MissReason(enum.Enum):
+    NONE = "everything that can be shared was shared"
+    BELOW_ONE_BLOCK = "below one block"
+    DIVERGED = "diverged"
+    EVICTED = "evicted"
+    OTHER_SALT = "other salt"  # for operators: never report it to the caller whom the salt keeps out
+    COLD = "never seen"
+
+
+def root_key(salt: str) -> bytes:
+    return hashlib.sha256(b"headrace/prefix/" + salt.encode()).digest()
+
+
+class BlockKeys:
+    """The chain of block keys of one growing token list, extended as blocks fill up."""
+
+    __slots__ = ("_block_size", "keys", "root")
+
+    def __init__(self, salt: str, block_size: int) -> None:
+        self.root = root_key(salt)
+        self.keys: list[bytes] = []
+        self._block_size = block_size
+
+    def extend(self, tokens: Sequence[int]) -> list[bytes]:
+        """Keys of all full blocks of `tokens`, which must only ever grow."""
+        size = self._block_size
+        for index in range(len(self.keys), len(tokens) // size):
+            parent = self.keys[-1] if index else self.root
+            content = array("I", tokens[index * size : (index + 1) * size]).tobytes()
+            self.keys.append(hashlib.sha256(parent + content).digest())
+        return self.keys
+
+
+@dataclass(slots=True)
+class _Node:
+    key: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+    blocks: list[int | None]  # one per KV group
+    salt: str
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """`num_tokens` leading tokens whose KV exists. `blocks[g]` maps logical block index to block id for group g;
+    groups with a window list only the blocks that are still in reach of the next token."""
+
+    num_tokens: int
+    blocks: tuple[dict[int, int], ...]
+    miss: CacheMiss
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counts since the start, in tokens except `evictions` (blocks)."""
+
+    queries: int = 0
+    hits: int = 0
+    evictions: int = 0
+    misses: Counter[str] = field(default_factory=Counter)  # lookups by reason
+
+
+class PrefixCache:
+    """Which block holds the KV of which prefix, for all KV groups. Holds no references itself."""
+
+    def __init__(self, groups: Sequence[KVGroupSpec]) -> None:
+        self._groups = tuple(groups)
+        self.block_size = groups[0].block_size
+        self.stats = CacheStats()
+        self._nodes: dict[bytes, _Node] = {}
+        self._children: dict[bytes, dict[bytes, _Node]] = {}
+        self._node_of_block: tuple[dict[int, _Node], ...] = tuple({} for _ in groups)
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self._first_blocks: dict[tuple[int, ...], Counter[str]] = {}  # tokens of a first block -> salts
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def holds(self, group: int, block: int) -> bool:
+        """True when the block's content can be found again."""
+        return block in self._node_of_block[group]
+
+    def insert(
+        self, index: int, keys: BlockKeys, tokens: Sequence[int], salt: str, blocks: Sequence[int | None]
+    ) -> None:
+        """Make logical block `index` of a sequence findable. A key that is known keeps its present blocks."""
+        key = keys.keys[index]
+        node = self._nodes.get(key)
+        if node is None:
+            size = self.block_size
+            parent = keys.keys[index - 1] if index else keys.root
+            content = tuple(tokens[index * size : (index + 1) * size])
+            node = _Node(key, parent, content, [None] * len(self._groups), salt, index == 0)
+            self._nodes[key] = node
+            self._children.setdefault(parent, {})[key] = node
+            self._evicted.pop(key, None)
+            if node.first:
+                self._first_blocks.setdefault(content, Counter())[salt] += 1
+        for group, block in enumerate(blocks):
+            if block is not None and node.blocks[group] is None and not self.holds(group, block):
+                node.blocks[group] = block
+                self._node_of_block[group][block] = node
+
+    def evict(self, group: int, block: int) -> None:
+        """Forget a block that is about to be overwritten; unknown blocks are fine."""
+        node = self._node_of_block[group].pop(block, None)
+        if node is None:
+            return
+        node.blocks[group] = None
+        self.stats.evictions += 1
+        self._evicted[node.key] = None
+        self._evicted.move_to_end(node.key)
+        if len(self._evicted) > EVICTED_MEMORY:
+            self._evicted.popitem(last=False)
+        if all(held is None for held in node.blocks):
+            self._remove(node)
+
+    def lookup(self, keys: BlockKeys, tokens: Sequence[int], salt: str) -> Hit:
+        """The longest usable prefix of `tokens`, short of the last token, whose logits are still wanted."""
+        size = self.block_size
+        usable = (len(tokens) - 1) // size
+        chain = keys.extend(tokens)[:usable]
+        nodes: list[_Node] = []
+        for index, key in enumerate(chain):
+            node = self._nodes.get(key)
+            if node is None or node.tokens != tuple(tokens[index * size : (index + 1) * size]):
+                break
+            nodes.append(node)
+        length, blocks = self._longest(nodes)
+        miss = self._explain(keys, tokens, salt, length, usable)
+        return Hit(length * size, blocks, miss)
+
+    def record(self, hit: Hit, num_tokens: int) -> None:
+        """Count a lookup over `num_tokens` tokens whose hit was put to use."""
+        self.stats.queries += num_tokens
+        self.stats.hits += hit.num_tokens
+        self.stats.misses[hit.miss.reason] += 1
+
+    def _longest(self, nodes: list[_Node]) -> tuple[int, tuple[dict[int, int], ...]]:
+        """The largest number of leading blocks for which every group has what the next token can see."""
+        for length in range(len(nodes), 0, -1):
+            found = [self._reachable(nodes, group, length) for group in range(len(self._groups))]
+            if all(part is not None for part in found):
+                return length, tuple(part for part in found if part is not None)
+        return 0, tuple({} for _ in self._groups)
+
+    def _reachable(self, nodes: list[_Node], group: int, length: int) -> dict[int, int] | None:
+        spec = self._groups[group]
+        start = (
+            0
+            if spec.window is None
+            else max(0, length * self.block_size - spec.window + 1) // self.block_size
+        )
+        wanted = [*range(min(start, spec.sink_blocks)), *range(start, length)]
+        held = {index: nodes[index].blocks[group] for index in wanted}
+        if any(block is None for block in held.values()):
+            return None
+        return {index: block for index, block in held.items() if block is not None}
+
+    def _explain(
+        self, keys: BlockKeys, tokens: Sequence[int], salt: str, length: int, usable: int
+    ) -> CacheMiss:
+        size = self.block_size
+        start = length * size
+        if usable == 0:
+            return CacheMiss(MissReason.BELOW_ONE_BLOCK.value, start, f"a block is {size} tokens")
+        if length == usable:
+            return CacheMiss(MissReason.NONE.value, start)
+        key = keys.keys[length]
+        if key in self._evicted or key in self._nodes:  # known, but not in every group
+            return CacheMiss(MissReason.EVICTED.value, start, f"block {length} was reused for other tokens")
+        rest = tokens[start : start + size]
+        parent = keys.keys[length - 1] if length else keys.root
+        common = max(
+            (_common(node.tokens, rest) for node in self._children.get(parent, {}).values()), default=-1
+        )
+        if common > 0 or (common == 0 and length):
+            at = start + common
+            return CacheMiss(MissReason.DIVERGED.value, at, f"diverged at token {at}")
+        if length == 0 and any(other != salt for other in self._first_blocks.get(tuple(rest), ())):
+            return CacheMiss(MissReason.OTHER_SALT.value, 0, "the same tokens are cached under another salt")
+        return CacheMiss(MissReason.COLD.value, start)
+
+    def _remove(self, node: _Node) -> None:
+        del self._nodes[node.key]
+        siblings = self._children[node.parent]
+        del siblings[node.key]
+        if not siblings:
+            del self._children[node.parent]
+        if node.first:
+            salts = self._first_blocks[node.tokens]
+            salts[node.salt] -= 1
+            if not salts[node.salt]:
+                del salts[node.salt]
+            if not salts:
+                del self._first_blocks[node.tokens]
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,81 @@
+"""One sequence in the scheduler: counters, an enum, and its block tables."""
+
+from __future__ import annotations
+
+from headrace.core.params import SamplingParams
+from headrace.core.prefix_cache import BlockKeys
+from headrace.core.types import NewRequest, NewSequence, RequestStats, Status
+
+
+class Table:
+    """Block table of one sequence in one KV group; see TableUpdate for how live entries map to logical blocks.
+
+    `changed_from` is the first live entry that the executor has not been told of yet.
+    """
+
+    __slots__ = ("changed_from", "dropped", "live", "told_dropped")
+
+    def __init__(self) -> None:
+        self.live: list[int] = []
+        self.dropped = 0
+        self.changed_from = 0
+        self.told_dropped = 0
+
+    @property
+    def logical_len(self) -> int:
+        """Logical blocks covered so far, dropped ones included."""
+        return len(self.live) + self.dropped
+
+
+class Request:
+    """Completion `index` of a request. `num_computed` chases `len(tokens) + len(draft)`."""
+
+    __slots__ = (
+        "draft", "followers", "index", "keys", "known", "leader", "limit", "name", "num_computed", "num_prompt",
+        "number", "params", "priority", "prompt_logprobs_done", "salt", "seed", "stats", "status",
+        "stop_ids", "tables", "tokens", "user",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, new: NewRequest, index: int, *, seed: int, stop_ids: frozenset[int], limit: int,
+        num_groups: int, block_size: int, now: float,
+    ) -> None:  # fmt: skip
+        self.number = number  # the executor's name for it; rises with arrival
+        self.name = new.request_id
+        self.index = index
+        self.params: SamplingParams = new.params
+        self.tokens: list[int] = list(new.prompt)
+        self.num_prompt = len(new.prompt)
+        self.num_computed = 0
+        self.draft: tuple[int, ...] = ()
+        self.status = Status.WAITING
+        self.priority = new.priority
+        self.user = new.user
+        self.salt = new.cache_salt
+        self.seed = seed
+        self.stop_ids = stop_ids
+        self.limit = limit  # longest total length in tokens
+        self.leader: Request | None = None  # the completion whose prompt blocks this one may share
+        self.followers: list[Request] = []  # completions that wait for this one's prompt
+        self.tables = [Table() for _ in range(num_groups)]
+        self.keys = BlockKeys(new.cache_salt, block_size)
+        self.known = False  # the executor holds state for it
+        self.prompt_logprobs_done = 0
+        self.stats = RequestStats(arrival_s=now, num_prompt=self.num_prompt)
+
+    @property
+    def gap(self) -> int:
+        """Tokens still to be computed, drafts included."""
+        return len(self.tokens) + len(self.draft) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Urgency: smaller runs first. Equal priorities keep the order of arrival."""
+        return (self.priority, self.number, self.index)
+
+    def describe(self) -> NewSequence:
+        return NewSequence(self.params, tuple(self.tokens), self.num_prompt, self.seed, self.stop_ids)

@@ -1,0 +1,351 @@
+"""Decides, step by step, which sequence computes which tokens. No phases: every sequence only has a gap to close."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from headrace.core.kv_manager import KVManager
+from headrace.core.policy import Batching, SchedulerConfig, batch_room, choose_victim
+from headrace.core.prefix_cache import Hit
+from headrace.core.request import Request
+from headrace.core.types import (
+    BlockCopy,
+    FinishReason,
+    KVGroupSpec,
+    Output,
+    SeqSlice,
+    SliceResult,
+    Status,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from headrace.core.waiting import ServiceCounter, WaitingQueue
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counts since the start."""
+
+    steps: int = 0
+    scheduled_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    forks: int = 0
+    block_copies: int = 0
+
+
+class Scheduler:
+    """Holds every unfinished request; `plan` grants work, `commit` takes in what it produced.
+
+    Running requests are served before waiting ones may join, each in the configured order. When blocks run out, a
+    sequence behind the needy one is preempted: its blocks are freed and it waits again, to be recomputed. The most
+    urgent sequence is never a victim, and alone it always fits (see `limit`), so every step makes progress.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, groups: Sequence[KVGroupSpec], *, prefix_caching: bool = True
+    ) -> None:
+        self.config = config
+        self.kv = KVManager(groups, prefix_caching=prefix_caching and config.kv_cache)
+        self.service = ServiceCounter()
+        self.waiting = WaitingQueue(config.order, self.service)
+        self.running: list[Request] = []
+        self.stats = SchedulerStats()
+        self._released: list[int] = []
+        self._step_id = 0
+        self._batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
+
+    @property
+    def limit(self) -> int | None:
+        """Longest total length of a sequence in tokens: the model's, or what the whole pool can hold."""
+        bounds = [b for b in (self.config.max_model_len, self.kv.longest_sequence()) if b is not None]
+        return min(bounds) if bounds else None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + sum(len(r.followers) for r in (*self.running, *self.waiting))
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is unfinished or the executor has not been told of an ending."""
+        return bool(self.running or len(self.waiting) or self._released)
+
+    def add(self, completions: Sequence[Request]) -> None:
+        """Queue the completions of one request. All but the first wait until its prompt is computed."""
+        leader, *followers = completions
+        for request in completions:
+            self.service.arrive(request.user)
+        for follower in followers:
+            follower.leader = leader
+        leader.followers = followers
+        self.waiting.add(leader)
+
+    def end(self, request: Request, reason: FinishReason, now: float) -> None:
+        """Finish a request in any state and free what it holds. Ending it again does nothing."""
+        if request.status is Status.FINISHED:
+            return
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+        elif request.leader is not None and request in request.leader.followers:
+            request.leader.followers.remove(request)
+        else:
+            self.waiting.remove(request)
+        self.kv.free(request)
+        self._forget(request)
+        request.status = Status.FINISHED
+        request.draft = ()
+        request.stats.finished_s = now
+        request.stats.num_output = request.num_output
+        self.service.leave(request.user)
+        self._release_followers(request)
+
+    # -- plan -----------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan:
+        """Grant up to `max_num_batched_tokens` tokens of work."""
+        budget = self.config.max_num_batched_tokens
+        copies: list[BlockCopy] = []
+        granted: list[tuple[Request, int]] = []
+        preemptions = self.stats.preemptions
+        self.running.sort(key=self.waiting.sort_key)
+        for request in tuple(self.running):
+            if request.status is not Status.RUNNING:
+                continue  # became a victim in this very step
+            count = self._grant_running(request, budget, copies)
+            if count:
+                granted.append((request, count))
+                budget -= count
+        wait_until = None
+        if self.stats.preemptions == preemptions:
+            wait_until = self._admit_waiting(budget, copies, granted, now)
+        slices = tuple(self._slice(request, count) for request, count in granted)
+        released, self._released = tuple(self._released), []
+        self._step_id += 1
+        self.stats.steps += bool(slices)
+        self.stats.scheduled_tokens += sum(count for _, count in granted)
+        self.stats.block_copies += len(copies)
+        return StepPlan(self._step_id, slices, released, tuple(copies), None if slices else wait_until)
+
+    def _grant_running(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
+        count = self._want(request, budget)
+        while count and not self.kv.grow(request, count, copies):
+            behind = self.running[self.running.index(request) + 1 :]
+            victim = choose_victim(self.config, behind)
+            if victim is not None:
+                self._preempt(victim)
+            elif fits := self.kv.fits(request):
+                count = min(count - 1, fits)
+            else:
+                self._preempt(request)
+                count = 0
+        return count
+
+    def _want(self, request: Request, budget: int) -> int:
+        gap = request.gap
+        if gap > budget and not self.config.chunked_prefill and budget < self.config.max_num_batched_tokens:
+            return 0  # whole prompts only: wait for a step that has the full budget
+        return min(gap, budget)
+
+    def _admit_waiting(
+        self, budget: int, copies: list[BlockCopy], granted: list[tuple[Request, int]], now: float
+    ) -> float | None:
+        """Let waiting requests join, most urgent first, until one does not fit; returns when to look again."""
+        wait_until = None
+        if not self.running and len(self.waiting):
+            oldest = min(request.stats.arrival_s for request in self.waiting)
+            tokens = sum(len(request.tokens) for request in self.waiting)
+            room = batch_room(self.config, len(self.waiting), tokens, oldest, now)
+            self._batch_room, wait_until = room.requests, room.wait_until
+        continuous = self.config.batching is Batching.CONTINUOUS
+        while budget and len(self.running) < self.config.max_num_seqs and (request := self.waiting.head()):
+            shares_prompt = request.leader is not None and request.leader.status is Status.RUNNING
+            if not (continuous or self._batch_room or shares_prompt):
+                break
+            count = self._try_admit(request, budget, copies)
+            if count == 0:
+                if not continuous and self.kv.blocks_short(request, len(request.tokens)):
+                    self._batch_room = 0  # the batch is as large as memory allows
+                break
+            self._join(request, now)
+            granted.append((request, count))
+            budget -= count
+            if not shares_prompt:
+                self._batch_room = max(0, self._batch_room - 1)
+        return wait_until
+
+    def _try_admit(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
+        """Take blocks for a waiting request's first slice. Returns its tokens, 0 with nothing taken if it must wait."""
+        hit = self._reuse(request)
+        count = self._want(request, budget)
+        # A spare block for each running sequence, or the newcomer would be preempted at the next block border.
+        spare = len(self.running)
+        fits = not (self.running and self.kv.blocks_short(request, len(request.tokens), spare))
+        if fits and not self.running:
+            count = min(count, self.kv.fits(request))
+        if not count or not fits or not self.kv.grow(request, count, copies):
+            self.kv.free(request)
+            request.num_computed = 0
+            return 0
+        if hit is not None and self.kv.cache is not None:
+            self.kv.cache.record(hit, len(request.tokens))
+        self.stats.forks += hit is None and request.num_computed > 0
+        if request.stats.first_scheduled_s is None:
+            request.stats.num_cached = min(request.num_computed, request.num_prompt)
+            request.stats.miss = None if hit is None else hit.miss
+        return count
+
+    def _reuse(self, request: Request) -> Hit | None:
+        """Start the request from shared blocks: its leader's prompt, or whatever the prefix cache knows."""
+        if self._may_fork(request) and request.leader is not None and self.kv.fork(request, request.leader):
+            return None
+        hit = self.kv.lookup(request)
+        if hit is not None:
+            self.kv.admit(request, hit)
+        return hit
+
+    def _may_fork(self, request: Request) -> bool:
+        leader = request.leader
+        return (
+            leader is not None
+            and leader.status is Status.RUNNING
+            and leader.num_computed >= leader.num_prompt
+            and request.num_output == 0
+            and self.config.kv_cache  # without it there is nothing to share
+            and request.params.prompt_logprobs is None  # which come from computing the prompt
+        )
+
+    def _join(self, request: Request, now: float) -> None:
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.status = Status.RUNNING
+        if request.stats.first_scheduled_s is None:
+            request.stats.first_scheduled_s = now
+
+    def _slice(self, request: Request, count: int) -> SeqSlice:
+        start, known = request.num_computed, len(request.tokens)
+        end = start + count
+        num_draft = max(0, end - known)
+        tokens = tuple(request.tokens[start:end]) + request.draft[:num_draft]
+        new = None if request.known else request.describe()
+        request.known = True
+        self.service.charge(request.user, count)
+        return SeqSlice(
+            request.number, tokens, start, sample=end >= known, num_draft=num_draft,
+            tables=self.kv.updates(request), new=new,
+        )  # fmt: skip
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self.kv.free(request)
+        self._forget(request)
+        request.num_computed = 0
+        request.draft = ()
+        request.status = Status.PREEMPTED
+        request.stats.num_preemptions += 1
+        self.stats.preemptions += 1
+        self.waiting.add(request)
+
+    def _forget(self, request: Request) -> None:
+        if request.known:
+            self._released.append(request.number)
+            request.known = False
+
+    # -- commit ---------------------------------------------------------------------------------------------
+
+    def commit(
+        self, plan: StepPlan, result: StepResult, requests: dict[int, Request], now: float
+    ) -> list[Output]:
+        """Take in a step's tokens. Slices of requests that ended meanwhile are ignored."""
+        results = {part.request_id: part for part in result.results}
+        outputs = []
+        for work in plan.slices:
+            request = requests.get(work.request_id)
+            if request is None or request.status is not Status.RUNNING:
+                continue
+            part = results.get(work.request_id)
+            if part is None:
+                part = SliceResult(work.request_id, error="the executor returned no result for this request")
+            output = self._commit_slice(request, work, part, now)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _commit_slice(self, request: Request, work: SeqSlice, part: SliceResult, now: float) -> Output | None:
+        error = part.error
+        if error is None and (bool(part.tokens) != work.sample or len(part.tokens) > work.num_draft + 1):
+            error = (
+                f"the executor returned {len(part.tokens)} tokens for a slice with {work.num_draft} drafts"
+            )
+        if error is not None:
+            self.end(request, FinishReason.ERROR, now)
+            return Output(
+                request.name,
+                request.index,
+                finish_reason=FinishReason.ERROR,
+                error=error,
+                stats=replace(request.stats),
+            )
+        rejected = work.num_draft - max(0, len(part.tokens) - 1)
+        first = request.num_computed
+        request.num_computed = work.start + len(work.tokens) - rejected
+        request.stats.num_drafted += work.num_draft
+        request.stats.num_accepted += work.num_draft - rejected
+        emitted, reason, stop_token = self._append(request, part.tokens)
+        if emitted:
+            request.stats.last_token_s = now
+            if request.stats.first_token_s is None:
+                request.stats.first_token_s = now
+        self.kv.register(request, first, min(request.num_computed, len(request.tokens) - bool(emitted)))
+        self.stats.output_tokens += emitted
+        prompt_logprobs = self._new_prompt_logprobs(request, work, part)
+        if reason is not None:
+            self.end(request, reason, now)
+        else:
+            request.draft = part.draft[: max(0, request.limit - len(request.tokens) - 1)]
+            if not self.config.kv_cache and emitted:
+                self._forget_kv(request)
+            if request.num_computed >= request.num_prompt or not self.config.kv_cache:
+                self._release_followers(request)
+        if not (emitted or prompt_logprobs or reason):
+            return None
+        return Output(
+            request.name, request.index, part.tokens[:emitted], part.logprobs[:emitted], prompt_logprobs,
+            finish_reason=reason, stop_token=stop_token, stats=None if reason is None else replace(request.stats),
+        )  # fmt: skip
+
+    def _append(self, request: Request, tokens: Iterable[int]) -> tuple[int, FinishReason | None, int | None]:
+        """Add sampled tokens up to the first that ends the request: (how many, why it ended, the stop id)."""
+        params, count = request.params, 0
+        for token in tokens:
+            request.tokens.append(token)
+            count += 1
+            output = request.num_output
+            if token in request.stop_ids and output > params.min_tokens:
+                return count, FinishReason.STOP, token
+            if len(request.tokens) >= request.limit or (
+                params.max_tokens is not None and output >= params.max_tokens
+            ):
+                return count, FinishReason.LENGTH, None
+        return count, None, None
+
+    def _new_prompt_logprobs(
+        self, request: Request, work: SeqSlice, part: SliceResult
+    ) -> tuple[TokenLogprobs, ...]:
+        """Prompt positions that were not reported before: a recomputed prompt reports them again."""
+        if not part.prompt_logprobs:
+            return ()
+        fresh = part.prompt_logprobs[max(0, request.prompt_logprobs_done - work.start) :]
+        request.prompt_logprobs_done += len(fresh)
+        return fresh
+
+    def _forget_kv(self, request: Request) -> None:
+        """Without a cache every step starts from nothing."""
+        self.kv.free(request)
+        request.num_computed = 0
+
+    def _release_followers(self, request: Request) -> None:
+        followers, request.followers = request.followers, []
+        for follower in followers:
+            self.waiting.add(follower)

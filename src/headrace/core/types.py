@@ -1,0 +1,216 @@
+"""What the scheduler and an executor say to each other: frozen, tensor-free, made of plain values.
+
+There are no phases. A request has `num_computed` tokens whose KV is stored, chasing `len(tokens) + len(draft)`;
+a slice grants it some of that gap. Prefill, chunked prefill, decode, recompute and draft verification differ
+only in how large the gap is.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from headrace.core.params import SamplingParams
+
+NO_USER = ""
+
+
+class Retention(enum.Enum):
+    """Which past keys a layer may still look at."""
+
+    FULL = "full"
+    WINDOW = "window"  # the last `window` positions
+    SINKS = (
+        "sinks+window"  # the first `sinks` positions and the last `window` (StreamingLLM, Xiao et al. 2023)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupSpec:
+    """Layers that share one block table: same retention, same block size.
+
+    `num_blocks` counts usable blocks of this group's pool. `window` and `sinks` are in tokens.
+    """
+
+    name: str
+    num_blocks: int
+    block_size: int
+    retention: Retention = Retention.FULL
+    window: int | None = None
+    sinks: int = 0
+
+    @property
+    def sink_blocks(self) -> int:
+        """Blocks at the front of a table that never fall out of the window."""
+        return -(-self.sinks // self.block_size)
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"  # end-of-sequence, a stop id or a stop string
+    LENGTH = "length"  # max_tokens, the model's length or the pool's size
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waiting again, all of its KV given back
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """Change of one request's block table in one KV group.
+
+    A table lists live blocks only: the sink blocks, then the blocks still in reach. `dropped` is the total number
+    of blocks that have fallen out of the window so far, so live entry i covers logical block i for
+    i < sink_blocks and logical block i + dropped behind them. To apply: first drop the new leading window blocks,
+    then replace `live[first:]` by `blocks`.
+    """
+
+    first: int = 0
+    blocks: tuple[int, ...] = ()
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one block's KV before the step's own writes (copy-on-write)."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """What an executor must know of a sequence that it sees for the first time, or again after preemption."""
+
+    params: SamplingParams
+    tokens: tuple[int, ...]  # prompt and all output so far
+    num_prompt: int
+    seed: int  # resolved; the randomness of output position p is a function of (seed, p) alone
+    stop_ids: frozenset[int]  # ids that end the request; banned while min_tokens is not reached
+
+
+@dataclass(frozen=True, slots=True)
+class SeqSlice:
+    """The work granted to one sequence in one step: compute KV of `tokens` at positions start, start+1, …
+
+    The last `num_draft` of `tokens` are unverified drafts. With `sample` set, the executor samples behind the last
+    non-draft token and behind every accepted draft; otherwise it emits nothing.
+    """
+
+    request_id: int
+    tokens: tuple[int, ...]
+    start: int
+    sample: bool
+    num_draft: int = 0
+    tables: tuple[TableUpdate | None, ...] = ()  # one per KV group; None where nothing changed
+    new: NewSequence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. `released` ids are forgotten first, then `copies` are made, then `slices` run."""
+
+    step_id: int
+    slices: tuple[SeqSlice, ...] = ()
+    released: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    wait_until: float | None = None  # nothing to run before this time unless a request arrives
+
+    @property
+    def empty(self) -> bool:
+        """True when an executor has nothing to do."""
+        return not (self.slices or self.released or self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, natural logarithm, of the model's own distribution.
+
+    `top` holds (token, logprob, rank) in falling order; the chosen token's rank counts from 1.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceResult:
+    """What one slice produced. `tokens` is empty without sampling, else accepted drafts plus one sampled token."""
+
+    request_id: int
+    tokens: tuple[int, ...] = ()
+    draft: tuple[int, ...] = ()  # proposals for the next step
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for the prompt positions of this slice, see Request
+    error: str | None = None  # only this request fails
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step_id: int
+    results: tuple[SliceResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """Why prefix lookup stopped where it did."""
+
+    reason: str  # see prefix_cache.MissReason
+    token: int  # first prompt position that had to be computed
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Times in seconds on the engine's clock; None until it happened."""
+
+    arrival_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finished_s: float | None = None
+    num_prompt: int = 0
+    num_cached: int = 0  # prompt tokens taken from the prefix cache at first admission
+    num_preemptions: int = 0
+    num_output: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    miss: CacheMiss | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request as it enters the core: token ids, parameters, and who it is for.
+
+    `request_id` is the caller's name for it; the n completions are told apart by their index. A lower `priority` runs first.
+    Requests with different `cache_salt` never share prefix blocks.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    user: str = NO_USER
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """News about completion `index` of a request after one step."""
+
+    request_id: str
+    index: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    stop_token: int | None = None  # the id that ended it, if one did
+    stats: RequestStats | None = None  # a snapshot, with the last output of a completion

@@ -1,0 +1,91 @@
+"""The waiting queue: who is next, under each order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from headrace.core.policy import Order
+from headrace.core.request import Request
+
+
+class ServiceCounter:
+    """Tokens computed for each user: the virtual counter of token-fair scheduling (Sheng et al. 2024).
+
+    A user who comes back after a pause is lifted to the least served active user, so that idling saves up no credit.
+    """
+
+    def __init__(self) -> None:
+        self._served: dict[str, int] = {}
+        self._active: dict[str, int] = {}  # user -> unfinished requests
+
+    def served(self, user: str) -> int:
+        return self._served.get(user, 0)
+
+    def arrive(self, user: str) -> None:
+        if user not in self._active:
+            floor = min((self.served(other) for other in self._active), default=0)
+            self._served[user] = max(self.served(user), floor)
+        self._active[user] = self._active.get(user, 0) + 1
+
+    def leave(self, user: str) -> None:
+        """One request of the user has ended. Counters start over when nobody is left, so they cannot pile up."""
+        self._active[user] -= 1
+        if not self._active[user]:
+            del self._active[user]
+            if not self._active:
+                self._served.clear()
+
+    def charge(self, user: str, tokens: int) -> None:
+        self._served[user] = self.served(user) + tokens
+
+
+class WaitingQueue:
+    """Requests sorted by urgency within buckets: one bucket a user under the fair order, else one for all."""
+
+    def __init__(self, order: Order, service: ServiceCounter) -> None:
+        self._order = order
+        self._service = service
+        self._buckets: dict[str, list[tuple[tuple[int, int, int], Request]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        for bucket in self._buckets.values():
+            for _, request in bucket:
+                yield request
+
+    def add(self, request: Request) -> None:
+        insort(self._buckets.setdefault(self._bucket(request), []), (self._key(request), request))
+        self._count += 1
+
+    def remove(self, request: Request) -> None:
+        name = self._bucket(request)
+        bucket = self._buckets[name]
+        at = bisect_left(bucket, self._key(request), key=lambda entry: entry[0])
+        if at == len(bucket) or bucket[at][1] is not request:
+            raise ValueError(f"request {request.name} is not waiting")
+        del bucket[at]
+        if not bucket:
+            del self._buckets[name]
+        self._count -= 1
+
+    def head(self) -> Request | None:
+        """Who is next: the most urgent request of the least served bucket."""
+        if not self._buckets:
+            return None
+        name = min(self._buckets, key=lambda user: (self._service.served(user), self._buckets[user][0][0]))
+        return self._buckets[name][0][1]
+
+    def sort_key(self, request: Request) -> tuple[int, tuple[int, int, int]]:
+        """Position of any request, running ones too, in the present order."""
+        return (self._service.served(self._bucket(request)), self._key(request))
+
+    def _bucket(self, request: Request) -> str:
+        return request.user if self._order is Order.FAIR else ""
+
+    def _key(self, request: Request) -> tuple[int, int, int]:
+        priority, number, index = request.order
+        return (priority if self._order is Order.PRIORITY else 0, number, index)
