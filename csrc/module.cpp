@@ -1,0 +1,6 @@
+// The Python module headrace._native.
+#include "bindings.h"
+
+NB_MODULE(_native, m) {
+    headrace::bind_cpu_features(m);
+}
