@@ -1,0 +1,71 @@
+"""Headrace: an inference engine for open-weight language models.
+
+Everything public is here; `LLM` and its companions load torch on first use, not on import.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from headrace.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineDead,
+    HeadraceError,
+    InvalidParams,
+    MissingDependency,
+    ModelError,
+    ModelNotFound,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    TokenizerError,
+    UnknownModelName,
+    UnsupportedModel,
+)
+
+if TYPE_CHECKING:
+    from headrace.core.params import SamplingParams
+    from headrace.llm import LLM, RequestOutput
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CheckpointError",
+    "ConfigError",
+    "EngineDead",
+    "HeadraceError",
+    "InvalidParams",
+    "MissingDependency",
+    "ModelError",
+    "ModelNotFound",
+    "Overloaded",
+    "PromptTooLong",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenizerError",
+    "UnknownModelName",
+    "UnsupportedModel",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "headrace.llm",
+    "RequestOutput": "headrace.llm",
+    "SamplingParams": "headrace.core.params",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next access does not come through here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
