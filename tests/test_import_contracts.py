@@ -1,0 +1,153 @@
+"""Imports point downward only: the contracts of pyproject.toml hold, and each would notice if it were broken."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(headrace.__file__).parent
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bundled" not in path.parts)
+
+TORCH_FREE = ["core", "text", "serving", "server", "plan", "sim"]
+
+# Imports inside functions are for packages that an install may lack, and for modules that need one of them.
+# What may be imported late -> why.
+LATE_IMPORTS = {
+    "fastapi": "extra: server",
+    "uvicorn": "extra: server",
+    "msgspec": "extra: server",
+    "headrace.server": "needs the server extra",
+    "headrace.serving": "needs the server extra",
+    "matplotlib": "extra: bench",
+    "huggingface_hub": "only a model named by hub id needs it, and it loads an HTTP stack",
+    "transformers": "a baseline of the benchmarks",
+    "triton": "comes with torch on CUDA machines only",
+    "ray": "only for more than one machine",
+}
+
+
+def lint_imports(source: Path) -> subprocess.CompletedProcess[str]:
+    """Checks the package under `source`. Without site, so that an editable install does not win over it."""
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    libraries = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return subprocess.run(
+        [sys.executable, "-S", "-c", program, "--config", str(ROOT / "pyproject.toml"), "--no-cache"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(source), *libraries]), "COLUMNS": "200"},
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_contracts_are_kept():
+    result = lint_imports(PACKAGE.parent)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+PLANTS = [
+    *((f"{package}/planted.py", "import torch", "know no tensors") for package in TORCH_FREE),
+    ("errors.py", "from headrace.core import planted_low", "downward only"),
+    ("core/planted.py", "from headrace.runner import planted_low", "downward only"),
+    ("ops/planted.py", "from headrace.core import planted_low", "never see a request"),
+    ("core/planted.py", "import msgspec", "message modules"),
+    ("planted_top_level.py", "", "downward only"),
+]
+
+
+@pytest.mark.parametrize(("file", "line", "contract"), PLANTS, ids=[f"{f}: {s}" for f, s, _ in PLANTS])
+def test_a_planted_violation_is_noticed(tmp_path: Path, file: str, line: str, contract: str):
+    copy = tmp_path / "headrace"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("bundled", "__pycache__"))
+    for package in ("core", "runner", Path(file).parent.name):
+        (copy / package).mkdir(exist_ok=True)
+        (copy / package / "__init__.py").touch()
+        (copy / package / "planted_low.py").touch()
+    with (copy / file).open("a") as planted:
+        planted.write(f"\n{line}\n")
+    result = lint_imports(tmp_path)
+    assert result.returncode == 1, result.stdout + result.stderr
+    broken = [text for text in result.stdout.splitlines() if " BROKEN" in text]
+    assert any(contract in text for text in broken), result.stdout
+
+
+def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import under the node; for `from a import b` it is a.b."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Import):
+            yield from ((child.lineno, alias.name) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            prefix = "." * child.level + (child.module or "")
+            yield from ((child.lineno, f"{prefix}.{alias.name}") for alias in child.names)
+
+
+def below(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def test_core_needs_the_standard_library_only():
+    allowed = [*sys.stdlib_module_names, "headrace.core", "headrace.errors"]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in MODULES
+        if (PACKAGE / "core") in path.parents
+        for line, name in imports(ast.parse(path.read_text()))
+        if not below(name, allowed)
+    ]
+    assert not wrong, "core imports more than the standard library:\n" + "\n".join(wrong)
+
+
+def late_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Of a function inside a function they come twice."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports(node)
+
+
+def test_no_imports_inside_functions_but_for_optional_packages():
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in MODULES
+        for line, name in late_imports(ast.parse(path.read_text()))
+        if not below(name, LATE_IMPORTS)
+    ]
+    assert not wrong, "imports inside functions (LATE_IMPORTS lists what may be):\n" + "\n".join(wrong)
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has loaded after the statement."""
+    program = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+def test_importing_headrace_loads_nothing_heavy():
+    loaded = loaded_after("import headrace")
+    assert "headrace" in loaded
+    assert not loaded & {"torch", "numpy", "tokenizers", "jinja2", "asyncio"}
+
+
+@pytest.mark.parametrize("package", TORCH_FREE)
+def test_torch_free_packages_load_without_torch(package: str):
+    """What the contract reads from the sources, seen at run time, package __init__ files included."""
+    files = [path for path in MODULES if PACKAGE / package in path.parents and path.name != "__main__.py"]
+    if not files:
+        pytest.skip(f"headrace.{package} is not there")
+    names = [
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in files
+    ]
+    assert "torch" not in loaded_after("\n".join(f"import {name}" for name in names))
