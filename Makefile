@@ -1,0 +1,67 @@
+# Every target does its own set-up in .venv; `make help` lists them.
+#   PYTHON=python3.12    the interpreter that .venv is made from
+#   HEADRACE_NATIVE=OFF  install without the C++ kernels
+#   ARGS="..."           more arguments for the command that demo, serve, test or test-long runs
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-long lint bench clean native
+
+BIN := .venv/bin
+
+# An installed set is up to date until the project file, the C++ sources or the set of Python modules changes.
+# (An editable install follows changes inside modules by itself, but maps each module to its file.)
+MODULES := $(shell find src -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+SOURCES := pyproject.toml CMakeLists.txt tools/setup.sh $(shell find csrc -type f)
+SERVER := .venv/.installed-server-$(MODULES)
+DEV := .venv/.installed-dev-$(MODULES)
+
+help:
+	@echo 'make demo       generate with the bundled model, with live numbers'
+	@echo 'make serve      serve the bundled model, OpenAI-compatible, with a web page'
+	@echo 'make test       lint, types, import contracts and tests'
+	@echo 'make test-long  the tests that take long'
+	@echo 'make lint       lint, types and import contracts'
+	@echo 'make bench      latency and throughput of the bundled model'
+	@echo 'make native     build the C++ kernels again'
+	@echo 'make clean      remove build folders and caches; .venv stays'
+	@echo 'Each sets up what it needs in .venv first.'
+
+$(SERVER): $(SOURCES)
+	@tools/setup.sh server
+	@touch $@
+
+$(DEV): $(SOURCES)
+	@tools/setup.sh dev
+	@touch $(SERVER) $@
+
+demo: $(SERVER)
+	@$(BIN)/headrace demo $(ARGS)
+
+serve: $(SERVER)
+	@$(BIN)/headrace serve tale $(ARGS)
+
+bench: $(DEV)
+	$(BIN)/headrace bench latency tale
+	$(BIN)/headrace bench throughput tale
+
+# The first stage that fails ends the run.
+lint: $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(DEV)
+	$(BIN)/python -m pytest -m long --timeout 3600 $(ARGS)
+
+native:
+	@rm -f .venv/.installed-*
+	@$(MAKE) --no-print-directory $(DEV)
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
