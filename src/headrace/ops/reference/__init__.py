@@ -1,0 +1,18 @@
+"""The specification of every op, in plain torch. Correct on any device and dtype; fast on none in particular."""
+
+from headrace.ops.reference.attention import paged_attention
+from headrace.ops.reference.dense import embedding, gated_mlp, linear
+from headrace.ops.reference.kv import write_kv
+from headrace.ops.reference.norm import rms_norm
+from headrace.ops.reference.rope import apply_rope, rope_tables
+
+__all__ = [
+    "apply_rope",
+    "embedding",
+    "gated_mlp",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rope_tables",
+    "write_kv",
+]

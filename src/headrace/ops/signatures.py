@@ -1,0 +1,77 @@
+"""What each op looks like to its callers. `reference` says what each op means."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+Weight = Any
+"""The stored form of a matrix, known only to the ops of its format. Format "dense": a tensor [O, I]."""
+
+
+class Embedding(Protocol):
+    def __call__(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
+
+
+class RMSNorm(Protocol):
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+
+class Linear(Protocol):
+    def __call__(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
+class GatedMLP(Protocol):
+    def __call__(
+        self,
+        x: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: str,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+    ) -> torch.Tensor: ...
+
+
+class RopeTables(Protocol):
+    def __call__(
+        self, positions: torch.Tensor, inverse_frequencies: torch.Tensor, attention_factor: float
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class ApplyRope(Protocol):
+    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor: ...
+
+
+class WriteKV(Protocol):
+    def __call__(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None: ...
+
+
+class PagedAttention(Protocol):
+    def __call__(
+        self,
+        q: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        cu_q: torch.Tensor,
+        kv_lens: torch.Tensor,
+        positions: torch.Tensor,
+        block_tables: torch.Tensor,
+        dropped: torch.Tensor,
+        *,
+        sink_blocks: int,
+        block_size: int,
+        scale: float,
+        window: int | None,
+        sinks: int,
+        soft_cap: float | None,
+        q_sink: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
