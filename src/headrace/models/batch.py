@@ -1,0 +1,42 @@
+"""One step's work as tensors: a ragged batch of slices, and the KV storage that it reads and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """Where the KV of one group lies. N blocks of `block_size` positions; S sequences, T tokens.
+
+    A table row lists live blocks (see core.types.TableUpdate): entry i holds logical block i for i < sink_blocks
+    and logical block i + dropped[s] behind. Rows are padded with 0 past their length.
+    """
+
+    block_tables: torch.Tensor  # [S, B] int32
+    dropped: torch.Tensor  # [S] int32
+    slots: torch.Tensor  # [T] int64: where token t's key and value go, block * block_size + offset
+    sink_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T tokens of S sequences, packed one sequence after the other, each in rising position."""
+
+    tokens: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    cu_q: torch.Tensor  # [S + 1] int32: sequence s owns tokens cu_q[s]:cu_q[s + 1]
+    kv_lens: torch.Tensor  # [S] int32: positions with KV after this step's own writes
+    groups: tuple[GroupBatch, ...]  # one per KV group of the spec
+    logits_rows: torch.Tensor  # [R] int64: tokens whose logits are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """Keys and values of one layer; block n, head h, offset o, channel d."""
+
+    key: torch.Tensor  # [N, Hkv, block_size, D]
+    value: torch.Tensor  # [N, Hkv, block_size, D]

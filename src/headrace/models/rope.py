@@ -1,0 +1,81 @@
+"""Inverse frequencies of every supported rope scaling, in float64. Standard library only."""
+
+from __future__ import annotations
+
+import math
+
+from headrace.models.spec import RopeSpec
+
+
+def inverse_frequencies(rope: RopeSpec, max_model_len: int) -> tuple[list[float], float]:
+    """R/2 inverse frequencies in radians a position, and the factor on cosines and sines (1 but for YaRN).
+
+    `max_model_len` matters to dynamic NTK only, see `dynamic_theta`.
+    """
+    theta = dynamic_theta(rope, max_model_len) if rope.kind == "dynamic" else rope.theta
+    plain = [theta ** (-index / rope.dim) for index in range(0, rope.dim, 2)]
+    if rope.kind == "linear":  # Chen et al. 2023: positions divided by the factor
+        return [freq / rope.factor for freq in plain], 1.0
+    if rope.kind == "llama3":
+        return [_llama3(rope, freq) for freq in plain], 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, plain), _yarn_attention_factor(rope)
+    return plain, 1.0
+
+
+def dynamic_theta(rope: RopeSpec, max_model_len: int) -> float:
+    """Base of dynamic NTK scaling for a context of `max_model_len` tokens.
+
+    HF grows the base with the longest sequence seen so far, so that a request's tokens depend on what ran before.
+    Here it is fixed when a model is loaded: up to the original length rope is plain, past it the base is the one
+    that HF uses for a sequence of exactly `max_model_len` tokens.
+    """
+    length = max(max_model_len, rope.original_max_position)
+    stretch = rope.factor * length / rope.original_max_position - (rope.factor - 1.0)
+    return float(rope.theta * stretch ** (rope.dim / (rope.dim - 2)))
+
+
+def _llama3(rope: RopeSpec, freq: float) -> float:
+    """Long waves slowed by the factor, short ones kept, a linear blend between (Meta 2024, Llama 3.1)."""
+    turns = rope.original_max_position * freq / (2 * math.pi)  # rotations over the original context
+    if turns > rope.high_freq_factor:
+        return freq
+    if turns < rope.low_freq_factor:
+        return freq / rope.factor
+    smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return (1 - smooth) * freq / rope.factor + smooth * freq
+
+
+def _yarn(rope: RopeSpec, plain: list[float]) -> list[float]:
+    """NTK by parts (Peng et al. 2023, section 3.2)."""
+    low = _dimension_of(rope, rope.beta_fast)
+    high = _dimension_of(rope, rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    if low == high:
+        high += 0.001
+    mixed = []
+    for index, freq in enumerate(plain):
+        ramp = min(max((index - low) / (high - low), 0.0), 1.0)  # 0 keeps the frequency, 1 divides it
+        mixed.append(freq / rope.factor * ramp + freq * (1 - ramp))
+    return mixed
+
+
+def _dimension_of(rope: RopeSpec, turns: float) -> float:
+    """The (fractional) pair of channels that makes `turns` rotations over the original context."""
+    return (
+        rope.dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    )
+
+
+def _yarn_attention_factor(rope: RopeSpec) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

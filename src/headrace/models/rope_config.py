@@ -1,0 +1,127 @@
+"""Rope settings of a config.json, in the old and the new HF layout, as a RopeSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.models.config_reader import ConfigReader
+from headrace.models.spec import RopeSpec
+
+MAX_POSITION = 1 << 27
+MAX_FACTOR = 4096.0
+
+
+def read_rope(config: ConfigReader, head_dim: int, max_position: int) -> tuple[RopeSpec, int]:
+    """The rope of a model and the longest context that it allows, in tokens.
+
+    Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before). The longest context
+    follows vLLM: linear and dynamic multiply `max_position`, YaRN multiplies the original length, others keep it.
+    Raises UnsupportedModel for a scaling that is not implemented and CheckpointError for values out of range.
+    """
+    scaling = config.table("rope_scaling")
+    if scaling is None or not scaling.fields:
+        scaling = config.table("rope_parameters") or ConfigReader({}, config.where)
+    if any(isinstance(value, Mapping) for value in scaling.fields.values()):
+        raise UnsupportedModel(
+            f"rope settings that differ between layer types ({config.where}) are not supported"
+        )
+    for reader in (config, scaling):
+        reader.only("partial_rotary_factor", (1, 1.0), 1.0)
+    outer_theta = config.number("rope_theta", 1.5, 1e15, 10_000.0)
+    plain = RopeSpec(theta=scaling.number("rope_theta", 1.5, 1e15, outer_theta), dim=head_dim)
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind not in _KINDS:
+        raise UnsupportedModel(f"rope type {kind!r:.80} is not supported, only {', '.join(_KINDS)}")
+    rope, longest = _KINDS[kind](plain, scaling, config, max_position)
+    if longest > MAX_POSITION:
+        raise CheckpointError(f"rope settings in {config.where} ask for a context of {longest} positions")
+    return rope, longest
+
+
+_Read = Callable[[RopeSpec, ConfigReader, ConfigReader, int], tuple[RopeSpec, int]]
+
+
+def _default(
+    plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
+) -> tuple[RopeSpec, int]:
+    return plain, max_position
+
+
+def _linear(
+    plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
+) -> tuple[RopeSpec, int]:
+    factor = scaling.number("factor", 1.0, MAX_FACTOR)
+    return replace(plain, kind="linear", factor=factor), int(max_position * factor)
+
+
+def _dynamic(
+    plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
+) -> tuple[RopeSpec, int]:
+    if plain.dim < 4:
+        raise CheckpointError(f"dynamic rope needs a head_dim of at least 4, got {plain.dim}")
+    factor = scaling.number("factor", 1.0, MAX_FACTOR)
+    rope = replace(plain, kind="dynamic", factor=factor, original_max_position=max_position)
+    return rope, int(max_position * factor)
+
+
+def _yarn(
+    plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
+) -> tuple[RopeSpec, int]:
+    original = _original_length(scaling, config, max_position)
+    factor = scaling.number("factor", 1.0, MAX_FACTOR, max_position / original)
+    beta_fast = scaling.number("beta_fast", 0.0, 1e6, 32.0) or 32.0  # 0 means unset, as in HF
+    beta_slow = scaling.number("beta_slow", 0.0, 1e6, 1.0) or 1.0
+    if beta_fast < beta_slow:
+        raise CheckpointError(
+            f"beta_fast {beta_fast:g} in {scaling.where} must not be below beta_slow {beta_slow:g}"
+        )
+    rope = replace(
+        plain,
+        kind="yarn",
+        factor=factor,
+        original_max_position=original,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        attention_factor=scaling.optional_number("attention_factor", 0.0, MAX_FACTOR),
+        mscale=scaling.optional_number("mscale", 0.0, MAX_FACTOR),
+        mscale_all_dim=scaling.optional_number("mscale_all_dim", 0.0, MAX_FACTOR),
+        truncate=scaling.flag("truncate", True),
+    )
+    return rope, int(original * factor)
+
+
+def _llama3(
+    plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
+) -> tuple[RopeSpec, int]:
+    low = scaling.number("low_freq_factor", 0.0, MAX_FACTOR)
+    high = scaling.number("high_freq_factor", 0.0, MAX_FACTOR)
+    if high <= low:
+        raise CheckpointError(
+            f"high_freq_factor {high:g} in {scaling.where} must exceed low_freq_factor {low:g}"
+        )
+    rope = replace(
+        plain,
+        kind="llama3",
+        factor=scaling.number("factor", 1.0, MAX_FACTOR),
+        original_max_position=_original_length(scaling, config, max_position),
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+    return rope, max_position
+
+
+def _original_length(scaling: ConfigReader, config: ConfigReader, max_position: int) -> int:
+    """Context length of pre-training; a field outside the rope settings wins, as in HF."""
+    inner = scaling.integer("original_max_position_embeddings", 1, MAX_POSITION, max_position)
+    return config.integer("original_max_position_embeddings", 1, MAX_POSITION, inner)
+
+
+_KINDS: dict[str, _Read] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+}

@@ -1,0 +1,228 @@
+"""Opens safetensors checkpoints as memory maps, trusting nothing in them.
+
+Every size that a file states is held against the file before anything is allocated. Format:
+https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_DIMENSIONS = 8
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+}
+
+WEIGHT_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+"""What a dense weight may be stored as."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies. `begin` and `end` are byte offsets from the start of its file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """One file, its header checked and its data mapped."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError if the file cannot be read or its header contradicts it."""
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                self.entries = _read_header(file, size, path.name)
+                # Private copy-on-write pages: torch asks for a writable buffer, and the file must not change.
+                self._data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor as a view of the mapped file, in its stored dtype, which must be one of WEIGHT_DTYPES."""
+        entry = self.entries[name]
+        dtype = WEIGHT_DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise CheckpointError(
+                f"tensor {name!r} in {self.path.name} is stored as {entry.dtype}, not as a float"
+            )
+        count = math.prod(entry.shape)
+        if count == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        if entry.begin % dtype.itemsize:
+            aligned = bytearray(self._data[entry.begin : entry.end])
+            return torch.frombuffer(aligned, dtype=dtype).view(entry.shape)
+        return torch.frombuffer(self._data, dtype=dtype, count=count, offset=entry.begin).view(entry.shape)
+
+
+class Checkpoint:
+    """All tensors of a model folder, from one file or from the shards that its index names."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens every file and checks every header; raises CheckpointError in one sentence."""
+        self.folder = folder
+        self._file_of: dict[str, SafetensorsFile] = {}
+        if (folder / SINGLE_FILE).exists():
+            self._add(SafetensorsFile(folder / SINGLE_FILE))
+        elif (folder / INDEX_FILE).exists():
+            weight_map = _read_index(folder / INDEX_FILE)
+            files = {shard: _open_shard(folder, shard) for shard in dict.fromkeys(weight_map.values())}
+            for file in files.values():
+                self._add(file)
+            for name, shard in weight_map.items():
+                if name not in files[shard].entries:
+                    raise CheckpointError(
+                        f"{INDEX_FILE} places tensor {name!r:.200} in {shard}, which lacks it"
+                    )
+        else:
+            raise CheckpointError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+    def names(self) -> Iterable[str]:
+        return self._file_of.keys()
+
+    def entry(self, name: str) -> TensorEntry | None:
+        file = self._file_of.get(name)
+        return None if file is None else file.entries[name]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """See SafetensorsFile.tensor; KeyError for a name that `entry` does not know."""
+        return self._file_of[name].tensor(name)
+
+    def _add(self, file: SafetensorsFile) -> None:
+        for name in file.entries:
+            if name in self._file_of:
+                other = self._file_of[name].path.name
+                raise CheckpointError(
+                    f"tensor {name!r:.200} is stored twice, in {other} and {file.path.name}"
+                )
+            self._file_of[name] = file
+
+
+def _open_shard(folder: Path, shard: str) -> SafetensorsFile:
+    if not (folder / shard).exists():
+        raise CheckpointError(f"shard {shard} named by {INDEX_FILE} is missing from {folder}")
+    return SafetensorsFile(folder / shard)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor name -> shard file name. A shard lies beside the index: a name that leads elsewhere is refused."""
+    if path.stat().st_size > MAX_HEADER_BYTES:
+        raise CheckpointError(f"{path.name} is larger than {MAX_HEADER_BYTES} bytes")
+    content = _parse_json(path.read_bytes(), path.name)
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path.name} has no weight_map")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_plain_name(shard):
+            raise CheckpointError(
+                f"{path.name} places tensor {name!r:.200} in {shard!r:.200}, not a file beside it"
+            )
+    return weight_map
+
+
+def _is_plain_name(shard: str) -> bool:
+    return shard.endswith(".safetensors") and not any(bad in shard for bad in ("/", "\\", "\0", ".."))
+
+
+def _read_header(file: Any, size: int, where: str) -> dict[str, TensorEntry]:
+    file.seek(0)
+    if size < 8:
+        raise CheckpointError(f"{where} has {size} bytes, too few for a safetensors file")
+    length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER_BYTES or length > size - 8:
+        raise CheckpointError(f"{where} states a header of {length} bytes, but the file has {size}")
+    header = _parse_json(file.read(length), where)
+    header.pop("__metadata__", None)
+    start = 8 + length
+    entries = {name: _read_entry(name, fields, start, size, where) for name, fields in header.items()}
+    _check_cover(entries.values(), start, size, where)
+    return entries
+
+
+def _parse_json(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(raw, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where} holds no valid JSON: {error!s:.200}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{where} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name appears twice in one object")
+    return fields
+
+
+def _read_entry(name: str, fields: Any, start: int, size: int, where: str) -> TensorEntry:
+    tensor = f"tensor {name!r:.200} in {where}"
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{tensor} is not described by an object")
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise CheckpointError(f"{tensor} has unknown dtype {dtype!r:.80}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(_is_count(n) for n in shape):
+        raise CheckpointError(f"{tensor} has illegal shape {shape!r:.80}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(n) for n in offsets):
+        raise CheckpointError(f"{tensor} has illegal data_offsets {offsets!r:.80}")
+    begin, end = offsets
+    if begin > end or end > size - start:
+        raise CheckpointError(
+            f"{tensor} ends at byte {end} of {size - start} bytes of data; the file is truncated"
+        )
+    if math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
+        raise CheckpointError(
+            f"{tensor} of shape {shape} and dtype {dtype} does not fill its {end - begin} bytes"
+        )
+    return TensorEntry(name, dtype, tuple(shape), start + begin, start + end)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _check_cover(entries: Iterable[TensorEntry], start: int, size: int, where: str) -> None:
+    """Tensors must tile the data without gap or overlap, as the format demands."""
+    at = start
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
+        if entry.begin != at:
+            what = "overlaps its neighbour" if entry.begin < at else "leaves a gap before it"
+            raise CheckpointError(f"tensor {entry.name!r:.200} in {where} {what}")
+        at = entry.end
+    if at != size:
+        raise CheckpointError(f"{where} has {size - at} bytes behind its last tensor")

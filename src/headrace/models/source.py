@@ -1,0 +1,139 @@
+"""From the name that a user gives to a folder of files or a shape. No torch here, and no code from a checkpoint."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from headrace.models.shapes import SHAPES
+
+BUNDLED = ("tale", "tale-draft")
+"""Models inside the package."""
+
+SHAPE_PREFIX = "shape:"
+MAX_JSON_BYTES = 16_000_000
+
+HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.txt", "*.jinja")
+"""What is fetched of a hub repository: never pickled weights, never code."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+SourceKind = Literal["bundled", "folder", "hub", "shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from. `path` is its folder, or None for a shape, which has random weights."""
+
+    kind: SourceKind
+    name: str
+    path: Path | None
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolve_model(name: str) -> ModelSource:
+    """Find a model by bundled name, folder, `shape:NAME` or hub id "org/name", in this order.
+
+    Raises ModelNotFound where there is none, UnsupportedModel for a file format that is not implemented, and
+    CheckpointError for a folder without a readable config.json.
+    """
+    if name in BUNDLED:
+        return _from_folder(
+            "bundled", name, Path(str(importlib.resources.files("headrace"))) / "bundled" / name
+        )
+    if name.startswith(SHAPE_PREFIX):
+        return _from_shape(name)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        raise UnsupportedModel("loading GGUF files is not in this version; give a folder with safetensors")
+    if path.is_dir():
+        return _from_folder("folder", name, path)
+    if path.is_file():
+        raise UnsupportedModel(
+            f"{name} is a file; give the folder that holds config.json and model.safetensors"
+        )
+    if _HUB_ID.fullmatch(name):
+        return _from_folder("hub", name, _fetch(name))
+    raise ModelNotFound(
+        f"there is no model {name!r:.200}: give a bundled name ({', '.join(BUNDLED)}), a folder, shape:NAME or a hub id"
+    )
+
+
+def _from_shape(name: str) -> ModelSource:
+    shape = name.removeprefix(SHAPE_PREFIX)
+    if shape not in SHAPES:
+        raise ModelNotFound(f"there is no shape {shape!r:.200}; known are {', '.join(SHAPES)}")
+    return ModelSource("shape", name, None, SHAPES[shape])
+
+
+def _from_folder(kind: SourceKind, name: str, path: Path) -> ModelSource:
+    if not path.is_dir():
+        raise ModelNotFound(f"the folder of model {name} is missing: {path}")
+    config = _read_json(path / "config.json")
+    if config is None:
+        raise CheckpointError(f"{path} holds no config.json")
+    return ModelSource(kind, name, path, config, _read_json(path / "generation_config.json") or {})
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is absent."""
+    if not path.is_file():
+        return None
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise CheckpointError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} holds no valid JSON: {error!s:.200}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _fetch(repository: str) -> Path:
+    """The local snapshot of a hub repository, downloaded if need be.
+
+    Offline mode and the cache folder are read from the environment here, because huggingface_hub reads them
+    when it is first imported, perhaps before the caller set them.
+    """
+    # Importing it takes half a second, which only those who name a hub id should pay.
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repository, allow_patterns=list(HUB_FILES), cache_dir=_cache_folder(), local_files_only=offline
+        )
+    except GatedRepoError as error:
+        raise ModelNotFound(
+            f"hub model {repository} is gated: accept its terms on its page, then run `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(f"there is no public hub model {repository}; check the name or log in") from error
+    except LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        raise ModelNotFound(f"hub model {repository} is not in the local cache and {why}") from error
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # what huggingface_hub and its HTTP client raise derives from these
+        raise ModelNotFound(
+            f"hub model {repository} cannot be fetched: {str(error).splitlines()[0]:.300}"
+        ) from error
+    return Path(folder)
+
+
+def _cache_folder() -> str | None:
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return cache
+    home = os.environ.get("HF_HOME")
+    return None if home is None else str(Path(home).expanduser() / "hub")

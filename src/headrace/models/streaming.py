@@ -1,0 +1,40 @@
+"""Endless streams from a model of full attention (StreamingLLM, Xiao et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.core.types import Retention
+from headrace.errors import ConfigError
+from headrace.models.rope import dynamic_theta
+from headrace.models.spec import LayerSpec, ModelSpec
+
+STREAM_MAX_POSITION = 1 << 20
+"""Tokens of one stream. No layer looks further back than its window; the bound is for the host's token lists."""
+
+
+def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
+    """The same model with every full-attention layer turned into `sinks` first and `window` last positions.
+
+    Layers that already have a window keep it. `max_position` becomes STREAM_MAX_POSITION, as distances stay
+    within what the model knows. Raises ConfigError if sinks + window is more than that.
+    """
+    if sinks < 0 or window < 1 or sinks + window > spec.max_position:
+        raise ConfigError(
+            f"attention sinks {sinks} and window {window} must be at least 0 and 1 and together at most the "
+            f"model's {spec.max_position} positions"
+        )
+    layers = tuple(_streaming_layer(layer, sinks, window) for layer in spec.layers)
+    return replace(spec, layers=layers, max_position=max(spec.max_position, STREAM_MAX_POSITION))
+
+
+def _streaming_layer(layer: LayerSpec, sinks: int, window: int) -> LayerSpec:
+    mixer = layer.mixer
+    rope = mixer.rope
+    if rope.kind == "dynamic":  # its base follows the longest distance, which is now the cache's own length
+        rope = replace(rope, kind="default", theta=dynamic_theta(rope, sinks + window))
+    if mixer.retention is not Retention.FULL:
+        return replace(layer, mixer=replace(mixer, rope=rope))
+    return replace(
+        layer, mixer=replace(mixer, rope=rope, retention=Retention.SINKS, window=window, sinks=sinks)
+    )
