@@ -1,0 +1,231 @@
+"""Every family against transformers on tiny random weights, through save_pretrained and our whole loading path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from headrace.models.decoder import Decoder
+
+VOCAB = 131
+LENGTH = 90
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,  # large enough that every mistake shows in the logits
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    config: type[transformers.PreTrainedConfig]
+    model: type[transformers.PreTrainedModel]
+    fields: dict[str, Any] = field(default_factory=dict)
+    max_model_len: int | None = None
+
+    def build(
+        self, folder: Path, dtype: torch.dtype = torch.float32, **save: Any
+    ) -> transformers.PreTrainedModel:
+        """Save a seeded model to `folder` in `dtype`, and return what transformers loads from there in float32."""
+        torch.manual_seed(7)
+        config = self.config(**{**SIZES, **self.fields})
+        model = self.model(config).eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "norm" in name or name.endswith(
+                    "bias"
+                ):  # these start as ones and zeros, which hide mistakes
+                    weight.add_(torch.randn_like(weight) * 0.3)
+        model.to(dtype).save_pretrained(folder, **save)
+        # Not model.float(): model.to(dtype) has rounded the rope frequencies too, which no checkpoint holds.
+        loaded = self.model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        return loaded.eval()
+
+
+def llama(max_model_len: int | None = None, **fields: Any) -> Case:
+    return Case(transformers.LlamaConfig, transformers.LlamaForCausalLM, fields, max_model_len)
+
+
+def mistral(**fields: Any) -> Case:
+    return Case(transformers.MistralConfig, transformers.MistralForCausalLM, fields)
+
+
+def qwen2(**fields: Any) -> Case:
+    return Case(transformers.Qwen2Config, transformers.Qwen2ForCausalLM, fields)
+
+
+def qwen3(**fields: Any) -> Case:
+    return Case(transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 16, **fields})
+
+
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **fields}}
+
+
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+CASES = {
+    "llama-gqa": llama(),
+    "llama-mha": llama(num_key_value_heads=4),
+    "llama-mqa": llama(num_key_value_heads=1),
+    "llama-tied": llama(tie_word_embeddings=True),
+    "llama-biases": llama(attention_bias=True, mlp_bias=True),
+    "llama-head-dim": llama(head_dim=20),
+    "llama-gelu": llama(hidden_act="gelu"),
+    "llama-gelu-tanh": llama(hidden_act="gelu_pytorch_tanh"),
+    "llama-theta": llama(**rope("default", rope_theta=500.0)),
+    "llama-linear": llama(**rope("linear", factor=3.0)),
+    "llama-dynamic-short": llama(200, **rope("dynamic", factor=2.0)),
+    # HF stretches its base by the length that it sees, so this model must be limited to exactly that length
+    "llama-dynamic-long": llama(LENGTH, max_position_embeddings=40, **rope("dynamic", factor=4.0)),
+    "llama-yarn": llama(**rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "llama-yarn-mscale": llama(
+        **rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=32,
+            mscale=0.7,
+            mscale_all_dim=1.2,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            truncate=False,
+        )
+    ),
+    "llama-yarn-factor": llama(
+        **rope("yarn", factor=2.0, original_max_position_embeddings=128, attention_factor=1.3)
+    ),
+    "llama-llama3": llama(
+        **rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        )
+    ),
+    "mistral-window": mistral(sliding_window=17),
+    "mistral-full": mistral(sliding_window=None),
+    "mistral-head-dim": mistral(sliding_window=5, head_dim=24, num_key_value_heads=1),
+    "qwen2-full": qwen2(),
+    "qwen2-sliding": qwen2(use_sliding_window=True, sliding_window=13, max_window_layers=1),
+    "qwen2-layer-types": qwen2(use_sliding_window=True, sliding_window=9, layer_types=LAYERS),
+    "qwen2-tied": qwen2(tie_word_embeddings=True),
+    "qwen3-full": qwen3(),
+    "qwen3-bias-tied": qwen3(attention_bias=True, tie_word_embeddings=True, head_dim=32),
+    "qwen3-layer-types": qwen3(use_sliding_window=True, sliding_window=11, layer_types=LAYERS),
+    "qwen3-yarn": qwen3(**rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+}
+
+Open = Callable[..., Decoder]
+
+
+def prompt(length: int = LENGTH, seed: int = 3) -> list[int]:
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def expected_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].float()
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).abs().max())
+
+
+@pytest.mark.parametrize("force", ["torch", "reference"])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_match(name: str, force: str, tmp_path: Path, open_decoder: Open, paged_run: Any) -> None:
+    case = CASES[name]
+    tokens = prompt()
+    theirs = expected_logits(case.build(tmp_path), tokens)
+    decoder = open_decoder(tmp_path, max_model_len=case.max_model_len, force=force)
+
+    whole = paged_run(decoder).step({0: tokens})[0]
+    assert distance(whole, theirs) < 1e-4
+
+    run = paged_run(decoder, seed=5)
+    parts = [run.step({0: tokens[:23]})[0], run.step({0: tokens[23:31]})[0], run.step({0: tokens[31:60]})[0]]
+    parts += [run.step({0: [token]})[0] for token in tokens[60:]]
+    assert distance(torch.cat(parts), theirs) < 1e-4
+    if all(layout.window is not None for layout in decoder.spec.kv_shapes):
+        assert run.total_dropped > 0
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen3-layer-types"])
+def test_mixed_batch_matches_each_sequence_alone(
+    name: str, tmp_path: Path, open_decoder: Open, paged_run: Any
+) -> None:
+    model = CASES[name].build(tmp_path)
+    sequences = {s: prompt(length, seed=s) for s, length in enumerate((40, 7, 63, 22))}
+    theirs = {s: expected_logits(model, tokens) for s, tokens in sequences.items()}
+    run = paged_run(open_decoder(tmp_path))
+    run.step({0: sequences[0][:39], 1: sequences[1][:3]})
+    run.step({2: sequences[2][:50], 1: sequences[1][3:6]})
+    # one decodes, one continues a prompt, one starts: one batch
+    last = run.step({1: sequences[1][6:], 2: sequences[2][50:], 0: sequences[0][39:], 3: sequences[3]})
+    for s, logits in last.items():
+        assert distance(logits, theirs[s][-len(logits) :]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3-bias-tied"])
+def test_sharded_checkpoint(name: str, tmp_path: Path, open_decoder: Open, paged_run: Any) -> None:
+    model = CASES[name].build(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    tokens = prompt(20)
+    ours = paged_run(open_decoder(tmp_path)).step({0: tokens})[0]
+    assert distance(ours, expected_logits(model, tokens)) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_checkpoint_converts_to_float32(
+    dtype: str, tmp_path: Path, open_decoder: Open, paged_run: Any
+) -> None:
+    model = CASES["llama-gqa"].build(tmp_path, dtype=getattr(torch, dtype))
+    decoder = open_decoder(tmp_path)
+    assert decoder.spec.checkpoint_dtype == dtype
+    tokens = prompt(30)
+    assert distance(paged_run(decoder).step({0: tokens})[0], expected_logits(model, tokens)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "mistral-window", "qwen2-sliding", "qwen3-full"])
+def test_bfloat16_run(name: str, tmp_path: Path, open_decoder: Open, paged_run: Any) -> None:
+    case = CASES[name]
+    small = Case(case.config, case.model, {**case.fields, "initializer_range": 0.03})
+    model = small.build(tmp_path, dtype=torch.bfloat16)
+    tokens = prompt()
+    theirs = expected_logits(model, tokens)
+    ours = paged_run(open_decoder(tmp_path, dtype="bfloat16")).step({0: tokens})[0]
+    error = distance(ours, theirs)
+    assert error < 5e-2
+    best = theirs.topk(2).values
+    clear = (best[:, 0] - best[:, 1]) > 2 * error
+    assert clear.any()
+    assert torch.equal(ours.argmax(-1)[clear], theirs.argmax(-1)[clear])
+
+
+def test_old_rope_layout_reads_the_same(tmp_path: Path, open_decoder: Open) -> None:
+    CASES["llama-llama3"].build(tmp_path)
+    new = open_decoder(tmp_path).spec
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    scaling = config.pop("rope_parameters")
+    config["rope_theta"] = scaling.pop("rope_theta")
+    config["rope_scaling"] = scaling
+    path.write_text(json.dumps(config))
+    assert open_decoder(tmp_path).spec == new
+    scaling["type"] = scaling.pop("rope_type")  # older still
+    path.write_text(json.dumps(config))
+    assert open_decoder(tmp_path).spec == new
