@@ -60,7 +60,7 @@ test-long: $(DEV)
 
 native:
 	@rm -f .venv/.installed-*
-	@$(MAKE) --no-print-directory $(DEV)
+	@$(MAKE) --no-print-directory $(if $(wildcard .venv/.installed-dev-*),$(DEV),$(SERVER))
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
