@@ -59,7 +59,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         # Lists and single strings are what people write; the frozen object holds tuples.
         put = object.__setattr__
-        put(self, "stop", (self.stop,) if isinstance(self.stop, str) else _checked_tuple("stop", self.stop))
+        stop: object = self.stop
+        put(self, "stop", (stop,) if isinstance(stop, str) else _checked_tuple("stop", stop))
         put(self, "stop_token_ids", _checked_tuple("stop_token_ids", self.stop_token_ids))
         for name in ("allowed_token_ids", "banned_token_ids"):
             value = getattr(self, name)
@@ -101,15 +102,6 @@ class SamplingParams:
                 _check_int(f"each of {name}", token, 0, MAX_TOKENS_LIMIT)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParams("allowed_token_ids must not be empty")
-
-    def check_vocab(self, vocab_size: int) -> None:
-        """Raise InvalidParams where a token id in these parameters is not in the vocabulary [0, vocab_size)."""
-        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
-            highest = max(getattr(self, name) or (0,))
-            if highest >= vocab_size:
-                raise InvalidParams(
-                    f"{name} holds token id {highest}, the vocabulary ends at {vocab_size - 1}"
-                )
 
     @property
     def greedy(self) -> bool:
@@ -185,10 +177,8 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
         raise InvalidParams(f"logit_bias holds {len(bias)} entries, at most {MAX_TOKEN_LIST} are allowed")
     checked: dict[int, float] = {}
     for key, value in bias.items():
-        token: object = key
-        if isinstance(key, str) and _TOKEN_KEY.fullmatch(key):
-            token = int(key)  # JSON object keys arrive as text
-        if isinstance(token, bool) or not isinstance(token, int):
+        token = _token_of(key)
+        if token is None:
             raise InvalidParams(f"logit_bias keys must be token ids, got {_shown(key)}")
         _check_int("each logit_bias token id", token, 0, MAX_TOKENS_LIMIT)
         _check_float("each logit_bias value", value, -100.0, 100.0)
@@ -196,3 +186,10 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
             raise InvalidParams(f"logit_bias names token {token} twice")
         checked[token] = float(value)
     return checked
+
+
+def _token_of(key: object) -> int | None:
+    """The token id that a key of a bias table stands for; JSON object keys arrive as text."""
+    if isinstance(key, str):
+        return int(key) if _TOKEN_KEY.fullmatch(key) else None
+    return key if isinstance(key, int) and not isinstance(key, bool) else None

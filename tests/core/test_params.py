@@ -1,0 +1,273 @@
+"""SamplingParams: every field at its bounds, one past them, and with the wrong type."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from headrace.core.params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_SEED,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_LIST,
+    MAX_TOKENS_LIMIT,
+    SamplingParams,
+)
+from headrace.errors import InvalidParams
+
+TINY = 5e-324
+JUST_OVER_ONE = math.nextafter(1.0, 2.0)
+JUST_OVER_TWO = math.nextafter(2.0, 3.0)
+JUST_OVER_HUNDRED = math.nextafter(100.0, 200.0)
+ENORMOUS = 10**5000  # float() of it overflows and str() of it is refused
+
+FLOATS: dict[str, tuple[list[float], list[float]]] = {  # field: accepted, refused
+    "temperature": ([0, 0.0, -0.0, TINY, 1, 100.0], [-TINY, -1, JUST_OVER_HUNDRED, 101]),
+    "top_p": ([TINY, 0.5, 1, 1.0], [0, 0.0, -TINY, JUST_OVER_ONE]),
+    "min_p": ([0, 0.0, 0.5, 1.0], [-TINY, JUST_OVER_ONE]),
+    "repetition_penalty": ([TINY, 1, 100.0], [0, 0.0, -TINY, JUST_OVER_HUNDRED]),
+    "presence_penalty": ([-2.0, 0, 2], [-JUST_OVER_TWO, JUST_OVER_TWO]),
+    "frequency_penalty": ([-2.0, 0, 2], [-JUST_OVER_TWO, JUST_OVER_TWO]),
+}
+INTS: dict[str, tuple[list[int], list[int]]] = {
+    "n": ([1, MAX_N], [0, -1, MAX_N + 1]),
+    "top_k": ([-1, 0, 1, MAX_TOKENS_LIMIT], [-2, MAX_TOKENS_LIMIT + 1]),
+    "min_tokens": ([0, 1], [-1, MAX_TOKENS_LIMIT + 1]),
+    "max_tokens": ([1, MAX_TOKENS_LIMIT], [0, -1, MAX_TOKENS_LIMIT + 1]),
+    "seed": ([0, -MAX_SEED - 1, MAX_SEED], [-MAX_SEED - 2, MAX_SEED + 1]),
+    "logprobs": ([0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
+    "prompt_logprobs": ([0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
+}
+FLAGS = ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens"]
+ID_LISTS = ["stop_token_ids", "allowed_token_ids", "banned_token_ids"]
+MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
+
+
+def test_every_field_is_covered_here() -> None:
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert fields == {*FLOATS, *INTS, *FLAGS, *ID_LISTS, "stop", "logit_bias"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (good, _) in {**FLOATS, **INTS}.items() for value in good]
+)
+def test_bounds_are_accepted_and_kept(name: str, value: float) -> None:
+    assert getattr(SamplingParams(**{name: value}), name) == value  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (_, bad) in {**FLOATS, **INTS}.items() for value in bad]
+)
+def test_one_past_a_bound_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(InvalidParams, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, ENORMOUS, -ENORMOUS], ids=lambda v: "big")
+@pytest.mark.parametrize("name", [*FLOATS, *INTS])
+def test_numbers_that_are_not_finite_or_enormous_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParams, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("value", ["1", b"1", True, False, [1], {}, (), 1j, object()], ids=repr)
+@pytest.mark.parametrize("name", [*FLOATS, *INTS])
+def test_wrong_types_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParams, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", INTS)
+def test_whole_numbers_may_not_be_floats(name: str) -> None:
+    with pytest.raises(InvalidParams, match=f"{name} must be a whole number"):
+        SamplingParams(**{name: 1.0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *INTS, *FLAGS])
+def test_none_is_for_optional_fields_only(name: str) -> None:
+    if name in MAY_BE_NONE:
+        assert getattr(SamplingParams(**{name: None}), name) is None
+    else:
+        with pytest.raises(InvalidParams, match=name):
+            SamplingParams(**{name: None})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, 1, "true", [], ENORMOUS], ids=["0", "1", "text", "list", "enormous"])
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_true_or_false(name: str, value: Any) -> None:
+    assert getattr(SamplingParams(**{name: True}), name) is True
+    with pytest.raises(InvalidParams, match=f"{name} must be true or false"):
+        SamplingParams(**{name: value})
+
+
+# ---- Lists ----
+
+
+@pytest.mark.parametrize("name", ID_LISTS)
+def test_token_lists_at_their_bounds(name: str) -> None:
+    assert getattr(SamplingParams(**{name: [0, MAX_TOKENS_LIMIT]}), name) == (0, MAX_TOKENS_LIMIT)  # type: ignore[arg-type]
+    longest = getattr(SamplingParams(**{name: range(MAX_TOKEN_LIST)}), name)  # type: ignore[arg-type]
+    assert longest == tuple(range(MAX_TOKEN_LIST))
+    with pytest.raises(InvalidParams, match=f"{name} holds {MAX_TOKEN_LIST + 1} ids"):
+        SamplingParams(**{name: range(MAX_TOKEN_LIST + 1)})  # type: ignore[arg-type]
+
+
+BAD_IDS = [-1, MAX_TOKENS_LIMIT + 1, 1.0, math.nan, "1", None, True, [1], ENORMOUS]
+
+
+@pytest.mark.parametrize("value", BAD_IDS, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("name", ID_LISTS)
+def test_bad_token_ids_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParams, match=name):
+        SamplingParams(**{name: [5, value]})
+
+
+@pytest.mark.parametrize(
+    "value", [5, 1.5, "12", b"12", True, {1: 2}, ENORMOUS], ids=lambda v: type(v).__name__
+)
+@pytest.mark.parametrize("name", ID_LISTS)
+def test_what_is_no_list_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParams, match=f"{name} must be a list"):
+        SamplingParams(**{name: value})
+
+
+def test_an_empty_list_of_allowed_tokens_is_refused_and_none_means_all() -> None:
+    assert SamplingParams(allowed_token_ids=None).allowed_token_ids is None
+    assert SamplingParams(banned_token_ids=()).banned_token_ids == ()
+    assert SamplingParams(stop_token_ids=None).stop_token_ids == ()  # type: ignore[arg-type]
+    with pytest.raises(InvalidParams, match="allowed_token_ids must not be empty"):
+        SamplingParams(allowed_token_ids=())
+
+
+def test_stop_strings() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
+    longest = "x" * MAX_STOP_STRING_CHARS
+    assert SamplingParams(stop=(longest,) * MAX_STOP_STRINGS).stop == (longest,) * MAX_STOP_STRINGS
+    for bad in (
+        [longest + "x"],
+        [""],
+        "",
+        ["a"] * (MAX_STOP_STRINGS + 1),
+        [1],
+        [None],
+        [b"a"],
+        5,
+        True,
+        {"a": 1},
+    ):
+        with pytest.raises(InvalidParams, match="stop"):
+            SamplingParams(stop=bad)  # type: ignore[arg-type]
+
+
+def test_logit_bias_at_its_bounds() -> None:
+    bias = {0: -100.0, "17": 100, MAX_TOKENS_LIMIT: 0}
+    kept = SamplingParams(logit_bias=bias).logit_bias  # type: ignore[arg-type]
+    assert kept == {0: -100.0, 17: 100.0, MAX_TOKENS_LIMIT: 0.0}
+    bias["18"] = 1  # the caller's mapping is not ours
+    assert kept is not None and 18 not in kept
+    assert SamplingParams(logit_bias={}).logit_bias == {}
+    assert (
+        len(SamplingParams(logit_bias=dict.fromkeys(range(MAX_TOKEN_LIST), 1.0)).logit_bias or ()) == 65_536
+    )
+    with pytest.raises(InvalidParams, match="logit_bias holds 65537 entries"):
+        SamplingParams(logit_bias=dict.fromkeys(range(MAX_TOKEN_LIST + 1), 1.0))
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        [(1, 2.0)],
+        "1",
+        5,
+        {-1: 1.0},
+        {"-1": 1.0},
+        {MAX_TOKENS_LIMIT + 1: 1.0},
+        {str(MAX_TOKENS_LIMIT + 1): 1.0},
+        {"9" * 5000: 1.0},
+        {ENORMOUS: 1.0},
+        {1.5: 1.0},
+        {1.0: 1.0},
+        {math.inf: 1.0},
+        {math.nan: 1.0},
+        {True: 1.0},
+        {None: 1.0},
+        {"": 1.0},
+        {"one": 1.0},
+        {" 1": 1.0},
+        {"1_0": 1.0},
+        {"\u0663": 1.0},
+        {b"1": 1.0},
+        {1: 1.0, "1": 2.0},
+        {1: JUST_OVER_HUNDRED},
+        {1: -JUST_OVER_HUNDRED},
+        {1: math.nan},
+        {1: math.inf},
+        {1: ENORMOUS},
+        {1: "1"},
+        {1: None},
+        {1: True},
+    ],
+    ids=lambda bias: "bias",
+)
+def test_bad_logit_bias_is_refused(bias: Any) -> None:
+    with pytest.raises(InvalidParams, match="logit_bias"):
+        SamplingParams(logit_bias=bias)
+
+
+# ---- Fields together ----
+
+
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
+    assert SamplingParams(min_tokens=5, max_tokens=5).min_tokens == 5
+    assert SamplingParams(min_tokens=MAX_TOKENS_LIMIT, max_tokens=None).max_tokens is None
+    with pytest.raises(InvalidParams, match="min_tokens 6 is greater than max_tokens 5"):
+        SamplingParams(min_tokens=6, max_tokens=5)
+
+
+def test_a_new_length_limit_takes_min_tokens_along() -> None:
+    params = SamplingParams(min_tokens=5, max_tokens=9, seed=3, stop="x")  # type: ignore[arg-type]
+    assert params.with_max_tokens(3) == dataclasses.replace(params, min_tokens=3, max_tokens=3)
+    assert params.with_max_tokens(20) == dataclasses.replace(params, max_tokens=20)
+    with pytest.raises(InvalidParams, match="max_tokens"):
+        params.with_max_tokens(0)
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert SamplingParams(temperature=0).greedy
+    assert SamplingParams(temperature=-0.0).greedy
+    assert not SamplingParams(temperature=TINY).greedy
+
+
+def test_the_object_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().n = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", [*ID_LISTS, "logit_bias"])
+def test_ids_are_checked_against_the_vocabulary(name: str) -> None:
+    def params(last: int) -> SamplingParams:
+        value: Any = {last: 1.0, 3: 1.0} if name == "logit_bias" else (last, 3)
+        return SamplingParams(**{name: value})
+
+    params(99).check_vocab(100)
+    SamplingParams().check_vocab(1)
+    with pytest.raises(InvalidParams, match=f"{name} .*100"):
+        params(100).check_vocab(100)
+
+
+@pytest.mark.parametrize("value", [ENORMOUS, "x" * 10_000, [0] * 10_000], ids=lambda v: type(v).__name__)
+def test_messages_stay_one_short_sentence(value: Any) -> None:
+    for name in ("temperature", "n", "seed", "ignore_eos", "logit_bias"):
+        with pytest.raises(InvalidParams) as caught:
+            SamplingParams(**{name: value})
+        text = str(caught.value)
+        assert len(text) < 250
+        assert "\n" not in text
+        assert caught.value.status == 400
