@@ -140,13 +140,18 @@ def _gather(
     # Taking (block, head) pairs as the rows of a matrix leaves the result in the order that the products read.
     index = (tables.long()[:, None, :] * call.num_kv + heads[:, None]).flatten()  # [S * Hkv * B]
     shape = (num_seqs, call.num_kv, width * call.block_size, -1)
-    keys = call.key_cache[index].view(shape).float()
-    values = call.value_cache[index].view(shape).float()
+    keys = call.key_cache.index_select(0, index).view(shape).float()
+    values = call.value_cache.index_select(0, index).view(shape).float()
     logical = torch.arange(width, device=tables.device).repeat(num_seqs, 1)  # [S, B]
     logical[:, call.sink_blocks :] += dropped[:, None]
     offsets = torch.arange(call.block_size, device=tables.device)
     at = (logical[:, :, None] * call.block_size + offsets).flatten(1)  # [S, L]
-    values.masked_fill_((at >= kv_lens[:, None])[:, None, :, None], 0.0)
+    unwritten = (at >= kv_lens[:, None]).view(num_seqs, width, -1)  # [S, B, bs]
+    s, b = unwritten.any(dim=-1).nonzero(
+        as_tuple=True
+    )  # few blocks: a pass over all values would cost a product
+    pages = values.view(num_seqs, call.num_kv, width, call.block_size, -1)
+    pages[s, :, b] = pages[s, :, b].masked_fill(unwritten[s, b][:, None, :, None], 0.0)
     return keys, values, at
 
 
