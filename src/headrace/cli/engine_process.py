@@ -1,0 +1,77 @@
+"""`headrace engine-process`: the process that runs the model for `headrace serve`; not for people to start."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import socket
+from typing import Any
+
+from headrace import __version__
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError, HeadraceError
+from headrace.llm import EngineParts, assemble
+from headrace.serving.connection import Connection, ParentGone, exit_with_parent
+from headrace.serving.engine_loop import EXIT_FAILED, EXIT_OK, EngineLoop
+from headrace.serving.facts import ModelFacts
+from headrace.serving.messages import Hello
+from headrace.serving.translate import failure_to_wire
+
+_log = logging.getLogger(__name__)
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("engine-process", description="Run an engine for a server process.")
+    parser.add_argument("--fd", type=int, required=True, metavar="N", help="inherited socket to the parent")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the parent at the other end of the socket until it ends; returns the exit code."""
+    # The parent gets the same signals, from a terminal or a service manager, and still has streams to finish. It
+    # ends this process over the socket, or by its own end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=args.fd) as sock:
+        sock.set_inheritable(False)
+        exit_with_parent(sock)
+        try:
+            return serve(Connection(sock))
+        except ParentGone:
+            return EXIT_OK
+
+
+def serve(connection: Connection) -> int:
+    """Load what the first message asks for, then run the loop. Raises ParentGone while it loads."""
+    try:
+        parts = assemble(_config(connection))
+    except Exception as error:
+        # A HeadraceError is told by the parent in one sentence; anything else is a bug, and shows where it is.
+        if not isinstance(error, HeadraceError):
+            _log.error("the engine did not start", exc_info=error)
+        connection.send(failure_to_wire(error))
+        return EXIT_FAILED
+    return EngineLoop(connection, parts.engine, parts.executor).run(_facts(parts))
+
+
+def _config(connection: Connection) -> EngineConfig:
+    hello = connection.receive_one()
+    if not isinstance(hello, Hello) or hello.version != __version__:
+        raise ConfigError(f"the engine process is headrace {__version__}, and whoever started it is not")
+    return EngineConfig.from_json(json.loads(hello.config))
+
+
+def _facts(parts: EngineParts) -> ModelFacts:
+    resolved, scheduler = parts.resolved, parts.engine.config
+    return ModelFacts(
+        model=resolved.model,
+        vocab_size=scheduler.vocab_size,
+        max_model_len=scheduler.max_model_len,
+        tokenizer_folder=None if parts.tokenizer is None else str(parts.source.path),
+        device=resolved.device,
+        dtype=resolved.dtype,
+        max_num_seqs=resolved.max_num_seqs,
+        block_size=resolved.block_size,
+        num_kv_blocks=resolved.num_kv_blocks,
+    )

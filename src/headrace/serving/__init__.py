@@ -1,0 +1,17 @@
+"""Between the core and its callers: results with text, and the clients that drive an engine.
+
+Modules, in reading order:
+
+- `outputs`: the public result types.
+- `request_metrics`: what a request's engine statistics mean to its caller.
+- `completion`: one completion's tokens as text, with stop strings.
+- `output_processor`: core outputs in, text and finished results out.
+- `clock`: time as an argument.
+- `stepper`: one step of engine and executor, and what happens when it fails.
+- `inprocess`: the client of an engine in the same process.
+- `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written.
+- `engine_loop`: the engine process.
+- `child`, `stream`, `process_client`: the client of an engine in another process.
+
+Import from the modules; this package imports nothing by itself.
+"""

@@ -1,0 +1,33 @@
+"""What the server needs of an engine that runs elsewhere."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headrace.core.engine import EngineStats
+from headrace.core.types import NewRequest
+from headrace.serving.stream import OutputStream
+
+
+class AsyncClient(Protocol):
+    """Calls come from one event loop."""
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine has ended."""
+        ...
+
+    async def submit(self, new: NewRequest) -> OutputStream:
+        """Hand a request to the engine; returns when it was accepted.
+
+        Raises RequestError where it cannot be served (Overloaded where too many are), EngineDead without an engine.
+        """
+        ...
+
+    def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
+        """End a request, or one of its completions. Its stream ends at once if all of it is meant. Never blocks."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Raises EngineDead without an engine."""
+        ...

@@ -1,0 +1,146 @@
+"""One completion's tokens as text: detokenized, watched for stop strings, and added up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.core.params import SamplingParams
+from headrace.core.types import FinishReason, Output, RequestStats, TokenLogprobs
+from headrace.serving.outputs import CompletionOutput, Logprob, LogprobsByToken
+from headrace.text.detokenizer import IncrementalDetokenizer
+from headrace.text.stop import StopChecker
+from headrace.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one core output adds to a completion; the fields are those of CompletionOutput.
+
+    `text` may be empty while tokens arrive: a character or a possible stop string is not complete yet.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+class Completion:
+    """Takes a completion's core outputs in order and keeps its result so far.
+
+    It ends for the caller with the token that ends it or completes a stop string (`finish_reason`), and for the
+    engine with the output that carries the engine's statistics (`stats`), which may come later.
+
+    Stop strings are looked for behind the first `min_tokens` tokens only. The text of a stop token is left out
+    unless `include_stop_str_in_output` asks for it.
+    """
+
+    def __init__(
+        self, index: int, params: SamplingParams, tokenizer: Tokenizer | None, prompt: tuple[int, ...]
+    ) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self.stats: RequestStats | None = None
+        self._params = params
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._tokenizer = tokenizer
+        self._detokenizer = (
+            None
+            if tokenizer is None
+            else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt)
+        )
+        self._stops = StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None
+
+    def take(self, output: Output) -> Delta | None:
+        """Add news; None where there is nothing for the caller, as for tokens behind a stop string."""
+        if output.stats is not None:
+            self.stats = output.stats
+        if self.finish_reason is not None:
+            return None
+        text, used, matched = self._decode(output)
+        if matched is None and output.finish_reason is not None:
+            rest, matched = self._rest()
+            text += rest
+        if matched is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP.value, matched
+        elif output.finish_reason is not None:
+            self.finish_reason = output.finish_reason.value
+            if output.stop_token in self._params.stop_token_ids:
+                self.stop_reason = output.stop_token
+            self.error = output.error
+        tokens, logprobs = output.tokens[:used], output.logprobs[:used]
+        self.token_ids.extend(tokens)
+        self._text.append(text)
+        self._logprobs.extend(logprobs)
+        return Delta(
+            output.request_id, self.index, text, tokens, logprobs,
+            self.finish_reason, self.stop_reason, self.error,
+        )  # fmt: skip
+
+    def result(self) -> CompletionOutput:
+        """The completion so far."""
+        wanted = self._params.logprobs is not None
+        return CompletionOutput(
+            index=self.index,
+            text="".join(self._text),
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=[by_token(entry, self._tokenizer) for entry in self._logprobs] if wanted else None,
+            cumulative_logprob=sum(entry.logprob for entry in self._logprobs) if wanted else None,
+            error=self.error,
+        )
+
+    def _decode(self, output: Output) -> tuple[str, int, str | None]:
+        """(new text, how many tokens belong to the completion, the stop string that its last token completed)."""
+        tokens = output.tokens
+        if self._detokenizer is None:
+            return "", len(tokens), None
+        spoken = tokens
+        if output.stop_token is not None and not self._params.include_stop_str_in_output:
+            spoken = tokens[:-1]
+        if self._stops is None:
+            return self._detokenizer.push(spoken), len(tokens), None
+        text = ""
+        # One by one, to know which token completed a stop string.
+        for count, token in enumerate(spoken, start=1):
+            piece = self._detokenizer.push((token,))
+            if len(self.token_ids) + count <= self._params.min_tokens:
+                text += piece
+                continue
+            safe, matched = self._stops.push(piece)
+            text += safe
+            if matched is not None:
+                return text, count, matched
+        return text, len(tokens), None
+
+    def _rest(self) -> tuple[str, str | None]:
+        """What was held back as the possible beginning of a character or stop string, now that no more will come."""
+        if self._detokenizer is None:
+            return "", None
+        tail = self._detokenizer.finish()
+        if self._stops is None:
+            return tail, None
+        safe, matched = self._stops.push(tail)
+        return (safe, matched) if matched is not None else (safe + self._stops.flush(), None)
+
+
+def by_token(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> LogprobsByToken:
+    """vLLM's form of the log-probabilities at one position."""
+    found = {entry.token: Logprob(entry.logprob, entry.rank, decoded(entry.token, tokenizer))}
+    for token, logprob, rank in entry.top:
+        found.setdefault(token, Logprob(logprob, rank, decoded(token, tokenizer)))
+    return found
+
+
+def decoded(token: int, tokenizer: Tokenizer | None) -> str | None:
+    """The text of a token by itself; replacement characters where it is only part of a character."""
+    return None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)

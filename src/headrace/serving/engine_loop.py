@@ -1,0 +1,123 @@
+"""The engine process: messages in, steps, messages out. Single-threaded; the socket is its only tie to the world."""
+
+from __future__ import annotations
+
+import logging
+
+from headrace.core.engine import Engine
+from headrace.core.executor import Executor
+from headrace.core.types import NewRequest
+from headrace.errors import EngineDead, HeadraceError, InvalidParams
+from headrace.serving.clock import MONOTONIC, Clock
+from headrace.serving.connection import Connection, ParentGone
+from headrace.serving.facts import ModelFacts
+from headrace.serving.frames import WireError
+from headrace.serving.messages import Abort, Accepted, Add, Message, Shutdown, StatsRequest, ToEngine
+from headrace.serving.stepper import Stepper
+from headrace.serving.translate import (
+    facts_to_wire,
+    failure_to_wire,
+    outputs_to_wire,
+    refusal_to_wire,
+    request_from_wire,
+    stats_to_wire,
+)
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+MAX_PROMPT_LOGPROBS = 2_000_000
+"""Most prompt log-probabilities of one request, positions times alternatives, so that a step fits into a frame."""
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Serves one parent until it says Shutdown, closes the socket, or the engine fails.
+
+    Messages are taken in between steps. While the engine has nothing to run, the loop sleeps on the socket.
+    """
+
+    def __init__(
+        self, connection: Connection, engine: Engine, executor: Executor, clock: Clock = MONOTONIC
+    ) -> None:
+        self._connection = connection
+        self._engine = engine
+        self._stepper = Stepper(engine, executor, clock)
+        self._clock = clock
+        self._wait_until: float | None = None
+
+    def run(self, facts: ModelFacts) -> int:
+        """Announce the model, then serve. Returns the exit code of the process."""
+        try:
+            self._connection.send(facts_to_wire(facts))
+            while self._turn():
+                pass
+        except ParentGone:
+            return EXIT_OK
+        except (EngineDead, WireError) as error:
+            _log.error("the engine process ends", exc_info=error)
+            self._report(error)
+            return EXIT_FAILED
+        return EXIT_OK
+
+    def _turn(self) -> bool:
+        """Take in messages and run a step; False when the parent asked for the end."""
+        answers: list[Message] = []
+        for message in self._connection.receive(self._patience()):
+            if isinstance(message, Shutdown):
+                return False
+            answer = self._handle(message)
+            if answer is not None:
+                answers.append(answer)
+        self._connection.send(*answers)  # before the step: nobody should wait for that to be told "no"
+        if self._engine.has_work:
+            step = self._stepper.step()
+            self._wait_until = step.wait_until
+            self._connection.send(*outputs_to_wire(step.outputs))
+        return True
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a message before the next step; None without end."""
+        if not self._engine.has_work:
+            return None
+        if self._wait_until is None:
+            return 0.0
+        return self._wait_until - self._clock()
+
+    def _handle(self, message: ToEngine) -> Message | None:
+        match message:
+            case Add():
+                return self._add(message)
+            case Abort():
+                self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
+                return None
+            case StatsRequest():
+                return stats_to_wire(message.number, self._engine.stats())
+            case _:
+                raise WireError(f"a {type(message).__name__} message has no place here")
+
+    def _add(self, message: Add) -> Message:
+        try:
+            new = request_from_wire(message)
+            _check_size(new)
+            self._engine.add(new, self._clock())
+        except HeadraceError as error:
+            return refusal_to_wire(message.request_id, error)
+        self._wait_until = None
+        return Accepted(message.request_id)
+
+    def _report(self, error: Exception) -> None:
+        try:
+            self._connection.send(failure_to_wire(error))
+        except (ParentGone, WireError):
+            return  # it cannot be told, and need not be: it sees the socket close
+
+
+def _check_size(new: NewRequest) -> None:
+    wanted = new.params.prompt_logprobs
+    if wanted is not None and len(new.prompt) * (wanted + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidParams(
+            f"prompt_logprobs {wanted} of {len(new.prompt)} prompt tokens are more than {MAX_PROMPT_LOGPROBS} "
+            "log-probabilities"
+        )

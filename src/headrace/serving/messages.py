@@ -1,0 +1,271 @@
+"""What the server process and the engine process say to each other: frozen, typed, bounded, never pickled.
+
+A message is a msgpack array that begins with its kind. Decoding checks every type and length; a failure means that
+the other side is broken, so it is an error of the connection. `translate` turns these into the core's types.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from headrace.core.params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_LIST,
+)
+from headrace.core.types import FinishReason
+from headrace.serving.frames import WireError
+
+MAX_NAME_CHARS = 512
+"""Longest request id, user, cache salt, device or kind."""
+MAX_PATH_CHARS = 8192
+MAX_TEXT_CHARS = 16_384
+"""Longest error sentence."""
+MAX_CONFIG_CHARS = 1_000_000
+MAX_TOKENS = 2**24
+"""Most tokens of a prompt, or positions with log-probabilities, in one message."""
+MAX_BATCH = 65_536
+"""Most requests in one message of outputs."""
+MAX_REASONS = 64
+
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+Path = Annotated[str, Meta(max_length=MAX_PATH_CHARS)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+Count = Annotated[int, Meta(ge=0)]
+Index = Annotated[int, Meta(ge=0, lt=MAX_N)]
+Tokens = Annotated[tuple[int, ...], Meta(max_length=MAX_TOKENS)]
+TokenList = Annotated[tuple[int, ...], Meta(max_length=MAX_TOKEN_LIST)]
+
+
+class Plain(Struct, frozen=True, array_like=True):
+    """Parts of messages."""
+
+
+class Params(Plain):
+    """SamplingParams, field by field; its constructor checks the ranges again on the other side."""
+
+    n: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_TOKEN_LIST)] | None
+    allowed_token_ids: TokenList | None
+    banned_token_ids: TokenList | None
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)], ...], Meta(max_length=MAX_STOP_STRINGS)
+    ]
+    stop_token_ids: TokenList
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    skip_special_tokens: bool
+
+
+class LogprobsAt(Plain):
+    """TokenLogprobs."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: Annotated[tuple[tuple[int, float, int], ...], Meta(max_length=MAX_LOGPROBS)]
+
+
+class Miss(Plain):
+    """CacheMiss."""
+
+    reason: Text
+    token: int
+    detail: Text
+
+
+class Times(Plain):
+    """RequestStats."""
+
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    finished_s: float | None
+    num_prompt: Count
+    num_cached: Count
+    num_preemptions: Count
+    num_output: Count
+    num_drafted: Count
+    num_accepted: Count
+    miss: Miss | None
+
+
+class News(Plain):
+    """Output."""
+
+    request_id: Name
+    index: Index
+    tokens: Tokens
+    logprobs: Annotated[tuple[LogprobsAt, ...], Meta(max_length=MAX_TOKENS)]
+    prompt_logprobs: Annotated[tuple[LogprobsAt, ...], Meta(max_length=MAX_TOKENS)]
+    finish_reason: FinishReason | None
+    error: Text | None
+    stop_token: int | None
+    stats: Times | None
+
+
+class SchedulerCounts(Plain):
+    """SchedulerStats."""
+
+    steps: Count
+    scheduled_tokens: Count
+    output_tokens: Count
+    preemptions: Count
+    forks: Count
+    block_copies: Count
+
+
+class CacheCounts(Plain):
+    """CacheStats."""
+
+    queries: Count
+    hits: Count
+    evictions: Count
+    misses: Annotated[dict[Name, Count], Meta(max_length=MAX_REASONS)]
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True):
+    """What a frame holds."""
+
+
+# ---- To the engine process ----
+
+
+class Hello(Message):
+    """The first message: EngineConfig as JSON, and the version of the sender, which must be the receiver's."""
+
+    version: Name
+    config: Annotated[str, Meta(max_length=MAX_CONFIG_CHARS)]
+
+
+class Add(Message):
+    """NewRequest. Answered by Accepted or Refused, before any Outputs."""
+
+    request_id: Name
+    prompt: Tokens
+    params: Params
+    priority: int
+    user: Name
+    cache_salt: Name
+
+
+class Abort(Message):
+    """End a request, or one completion of it, because its caller has gone or found a stop string."""
+
+    request_id: Name
+    index: Index | None
+    stopped: bool
+
+
+class StatsRequest(Message):
+    """Answered by Stats with the same number."""
+
+    number: Count
+
+
+class Shutdown(Message):
+    """End at once, dropping what runs."""
+
+
+# ---- From the engine process ----
+
+
+class Ready(Message):
+    """The model is loaded; ModelFacts."""
+
+    model: Path
+    vocab_size: Count
+    max_model_len: Count | None
+    tokenizer_folder: Path | None
+    device: Name
+    dtype: Name
+    max_num_seqs: Count
+    block_size: Count
+    num_kv_blocks: Count
+
+
+class Accepted(Message):
+    request_id: Name
+
+
+class Refused(Message):
+    """The request alone has failed; `kind` is the error's class in `headrace.errors`."""
+
+    request_id: Name
+    kind: Name
+    text: Text
+
+
+class Outputs(Message):
+    """The news of one step, or part of it where it is much."""
+
+    news: Annotated[tuple[News, ...], Meta(max_length=MAX_BATCH)]
+
+
+class Stats(Message):
+    """EngineStats."""
+
+    number: Count
+    running: Count
+    waiting: Count
+    total_blocks: Count
+    free_blocks: Count
+    scheduler: SchedulerCounts
+    cache: CacheCounts | None
+
+
+class Failed(Message):
+    """The engine could not start, or has ended; the process exits behind this."""
+
+    kind: Name
+    text: Text
+
+
+ToEngine = Hello | Add | Abort | StatsRequest | Shutdown
+FromEngine = Ready | Accepted | Refused | Outputs | Stats | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: Message) -> bytes:
+    """Raises WireError for values that the format cannot hold, such as integers beyond 64 bits."""
+    try:
+        return _encoder.encode(message)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise WireError(f"a {type(message).__name__} message cannot be written: {error}") from error
+
+
+def decode_to_engine(payload: bytes) -> ToEngine:
+    """Raises WireError for anything but a message to the engine."""
+    try:
+        return _to_engine.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"not a message to the engine: {error}") from error
+
+
+def decode_from_engine(payload: bytes) -> FromEngine:
+    """Raises WireError for anything but a message from the engine."""
+    try:
+        return _from_engine.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"not a message from the engine: {error}") from error

@@ -1,0 +1,131 @@
+"""Core outputs in; text, finished results and the completions to stop out. The same for every client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.core.types import NewRequest, Output, TokenLogprobs
+from headrace.errors import InvalidParams
+from headrace.serving.completion import Completion, Delta, by_token
+from headrace.serving.outputs import LogprobsByToken, RequestOutput
+from headrace.serving.request_metrics import request_metrics
+from headrace.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a batch of core outputs means.
+
+    deltas: additions to completions, in order. finished: requests all of whose completions have ended at the
+    engine, so that their metrics are known. to_stop: (request id, completion) pairs that met a stop string: the
+    caller must abort them at the engine with `stopped=True`.
+    """
+
+    deltas: tuple[Delta, ...] = ()
+    finished: tuple[RequestOutput, ...] = ()
+    to_stop: tuple[tuple[str, int], ...] = ()
+
+
+class OutputProcessor:
+    """Holds the text of every request between `add` and its end.
+
+    Without a tokenizer (models of random weights) all text is empty and stop strings are refused. Outputs of
+    requests that are not known, or not any more, are ignored.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, _Request] = {}
+
+    def __len__(self) -> int:
+        """Requests that have not finished."""
+        return len(self._requests)
+
+    def add(self, new: NewRequest, prompt: str | None = None) -> None:
+        """Expect outputs of a request; `prompt` is its text, if it has one.
+
+        Raises InvalidParams for stop strings that cannot be looked for, and for an id that is in use.
+        """
+        if new.request_id in self._requests:
+            raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
+        if new.params.stop and self._tokenizer is None:
+            raise InvalidParams("stop strings need a tokenizer, and this model has none: use stop_token_ids")
+        self._requests[new.request_id] = _Request(new, prompt, self._tokenizer)
+
+    def discard(self, request_id: str) -> None:
+        """Forget a request; what still comes for it is ignored. Unknown ids are, too."""
+        self._requests.pop(request_id, None)
+
+    def process(self, outputs: Iterable[Output]) -> Progress:
+        """Take in news from the engine, in the order in which it came."""
+        deltas: list[Delta] = []
+        finished: list[RequestOutput] = []
+        to_stop: list[tuple[str, int]] = []
+        for output in outputs:
+            request = self._requests.get(output.request_id)
+            if request is None:
+                continue
+            delta = request.take(output)
+            if delta is not None:
+                deltas.append(delta)
+                if delta.finish_reason is not None and output.finish_reason is None:
+                    to_stop.append((output.request_id, output.index))
+            if request.ended:
+                del self._requests[output.request_id]
+                finished.append(request.result(finished=True))
+        return Progress(tuple(deltas), tuple(finished), tuple(to_stop))
+
+    def snapshot(self, request_id: str) -> RequestOutput:
+        """The result of an unfinished request so far. Raises KeyError for one that is not known any more."""
+        return self._requests[request_id].result(finished=False)
+
+
+class _Request:
+    def __init__(self, new: NewRequest, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+        self._new = new
+        self._prompt = prompt
+        self._tokenizer = tokenizer
+        self._completions = [
+            Completion(index, new.params, tokenizer, new.prompt) for index in range(new.params.n)
+        ]
+        self._running = set(range(new.params.n))
+        self._prompt_logprobs: list[TokenLogprobs] = []
+
+    @property
+    def ended(self) -> bool:
+        """The engine has said the last word on every completion."""
+        return not self._running
+
+    def take(self, output: Output) -> Delta | None:
+        if output.index not in self._running:
+            return None
+        if output.index == 0:  # every completion computes the same prompt, or shares it
+            self._prompt_logprobs.extend(output.prompt_logprobs)
+        if output.finish_reason is not None:
+            self._running.discard(output.index)
+        return self._completions[output.index].take(output)
+
+    def result(self, finished: bool) -> RequestOutput:
+        completions = self._completions
+        metrics = request_metrics(
+            [one.stats for one in completions if one.stats is not None],
+            len(self._new.prompt),
+            sum(len(one.token_ids) for one in completions),
+        )
+        return RequestOutput(
+            request_id=self._new.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._new.prompt,
+            outputs=[one.result() for one in completions],
+            finished=finished,
+            prompt_logprobs=self._prompt_logprobs_by_token(),
+            metrics=metrics,
+            num_cached_tokens=metrics.num_cached_tokens,
+        )
+
+    def _prompt_logprobs_by_token(self) -> list[LogprobsByToken | None] | None:
+        if self._new.params.prompt_logprobs is None:
+            return None
+        # The engine reports from the second prompt token on: nothing comes before the first.
+        return [None, *(by_token(entry, self._tokenizer) for entry in self._prompt_logprobs)]

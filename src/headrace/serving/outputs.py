@@ -1,0 +1,81 @@
+"""What a caller gets back: plain frozen values with vLLM's names where the thing is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural logarithm of a token's probability; `rank` counts from 1, the most likely token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None  # None for models without a tokenizer
+
+
+LogprobsByToken = dict[int, Logprob]
+"""Log-probabilities at one position: the token that stands there first, then the most likely ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds on the engine's clock, None where it did not come to that; counts in tokens.
+
+    queue_s: arrival to first scheduling. ttft_s: arrival to the first output token. tpot_s: mean time of an output
+    token behind the first. e2e_s: arrival to the end. Several completions of one prompt share one arrival: queue_s
+    and ttft_s are those of the earliest, e2e_s of the latest, and the counts are sums.
+    num_cached_tokens: prompt tokens taken from the prefix cache; cache_miss: why it were not more.
+    """
+
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    cache_miss: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion, so far or in full.
+
+    text: cut before the stop string, unless `include_stop_str_in_output` asked for it.
+    token_ids: every sampled token, a stop token and the token that completed a stop string included.
+    finish_reason: None while it runs, then "stop", "length", "abort" or "error".
+    stop_reason: the stop string or the id of `stop_token_ids` that ended it; None for end-of-sequence.
+    logprobs: one entry a token, where asked for. cumulative_logprob: their sum.
+    error: what went wrong, with the finish reason "error".
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[LogprobsByToken] | None = None
+    cumulative_logprob: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request and its completions, in order of their index.
+
+    prompt: None where the request came as token ids. prompt_logprobs: one entry a prompt token, the first of them
+    None. metrics and num_cached_tokens are filled in when the request is finished.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[LogprobsByToken | None] | None
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0

@@ -1,0 +1,279 @@
+"""The client of an engine in another process: one event loop here, one socket, many streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from headrace import __version__
+from headrace.core.engine import EngineStats
+from headrace.core.types import NewRequest, Output
+from headrace.errors import EngineDead, HeadraceError, InvalidParams, Overloaded
+from headrace.serving.child import ENGINE_COMMAND, Child, describe_exit
+from headrace.serving.facts import ModelFacts
+from headrace.serving.frames import FrameBuffer, WireError, frame
+from headrace.serving.messages import (
+    Abort,
+    Accepted,
+    Failed,
+    FromEngine,
+    Hello,
+    Message,
+    Outputs,
+    Ready,
+    Refused,
+    Shutdown,
+    Stats,
+    StatsRequest,
+    decode_from_engine,
+    encode,
+)
+from headrace.serving.stream import MAX_UNREAD, OutputStream
+from headrace.serving.translate import (
+    error_from_wire,
+    facts_from_wire,
+    outputs_from_wire,
+    request_to_wire,
+    stats_from_wire,
+)
+
+MAX_IN_FLIGHT = 2048
+"""Most completions that may run or wait at the engine; the next request is refused as Overloaded."""
+
+_READ_BYTES = 1 << 18
+_EXIT_CODE_WAIT_S = 0.5
+_GRACE_S = 5.0
+
+
+class ProcessClient:
+    """Starts an engine process and talks to it; made by `start`, ended by `aclose`. An AsyncClient.
+
+    When the engine process ends by itself, every stream and every call that waits raises EngineDead at once,
+    `healthy` turns False, and further requests are refused with the same error.
+    """
+
+    def __init__(
+        self, child: Child, *, max_in_flight: int = MAX_IN_FLIGHT, max_unread: int = MAX_UNREAD
+    ) -> None:
+        self._child = child
+        self._max_in_flight = max_in_flight
+        self._max_unread = max_unread
+        self._in_flight = 0
+        self._streams: dict[str, tuple[OutputStream, int]] = {}
+        self._accepting: dict[str, asyncio.Future[None]] = {}
+        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._numbers = itertools.count()
+        self._error: str | None = None  # why the engine is dead
+        self._facts: ModelFacts | None = None
+        self._ready: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read(), name="engine-reader")
+
+    @classmethod
+    async def start(
+        cls,
+        config: Mapping[str, object],
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        max_unread: int = MAX_UNREAD,
+    ) -> ProcessClient:
+        """Start the process with the options of `EngineConfig.to_json` and wait until its model is loaded.
+
+        Raises what the engine process raised (ConfigError, ModelError, …), or EngineDead if it just ended.
+        """
+        client = cls(await Child.start(command), max_in_flight=max_in_flight, max_unread=max_unread)
+        try:
+            client._send(Hello(__version__, json.dumps(config)))
+            client._facts = await client._ready
+        except BaseException:
+            await client._end(EngineDead("the engine did not start"), grace_s=0.0)
+            raise
+        return client
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the engine process said about its model."""
+        if self._facts is None:
+            raise RuntimeError("the engine is not ready")
+        return self._facts
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine process has ended."""
+        return self._error is None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine process."""
+        return self._child.pid
+
+    async def submit(self, new: NewRequest) -> OutputStream:
+        """Hand over a request; see AsyncClient. A caller that is cancelled meanwhile leaves nothing running."""
+        self._check_alive()
+        if new.request_id in self._streams:
+            raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
+        if self._in_flight + new.params.n > self._max_in_flight:
+            raise Overloaded(f"{self._in_flight} completions are running or waiting: try again later")
+        payload = _payload(new)
+        stream = OutputStream(new.request_id, new.params.n, self._max_unread)
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._streams[new.request_id] = (stream, new.params.n)
+        self._in_flight += new.params.n
+        self._accepting[new.request_id] = accepted
+        self._child.writer.write(payload)
+        try:
+            await accepted
+        except HeadraceError:
+            self._forget(new.request_id)
+            raise
+        except asyncio.CancelledError:
+            self.abort(new.request_id)
+            raise
+        finally:
+            self._accepting.pop(new.request_id, None)
+        return stream
+
+    def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
+        """End a request, or one completion of it; see AsyncClient. Unknown ids are ignored."""
+        if request_id not in self._streams:
+            return
+        if index is None:
+            self._streams[request_id][0].close()
+            self._forget(request_id)
+        if self._error is None:
+            self._send(Abort(request_id, index, stopped))
+
+    async def stats(self) -> EngineStats:
+        """A snapshot, taken between two steps."""
+        self._check_alive()
+        number = next(self._numbers)
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            self._send(StatsRequest(number))
+            return await answer
+        finally:
+            self._asked.pop(number, None)
+
+    async def aclose(self, grace_s: float = _GRACE_S) -> None:
+        """Ask the engine process to end, kill it if it does not within `grace_s` seconds; no child is left.
+
+        Streams that are still open raise EngineDead. Closing twice does nothing.
+        """
+        if self._error is None:
+            self._send(Shutdown())
+        await self._end(EngineDead("the engine was shut down"), grace_s)
+
+    # ---- The other direction ----
+
+    async def _read(self) -> None:
+        """Hand out messages until the stream ends, then tell everybody."""
+        frames = FrameBuffer()
+        error: HeadraceError | None = None
+        try:
+            while error is None and (data := await self._child.reader.read(_READ_BYTES)):
+                for payload in frames.feed(data):
+                    message = decode_from_engine(payload)
+                    if isinstance(message, Failed):
+                        error = error_from_wire(message)
+                    else:
+                        self._dispatch(message)
+        except WireError as broken:
+            error = EngineDead(f"the engine process sent something else than messages: {broken}")
+        except OSError:
+            pass  # a reset is an end like any other
+        if error is None:
+            code = await self._child.wait(_EXIT_CODE_WAIT_S)
+            before = "" if self._ready.done() else " before its model was loaded"
+            error = EngineDead(f"the engine process {describe_exit(code)}{before}")
+        self._die(error)
+        await self._child.stop(_GRACE_S)
+
+    def _dispatch(self, message: FromEngine) -> None:
+        match message:
+            case Outputs():
+                for output in outputs_from_wire(message):
+                    self._deliver(output)
+            case Accepted():
+                _settle(self._accepting.get(message.request_id), None)
+            case Refused():
+                _fail(self._accepting.get(message.request_id), error_from_wire(message))
+            case Stats():
+                _settle(self._asked.get(message.number), stats_from_wire(message))
+            case Ready():
+                if self._ready.done():
+                    raise WireError("a second Ready message")
+                self._ready.set_result(facts_from_wire(message))
+            case _:
+                raise WireError(f"a {type(message).__name__} message has no place here")
+
+    def _deliver(self, output: Output) -> None:
+        if output.request_id not in self._streams:
+            return  # aborted here, not yet there
+        stream, _ = self._streams[output.request_id]
+        stream.put(output)
+        if stream.full:
+            stream.fail(Overloaded("the output was not read as fast as it came: the request was given up"))
+            self._send(Abort(output.request_id, None, False))
+        if stream.ended:
+            self._forget(output.request_id)
+
+    # ---- Endings ----
+
+    def _die(self, error: HeadraceError) -> None:
+        """Everything that waits learns that it waits in vain."""
+        if self._error is not None:
+            return
+        self._error = str(error)
+        # Before the model is loaded the error is the caller's to mend; after that the engine is dead, whatever it was.
+        _fail(self._ready, error)
+        for waiting in (*self._accepting.values(), *self._asked.values()):
+            _fail(waiting, EngineDead(self._error))
+        for stream, _ in self._streams.values():
+            stream.fail(EngineDead(self._error))
+        self._streams.clear()
+        self._in_flight = 0
+
+    async def _end(self, error: HeadraceError, grace_s: float) -> None:
+        self._die(error)
+        try:
+            await self._child.stop(grace_s)
+        finally:
+            self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise EngineDead(self._error)
+
+    def _forget(self, request_id: str) -> None:
+        held = self._streams.pop(request_id, None)
+        if held is not None:
+            self._in_flight -= held[1]
+
+    def _send(self, message: Message) -> None:
+        self._child.writer.write(frame(encode(message)))
+
+
+def _payload(new: NewRequest) -> bytes:
+    try:
+        return frame(encode(request_to_wire(new)))
+    except WireError as error:
+        raise InvalidParams(f"the request cannot be sent to the engine: {error}") from error
+
+
+_Value = TypeVar("_Value")
+
+
+def _settle(future: asyncio.Future[_Value] | None, value: _Value) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[_Value] | None, error: HeadraceError) -> None:
+    if future is not None and not future.done():
+        future.set_exception(error)
+        future.exception()  # looked at: whoever was to wait for it may have gone

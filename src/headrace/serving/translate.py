@@ -1,0 +1,163 @@
+"""Between the core's types and the messages that carry them. Fields have the same names on both sides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from headrace import errors
+from headrace.core.engine import EngineStats
+from headrace.core.params import SamplingParams
+from headrace.core.prefix_cache import CacheStats
+from headrace.core.scheduler import SchedulerStats
+from headrace.core.types import CacheMiss, NewRequest, Output, RequestStats, TokenLogprobs
+from headrace.errors import EngineDead, HeadraceError, InvalidParams
+from headrace.serving import messages as wire
+from headrace.serving.facts import ModelFacts
+
+MAX_ENTRIES_PER_MESSAGE = 1_000_000
+"""Tokens and log-probabilities after which the news of one step goes on in another message."""
+
+
+def fields_of(kind: type[wire.Plain] | type[wire.Message], source: object) -> dict[str, Any]:
+    """The attributes of `source` that a message of this kind carries."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__}
+
+
+def facts_to_wire(facts: ModelFacts) -> wire.Ready:
+    return wire.Ready(**fields_of(wire.Ready, facts))
+
+
+def facts_from_wire(ready: wire.Ready) -> ModelFacts:
+    return ModelFacts(**fields_of(wire.Ready, ready))
+
+
+def request_to_wire(new: NewRequest) -> wire.Add:
+    """Raises InvalidParams where a field is too long for a message."""
+    for name, size in (
+        ("the request id", len(new.request_id)),
+        ("user", len(new.user)),
+        ("cache_salt", len(new.cache_salt)),
+    ):
+        if size > wire.MAX_NAME_CHARS:
+            raise InvalidParams(f"{name} has {size} characters, at most {wire.MAX_NAME_CHARS} are allowed")
+    if len(new.prompt) > wire.MAX_TOKENS:
+        raise InvalidParams(f"the prompt has {len(new.prompt)} tokens, at most {wire.MAX_TOKENS} are allowed")
+    params = wire.Params(**fields_of(wire.Params, new.params))
+    return wire.Add(new.request_id, new.prompt, params, new.priority, new.user, new.cache_salt)
+
+
+def request_from_wire(add: wire.Add) -> NewRequest:
+    """Raises InvalidParams where a sampling parameter is out of its range."""
+    params = SamplingParams(**fields_of(wire.Params, add.params))
+    return NewRequest(add.request_id, add.prompt, params, add.priority, add.user, add.cache_salt)
+
+
+def outputs_to_wire(outputs: Iterable[Output]) -> Iterator[wire.Outputs]:
+    """One message, or several where log-probabilities make the news of a step large."""
+    batch: list[wire.News] = []
+    entries = 0
+    for output in outputs:
+        entries += _entries(output)
+        batch.append(_news(output))
+        if entries >= MAX_ENTRIES_PER_MESSAGE or len(batch) == wire.MAX_BATCH:
+            yield wire.Outputs(tuple(batch))
+            batch, entries = [], 0
+    if batch:
+        yield wire.Outputs(tuple(batch))
+
+
+def outputs_from_wire(outputs: wire.Outputs) -> list[Output]:
+    return [_output(news) for news in outputs.news]
+
+
+def stats_to_wire(number: int, stats: EngineStats) -> wire.Stats:
+    cache = None
+    if stats.cache is not None:
+        held = stats.cache
+        cache = wire.CacheCounts(held.queries, held.hits, held.evictions, dict(held.misses))
+    counts = wire.SchedulerCounts(**fields_of(wire.SchedulerCounts, stats.scheduler))
+    return wire.Stats(
+        number, stats.running, stats.waiting, stats.total_blocks, stats.free_blocks, counts, cache
+    )
+
+
+def stats_from_wire(stats: wire.Stats) -> EngineStats:
+    cache = None
+    if stats.cache is not None:
+        held = stats.cache
+        cache = CacheStats(held.queries, held.hits, held.evictions, Counter(held.misses))
+    counts = SchedulerStats(**fields_of(wire.SchedulerCounts, stats.scheduler))
+    return EngineStats(stats.running, stats.waiting, stats.total_blocks, stats.free_blocks, counts, cache)
+
+
+def failure_to_wire(error: Exception) -> wire.Failed:
+    return wire.Failed(_kind(error), _sentence(error))
+
+
+def refusal_to_wire(request_id: str, error: HeadraceError) -> wire.Refused:
+    return wire.Refused(request_id, _kind(error), _sentence(error))
+
+
+def error_from_wire(message: wire.Failed | wire.Refused) -> HeadraceError:
+    """The error with its own class; EngineDead where this version knows no such class."""
+    kind = getattr(errors, message.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
+        kind = EngineDead
+    error: HeadraceError = kind(message.text)
+    return error
+
+
+def _kind(error: Exception) -> str:
+    """The nearest class that the tree of errors names."""
+    for kind in type(error).__mro__:
+        if issubclass(kind, HeadraceError) and getattr(errors, kind.__name__, None) is kind:
+            return kind.__name__
+    return EngineDead.__name__
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    if not isinstance(error, HeadraceError):
+        text = f"{type(error).__name__}: {text}"
+    return text[: wire.MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
+
+
+def _entries(output: Output) -> int:
+    return len(output.tokens) + sum(
+        1 + len(entry.top) for part in (output.logprobs, output.prompt_logprobs) for entry in part
+    )
+
+
+def _news(output: Output) -> wire.News:
+    stats = None
+    if output.stats is not None:
+        miss = output.stats.miss
+        told = None if miss is None else wire.Miss(miss.reason, miss.token, miss.detail)
+        stats = wire.Times(**fields_of(wire.Times, output.stats) | {"miss": told})
+    return wire.News(
+        output.request_id, output.index, output.tokens, _logprobs_to_wire(output.logprobs),
+        _logprobs_to_wire(output.prompt_logprobs), output.finish_reason,
+        None if output.error is None else output.error[: wire.MAX_TEXT_CHARS], output.stop_token, stats,
+    )  # fmt: skip
+
+
+def _output(news: wire.News) -> Output:
+    stats = None
+    if news.stats is not None:
+        miss = news.stats.miss
+        told = None if miss is None else CacheMiss(miss.reason, miss.token, miss.detail)
+        stats = RequestStats(**fields_of(wire.Times, news.stats) | {"miss": told})
+    return Output(
+        news.request_id, news.index, news.tokens, _logprobs_from_wire(news.logprobs),
+        _logprobs_from_wire(news.prompt_logprobs), news.finish_reason, news.error, news.stop_token, stats,
+    )  # fmt: skip
+
+
+def _logprobs_to_wire(entries: tuple[TokenLogprobs, ...]) -> tuple[wire.LogprobsAt, ...]:
+    return tuple(wire.LogprobsAt(entry.token, entry.logprob, entry.rank, entry.top) for entry in entries)
+
+
+def _logprobs_from_wire(entries: tuple[wire.LogprobsAt, ...]) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(entry.token, entry.logprob, entry.rank, entry.top) for entry in entries)
