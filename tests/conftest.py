@@ -1,10 +1,24 @@
-"""What every test may use."""
+"""What every test may use: skips by instruction set, few threads, small models on disk."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
+import torch
+import transformers
 
 from headrace.ops.cpu_features import FLAGS, detect
+
+BUNDLED = Path(__file__).parent.parent / "src" / "headrace" / "bundled"
+
+_SIZES = {
+    "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "initializer_range": 0.2,  # wide, so that the best token leads by far more than rounding
+}  # fmt: skip
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -13,3 +27,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"needs_isa names unknown flags: {', '.join(sorted(unknown))}")
     if missing := wanted - detect().flags:
         pytest.skip(f"this CPU lacks {', '.join(sorted(missing))}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Folders of random models with the bundled tokenizer, by name: one with a window, one with both kinds of layer."""
+    configs = {
+        "mistral": transformers.MistralConfig(**_SIZES, sliding_window=24),
+        "qwen2-hybrid": transformers.Qwen2Config(
+            **_SIZES, use_sliding_window=True, sliding_window=24, max_window_layers=2
+        ),
+    }
+    folders = {}
+    for name, config in configs.items():
+        folder = tmp_path_factory.mktemp(name)
+        torch.manual_seed(0)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(BUNDLED / "tale" / file, folder)
+        folders[name] = str(folder)
+    return folders

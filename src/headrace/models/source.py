@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import os
 import re
@@ -47,7 +46,7 @@ def resolve_model(name: str) -> ModelSource:
     """
     if name in BUNDLED:
         return _from_folder(
-            "bundled", name, Path(str(importlib.resources.files("headrace"))) / "bundled" / name
+            "bundled", name, Path(__file__).resolve().parent.parent / "bundled" / name
         )
     if name.startswith(SHAPE_PREFIX):
         return _from_shape(name)

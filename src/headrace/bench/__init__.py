@@ -1,0 +1,1 @@
+"""Workloads, the engine settings that are compared, and readable reports."""

@@ -1,0 +1,148 @@
+"""Runs a workload on an engine and measures it from outside the core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headrace.bench.workload import Arrival
+from headrace.core.engine import Engine
+from headrace.core.executor import Executor
+from headrace.core.types import RequestStats
+from headrace.errors import HeadraceError
+
+KV_SAMPLE_EVERY = 4  # steps between two looks at the KV occupancy, which costs time
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Times in seconds, memory in tokens of KV. TTFT counts from arrival; TPOT is the mean gap between the output
+    tokens of one request. KV figures are means over the run."""
+
+    wall_s: float
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+    e2e_s: tuple[float, ...]
+    steps: int
+    mean_batch: float  # sequences a step
+    kv_reserved: float
+    kv_used: float
+    hit_rate: float  # prompt tokens taken from the prefix cache
+    preemptions: int
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens a second."""
+        return self.output_tokens / self.wall_s
+
+    @property
+    def total_rate(self) -> float:
+        """Prompt and output tokens a second."""
+        return (self.prompt_tokens + self.output_tokens) / self.wall_s
+
+
+@dataclass(slots=True)
+class _Tally:
+    done: list[RequestStats] = field(default_factory=list)
+    steps: int = 0
+    slices: int = 0
+    reserved: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+
+
+def run_workload(
+    engine: Engine,
+    executor: Executor,
+    arrivals: Sequence[Arrival],
+    on_token: Callable[[int], None] | None = None,
+) -> Measured:
+    """Send every request at its time, run the engine until all have ended, and measure.
+
+    `on_token` is told how many output tokens each step gave. Raises HeadraceError if a request fails.
+    """
+    tally = _Tally()
+    queue = sorted(arrivals, key=lambda arrival: arrival.at_s)
+    begin = time.monotonic()
+    sent = 0
+    while sent < len(queue) or engine.has_work:
+        now = time.monotonic()
+        while sent < len(queue) and begin + queue[sent].at_s <= now:
+            engine.add(queue[sent].request, begin + queue[sent].at_s)
+            sent += 1
+        plan = engine.begin(now)
+        if plan.empty:
+            engine.finish(executor.execute(plan), now)
+            next_arrival = begin + queue[sent].at_s if sent < len(queue) else float("inf")
+            _sleep_until(min(next_arrival, plan.wait_until or float("inf")))
+            continue
+        if plan.step_id % KV_SAMPLE_EVERY == 0:
+            _look_at_kv(engine, tally)
+        outputs = engine.finish(executor.execute(plan), time.monotonic())
+        tally.steps += bool(plan.slices)
+        tally.slices += len(plan.slices)
+        for output in outputs:
+            if output.error is not None:
+                raise HeadraceError(f"request {output.request_id} failed: {output.error}")
+            if output.stats is not None:
+                tally.done.append(output.stats)
+        if on_token is not None:
+            on_token(sum(len(output.tokens) for output in outputs))
+    return _summary(tally, time.monotonic() - begin)
+
+
+def _look_at_kv(engine: Engine, tally: _Tally) -> None:
+    usage = engine.kv_usage()
+    tally.reserved.append(usage.reserved_tokens)
+    tally.used.append(usage.used_tokens)
+
+
+def _sleep_until(when: float) -> None:
+    if when != float("inf"):
+        time.sleep(max(0.0, when - time.monotonic()))
+
+
+def _summary(tally: _Tally, wall_s: float) -> Measured:
+    done = tally.done
+    prompt = sum(stats.num_prompt for stats in done)
+    return Measured(
+        wall_s=wall_s,
+        requests=len(done),
+        prompt_tokens=prompt,
+        output_tokens=sum(stats.num_output for stats in done),
+        ttft_s=tuple(s.first_token_s - s.arrival_s for s in done if s.first_token_s is not None),
+        tpot_s=tuple(tpot for s in done if (tpot := time_per_output_token(s)) is not None),
+        e2e_s=tuple(s.finished_s - s.arrival_s for s in done if s.finished_s is not None),
+        steps=tally.steps,
+        mean_batch=tally.slices / max(1, tally.steps),
+        kv_reserved=_mean(tally.reserved),
+        kv_used=_mean(tally.used),
+        hit_rate=sum(stats.num_cached for stats in done) / max(1, prompt),
+        preemptions=sum(stats.num_preemptions for stats in done),
+    )
+
+
+def time_per_output_token(stats: RequestStats) -> float | None:
+    """Mean seconds between output tokens, None with fewer than two."""
+    if stats.first_token_s is None or stats.last_token_s is None or stats.num_output < 2:
+        return None
+    return (stats.last_token_s - stats.first_token_s) / (stats.num_output - 1)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` (0 to 1) of the values do not exceed; 0 for no values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"

@@ -1,0 +1,69 @@
+"""`headrace demo`: one story, then one workload run five ways."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tqdm import tqdm
+
+from headrace import SamplingParams
+from headrace.bench.baselines import BASELINES, BATCH, MAX_MODEL_LEN, compare, kv_token_bytes, render
+from headrace.bench.workload import shared_prompt_chats, total_tokens
+from headrace.cli.engine_flags import DEFAULT_MODEL
+from headrace.cli.stream import print_stream
+from headrace.llm import LLM
+from headrace.plan.units import format_bytes
+
+EXAMPLES = """\
+examples:
+  headrace demo
+  headrace demo --requests 96 --rate 100
+"""
+STORY = "Tell me a story about a fox who wants a boat."
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "demo", help="a story, then one workload run five ways", epilog=EXAMPLES,
+        description="Stream one story from the bundled model, then serve one workload five ways, each adding one "
+        "technique to the one before, and compare them in one table.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--requests", type=int, default=48, help="requests in the workload (default: %(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=60.0, help="arrivals a second on average (default: %(default)s)"
+    )
+    parser.add_argument("--num-threads", type=int, default=None, help="CPU threads")
+
+
+def run(args: argparse.Namespace) -> int:
+    options = {} if args.num_threads is None else {"num_threads": args.num_threads}
+    llm = LLM(DEFAULT_MODEL, show_progress=False, **options)
+    print(f"> {STORY}\n")
+    messages = [{"role": "user", "content": STORY}]
+    print_stream(llm.stream_chat(messages, SamplingParams(temperature=0.0, max_tokens=300)))
+
+    tokenizer = llm.tokenizer
+    arrivals = shared_prompt_chats(args.requests, tokenizer.encode_chat, rate_per_s=args.rate)
+    memory = BATCH * MAX_MODEL_LEN * kv_token_bytes(llm.parts.resolved)
+    prompt, output = total_tokens(arrivals)
+    print(
+        f"\nOne workload, five ways: {len(arrivals)} chats behind one system prompt, {prompt} prompt and {output} "
+        f"output tokens,\narriving at {args.rate:g} a second, all with {format_bytes(memory)} of KV memory.\n"
+    )
+    with tqdm(total=output * len(BASELINES), unit="tok", file=sys.stderr, leave=False) as bar:
+
+        def on_start(name: str) -> Callable[[int], None]:
+            bar.set_description(name)
+            return lambda count: bar.update(count) and None
+
+        rows = compare(DEFAULT_MODEL, arrivals, memory, on_start, **options)
+    print(render(rows))
+    print(
+        '\nNext: `headrace chat` to talk to it, `headrace serve` for an OpenAI-compatible server, or'
+        "\n`headrace inspect` to see where the memory goes and why each setting is what it is."
+    )
+    return 0

@@ -1,0 +1,91 @@
+"""Engine options as command line flags, one for each field of EngineConfig."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.config import EngineConfig
+
+DEFAULT_MODEL = "tale"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    field: str
+    kind: Callable[[str], object] | None  # None: an on/off switch
+    metavar: str
+    text: str
+
+
+_FLAGS = (
+    _Flag("dtype", str, "TYPE", "compute type: auto, float32, float16, bfloat16"),
+    _Flag("device", str, "NAME", "auto, cpu or cuda"),
+    _Flag("max_model_len", int, "N", "longest sequence in tokens, prompt and output"),
+    _Flag("max_num_seqs", int, "N", "most sequences in one step"),
+    _Flag("max_num_batched_tokens", int, "N", "most tokens in one step"),
+    _Flag("kv_cache_memory", str, "SIZE", "memory of the KV cache, such as 512MiB or 2GB"),
+    _Flag("kv_cache_dtype", str, "TYPE", "type of stored keys and values"),
+    _Flag("block_size", int, "N", "tokens in a KV block"),
+    _Flag("num_kv_blocks", int, "N", "KV blocks of each group, instead of a size in bytes"),
+    _Flag("enable_prefix_caching", None, "", "reuse the KV of equal prefixes"),
+    _Flag("enable_chunked_prefill", None, "", "let long prompts be computed in several steps"),
+    _Flag("kv_cache", None, "", "keep keys and values; off recomputes everything at every step"),
+    _Flag("kv_layout", str, "NAME", "paged, or contiguous: one block of max-model-len a sequence"),
+    _Flag("batching", str, "NAME", "continuous, dynamic or static"),
+    _Flag("batch_size", int, "N", "requests in a static or dynamic batch"),
+    _Flag("batch_wait_s", float, "S", "longest wait in seconds for a dynamic batch to fill"),
+    _Flag("batch_max_tokens", int, "N", "prompt tokens that start a dynamic batch"),
+    _Flag("scheduling_policy", str, "NAME", "who goes first: fcfs, priority or fair"),
+    _Flag("preemption_victim", str, "NAME", "whose KV is given up when memory runs out: last or cheapest"),
+    _Flag("attention_sinks", int, "N", "with --sliding-window: keep the first N tokens too (endless streams)"),
+    _Flag("sliding_window", int, "N", "keep the last N tokens only; needs --attention-sinks"),
+    _Flag("seed", int, "N", "seed of requests that bring none"),
+    _Flag("num_threads", int, "N", "CPU threads"),
+    _Flag("ops_force", str, "NAME", "implementation of the ops, such as reference"),
+    _Flag("load_format", str, "NAME", "auto or safetensors"),
+    _Flag("quantization", str, "NAME", "weight format; not available in this version"),
+    _Flag("speculative", str, "NAME", "speculative decoding; not available in this version"),
+    _Flag("tensor_parallel_size", int, "N", "devices that share each layer; 1 in this version"),
+)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every engine option. A flag that is not given leaves its choice to the engine, which explains it
+    in `headrace inspect`."""
+    group = parser.add_argument_group("engine options (see `headrace inspect` for their values and reasons)")
+    for flag in _FLAGS:
+        name = "--" + flag.field.replace("_", "-")
+        if flag.kind is None:
+            group.add_argument(
+                name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=flag.text
+            )
+        else:
+            group.add_argument(
+                name, type=flag.kind, metavar=flag.metavar, default=argparse.SUPPRESS, help=flag.text
+            )
+
+
+def add_model_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-m", "--model", default=DEFAULT_MODEL,
+        help="bundled name, folder, hub id or shape:NAME (default: %(default)s)",
+    )  # fmt: skip
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", default=DEFAULT_MODEL,
+        help="bundled name, folder, hub id or shape:NAME (default: %(default)s)",
+    )  # fmt: skip
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, object]:
+    """The options that were given, by EngineConfig's names, without the model."""
+    return {flag.field: getattr(args, flag.field) for flag in _FLAGS if hasattr(args, flag.field)}
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Raises ConfigError where an option is wrong."""
+    return EngineConfig.from_kwargs(model=args.model, **engine_options(args))

@@ -1,0 +1,315 @@
+"""The offline API, and the place where an engine is put together."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from tqdm import tqdm
+
+from headrace.config import EngineConfig
+from headrace.config_resolve import resolve
+from headrace.core.engine import Engine, EngineStats
+from headrace.core.params import SamplingParams
+from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
+from headrace.core.types import NewRequest
+from headrace.errors import InvalidParams, RequestError, TokenizerError
+from headrace.models.decoder import Decoder
+from headrace.models.families import read_spec
+from headrace.models.loader import DTYPES, load_weights
+from headrace.models.source import ModelSource, resolve_model
+from headrace.models.spec import ModelSpec
+from headrace.ops.candidates import DEFAULT_TABLE
+from headrace.ops.table import Ops
+from headrace.plan.hardware import this_machine
+from headrace.plan.kv import streaming_spec
+from headrace.plan.ledger import Ledger, ledger
+from headrace.plan.resolved import ResolvedConfig
+from headrace.runner.executor import ModelExecutor
+from headrace.runner.kv_storage import KVStorage
+from headrace.serving.inprocess import InProcessClient
+from headrace.serving.output_processor import OutputProcessor
+from headrace.serving.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from headrace.text.tokenizer import Tokenizer
+
+__all__ = ["LLM", "CompletionOutput", "EngineParts", "RequestMetrics", "RequestOutput", "Survey", "assemble", "survey"]
+
+Prompt = str | Sequence[int] | Mapping[str, object]
+Message = Mapping[str, object]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is known of an engine before any weight is read."""
+
+    source: ModelSource
+    spec: ModelSpec  # with streaming options put in
+    resolved: ResolvedConfig
+    ledger: Ledger
+    ops: Ops
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A loaded model with everything that runs it. `tokenizer` is None for `shape:` models."""
+
+    engine: Engine
+    executor: ModelExecutor
+    resolved: ResolvedConfig
+    spec: ModelSpec
+    source: ModelSource
+    tokenizer: Tokenizer | None
+
+
+def survey(config: EngineConfig) -> Survey:
+    """Find the model and settle every option; reads no weights.
+
+    Raises ModelError where the model cannot be used and ConfigError where an option is wrong.
+    """
+    source = resolve_model(config.model)
+    stored = read_spec(source.config, source.generation_config)
+    resolved = resolve(config, stored, this_machine())
+    spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
+    ops = DEFAULT_TABLE.bind(device=resolved.device, dtype=resolved.dtype, force=dict(resolved.ops_force))
+    return Survey(source, spec, resolved, ledger(spec, resolved), ops)
+
+
+def assemble(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
+    """Load a model and build its engine. `progress` is told (tensors read, tensors in all)."""
+    plan = survey(config)
+    resolved, spec, source = plan.resolved, plan.spec, plan.source
+    tokenizer = None if source.path is None else Tokenizer.from_folder(source.path)
+    torch.set_num_threads(resolved.num_threads)
+    device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
+    weights = load_weights(source, spec, dtype=dtype, device=device, seed=resolved.seed, progress=progress)
+    decoder = Decoder(spec, weights, plan.ops, device, resolved.max_model_len)
+    kv = KVStorage(spec, resolved.kv_groups, dtype, device)
+    executor = ModelExecutor(decoder, kv, resolved.kv_groups, max_seqs=resolved.max_num_seqs, device=device)
+    engine = Engine(
+        _scheduler_config(resolved, spec), resolved.kv_groups, prefix_caching=resolved.enable_prefix_caching
+    )
+    return EngineParts(engine, executor, resolved, spec, source, tokenizer)
+
+
+def _scheduler_config(resolved: ResolvedConfig, spec: ModelSpec) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        vocab_size=spec.vocab_size,
+        eos_ids=frozenset(spec.eos_ids),
+        batching=Batching(resolved.batching),
+        batch_size=resolved.batch_size,
+        batch_wait_s=resolved.batch_wait_s,
+        batch_max_tokens=resolved.batch_max_tokens,
+        order=Order(resolved.scheduling_policy),
+        victim=Victim(resolved.preemption_victim),
+        chunked_prefill=resolved.enable_chunked_prefill,
+        kv_cache=resolved.kv_cache,
+        seed=resolved.seed,
+    )
+
+
+class LLM:
+    """A model in this process.
+
+        llm = LLM("tale")
+        for out in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64, temperature=0.0)):
+            print(out.outputs[0].text, out.metrics)
+
+    `model` is a bundled name, a Hugging Face folder, a hub id or `shape:NAME` (random weights, no tokenizer). The
+    options are those of `headrace.config.EngineConfig`; what is left open is chosen for this machine, and
+    `headrace inspect` says why.
+
+    Raises ModelError where the model cannot be loaded and ConfigError where an option is wrong.
+    """
+
+    def __init__(self, model: str, *, show_progress: bool = True, **options: object) -> None:
+        config = EngineConfig.from_kwargs(model=model, **options)
+        bar = _LoadingBar(f"loading {model}") if show_progress else None
+        try:
+            self.parts = assemble(config, bar)
+        finally:
+            if bar is not None:
+                bar.close()
+        self._client = InProcessClient(self.parts.engine, self.parts.executor)
+        self._processor = OutputProcessor(self.parts.tokenizer)
+        self._done: dict[str, RequestOutput] = {}
+        self._names = itertools.count()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises TokenizerError for a `shape:` model, which has none."""
+        if self.parts.tokenizer is None:
+            raise TokenizerError(f"{self.parts.source.name} has no tokenizer: give prompts as token ids")
+        return self.parts.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts, all in one continuous batch; results come in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}, which may
+        also hold "priority", "user" and "cache_salt". `params` is one for all or one a prompt.
+
+        Raises RequestError for a prompt or parameter that cannot be served, before anything is run.
+        """
+        many = _as_prompts(prompts)
+        each = _as_params(params, len(many))
+        requests = [self._request(prompt, one) for prompt, one in zip(many, each, strict=True)]
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several, with the model's chat template. A message is {"role", "content"}.
+
+        Raises TokenizerError if the model has no chat template, RequestError as `generate` does.
+        """
+        conversations = _as_conversations(messages)
+        prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(one)} for one in conversations]
+        return self.generate(prompts, params, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
+        """Complete one prompt and yield the growing result after every step that adds to it.
+
+        Closing the iterator aborts the request. Streams may be interleaved with each other and with `generate`.
+        """
+        request = self._request(prompt, params or SamplingParams())
+        name, shown = request[0].request_id, 0
+        self._add([request])
+        try:
+            while name not in self._done:
+                self._step()
+                if name not in self._done:
+                    output = self._processor.snapshot(name)
+                    tokens = sum(len(completion.token_ids) for completion in output.outputs)
+                    if tokens > shown:
+                        shown = tokens
+                        yield output
+            yield self._done[name]
+        finally:
+            self._forget(name)
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """Answer one conversation and yield the growing result, as `stream` does."""
+        yield from self.stream({"prompt_token_ids": self.tokenizer.encode_chat(messages)}, params)
+
+    def stats(self) -> EngineStats:
+        """Counts since the model was loaded."""
+        return self.parts.engine.stats()
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[NewRequest, str | None]:
+        """A validated request, and its text if it came as text."""
+        fields = dict(prompt) if isinstance(prompt, Mapping) else {}
+        text: object = prompt if isinstance(prompt, str) else fields.pop("prompt", None)
+        ids: object = fields.pop("prompt_token_ids", None) if isinstance(prompt, Mapping) else prompt
+        extras = {name: fields.pop(name) for name in ("priority", "user", "cache_salt") if name in fields}
+        if fields:
+            raise InvalidParams(f"a prompt has no field {next(iter(fields))!r:.80}")
+        if isinstance(text, str):
+            ids = self.tokenizer.encode(text)
+        if not isinstance(ids, Sequence) or isinstance(ids, str):
+            raise InvalidParams("a prompt must be text, a list of token ids, or a dict with one of the two")
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            raise InvalidParams("prompt token ids must be whole numbers")
+        new = NewRequest(f"request-{next(self._names)}", tuple(ids), params, **extras)  # type: ignore[arg-type]
+        self.parts.engine.check(new)
+        return new, text if isinstance(text, str) else None
+
+    def _run(self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool) -> list[RequestOutput]:
+        names = [new.request_id for new, _ in requests]
+        bar = tqdm(total=len(names), unit="req", desc="generating", disable=not use_tqdm)
+        try:
+            self._add(requests)
+            left, tokens = set(names), 0
+            started = time.monotonic()
+            while left:
+                tokens += self._step()
+                ended = left & self._done.keys()
+                left -= ended
+                bar.set_postfix_str(f"{tokens / max(1e-9, time.monotonic() - started):.0f} tok/s", refresh=False)
+                bar.update(len(ended))
+            return [self._done[name] for name in names]
+        finally:
+            bar.close()
+            for name in names:
+                self._forget(name)
+
+    def _add(self, requests: Sequence[tuple[NewRequest, str | None]]) -> None:
+        for new, text in requests:  # all are accepted here before the first one is queued
+            self._processor.add(new, text)
+        for new, _ in requests:
+            self._client.add(new)
+
+    def _step(self) -> int:
+        """Run one step for everybody who waits; returns the number of new tokens."""
+        progress = self._processor.process(self._client.step())
+        for name, index in progress.to_stop:
+            self._client.abort(name, index, stopped=True)
+        for output in progress.finished:
+            self._done[output.request_id] = output
+        return sum(len(delta.token_ids) for delta in progress.deltas)
+
+    def _forget(self, name: str) -> None:
+        """Drop a request in whatever state it is; nothing happens to one that is long gone."""
+        self._client.abort(name)
+        self._processor.discard(name)
+        self._done.pop(name, None)
+
+
+class _LoadingBar:
+    """A progress bar that appears once the number of tensors is known."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._bar: tqdm[object] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(total=total, desc=self._title, unit="tensor", leave=False, delay=0.5)
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several. A flat list of whole numbers is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if prompts and all(isinstance(part, int) for part in prompts):
+        return [cast("Sequence[int]", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidParams(f"{count} prompts need one SamplingParams or {count} of them, got {len(params)}")
+    return list(params)
+
+
+def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    if not messages:
+        raise RequestError("the conversation is empty: it must hold at least one message")
+    if isinstance(messages[0], Mapping):
+        return [cast("Sequence[Message]", messages)]
+    return list(cast("Sequence[Sequence[Message]]", messages))

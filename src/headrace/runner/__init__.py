@@ -1,0 +1,1 @@
+"""Runs step plans: sequences and block tables as arrays, KV storage, the model, the sampler."""

@@ -1,0 +1,155 @@
+"""The executor of real models: a step plan in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headrace.core.types import KVGroupSpec, NewSequence, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
+from headrace.errors import RequestError
+from headrace.models.decoder import Decoder
+from headrace.runner.block_tables import BlockTables
+from headrace.runner.kv_storage import KVStorage
+from headrace.runner.logprobs import prompt_logprobs
+from headrace.runner.packing import Rows, logits_rows, pack
+from headrace.runner.sampler import NO_TOKEN, SampleOutput, Sampler
+from headrace.runner.sampling_state import SampleRow, SequenceState
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence that the scheduler has started here: its row in the block tables and its sampling state."""
+
+    row: int
+    state: SequenceState
+    prompt: tuple[int, ...]  # kept where its log-probabilities are wanted, else empty
+
+
+class ModelExecutor:
+    """Runs plans on one decoder; satisfies `core.executor.Executor`.
+
+    A draft is verified by sampling at every draft position as if there were no draft: since randomness depends on
+    (seed, position) alone, the accepted tokens are exactly those that decoding one by one would give.
+    """
+
+    def __init__(
+        self, decoder: Decoder, kv: KVStorage, groups: Sequence[KVGroupSpec], *, max_seqs: int, device: torch.device
+    ) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._device = device
+        self._tables = tuple(BlockTables(group, max_seqs) for group in groups)
+        self._free_rows = list(range(max_seqs - 1, -1, -1))
+        self._sequences: dict[int, _Sequence] = {}
+        self._sampler = Sampler(decoder.spec.vocab_size, device)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step, see `core.executor.Executor`."""
+        for request_id in plan.released:
+            self._release(request_id)
+        self._kv.copy(plan.copies)
+        failed: list[SliceResult] = []
+        slices: list[SeqSlice] = []
+        for work in plan.slices:
+            error = self._take_in(work)
+            if error is None:
+                slices.append(work)
+            else:
+                failed.append(SliceResult(work.request_id, error=error))
+        done = self._run(slices) if slices else []
+        return StepResult(plan.step_id, (*failed, *done))
+
+    def _take_in(self, work: SeqSlice) -> str | None:
+        """Start the slice's sequence if it is new, and update its block tables; returns an error or None."""
+        if work.new is not None:
+            try:
+                self._sequences[work.request_id] = self._start(work.new)
+            except RequestError as error:
+                return str(error)
+        sequence = self._sequences[work.request_id]
+        for table, update in zip(self._tables, work.tables, strict=True):
+            if update is not None:
+                table.apply(sequence.row, update)
+        return None
+
+    def _start(self, new: NewSequence) -> _Sequence:
+        state = self._sampler.start(new)
+        prompt = () if new.params.prompt_logprobs is None else new.tokens[: new.num_prompt]
+        return _Sequence(self._free_rows.pop(), state, prompt)
+
+    def _release(self, request_id: int) -> None:
+        sequence = self._sequences.pop(request_id, None)  # None: it failed when it was to start
+        if sequence is not None:
+            for table in self._tables:
+                table.clear(sequence.row)
+            self._free_rows.append(sequence.row)
+
+    def _run(self, slices: list[SeqSlice]) -> list[SliceResult]:
+        sequences = [self._sequences[work.request_id] for work in slices]
+        scored = [_scored(work, sequence) for work, sequence in zip(slices, sequences, strict=True)]
+        wanted, rows = logits_rows(slices, scored)
+        batch = pack(slices, [sequence.row for sequence in sequences], self._tables, wanted, self._device)
+        logits = self._decoder.forward(batch, self._kv.layers)  # [R, V] float32
+        samples = self._sample(logits, slices, sequences, rows)
+        results = []
+        at = 0
+        for work, sequence, part in zip(slices, sequences, rows, strict=True):
+            prompt = _prompt_logprobs(logits, work, sequence, part)
+            results.append(_emit(work, sequence, samples, at, part.num_sample, prompt))
+            at += part.num_sample
+        return results
+
+    def _sample(
+        self, logits: torch.Tensor, slices: list[SeqSlice], sequences: list[_Sequence], rows: list[Rows]
+    ) -> SampleOutput:
+        sample_rows = []
+        for work, sequence, part in zip(slices, sequences, rows, strict=True):
+            draft = work.tokens[len(work.tokens) - work.num_draft :]
+            sample_rows += [SampleRow(sequence.state, draft[:count]) for count in range(part.num_sample)]
+        if any(part.num_prompt for part in rows):
+            chosen = [row for part in rows for row in range(part.first + part.num_prompt, _end(part))]
+            logits = logits[torch.tensor(chosen, dtype=torch.int64, device=logits.device)]
+        return self._sampler.sample(logits, sample_rows)
+
+
+def _end(part: Rows) -> int:
+    return part.first + part.num_prompt + part.num_sample
+
+
+def _scored(work: SeqSlice, sequence: _Sequence) -> int:
+    """How many positions of the slice are followed by a prompt token whose log-probability is wanted."""
+    return max(0, min(len(work.tokens), len(sequence.prompt) - 1 - work.start))
+
+
+def _prompt_logprobs(
+    logits: torch.Tensor, work: SeqSlice, sequence: _Sequence, part: Rows
+) -> tuple[TokenLogprobs, ...]:
+    k = sequence.state.params.prompt_logprobs
+    if not part.num_prompt or k is None:
+        return ()
+    targets = sequence.prompt[work.start + 1 : work.start + 1 + part.num_prompt]
+    return prompt_logprobs(logits[part.first : part.first + part.num_prompt], targets, k)
+
+
+def _emit(
+    work: SeqSlice, sequence: _Sequence, samples: SampleOutput, at: int, count: int, prompt: tuple[TokenLogprobs, ...]
+) -> SliceResult:
+    """The tokens of one slice: each sample is kept as long as the draft before it was what was sampled."""
+    draft = work.tokens[len(work.tokens) - work.num_draft :]
+    tokens: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    for index in range(count):
+        token = samples.tokens[at + index]
+        if token == NO_TOKEN:
+            return SliceResult(work.request_id, error=samples.errors[at + index])
+        tokens.append(token)
+        found = None if samples.logprobs is None else samples.logprobs[at + index]
+        if found is not None:
+            logprobs.append(found)
+        if index < work.num_draft and token != draft[index]:
+            break
+    sequence.state.extend(tokens)
+    return SliceResult(work.request_id, tuple(tokens), logprobs=tuple(logprobs), prompt_logprobs=prompt)

@@ -1,0 +1,52 @@
+"""Memory for keys and values, one pool a KV group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from headrace.core.types import BlockCopy, KVGroupSpec
+from headrace.models.batch import LayerKV
+from headrace.models.spec import ModelSpec
+
+
+class KVStorage:
+    """Keys and values of every layer, [num_blocks, num_kv_heads, block_size, head_dim] each.
+
+    Group g of `groups` belongs to `spec.kv_shapes[g]`. Storage starts as zeros, never as garbage: a masked key has
+    probability zero, but zero times NaN would still be NaN.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, groups: Sequence[KVGroupSpec], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        layers: dict[int, LayerKV] = {}
+        pools = []
+        for layout, group in zip(spec.kv_shapes, groups, strict=True):
+            shape = (2, len(layout.layers), group.num_blocks, layout.num_kv_heads, group.block_size, layout.head_dim)
+            pool = _zeros(shape, dtype, device)  # [2, L, N, Hkv, bs, D]
+            pools.append(pool)
+            for at, layer in enumerate(layout.layers):
+                layers[layer] = LayerKV(key=pool[0, at], value=pool[1, at])
+        self.layers = tuple(layers[index] for index in range(len(spec.layers)))
+        self._pools = tuple(pools)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, one after the other: a later copy may read what an earlier one wrote."""
+        for copy in copies:
+            pool = self._pools[copy.group]
+            pool[:, :, copy.target] = pool[:, :, copy.source]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(pool.nbytes for pool in self._pools)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks the system for zero pages, which take memory only once they are written; torch writes them all.
+    count = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,235 @@
+"""A request's tokens do not depend on what else happens: the matrix of DESIGN section 5.
+
+Every case runs the same requests twice: each one alone in an engine that shares, splits and evicts nothing, and all of
+them together in an engine that is made to do so. No token may differ, and the event must really have happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.core.params import SamplingParams
+from headrace.core.types import FinishReason, NewRequest, StepPlan
+from headrace.llm import EngineParts, assemble
+
+Tokens = dict[tuple[str, int], tuple[int, ...]]
+
+# One entry a kind of layer: the model to load, and the options that make it what it is.
+MODELS: dict[str, dict[str, object]] = {
+    "full": {"model": "tale"},
+    "window": {"model": "mistral"},
+    "hybrid": {"model": "qwen2-hybrid"},
+    "sinks": {"model": "tale", "attention_sinks": 4, "sliding_window": 24},
+}
+ALONE: dict[str, object] = {
+    "max_num_seqs": 4, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "block_size": 64,
+}  # fmt: skip
+
+
+@dataclass
+class Run:
+    """Tokens of every completion, and what happened on the way."""
+
+    tokens: Tokens = field(default_factory=dict)
+    finished: dict[tuple[str, int], FinishReason] = field(default_factory=dict)
+    largest_batch: int = 0
+    split_prompts: int = 0
+    dropped_blocks: int = 0
+    preemptions: int = 0
+    hits: int = 0
+    evictions: int = 0
+    forks: int = 0
+    copies: int = 0
+    steps: int = 0
+
+    def see(self, plan: StepPlan) -> None:
+        self.steps += 1
+        self.largest_batch = max(self.largest_batch, len(plan.slices))
+        for work in plan.slices:
+            self.split_prompts += not work.sample
+            dropped = max((update.dropped for update in work.tables if update is not None), default=0)
+            self.dropped_blocks = max(self.dropped_blocks, dropped)
+
+
+Hook = Callable[[EngineParts, int], None]
+
+
+def run(options: Mapping[str, object], requests: Sequence[NewRequest], hook: Hook | None = None) -> Run:
+    """Run the requests together, one more of them arriving at every second step. `hook` runs before each step."""
+    parts = assemble(EngineConfig.from_kwargs(dtype="float32", num_threads=1, **options))
+    engine, seen, queue = parts.engine, Run(), list(requests)
+    while queue or engine.has_work:
+        if queue and seen.steps % 2 == 0:
+            engine.add(queue.pop(0), float(seen.steps))
+        if hook is not None:
+            hook(parts, seen.steps)
+        plan = engine.begin(float(seen.steps))
+        seen.see(plan)
+        for output in engine.finish(parts.executor.execute(plan), float(seen.steps)):
+            key = (output.request_id, output.index)
+            assert output.error is None
+            seen.tokens[key] = seen.tokens.get(key, ()) + output.tokens
+            if output.finish_reason is not None:
+                seen.finished[key] = output.finish_reason
+        assert seen.steps < 5000
+    stats = engine.stats()
+    assert stats.free_blocks == stats.total_blocks
+    seen.preemptions, seen.forks = stats.scheduler.preemptions, stats.scheduler.forks
+    seen.copies = stats.scheduler.block_copies
+    if stats.cache is not None:
+        seen.hits, seen.evictions = stats.cache.hits, stats.cache.evictions
+    return seen
+
+
+def alone(model: Mapping[str, object], requests: Sequence[NewRequest]) -> Tokens:
+    """The tokens of each request by itself. Asking for prompt logprobs makes each completion compute its own prompt."""
+    tokens: Tokens = {}
+    for request in requests:
+        single = replace(request, params=replace(request.params, prompt_logprobs=0))
+        seen = run({**ALONE, **model}, [single])
+        assert seen.forks == seen.preemptions == seen.hits == seen.split_prompts == 0
+        tokens |= seen.tokens
+    return tokens
+
+
+def requests_for(count: int = 7, seed: int = 0, n: int = 1, max_tokens: int = 40) -> list[NewRequest]:
+    """Half of them greedy, half sampled; prompts of 5 to 90 tokens, most behind one of two shared prefixes."""
+    rng = random.Random(seed)
+    prefixes = [[rng.randrange(6, 2048) for _ in range(48)] for _ in range(2)]
+    made = []
+    for index in range(count):
+        shared = prefixes[index % 2] if index % 3 else []
+        prompt = (*shared, *(rng.randrange(6, 2048) for _ in range(rng.randint(5, 42))))
+        sampled = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=index, repetition_penalty=1.1)
+        params = sampled if index % 2 else SamplingParams(temperature=0.0)
+        params = replace(params, n=n if index % 2 else 1, max_tokens=max_tokens, ignore_eos=True)
+        made.append(NewRequest(f"request-{index}", prompt, params))
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_models: Mapping[str, str]) -> Callable[[str, int], Tokens]:
+    known: dict[tuple[str, int], Tokens] = {}
+
+    def of(kind: str, n: int = 1) -> Tokens:
+        if (kind, n) not in known:
+            known[kind, n] = alone(located(kind, tiny_models), requests_for(n=n))
+        return known[kind, n]
+
+    return of
+
+
+def located(kind: str, tiny_models: Mapping[str, str]) -> dict[str, object]:
+    options = dict(MODELS[kind])
+    options["model"] = tiny_models.get(str(options["model"]), options["model"])
+    return options
+
+
+PLAIN: dict[str, object] = {"enable_prefix_caching": False, "block_size": 16}
+
+CASES: dict[str, tuple[dict[str, object], Callable[[Run], bool]]] = {
+    "batch mix": (PLAIN, lambda seen: seen.largest_batch >= 4),
+    "chunked prefill": (
+        {**PLAIN, "max_num_batched_tokens": 13, "max_num_seqs": 8},
+        lambda seen: seen.split_prompts >= 7,
+    ),
+    "prefix cache": ({"block_size": 8}, lambda seen: seen.hits >= 3 * 48),
+    "preemption": (
+        {**PLAIN, "block_size": 4, "num_kv_blocks": 46, "max_model_len": 150, "max_num_batched_tokens": 256},
+        lambda seen: seen.preemptions >= 1,
+    ),
+    "everything": (
+        {"block_size": 4, "num_kv_blocks": 60, "max_model_len": 150, "max_num_batched_tokens": 19,
+         "max_num_seqs": 6, "preemption_victim": "cheapest", "scheduling_policy": "fair"},
+        lambda seen: min(seen.preemptions, seen.hits, seen.split_prompts, seen.largest_batch - 1, seen.evictions) >= 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("case", CASES)
+def test_no_token_differs(
+    kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
+) -> None:
+    options, happened = CASES[case]
+    model = located(kind, tiny_models)
+    if kind == "sinks":
+        options = {name: value for name, value in options.items() if name != "max_model_len"}
+    seen = run({**model, **options}, requests_for())
+    assert happened(seen), seen
+    if kind != "full":
+        assert seen.dropped_blocks >= 1
+    assert seen.tokens == expected(kind)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("tight", [False, True], ids=["roomy", "preempting"])
+def test_several_completions_share_their_prompt(
+    kind: str, tight: bool, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
+) -> None:
+    options: dict[str, object] = {"block_size": 16}
+    if tight:
+        options = {"block_size": 4, "num_kv_blocks": 50, "max_model_len": 150, "max_num_seqs": 6}
+        if kind == "sinks":
+            del options["max_model_len"]
+    seen = run({**located(kind, tiny_models), **options}, requests_for(n=3))
+    assert seen.forks >= 2
+    assert seen.copies >= seen.forks
+    assert (seen.preemptions >= 1) == tight
+    assert seen.tokens == expected(kind, 3)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_aborting_some_leaves_the_others_alone(
+    kind: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
+) -> None:
+    doomed = {"request-1": 5, "request-2": 9, "request-5": 12, "request-6": 12}
+
+    def hook(parts: EngineParts, step: int) -> None:
+        for name, when in doomed.items():
+            if step == when:
+                parts.engine.abort(name, float(step))
+
+    seen = run({**located(kind, tiny_models), "block_size": 8}, requests_for(), hook)
+    aborted = {key for key, reason in seen.finished.items() if reason is FinishReason.ABORT}
+    assert {name for name, _ in aborted} == set(doomed)
+    for key, tokens in expected(kind).items():
+        if key not in aborted:
+            assert seen.tokens[key] == tokens
+        else:
+            assert seen.tokens[key] == tokens[: len(seen.tokens[key])]
+
+
+def test_a_stream_runs_past_the_models_length_in_bounded_memory() -> None:
+    request = NewRequest(
+        "stream", tuple(range(6, 30)), SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
+    )
+    options = {"model": "tale", "attention_sinks": 4, "sliding_window": 60, "block_size": 8, "num_kv_blocks": 12}
+    held = []
+
+    def hook(parts: EngineParts, step: int) -> None:
+        stats = parts.engine.stats()
+        held.append(stats.total_blocks - stats.free_blocks)
+
+    seen = run(options, [request], hook)
+    model_len = 1024
+    assert len(seen.tokens["stream", 0]) == 1500 > model_len
+    assert max(held) <= 12
+    assert max(held[-100:]) == max(held[100:200])
+
+
+def test_seeds_give_the_same_tokens_and_other_seeds_give_others() -> None:
+    def sampled(seed: int, name: str) -> NewRequest:
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=30, ignore_eos=True)
+        return NewRequest(name, (0, 20, 30), params)
+
+    first = run({"model": "tale"}, [sampled(1, "a"), sampled(2, "b")]).tokens
+    again = run({"model": "tale"}, [sampled(2, "x"), sampled(1, "y")]).tokens
+    assert first["a", 0] == again["y", 0]
+    assert first["b", 0] == again["x", 0]
+    assert first["a", 0] != first["b", 0]
