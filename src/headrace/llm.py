@@ -75,7 +75,7 @@ def survey(config: EngineConfig) -> Survey:
     stored = read_spec(source.config, source.generation_config)
     resolved = resolve(config, stored, this_machine())
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
-    ops = DEFAULT_TABLE.bind(device=resolved.device, dtype=resolved.dtype, force=dict(resolved.ops_force))
+    ops = DEFAULT_TABLE.bind(device=resolved.device, dtype=resolved.dtype, force=resolved.ops_force)
     return Survey(source, spec, resolved, ledger(spec, resolved), ops)
 
 

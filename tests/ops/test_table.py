@@ -65,15 +65,15 @@ def test_weight_ops_are_bound_for_each_format() -> None:
 
 
 def test_force_prefers_a_candidate_where_there_is_one() -> None:
-    ops = _table().bind(device="cpu", dtype="float32", facts={"head_dim": 128}, force={"*": "plain"})
+    ops = _table().bind(device="cpu", dtype="float32", facts={"head_dim": 128}, force="plain")
     assert ops.paged_attention is reference.paged_attention
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"force": {"*": "cuda"}}, "no op is implemented by 'cuda'"),
-        ({"force": {"*": "fast"}}, "needs head_dim 128"),
+        ({"force": "cuda"}, "no op is implemented by 'cuda'"),
+        ({"force": "fast"}, "needs head_dim 128"),
         ({"formats": ("int3",)}, "int3"),
         ({"device": "tpu"}, "on tpu"),
     ],
@@ -92,7 +92,7 @@ def test_default_table_prefers_batched_attention_and_can_be_forced_to_the_refere
     ops = DEFAULT_TABLE.bind(device="cpu", dtype="bfloat16")
     assert ops.paged_attention is torch_fast.paged_attention
     assert {name for _, _, name, _ in ops.rows()} == {"torch", "reference"}
-    forced = DEFAULT_TABLE.bind(device="cpu", dtype="bfloat16", force={"*": "reference"})
+    forced = DEFAULT_TABLE.bind(device="cpu", dtype="bfloat16", force="reference")
     assert {name for _, _, name, _ in forced.rows()} == {"reference"}
     with pytest.raises(ConfigError, match="dense weights only"):
         DEFAULT_TABLE.bind(device="cpu", dtype="float32", formats=("int4",))

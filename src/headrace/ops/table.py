@@ -9,8 +9,6 @@ from typing import Any
 from headrace.errors import ConfigError
 from headrace.ops import signatures
 
-EVERY_OP = "*"
-
 DENSE = "dense"
 """Weight format of plain tensors."""
 
@@ -109,18 +107,19 @@ class OpTable:
         dtype: str,
         formats: Sequence[str] = (DENSE,),
         facts: Facts | None = None,
-        force: Mapping[str, str] | None = None,
+        force: str | None = None,
     ) -> Ops:
-        """Choose every op once. `force` maps ops to candidates; the op "*" stands for every op that has one of
-        that name.
+        """Choose every op once. `force` names a candidate to prefer for every op that has one of that name.
 
-        Raises ConfigError as `choose` does, and for an op or a candidate that does not exist.
+        Raises ConfigError as `choose` does, and if no op has a candidate named `force`.
         """
-        wanted = self._forced(force or {})
+        names = {candidate.name for group in self._candidates.values() for candidate in group}
+        if force is not None and force not in names:
+            raise ConfigError(f"no op is implemented by {force!r}; there are {', '.join(sorted(names))}")
         known = facts or {}
-        plain = {op: self.choose(OpKey(op, device, dtype), known, wanted.get(op)) for op in PLAIN_OPS}
+        plain = {op: self.choose(OpKey(op, device, dtype), known, force) for op in PLAIN_OPS}
         by_format = {
-            op: {name: self.choose(OpKey(op, device, dtype, name), known, wanted.get(op)) for name in formats}
+            op: {name: self.choose(OpKey(op, device, dtype, name), known, force) for name in formats}
             for op in WEIGHT_OPS
         }
         return Ops(
@@ -129,20 +128,3 @@ class OpTable:
             gated_mlp={name: choice.candidate.call for name, choice in by_format["gated_mlp"].items()},
             choices=(*plain.values(), *(choice for group in by_format.values() for choice in group.values())),
         )
-
-    def _forced(self, force: Mapping[str, str]) -> dict[str, str]:
-        """Candidate by op, with "*" spelled out."""
-        names = {op: {candidate.name for candidate in group} for op, group in self._candidates.items()}
-        wanted: dict[str, str] = {}
-        for op, name in force.items():
-            if op != EVERY_OP and op not in names:
-                raise ConfigError(f"there is no op {op!r:.80}; there are {', '.join(sorted(names))}")
-            having = [known for known in names if name in names[known] and op in (known, EVERY_OP)]
-            if not having:
-                there = sorted(set().union(*names.values()) if op == EVERY_OP else names[op])
-                what = "no op is" if op == EVERY_OP else f"the op {op} is not"
-                raise ConfigError(f"{what} implemented by {name!r:.80}; there are {', '.join(there)}")
-            for known in having:
-                if op != EVERY_OP or known not in force:  # an op that is named goes before "*"
-                    wanted[known] = name
-        return wanted
