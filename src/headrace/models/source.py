@@ -16,6 +16,9 @@ from headrace.models.shapes import SHAPES
 BUNDLED = ("tale", "tale-draft")
 """Models inside the package."""
 
+# Not importlib.resources: for an editable install that gives an object that is no path in the file system.
+BUNDLED_FOLDER = Path(__file__).resolve().parents[1] / "bundled"
+
 SHAPE_PREFIX = "shape:"
 MAX_JSON_BYTES = 16_000_000
 
@@ -45,17 +48,16 @@ def resolve_model(name: str) -> ModelSource:
     CheckpointError for a folder without a readable config.json.
     """
     if name in BUNDLED:
-        return _from_folder(
-            "bundled", name, Path(__file__).resolve().parent.parent / "bundled" / name
-        )
+        return _from_folder("bundled", name, BUNDLED_FOLDER / name)
     if name.startswith(SHAPE_PREFIX):
         return _from_shape(name)
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
+    if name.endswith(".gguf"):
         raise UnsupportedModel("loading GGUF files is not in this version; give a folder with safetensors")
-    if path.is_dir():
+    # os.path answers where the methods of Path raise: an unknown user, a name too long.
+    path = Path(os.path.expanduser(name))
+    if name and os.path.isdir(path):  # noqa: PTH112
         return _from_folder("folder", name, path)
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113
         raise UnsupportedModel(
             f"{name} is a file; give the folder that holds config.json and model.safetensors"
         )
@@ -121,13 +123,9 @@ def _fetch(repository: str) -> Path:
     except LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         raise ModelNotFound(f"hub model {repository} is not in the local cache and {why}") from error
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # what huggingface_hub and its HTTP client raise derives from these
-        raise ModelNotFound(
-            f"hub model {repository} cannot be fetched: {str(error).splitlines()[0]:.300}"
-        ) from error
+    except Exception as error:  # those of the hub's HTTP and transfer clients have no root in common
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelNotFound(f"hub model {repository} cannot be fetched: {why:.300}") from error
     return Path(folder)
 
 

@@ -1,0 +1,204 @@
+"""Truncated, lying and hostile checkpoints: each one clear error, at once, before anything is allocated."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from headrace.errors import CheckpointError
+from headrace.models.safetensors_reader import INDEX_FILE, Checkpoint, SafetensorsFile
+
+Write = Callable[..., Path]
+
+
+def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def test_reads_what_safetensors_writes(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.randn(3, 4),
+        "b": torch.randn(5).to(torch.bfloat16),
+        "c": torch.randn(2, 1, 2).to(torch.float16),
+        "d": torch.randn(2).double(),
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(2.5),
+    }
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = Checkpoint(tmp_path)
+    assert set(checkpoint.names()) == set(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.tensor(name), tensor)
+        assert checkpoint.tensor(name).dtype == tensor.dtype
+    assert checkpoint.entry("nope") is None
+
+
+def test_misaligned_data(tmp_path: Path, write_raw: Write) -> None:
+    header = {"x": entry("U8", [1], [0, 1]), "y": entry("F32", [2], [1, 9])}
+    data = b"\0" + torch.tensor([1.5, -2.0]).numpy().tobytes()
+    file = SafetensorsFile(write_raw(tmp_path / "m.safetensors", header, data))
+    assert file.tensor("y").tolist() == [1.5, -2.0]
+
+
+def test_writing_to_a_tensor_leaves_the_file_alone(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(4)}, tmp_path / "model.safetensors")
+    Checkpoint(tmp_path).tensor("a").zero_()
+    assert Checkpoint(tmp_path).tensor("a").tolist() == [1.0] * 4
+
+
+HEADERS: dict[str, tuple[dict[str, Any] | bytes, str]] = {
+    "not JSON": (b"{", "no valid JSON"),
+    "not UTF-8": (b'{"\xff": 1}', "no valid JSON"),
+    "list": (b"[]", "not a list"),
+    "number": (b"3", "not a int"),
+    "deep": (b"[" * 200_000, "no valid JSON"),
+    "long number": (b'{"a": ' + b"9" * 9000 + b"}", "no valid JSON"),
+    "twice": (b'{"a": 1, "a": 2}', "twice"),
+    "entry is a list": ({"a": []}, "not described by an object"),
+    "no dtype": ({"a": {"shape": [2], "data_offsets": [0, 8]}}, "unknown dtype"),
+    "strange dtype": ({"a": entry("F31")}, "unknown dtype"),
+    "dtype is a list": ({"a": entry(["F32"])}, "unknown dtype"),  # type: ignore[arg-type]
+    "negative shape": ({"a": entry(shape=[-2])}, "illegal shape"),
+    "two negatives": ({"a": entry(shape=[-2, -1])}, "illegal shape"),
+    "fractional shape": ({"a": entry(shape=[2.0])}, "illegal shape"),
+    "bool shape": ({"a": entry(shape=[True, 2])}, "illegal shape"),
+    "shape is text": ({"a": entry(shape="2")}, "illegal shape"),
+    "too many dimensions": ({"a": entry(shape=[1] * 99)}, "illegal shape"),
+    "huge dimension": ({"a": entry(shape=[2**80])}, "illegal shape"),
+    "offsets outside": ({"a": entry(offsets=[0, 16], shape=[4])}, "truncated"),
+    "offsets far outside": ({"a": entry(offsets=[2**60, 2**60 + 8])}, "truncated"),
+    "offsets backwards": ({"a": entry(offsets=[8, 0])}, "truncated"),
+    "negative offset": ({"a": entry(offsets=[-8, 0])}, "illegal data_offsets"),
+    "three offsets": ({"a": entry(offsets=[0, 8, 8])}, "illegal data_offsets"),
+    "a trillion elements": ({"a": entry(shape=[10**6, 10**6])}, "does not fill"),
+    "product overflows": ({"a": entry(shape=[2**62, 2**62, 4])}, "does not fill"),
+    "wrong item size": ({"a": entry("F16")}, "does not fill"),
+    "overlap": ({"a": entry(), "b": entry(shape=[1], offsets=[4, 8])}, "overlaps"),
+    "same bytes twice": ({"a": entry(), "b": entry()}, "overlaps"),
+    "gap": ({"a": entry(shape=[1], offsets=[4, 8])}, "gap"),
+    "unused tail": ({"a": entry(shape=[1], offsets=[0, 4])}, "behind its last tensor"),
+    "no tensors but data": ({}, "behind its last tensor"),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_bad_headers(name: str, tmp_path: Path, write_raw: Write) -> None:
+    header, words = HEADERS[name]
+    write_raw(tmp_path / "model.safetensors", header, b"\0" * 8)
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match=words) as caught:
+        Checkpoint(tmp_path)
+    assert time.monotonic() - start < 1.0
+    assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [3, 1000, 10**8 + 1, 2**63, 2**64 - 1])
+def test_header_length_is_held_against_the_file(tmp_path: Path, write_raw: Write, length: int) -> None:
+    write_raw(tmp_path / "model.safetensors", {"a": entry()}, b"\0" * 8, length=length)
+    with pytest.raises(CheckpointError, match=r"states a header|no valid JSON"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 30, -1])
+def test_truncated_file(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.randn(64)}, path)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CheckpointError):
+        Checkpoint(tmp_path)
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    save_file({"a": torch.arange(4)}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="stored as I64"):
+        checkpoint.tensor("a")
+
+
+def _shards(folder: Path, **shards: dict[str, torch.Tensor]) -> dict[str, str]:
+    for name, tensors in shards.items():
+        save_file(tensors, folder / f"{name}.safetensors")
+    return {tensor: f"{name}.safetensors" for name, tensors in shards.items() for tensor in tensors}
+
+
+def _write_index(folder: Path, content: Any) -> None:
+    (folder / INDEX_FILE).write_text(json.dumps(content))
+
+
+def test_shards(tmp_path: Path) -> None:
+    a, b = torch.randn(2), torch.randn(3)
+    _write_index(tmp_path, {"weight_map": _shards(tmp_path, one={"a": a}, two={"b": b})})
+    checkpoint = Checkpoint(tmp_path)
+    assert torch.equal(checkpoint.tensor("a"), a) and torch.equal(checkpoint.tensor("b"), b)
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    weight_map = _shards(tmp_path, one={"a": torch.ones(1)})
+    _write_index(tmp_path, {"weight_map": {**weight_map, "b": "two.safetensors"}})
+    with pytest.raises(CheckpointError, match=r"shard two\.safetensors .* is missing"):
+        Checkpoint(tmp_path)
+
+
+def test_tensor_in_two_shards(tmp_path: Path) -> None:
+    _shards(tmp_path, one={"a": torch.ones(1)}, two={"a": torch.ones(1), "b": torch.ones(1)})
+    _write_index(tmp_path, {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})
+    with pytest.raises(CheckpointError, match="stored twice"):
+        Checkpoint(tmp_path)
+
+
+def test_tensor_not_where_the_index_says(tmp_path: Path) -> None:
+    weight_map = _shards(tmp_path, one={"a": torch.ones(1)})
+    _write_index(tmp_path, {"weight_map": {**weight_map, "b": "one.safetensors"}})
+    with pytest.raises(CheckpointError, match="which lacks it"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../one.safetensors",
+        "/etc/passwd",
+        "sub/one.safetensors",
+        "sub\\one.safetensors",
+        "..",
+        "one.bin",
+        "one.safetensors\0.safetensors",
+        "",
+        7,
+        None,
+        ["one.safetensors"],
+    ],
+)
+def test_shard_names_stay_in_the_folder(tmp_path: Path, shard: Any) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    _shards(tmp_path, one={"a": torch.ones(1)})
+    _write_index(inner, {"weight_map": {"a": shard}})
+    with pytest.raises(CheckpointError, match="not a file beside it"):
+        Checkpoint(inner)
+
+
+@pytest.mark.parametrize("content", [[], {}, {"weight_map": []}, {"weight_map": {}}, 3, "x"])
+def test_bad_index(tmp_path: Path, content: Any) -> None:
+    _write_index(tmp_path, content)
+    with pytest.raises(CheckpointError, match=r"weight_map|JSON object"):
+        Checkpoint(tmp_path)
+
+
+def test_folder_without_weights(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
+    with pytest.raises(CheckpointError, match="holds neither"):
+        Checkpoint(tmp_path)
+
+
+def test_shard_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        Checkpoint(tmp_path)

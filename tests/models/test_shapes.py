@@ -1,0 +1,55 @@
+"""The well-known shapes have the sizes that they are known by."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from headrace.models.families import read_spec, weight_names
+from headrace.models.loader import expected_tensors, random_weights
+from headrace.models.shapes import SHAPES
+
+# Parameters in millions, as stated by their makers' checkpoints.
+MILLIONS = {
+    "tinyllama-1.1b": 1100.0,
+    "smollm2-135m": 134.5,
+    "smollm2-360m": 361.8,
+    "smollm2-1.7b": 1711.4,
+    "llama-2-7b": 6738.4,
+    "llama-2-13b": 13_015.9,
+    "llama-3.1-8b": 8030.3,
+    "llama-3.1-70b": 70_553.7,
+    "llama-3.2-1b": 1235.8,
+    "llama-3.2-3b": 3212.7,
+    "mistral-7b": 7241.7,
+    "qwen2.5-0.5b": 494.0,
+    "qwen2.5-1.5b": 1543.7,
+    "qwen2.5-7b": 7615.6,
+    "qwen3-0.6b": 596.0,
+    "qwen3-1.7b": 1720.6,
+    "qwen3-4b": 4022.5,
+    "qwen3-8b": 8190.7,
+    "qwen3-32b": 32_762.1,
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameter_count(name: str) -> None:
+    spec = read_spec(SHAPES[name])
+    count = sum(math.prod(shape) for shape in expected_tensors(spec, weight_names(spec)).values())
+    if name in MILLIONS:
+        assert count / 1e6 == pytest.approx(MILLIONS[name], abs=0.06)
+
+
+def test_random_weights_are_seeded_and_lively() -> None:
+    spec = read_spec(SHAPES["tiny"])
+    one, same, other = (random_weights(spec, dtype=torch.bfloat16, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.layers[1].mlp.down.weight, same.layers[1].mlp.down.weight)
+    assert not torch.equal(one.embed, other.embed)
+    assert not torch.equal(one.layers[0].attention.qkv.weight, one.layers[1].attention.qkv.weight)
+    assert torch.equal(one.final_norm, torch.ones(64, dtype=torch.bfloat16))
+    for weight in (one.embed, one.layers[0].mlp.gate_up.weight):
+        assert weight.dtype == torch.bfloat16
+        assert float(weight.float().std()) == pytest.approx(0.02, rel=0.05)
