@@ -42,7 +42,9 @@ is_new_enough "$venv/bin/python" ||
     fail "$venv was made with $("$venv/bin/python" --version); Headrace needs 3.11 or newer. Remove $venv, then try again."
 
 export PATH="$PWD/$venv/bin:$PATH"
-echo "setup: installing headrace[$extras] into $venv (the first time this downloads torch and takes minutes)"
+echo "setup: installing headrace[$extras] into $venv"
+python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is not None)' &&
+    echo "setup: downloading torch, which takes minutes"
 
 # The build tools go into .venv rather than into a throwaway environment, so that a rebuild of the kernels
 # is incremental. CMake and Ninja come as wheels where the machine has none.
