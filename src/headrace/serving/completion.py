@@ -142,5 +142,5 @@ def by_token(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> LogprobsByTok
 
 
 def decoded(token: int, tokenizer: Tokenizer | None) -> str | None:
-    """The text of a token by itself; replacement characters where it is only part of a character."""
-    return None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+    """The text of a token inside a text; replacement characters where it is only part of a character."""
+    return None if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")

@@ -46,7 +46,7 @@ class Plain(Struct, frozen=True, array_like=True):
     """Parts of messages."""
 
 
-class Params(Plain):
+class Params(Plain, frozen=True):
     """SamplingParams, field by field; its constructor checks the ranges again on the other side."""
 
     n: int
@@ -74,7 +74,7 @@ class Params(Plain):
     skip_special_tokens: bool
 
 
-class LogprobsAt(Plain):
+class LogprobsAt(Plain, frozen=True):
     """TokenLogprobs."""
 
     token: int
@@ -83,7 +83,7 @@ class LogprobsAt(Plain):
     top: Annotated[tuple[tuple[int, float, int], ...], Meta(max_length=MAX_LOGPROBS)]
 
 
-class Miss(Plain):
+class Miss(Plain, frozen=True):
     """CacheMiss."""
 
     reason: Text
@@ -91,7 +91,7 @@ class Miss(Plain):
     detail: Text
 
 
-class Times(Plain):
+class Times(Plain, frozen=True):
     """RequestStats."""
 
     arrival_s: float
@@ -108,7 +108,7 @@ class Times(Plain):
     miss: Miss | None
 
 
-class News(Plain):
+class News(Plain, frozen=True):
     """Output."""
 
     request_id: Name
@@ -122,7 +122,7 @@ class News(Plain):
     stats: Times | None
 
 
-class SchedulerCounts(Plain):
+class SchedulerCounts(Plain, frozen=True):
     """SchedulerStats."""
 
     steps: Count
@@ -133,7 +133,7 @@ class SchedulerCounts(Plain):
     block_copies: Count
 
 
-class CacheCounts(Plain):
+class CacheCounts(Plain, frozen=True):
     """CacheStats."""
 
     queries: Count
@@ -149,14 +149,14 @@ class Message(Struct, frozen=True, array_like=True, tag=True):
 # ---- To the engine process ----
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """The first message: EngineConfig as JSON, and the version of the sender, which must be the receiver's."""
 
     version: Name
     config: Annotated[str, Meta(max_length=MAX_CONFIG_CHARS)]
 
 
-class Add(Message):
+class Add(Message, frozen=True):
     """NewRequest. Answered by Accepted or Refused, before any Outputs."""
 
     request_id: Name
@@ -167,7 +167,7 @@ class Add(Message):
     cache_salt: Name
 
 
-class Abort(Message):
+class Abort(Message, frozen=True):
     """End a request, or one completion of it, because its caller has gone or found a stop string."""
 
     request_id: Name
@@ -175,20 +175,20 @@ class Abort(Message):
     stopped: bool
 
 
-class StatsRequest(Message):
+class StatsRequest(Message, frozen=True):
     """Answered by Stats with the same number."""
 
     number: Count
 
 
-class Shutdown(Message):
+class Shutdown(Message, frozen=True):
     """End at once, dropping what runs."""
 
 
 # ---- From the engine process ----
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """The model is loaded; ModelFacts."""
 
     model: Path
@@ -202,11 +202,11 @@ class Ready(Message):
     num_kv_blocks: Count
 
 
-class Accepted(Message):
+class Accepted(Message, frozen=True):
     request_id: Name
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """The request alone has failed; `kind` is the error's class in `headrace.errors`."""
 
     request_id: Name
@@ -214,13 +214,13 @@ class Refused(Message):
     text: Text
 
 
-class Outputs(Message):
+class Outputs(Message, frozen=True):
     """The news of one step, or part of it where it is much."""
 
     news: Annotated[tuple[News, ...], Meta(max_length=MAX_BATCH)]
 
 
-class Stats(Message):
+class Stats(Message, frozen=True):
     """EngineStats."""
 
     number: Count
@@ -232,7 +232,7 @@ class Stats(Message):
     cache: CacheCounts | None
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """The engine could not start, or has ended; the process exits behind this."""
 
     kind: Name
@@ -243,8 +243,8 @@ ToEngine = Hello | Add | Abort | StatsRequest | Shutdown
 FromEngine = Ready | Accepted | Refused | Outputs | Stats | Failed
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_from_engine = msgspec.msgpack.Decoder(FromEngine)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 
 def encode(message: Message) -> bytes:

@@ -230,8 +230,10 @@ class ProcessClient:
         self._error = str(error)
         # Before the model is loaded the error is the caller's to mend; after that the engine is dead, whatever it was.
         _fail(self._ready, error)
-        for waiting in (*self._accepting.values(), *self._asked.values()):
-            _fail(waiting, EngineDead(self._error))
+        for accepted in self._accepting.values():
+            _fail(accepted, EngineDead(self._error))
+        for asked in self._asked.values():
+            _fail(asked, EngineDead(self._error))
         for stream, _ in self._streams.values():
             stream.fail(EngineDead(self._error))
         self._streams.clear()

@@ -111,10 +111,8 @@ def error_from_wire(message: wire.Failed | wire.Refused) -> HeadraceError:
 
 def _kind(error: Exception) -> str:
     """The nearest class that the tree of errors names."""
-    for kind in type(error).__mro__:
-        if issubclass(kind, HeadraceError) and getattr(errors, kind.__name__, None) is kind:
-            return kind.__name__
-    return EngineDead.__name__
+    names = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, HeadraceError))
+    return next((name for name in names if hasattr(errors, name)), EngineDead.__name__)
 
 
 def _sentence(error: Exception) -> str:

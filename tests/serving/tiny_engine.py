@@ -1,0 +1,112 @@
+"""A real engine over an executor that counts: the token behind t is t + 1. Run as a script, it is an engine process.
+
+Some token ids in a prompt make things go wrong, see the constants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+
+from headrace.core.engine import Engine
+from headrace.core.policy import Batching, SchedulerConfig
+from headrace.core.types import KVGroupSpec, SliceResult, StepPlan, StepResult, TokenLogprobs
+from headrace.errors import ModelNotFound
+from headrace.serving.connection import Connection, exit_with_parent
+from headrace.serving.engine_loop import EngineLoop
+from headrace.serving.facts import ModelFacts
+from headrace.serving.messages import Hello
+from headrace.serving.translate import failure_to_wire
+
+VOCAB = 2048
+MAX_MODEL_LEN = 512
+CRASH = 2001  # the executor raises
+FAIL = 2002  # the sequence fails alone
+
+COMMAND = (sys.executable, str(Path(__file__).resolve()))
+
+
+class TinyExecutor:
+    """Counts on from the last token; each step takes `step_s` seconds."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self._step_s = step_s
+        self._params: dict[int, tuple[int | None, int | None]] = {}
+        self.steps = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.steps += 1
+        if self._step_s and plan.slices:
+            time.sleep(self._step_s)
+        results = []
+        for work in plan.slices:
+            if work.new is not None:
+                self._params[work.request_id] = (work.new.params.logprobs, work.new.params.prompt_logprobs)
+            if CRASH in work.tokens:
+                raise RuntimeError("the tiny executor crashed")
+            if FAIL in work.tokens:
+                results.append(SliceResult(work.request_id, error="the tiny executor failed this sequence"))
+                continue
+            logprobs, prompt_logprobs = self._params[work.request_id]
+            token = (work.tokens[-1] + 1) % VOCAB
+            results.append(
+                SliceResult(
+                    work.request_id,
+                    (token,) if work.sample else (),
+                    logprobs=(_logprobs(token, logprobs),) if work.sample and logprobs is not None else (),
+                    prompt_logprobs=()
+                    if prompt_logprobs is None or work.new is None
+                    else tuple(_logprobs(token, prompt_logprobs) for token in work.tokens[1:]),
+                )
+            )
+        return StepResult(plan.step_id, tuple(results))
+
+
+def _logprobs(token: int, top: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -0.5, 1, tuple((token + i, -0.5 - i, 1 + i) for i in range(top)))
+
+
+def tiny_engine(
+    num_blocks: int = 256, block_size: int = 8, batching: str = "continuous", batch_wait_s: float = 0.05
+) -> Engine:
+    config = SchedulerConfig(
+        max_num_seqs=16, max_num_batched_tokens=512, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB,
+        batching=Batching(batching), batch_wait_s=batch_wait_s,
+    )  # fmt: skip
+    return Engine(config, [KVGroupSpec("full", num_blocks, block_size)])
+
+
+def facts(engine: Engine, tokenizer_folder: str | None = None) -> ModelFacts:
+    return ModelFacts("tiny", VOCAB, engine.config.max_model_len, tokenizer_folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    sock = socket.socket(fileno=parser.parse_args().fd)
+    sock.set_inheritable(False)
+    exit_with_parent(sock)
+    connection = Connection(sock)
+    hello = connection.receive_one()
+    assert isinstance(hello, Hello)
+    options = json.loads(hello.config)
+    if options.pop("fail", False):
+        connection.send(failure_to_wire(ModelNotFound("there is no tiny model")))
+        return 1
+    if options.pop("garbage", False):
+        sock.sendall(b"\x03\x00\x00\x00abc")
+        time.sleep(60)
+    if options.pop("vanish", False):
+        return 7
+    executor = TinyExecutor(options.pop("step_s", 0.0))
+    folder = options.pop("tokenizer_folder", None)
+    engine = tiny_engine(**options)
+    return EngineLoop(connection, engine, executor).run(facts(engine, folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
