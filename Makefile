@@ -42,8 +42,8 @@ serve: $(SERVER)
 	@$(BIN)/headrace serve tale $(ARGS)
 
 bench: $(DEV)
-	$(BIN)/headrace bench latency tale
-	$(BIN)/headrace bench throughput tale
+	$(BIN)/headrace bench latency --model tale
+	$(BIN)/headrace bench throughput --model tale
 
 # The first stage that fails ends the run.
 lint: $(DEV)
