@@ -1,19 +1,19 @@
 """The exception tree. Every error maps to one HTTP status and reads as one clear sentence.
 
-    HeadraceError                     500
-    |- RequestError                   400   the request is at fault; only it fails
-    |  |- InvalidParams               400   a sampling parameter or field is out of its range
-    |  |- PromptTooLong               400   the prompt does not fit the context or the KV cache
-    |  |- UnknownModelName            404   the request names a model that is not served
-    |  `- Overloaded                  429   the queue is full; try again later
-    |- ConfigError                    400   an engine option or a combination of options is wrong
-    |- ModelError                     400   the model cannot be loaded
-    |  |- ModelNotFound               404   no such folder, file, bundled name or hub id
-    |  |- UnsupportedModel            400   a family or feature that is not implemented
-    |  |- CheckpointError             400   weights are truncated, inconsistent or missing
-    |  `- TokenizerError              400   tokenizer or chat template missing or unusable
-    |- EngineDead                     503   the engine process ended; nothing of the request is known
-    `- MissingDependency              500   an optional package is needed; says which extra to install
+HeadraceError                     500
+|- RequestError                   400   the request is at fault; only it fails
+|  |- InvalidParams               400   a sampling parameter or field is out of its range
+|  |- PromptTooLong               400   the prompt does not fit the context or the KV cache
+|  |- UnknownModelName            404   the request names a model that is not served
+|  `- Overloaded                  429   the queue is full; try again later
+|- ConfigError                    400   an engine option or a combination of options is wrong
+|- ModelError                     400   the model cannot be loaded
+|  |- ModelNotFound               404   no such folder, file, bundled name or hub id
+|  |- UnsupportedModel            400   a family or feature that is not implemented
+|  |- CheckpointError             400   weights are truncated, inconsistent or missing
+|  `- TokenizerError              400   tokenizer or chat template missing or unusable
+|- EngineDead                     503   the engine process ended; nothing of the request is known
+`- MissingDependency              500   an optional package is needed; says which extra to install
 """
 
 from __future__ import annotations
