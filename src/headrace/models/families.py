@@ -34,15 +34,16 @@ ACTIVATION_NAMES: Mapping[str, Activation] = {
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
-_WINDOWS = Callable[[ConfigReader, int], list[int | None]]
+Windows = Callable[[ConfigReader, int], list[int | None]]
+"""From a config and its number of layers to each layer's window in tokens, None for full attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What one family adds to the common Llama shape. `windows` gives each layer's window, None for full."""
+    """What one family adds to the common Llama shape."""
 
     name: str
-    windows: _WINDOWS
+    windows: Windows
     qkv_bias: Callable[[ConfigReader], bool]
     out_bias: Callable[[ConfigReader], bool]
     mlp_bias: Callable[[ConfigReader], bool]

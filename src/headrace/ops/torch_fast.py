@@ -191,5 +191,7 @@ def _attend(
 def _stack(call: _Call, q: torch.Tensor) -> torch.Tensor:
     """Put q [S, n, Hq, D] as float32 [S, Hkv, G*n, D]: the G heads of a KV head share one product."""
     num_seqs, rows, _, dim = q.shape
-    grouped = q.float().view(num_seqs, rows, call.num_kv, -1, dim).permute(0, 2, 3, 1, 4)  # [S, Hkv, G, n, D]
+    grouped = (
+        q.float().reshape(num_seqs, rows, call.num_kv, -1, dim).permute(0, 2, 3, 1, 4)
+    )  # [S, Hkv, G, n, D]
     return grouped.reshape(num_seqs, call.num_kv, -1, dim)

@@ -84,7 +84,9 @@ def _grouped(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Products of q [n, Hq, D] with keys [Hkv, L, D], each KV head read once for its G query heads: [Hkv, G, n, L]."""
     n, num_heads, dim = q.shape
     num_kv, length = keys.shape[0], keys.shape[1]
-    stacked = q.float().view(n, num_kv, -1, dim).permute(1, 2, 0, 3).reshape(num_kv, -1, dim)  # [Hkv, G*n, D]
+    stacked = (
+        q.float().reshape(n, num_kv, -1, dim).permute(1, 2, 0, 3).reshape(num_kv, -1, dim)
+    )  # [Hkv, G*n, D]
     return (stacked @ keys.transpose(1, 2)).view(num_kv, num_heads // num_kv, n, length)
 
 
