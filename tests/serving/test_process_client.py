@@ -1,0 +1,292 @@
+"""A real child process at the other end: what it answers, and what happens when either side dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace import __version__
+from headrace.core.params import SamplingParams
+from headrace.core.types import FinishReason, NewRequest, Output
+from headrace.errors import (
+    EngineDead,
+    HeadraceError,
+    InvalidParams,
+    ModelNotFound,
+    Overloaded,
+    PromptTooLong,
+)
+from headrace.serving.frames import frame
+from headrace.serving.messages import Hello, encode
+from headrace.serving.process_client import ProcessClient
+from headrace.serving.stream import OutputStream
+from headrace.serving.translate import request_to_wire
+from tests.serving.tiny_engine import COMMAND, CRASH, FAIL
+
+LONG = SamplingParams(max_tokens=400)
+
+
+def run_async(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def wrapped() -> None:
+        async def limited() -> None:
+            await asyncio.wait_for(test(), 30)
+
+        asyncio.run(limited())
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+@asynccontextmanager
+async def engine(*, max_in_flight: int = 2048, max_unread: int = 65_536, **config: object) -> AsyncIterator[ProcessClient]:
+    client = await ProcessClient.start(
+        config, command=COMMAND, max_in_flight=max_in_flight, max_unread=max_unread
+    )
+    try:
+        yield client
+    finally:
+        await client.aclose()
+        assert not alive(client.pid)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+async def read(stream: OutputStream) -> list[Output]:
+    return [output async for outputs in stream for output in outputs]
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + 10
+    while not await condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def idle(client: ProcessClient) -> bool:
+    stats = await client.stats()
+    return stats.running == stats.waiting == 0 and stats.free_blocks == stats.total_blocks
+
+
+def tokens_of(outputs: list[Output], index: int = 0) -> list[int]:
+    return [token for output in outputs if output.index == index for token in output.tokens]
+
+
+@run_async
+async def test_many_streams() -> None:
+    async with engine() as client:
+        assert client.facts.model == "tiny"
+        names = [f"r{i}" for i in range(40)]
+        news = [NewRequest(name, (10 * i,), SamplingParams(max_tokens=20, n=2)) for i, name in enumerate(names)]
+        streams = await asyncio.gather(*map(client.submit, news))
+        for i, outputs in enumerate(await asyncio.gather(*map(read, streams))):
+            for index in range(2):
+                assert tokens_of(outputs, index) == [10 * i + 1 + k for k in range(20)]
+            ends = [output for output in outputs if output.finish_reason is not None]
+            assert all(end.finish_reason is FinishReason.LENGTH and end.stats is not None for end in ends)
+            assert len(ends) == 2
+        assert await idle(client)
+
+
+@run_async
+async def test_refused_requests_leave_others_alone() -> None:
+    async with engine(step_s=0.002) as client:
+        running = await client.submit(NewRequest("good", (1,), SamplingParams(max_tokens=100)))
+        for prompt, params, error in (
+            ((1,) * 600, None, PromptTooLong),
+            ((5000,), None, InvalidParams),
+            ((-1,), None, InvalidParams),
+            ((2**70,), None, InvalidParams),
+            ((1,) * 400, SamplingParams(stop_token_ids=(9000,)), InvalidParams),
+        ):
+            with pytest.raises(error):
+                await client.submit(NewRequest("bad", prompt, params or SamplingParams()))
+        with pytest.raises(InvalidParams, match="already running"):
+            await client.submit(NewRequest("good", (1,)))
+        with pytest.raises(InvalidParams):
+            await client.submit(NewRequest("\ud800", (1,)))
+        (failed,) = await read(await client.submit(NewRequest("fails later", (FAIL,))))
+        assert (failed.finish_reason, failed.error) == (
+            FinishReason.ERROR, "the tiny executor failed this sequence",
+        )  # fmt: skip
+        assert tokens_of(await read(running)) == list(range(2, 102))
+
+
+@run_async
+async def test_an_abort_frees_the_cache_and_ends_the_stream() -> None:
+    async with engine(step_s=0.002) as client:
+        stream = await client.submit(NewRequest("r", tuple(range(100)), LONG))
+        await anext(stream)
+        client.abort("r")
+        client.abort("r")
+        client.abort("nobody")
+        assert await read(stream) == []
+        await until(lambda: idle(client))
+
+
+@run_async
+async def test_one_completion_can_be_stopped() -> None:
+    async with engine(step_s=0.002) as client:
+        stream = await client.submit(NewRequest("r", (1,), SamplingParams(max_tokens=60, n=2)))
+        await anext(stream)
+        client.abort("r", 1, stopped=True)
+        ends = {o.index: o.finish_reason for o in await read(stream) if o.finish_reason is not None}
+        assert ends == {0: FinishReason.LENGTH, 1: FinishReason.STOP}
+
+
+@run_async
+async def test_a_submission_that_is_cancelled_leaves_nothing_running() -> None:
+    async with engine(step_s=0.05) as client:
+        await client.submit(NewRequest("busy", (1,), SamplingParams(max_tokens=4)))
+        await asyncio.sleep(0.02)  # the engine is in a step, and answers behind it
+        waiting = asyncio.create_task(client.submit(NewRequest("r", (1,), LONG)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until(lambda: idle(client))
+
+
+@run_async
+async def test_a_killed_engine_ends_everything_at_once() -> None:
+    async with engine(step_s=0.01) as client:
+        streams = [await client.submit(NewRequest(f"r{i}", (1,), LONG)) for i in range(5)]
+        readers = [asyncio.create_task(read(stream)) for stream in streams]
+        await asyncio.sleep(0.05)
+        os.kill(client.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        for reader in readers:
+            with pytest.raises(EngineDead, match="was killed by SIGKILL"):
+                await reader
+        assert time.monotonic() - killed < 1.0
+        assert not client.healthy
+        with pytest.raises(EngineDead):
+            await client.submit(NewRequest("late", (1,)))
+        with pytest.raises(EngineDead):
+            await client.stats()
+        client.abort("r0")
+
+
+@run_async
+async def test_an_executor_that_raises_ends_everything_with_its_reason() -> None:
+    async with engine(step_s=0.002) as client:
+        stream = await client.submit(NewRequest("r", (1,), LONG))
+        crashing = await client.submit(NewRequest("crash", (CRASH,)))
+        for one in (crashing, stream):
+            with pytest.raises(EngineDead, match="the tiny executor crashed"):
+                await read(one)
+        assert not client.healthy
+
+
+@run_async
+async def test_a_reader_that_lags_is_given_up() -> None:
+    async with engine(max_unread=20) as client:
+        slow = await client.submit(NewRequest("slow", (1,), LONG))
+        await until(lambda: idle(client))
+        with pytest.raises(Overloaded, match="not read as fast"):
+            await read(slow)
+        assert tokens_of(await read(await client.submit(NewRequest("r", (1,), SamplingParams(max_tokens=3)))))
+
+
+@run_async
+async def test_too_many_requests_are_refused() -> None:
+    async with engine(max_in_flight=3, step_s=0.002) as client:
+        first = await client.submit(NewRequest("a", (1,), SamplingParams(n=2, max_tokens=30)))
+        with pytest.raises(Overloaded):
+            await client.submit(NewRequest("b", (1,), SamplingParams(n=2)))
+        second = await client.submit(NewRequest("c", (1,), SamplingParams(max_tokens=30)))
+        await read(first)
+        await read(second)
+        await read(await client.submit(NewRequest("d", (1,), SamplingParams(n=3, max_tokens=2))))
+
+
+@run_async
+async def test_waiting_for_a_batch_does_not_spin() -> None:
+    async with engine(batching="dynamic", batch_wait_s=0.3) as client:
+        started = time.monotonic()
+        stream = await client.submit(NewRequest("r", (1,), SamplingParams(max_tokens=3)))
+        before = await client.stats()
+        assert tokens_of(await read(stream)) == [2, 3, 4]
+        assert time.monotonic() - started >= 0.3
+        assert before.waiting == 1
+        ticks = cpu_ticks(client.pid)
+        await asyncio.sleep(0.3)
+        assert cpu_ticks(client.pid) - ticks <= 1  # an idle engine sleeps on the socket
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@run_async
+async def test_closing_ends_what_runs() -> None:
+    async with engine(step_s=0.01) as client:
+        stream = await client.submit(NewRequest("r", (1,), LONG))
+        await client.aclose()
+        with pytest.raises(EngineDead, match="shut down"):
+            await read(stream)
+        await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "text"),
+    [
+        ({"fail": True}, ModelNotFound, "there is no tiny model"),
+        ({"vanish": True}, EngineDead, "ended with exit code 7 before its model was loaded"),
+        ({"garbage": True}, EngineDead, "something else than messages"),
+        ({"unknown_option": 1}, EngineDead, "exit code 1"),
+    ],
+)
+def test_an_engine_that_cannot_start(config: dict[str, object], error: type[HeadraceError], text: str) -> None:
+    async def start() -> None:
+        with pytest.raises(error, match=text):
+            await ProcessClient.start(config, command=COMMAND)
+
+    asyncio.run(start())
+
+
+@run_async
+async def test_a_start_that_is_cancelled_leaves_no_process() -> None:
+    before = children()
+    starting = asyncio.create_task(ProcessClient.start({"garbage": True}, command=(*COMMAND,)))
+    await until(lambda: asyncio.sleep(0, children() != before))
+    starting.cancel()
+    with pytest.raises((asyncio.CancelledError, EngineDead)):
+        await starting
+    assert children() == before
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_engine_process_ends_with_its_parent(busy: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen([*COMMAND, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    step_s = 30 if busy else 0
+    ours.sendall(frame(encode(Hello(__version__, f'{{"step_s": {step_s}}}'))))
+    assert ours.recv(4)  # ready
+    if busy:
+        ours.sendall(frame(encode(request_to_wire(NewRequest("r", (1,), LONG)))))
+        time.sleep(0.3)
+    started = time.monotonic()
+    ours.close()
+    assert process.wait(5) == 0
+    assert time.monotonic() - started < 1.0
