@@ -105,7 +105,9 @@ def test_an_interrupt_stays_one_but_ends_the_engine() -> None:
 
 def test_waiting_for_a_batch_sleeps() -> None:
     time = FakeTime()
-    one = InProcessClient(tiny_engine(batching="dynamic", batch_wait_s=0.25), TinyExecutor(), time, time.sleep)
+    one = InProcessClient(
+        tiny_engine(batching="dynamic", batch_wait_s=0.25), TinyExecutor(), time, time.sleep
+    )
     one.add(NewRequest("a", (1,), SamplingParams(max_tokens=2)))
     assert one.step() == []
     assert time.slept == [0.25]

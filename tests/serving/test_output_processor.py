@@ -126,7 +126,10 @@ def test_stops_count_behind_min_tokens_only(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("include", [False, True])
 def test_the_text_of_a_stop_token_is_left_out(tokenizer: Tokenizer, include: bool) -> None:
-    a, fox = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode(" fox", add_special_tokens=False)
+    a, fox = (
+        tokenizer.encode("a", add_special_tokens=False),
+        tokenizer.encode(" fox", add_special_tokens=False),
+    )
     params = SamplingParams(stop_token_ids=(fox[-1],), include_stop_str_in_output=include)
     result, _, _ = run(
         tokenizer, params, [(a[0],), tuple(fox)], finish_reason=FinishReason.STOP, stop_token=fox[-1]

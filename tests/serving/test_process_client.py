@@ -47,7 +47,9 @@ def run_async(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @asynccontextmanager
-async def engine(*, max_in_flight: int = 2048, max_unread: int = 65_536, **config: object) -> AsyncIterator[ProcessClient]:
+async def engine(
+    *, max_in_flight: int = 2048, max_unread: int = 65_536, **config: object
+) -> AsyncIterator[ProcessClient]:
     client = await ProcessClient.start(
         config, command=COMMAND, max_in_flight=max_in_flight, max_unread=max_unread
     )
@@ -91,7 +93,9 @@ async def test_many_streams() -> None:
     async with engine() as client:
         assert client.facts.model == "tiny"
         names = [f"r{i}" for i in range(40)]
-        news = [NewRequest(name, (10 * i,), SamplingParams(max_tokens=20, n=2)) for i, name in enumerate(names)]
+        news = [
+            NewRequest(name, (10 * i,), SamplingParams(max_tokens=20, n=2)) for i, name in enumerate(names)
+        ]
         streams = await asyncio.gather(*map(client.submit, news))
         for i, outputs in enumerate(await asyncio.gather(*map(read, streams))):
             for index in range(2):
@@ -252,7 +256,9 @@ async def test_closing_ends_what_runs() -> None:
         ({"unknown_option": 1}, EngineDead, "exit code 1"),
     ],
 )
-def test_an_engine_that_cannot_start(config: dict[str, object], error: type[HeadraceError], text: str) -> None:
+def test_an_engine_that_cannot_start(
+    config: dict[str, object], error: type[HeadraceError], text: str
+) -> None:
     async def start() -> None:
         with pytest.raises(error, match=text):
             await ProcessClient.start(config, command=COMMAND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -42,6 +43,8 @@ from headrace.serving.translate import (
 
 MAX_IN_FLIGHT = 2048
 """Most completions that may run or wait at the engine; the next request is refused as Overloaded."""
+
+_log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _EXIT_CODE_WAIT_S = 0.5
@@ -189,6 +192,8 @@ class ProcessClient:
             code = await self._child.wait(_EXIT_CODE_WAIT_S)
             before = "" if self._ready.done() else " before its model was loaded"
             error = EngineDead(f"the engine process {describe_exit(code)}{before}")
+        if self._error is None and self._ready.done():
+            _log.error("the engine is dead: %s", error)
         self._die(error)
         await self._child.stop(_GRACE_S)
 

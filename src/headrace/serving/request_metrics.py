@@ -51,4 +51,6 @@ def _told(miss: CacheMiss | None) -> str | None:
         return None
     if miss.reason == MissReason.OTHER_SALT.value:
         return MissReason.COLD.value
-    return miss.detail or miss.reason
+    if not miss.detail or miss.detail.startswith(miss.reason):
+        return miss.detail or miss.reason
+    return f"{miss.reason}: {miss.detail}"

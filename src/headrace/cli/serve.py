@@ -1,0 +1,99 @@
+"""`headrace serve`: a model behind the OpenAI API."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
+from headrace.errors import ConfigError, MissingDependency
+
+EXAMPLES = """\
+examples:
+  headrace serve                                          the bundled model on http://127.0.0.1:8000
+  headrace serve ./my-model --port 9000 --served-model-name my-model
+  headrace serve tale --host 0.0.0.0 --kv-cache-memory 2GB --max-num-seqs 32
+
+Then, from anything that speaks the OpenAI API:
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "tale", "prompt": "Once upon a time", "max_tokens": 50}'
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve", help="serve a model with the OpenAI API", epilog=EXAMPLES,
+        description="Serve a model over HTTP with the OpenAI API: completions, chat completions and models, "
+        "streamed or whole. Ends on Ctrl-C or SIGTERM, after running requests have finished.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_model_argument(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="0 takes a free one (default: %(default)s)"
+    )
+    group.add_argument(
+        "--served-model-name", nargs="+", default=[], metavar="NAME",
+        help="what requests may call the model; answers use the first (default: the model's name)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-queue", type=int, default=2048, metavar="N",
+        help="completions that may run or wait before requests are refused with 429 (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-body-bytes", type=int, default=32 * 2**20, metavar="N",
+        help="largest request body (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--shutdown-timeout", type=int, default=30, metavar="S",
+        help="seconds that running requests get to finish at the end (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--log-level", default="warning", choices=("debug", "info", "warning", "error"),
+        help="info logs every request (default: %(default)s)",
+    )  # fmt: skip
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Raises ConfigError or ModelError where that cannot begin."""
+    _check_range("port", args.port, 0, 65_535)
+    _check_range("max-queue", args.max_queue, 1, 1_000_000)
+    _check_range("max-body-bytes", args.max_body_bytes, 1, 2**31)
+    _check_range("shutdown-timeout", args.shutdown_timeout, 0, 86_400)
+    config = engine_config(args)
+    try:
+        from headrace.server.run import ServeOptions, serve
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "headrace":
+            raise
+        raise MissingDependency(
+            f"headrace serve needs the package {error.name}: pip install headrace[server]"
+        ) from error
+    options = ServeOptions(
+        host=args.host,
+        port=args.port,
+        names=tuple(args.served_model_name),
+        max_body_bytes=args.max_body_bytes,
+        max_in_flight=args.max_queue,
+        drain_s=args.shutdown_timeout,
+        log_level=args.log_level,
+    )
+    name = options.names[0] if options.names else config.model
+    print(f"headrace: loading {config.model} …", flush=True)
+    return serve(config, options, lambda url: _announce(url, name))
+
+
+def _announce(url: str, name: str) -> None:
+    print(
+        f"headrace: {name} is ready at {url} (Ctrl-C ends)\n"
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f'    -d \'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 50}}\'',
+        flush=True,
+    )
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"--{name} must be between {low} and {high}, got {value}")

@@ -1,0 +1,17 @@
+"""HTTP only: the OpenAI-compatible API over an engine that runs in another process.
+
+Modules, in reading order:
+
+- `service`: what every route needs: the engine's client, the tokenizer, the names of the model.
+- `schemas`: what requests may hold, every field bounded.
+- `prompts`: text, token ids and conversations as prompts.
+- `job`: one HTTP request's work at the engine.
+- `choices`, `logprobs`: the parts that answers are made of.
+- `completions`, `chat`, `models`: the routes.
+- `events`, `disconnect`: streams of server-sent events, and callers who leave.
+- `errors`, `body_limit`: what is refused, and how that reads.
+- `app`: all of it put together.
+- `run`: the listening process.
+
+Import from the modules; this package imports nothing by itself.
+"""

@@ -1,0 +1,48 @@
+"""The web application: routes, limits and errors put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from headrace import __version__
+from headrace.errors import ConfigError
+from headrace.server import chat, completions, errors, models
+from headrace.server.body_limit import MAX_BODY_BYTES, BodyLimit
+from headrace.server.disconnect import CallerLeft
+from headrace.server.service import Service
+from headrace.serving.client import AsyncClient
+from headrace.serving.facts import ModelFacts
+from headrace.text.tokenizer import Tokenizer
+
+_CLIENT_CLOSED_REQUEST = 499
+
+
+def create_app(
+    client: AsyncClient,
+    tokenizer: Tokenizer | None,
+    model_names: Sequence[str],
+    facts: ModelFacts,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """An app that serves one model under all of `model_names`. The client is the caller's to close.
+
+    Raises ConfigError without a name.
+    """
+    if not model_names or not all(model_names):
+        raise ConfigError("a served model needs a name")
+    app = FastAPI(title="Headrace", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = Service(client, tokenizer, tuple(model_names), facts)
+    app.add_middleware(BodyLimit, limit=max_body_bytes)
+    errors.install(app)
+    app.add_exception_handler(CallerLeft, _nobody_listens)
+    for routes in (completions, chat, models):
+        app.include_router(routes.router)
+    return app
+
+
+async def _nobody_listens(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)

@@ -1,0 +1,62 @@
+"""The parts that answers are made of, whole or in chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.core.types import TokenLogprobs
+from headrace.server.job import Job
+from headrace.serving.completion import Delta
+from headrace.serving.outputs import RequestOutput
+
+
+@dataclass(slots=True)
+class Choice:
+    """One completion as it grows."""
+
+    index: int
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text.append(delta.text)
+        self.logprobs.extend(delta.logprobs)
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+async def gathered(job: Job, count: int) -> list[Choice]:
+    """Every choice of a job, whole. Ends the job's work if it is cancelled or fails."""
+    choices = [Choice(index) for index in range(count)]
+    try:
+        async for index, delta in job.deltas():
+            choices[index].add(delta)
+    finally:
+        job.cancel()
+    return choices
+
+
+def shows(delta: Delta) -> bool:
+    """Something in it is for the caller; a token may be the middle of a character."""
+    return bool(delta.text or delta.logprobs or delta.finish_reason)
+
+
+def head(kind: str, job: Job, model: str) -> dict[str, Any]:
+    """The fields that all chunks of an answer share."""
+    return {"id": job.name, "object": kind, "created": int(time.time()), "model": model}
+
+
+def usage(results: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Token counts of a whole answer."""
+    prompt = sum(len(result.prompt_token_ids) for result in results)
+    output = sum(result.metrics.num_output_tokens for result in results)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": sum(result.num_cached_tokens for result in results)},
+    }

@@ -1,0 +1,91 @@
+"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from headrace.errors import HeadraceError, Overloaded
+
+RETRY_AFTER_S = 1
+MAX_MESSAGE_CHARS = 2000
+
+_log = logging.getLogger(__name__)
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def error_body(
+    message: str, status: int, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """The body of an error answer."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    # A lone surrogate, quoted from a request, could not be written as UTF-8.
+    text = message[:MAX_MESSAGE_CHARS].encode("utf-8", "backslashreplace").decode()
+    return {"error": {"message": text, "type": kind, "param": param, "code": code}}
+
+
+def headrace_error_body(error: HeadraceError) -> dict[str, Any]:
+    """The body of an answer to one of our own errors."""
+    return error_body(str(error), error.status, error.code)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app in this form."""
+    app.add_exception_handler(HeadraceError, _headrace_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+
+
+async def _headrace_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HeadraceError)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Overloaded) else None
+    return JSONResponse(headrace_error_body(error), error.status, headers)
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    message, param = describe(error.errors())
+    return JSONResponse(error_body(message, 400, "invalid_request", param), 400)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    return JSONResponse(
+        error_body(str(error.detail), error.status_code, code), error.status_code, error.headers
+    )
+
+
+async def _bug(request: Request, error: Exception) -> JSONResponse:
+    """Says nothing of the inside; the server logs the traceback when it raises the error again."""
+    return JSONResponse(error_body("the server failed on this request", 500, "internal_error"), 500)
+
+
+def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
+    """(sentence, field) of the first thing that is wrong with a body."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}", None
+    path = [str(part) for part in first["loc"][1:] if isinstance(part, int) or not _is_branch(part)]
+    if not path:
+        return "the body must be a JSON object, sent as application/json", None
+    if first["type"] == "missing":
+        return f"{'.'.join(path)} is missing", path[0]
+    text = str(first["msg"]).removeprefix("Value error, ")
+    if text.startswith("Input "):
+        return f"{'.'.join(path)}: {text[0].lower()}{text[1:]}", path[0]
+    return f"{'.'.join(path)} {text}", path[0]
+
+
+def _is_branch(part: str) -> bool:
+    """Names that pydantic gives to the alternatives of a type, which are no part of the body."""
+    return "[" in part or "-" in part

@@ -1,0 +1,69 @@
+"""Server-sent events (WHATWG HTML, section 9.2), as OpenAI's API streams them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.errors import HeadraceError
+from headrace.server.disconnect import CallerLeft, while_connected
+from headrace.server.errors import error_body, headrace_error_body
+
+Chunk = Mapping[str, Any]
+
+DONE = b"data: [DONE]\n\n"
+
+_log = logging.getLogger(__name__)
+
+
+def event(chunk: Chunk) -> bytes:
+    return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends each chunk as an event, then [DONE]. An error becomes an event, too: the status has been sent by then.
+
+    `close` is called in any case, also when the caller leaves or the server shuts down in the middle; it must not
+    wait for anything.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[Chunk], close: Callable[[], None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._stream(send))
+        except CallerLeft:
+            _log.debug("a caller left in the middle of a stream")
+        finally:
+            self._close()
+
+    async def _stream(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start)
+        try:
+            async for chunk in self._chunks:
+                await _send_part(send, event(chunk))
+        except HeadraceError as error:
+            await _send_part(send, event(headrace_error_body(error)))
+        except Exception as error:
+            _log.error("a stream failed", exc_info=error)
+            await _send_part(
+                send, event(error_body("the server failed on this request", 500, "internal_error"))
+            )
+        await _send_part(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,112 @@
+"""One HTTP request's work at the engine: a generation for each of its prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+
+from headrace.core.params import SamplingParams
+from headrace.core.types import NO_USER, NewRequest
+from headrace.errors import HeadraceError
+from headrace.server.prompts import Encoded
+from headrace.server.schemas import SamplingFields
+from headrace.server.service import Service
+from headrace.serving.completion import Delta
+from headrace.serving.generation import Generation
+from headrace.serving.outputs import RequestOutput
+
+_MERGE_ITEMS = 64
+
+
+class Job:
+    """Made by `start`; `cancel` must be called when nobody reads on. Choice i of prompt p has the index p * n + i."""
+
+    def __init__(self, name: str, generations: Sequence[Generation], n: int) -> None:
+        self.name = name
+        self._generations = tuple(generations)
+        self._n = n
+
+    @classmethod
+    async def start(
+        cls,
+        service: Service,
+        kind: str,
+        prompts: Sequence[Encoded],
+        params: SamplingParams,
+        body: SamplingFields,
+    ) -> Job:
+        """Submit all prompts, or none: raises the first error after taking back the others."""
+        name = f"{kind}-{uuid.uuid4().hex}"
+        starting = [
+            asyncio.ensure_future(
+                Generation.start(
+                    service.client,
+                    service.tokenizer,
+                    NewRequest(
+                        f"{name}-{number}", prompt.ids, params, body.priority or 0, body.user or NO_USER,
+                        body.cache_salt or "",
+                    ),
+                    prompt.text,
+                )
+            )
+            for number, prompt in enumerate(prompts)
+        ]  # fmt: skip
+        try:
+            return cls(name, await asyncio.gather(*starting), params.n)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            for outcome in await asyncio.gather(*starting, return_exceptions=True):
+                if isinstance(outcome, Generation):
+                    outcome.cancel()
+            raise
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(choice, addition) as they come. Raises HeadraceError when the engine or one of the completions fails."""
+        async for number, delta in _merged([generation.deltas() for generation in self._generations]):
+            if delta.error is not None:
+                raise HeadraceError(f"the engine failed on this request: {delta.error}")
+            yield number * self._n + delta.index, delta
+
+    @property
+    def results(self) -> list[RequestOutput]:
+        """The result of each prompt, once `deltas` has ended."""
+        return [generation.result for generation in self._generations if generation.result is not None]
+
+    def cancel(self) -> None:
+        """Free what is still held at the engine."""
+        for generation in self._generations:
+            generation.cancel()
+
+
+async def _merged(sources: Sequence[AsyncIterator[Delta]]) -> AsyncIterator[tuple[int, Delta]]:
+    """(number of the source, item) as they come; ends with the last source, or with the first error."""
+    if len(sources) == 1:
+        async for delta in sources[0]:
+            yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(_MERGE_ITEMS)
+
+    async def pump(number: int, source: AsyncIterator[Delta]) -> None:
+        try:
+            async for delta in source:
+                await queue.put((number, delta))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    pumps = [asyncio.ensure_future(pump(number, source)) for number, source in enumerate(sources)]
+    try:
+        left = len(pumps)
+        while left:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -1,0 +1,56 @@
+"""Log-probabilities in the two forms of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.core.types import TokenLogprobs
+from headrace.text.tokenizer import Tokenizer
+
+LEAST = -9999.0
+"""Stands for minus infinity, which JSON cannot write; vLLM uses the same number."""
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None, offset: int
+) -> tuple[dict[str, Any], int]:
+    """`logprobs` of /v1/completions, and the offset in characters at which the next token's text begins."""
+    tokens, chosen, top, offsets = [], [], [], []
+    for entry in entries:
+        text = _text(entry.token, tokenizer)
+        alternatives = {text: _finite(entry.logprob)}
+        for token, logprob, _ in entry.top:
+            alternatives.setdefault(_text(token, tokenizer), _finite(logprob))
+        tokens.append(text)
+        chosen.append(_finite(entry.logprob))
+        top.append(alternatives)
+        offsets.append(offset)
+        offset += len(text)
+    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}, offset
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """`logprobs` of /v1/chat/completions."""
+    return {
+        "content": [
+            _described(entry.token, entry.logprob, tokenizer)
+            | {"top_logprobs": [_described(token, logprob, tokenizer) for token, logprob, _ in entry.top]}
+            for entry in entries
+        ]
+    }
+
+
+def _described(token: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    data = None if tokenizer is None else list(tokenizer.token_bytes(token))
+    return {"token": _text(token, tokenizer), "logprob": _finite(logprob), "bytes": data}
+
+
+def _text(token: int, tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return f"token_id:{token}"
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST)

@@ -1,0 +1,77 @@
+"""Prompts as token ids: tokenized off the event loop where that takes long, and held against the context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import PromptTooLong, RequestError
+from headrace.server.schemas import Prompt
+from headrace.server.service import Service
+from headrace.text.tokenizer import Tokenizer
+
+SHORT_CHARS = 2000
+"""Text up to this length is tokenized on the event loop: that takes less time than handing it to a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """`text` is None for a prompt that came as ids."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+
+
+async def encode_prompts(service: Service, prompts: Sequence[Prompt]) -> list[Encoded]:
+    """Raises RequestError for text that cannot be tokenized, or that a model without a tokenizer cannot take."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [Encoded(tuple(prompt)) for prompt in prompts if not isinstance(prompt, str)]
+    tokenizer = _tokenizer(service)
+    if sum(map(len, texts)) <= SHORT_CHARS:
+        rows = tokenizer.encode_batch(texts)
+    else:
+        rows = await asyncio.to_thread(tokenizer.encode_batch, texts)
+    return [Encoded(tuple(ids), text) for ids, text in zip(rows, texts, strict=True)]
+
+
+async def encode_chat(
+    service: Service, messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]
+) -> Encoded:
+    """Raises RequestError for messages of a wrong shape, or that the model's chat template refuses."""
+
+    def render() -> Encoded:
+        tokenizer = _tokenizer(service)
+        for name in _RESERVED:
+            if name in variables:
+                raise RequestError(f"chat_template_kwargs must not set {name}")
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt, **variables)
+        return Encoded(tuple(tokenizer.encode(text, add_special_tokens=False)), text)
+
+    return await asyncio.to_thread(
+        render
+    )  # a template may be slow, and may be stopped only by its own limits
+
+
+_RESERVED = ("messages", "add_generation_prompt", "tools", "chat_template")
+
+
+def check_length(service: Service, prompts: Sequence[Encoded], max_tokens: int | None) -> None:
+    """Raises PromptTooLong where prompt and `max_tokens` together exceed the context, as OpenAI's API does."""
+    limit = service.facts.max_model_len
+    if limit is None or max_tokens is None:
+        return
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if longest + max_tokens > limit:
+        raise PromptTooLong(
+            f"the context holds {limit} tokens, but the prompt has {longest} and max_tokens asks for "
+            f"{max_tokens}: shorten one of them"
+        )
+
+
+def _tokenizer(service: Service) -> Tokenizer:
+    if service.tokenizer is None:
+        raise RequestError("this model has no tokenizer: send prompts as token ids to /v1/completions")
+    return service.tokenizer

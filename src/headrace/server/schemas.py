@@ -1,0 +1,200 @@
+"""What requests may hold: OpenAI's fields and vLLM's extras, each with a bound. Unknown fields are ignored.
+
+Types are strict: "1" is no number and 1 is no truth value. Null means the default. Long lists of mixed content are
+checked by hand, because a list of errors for each of a million elements is an attack, not an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+
+from headrace.core.params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_SEED,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_LIST,
+    MAX_TOKENS_LIMIT,
+    SamplingParams,
+)
+from headrace.errors import InvalidParams
+
+MAX_MODEL_NAME_CHARS = 1024
+MAX_USER_CHARS = 512
+MAX_PROMPTS = 1024
+MAX_PROMPT_TOKENS = 2**24
+MAX_PRIORITY = 2**31
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+def checked_prompts(value: object) -> list[Prompt]:
+    """One list entry a prompt. Raises ValueError unless it is a string, a list of them, token ids, or lists of them."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
+    if type(value[0]) is int:
+        return [_token_ids(value)]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"holds {len(value)} prompts; at most {MAX_PROMPTS} are allowed")
+    if all(isinstance(prompt, str) for prompt in value):
+        return value
+    return [_token_ids(prompt) for prompt in value]
+
+
+def _token_ids(value: object) -> list[int]:
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ValueError("must not mix strings, token ids and lists")
+    if len(value) > MAX_PROMPT_TOKENS:
+        raise ValueError(f"has {len(value)} token ids; at most {MAX_PROMPT_TOKENS} are allowed")
+    return value
+
+
+def _checked_stop(value: object) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOP_STRINGS:
+        raise ValueError(f"must be a string or a list of at most {MAX_STOP_STRINGS} strings")
+    if not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_STRING_CHARS for stop in stops):
+        raise ValueError(f"must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters")
+    return tuple(stops)
+
+
+def _is_absent(value: object) -> object:
+    if value not in (None, False, [], {}, ""):
+        raise ValueError("is not supported by this server")
+    return value
+
+
+Token = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)]
+TokenList = Annotated[list[Token], Field(max_length=MAX_TOKEN_LIST, fail_fast=True)]
+Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Unsupported = Annotated[Any, AfterValidator(_is_absent)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+
+
+class SamplingFields(Strict):
+    """What completions and chats have in common."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(_checked_stop)] = ()
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Any = None  # SamplingParams checks it, up to its first fault
+    user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
+
+    # As in vLLM.
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
+    stop_token_ids: TokenList | None = None
+    allowed_token_ids: TokenList | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
+
+    @property
+    def streamed_usage(self) -> bool:
+        """The stream ends with a chunk that counts tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check(self) -> None:
+        """Raises InvalidParams for fields that do not go together."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParams("stream_options is allowed with stream only")
+
+    def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        given = {name: getattr(self, name) for name in _SAMPLING_NAMES}
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+
+_SAMPLING_NAMES = (
+    "n", "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "top_k",
+    "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "allowed_token_ids", "ignore_eos",
+    "include_stop_str_in_output", "skip_special_tokens",
+)  # fmt: skip
+
+
+class CompletionRequest(SamplingFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[list[Prompt], PlainValidator(checked_prompts)]
+    max_tokens: Length | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    echo: Unsupported = None
+    suffix: Unsupported = None
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidParams("best_of other than n is not supported by this server")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Raises InvalidParams where the parameters do not fit together."""
+        length = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is None and self.min_tokens is not None:
+            length = max(length, self.min_tokens)
+        return self._sampling(length, self.logprobs)
+
+
+class ChatRequest(SamplingFields):
+    """Body of POST /v1/chat/completions. `headrace.text.messages` checks the messages."""
+
+    messages: Any
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    response_format: Any = None
+    tools: Unsupported = None
+    functions: Unsupported = None
+    audio: Unsupported = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParams("top_logprobs needs logprobs to be true")
+        if self.response_format not in (None, {"type": "text"}):
+            raise InvalidParams(
+                'a response_format other than {"type": "text"} is not supported by this server'
+            )
+
+    @property
+    def length(self) -> int | None:
+        """Most tokens to answer with; None for what is left of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Raises InvalidParams where the parameters do not fit together."""
+        return self._sampling(self.length, (self.top_logprobs or 0) if self.logprobs else None)
