@@ -1,0 +1,66 @@
+"""Memory that one step needs besides weights and KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.models.spec import ModelSpec
+from headrace.plan.units import format_count
+
+LOGITS_BYTES = 4  # logits are float32 whatever the compute type
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationPart:
+    """Bytes of one kind of activation at the widest step."""
+
+    name: str
+    bytes: int
+    how: str
+
+
+def activation_parts(
+    spec: ModelSpec, tokens: int, rows: int, element_bytes: int
+) -> tuple[ActivationPart, ...]:
+    """Activations of a step of `tokens` tokens that samples `rows` sequences, in `element_bytes` per element.
+
+    Layers run one after the other in the same buffers, so the widest layer counts, once. Buffers of attention
+    and feed-forward are added up although they are not live together: a bound for a runner without reuse.
+    """
+    qkv = max((_qkv_width(spec, index) for index in range(len(spec.layers))), default=0)
+    attended = max((layer.mixer.num_heads * layer.mixer.head_dim for layer in spec.layers), default=0)
+    inner = max((layer.feed_forward.intermediate_size for layer in spec.layers), default=0)
+    shape = f"{format_count(tokens)} tokens x "
+    each = f" x {element_bytes} B"
+    return (
+        ActivationPart(
+            "hidden",
+            tokens * 3 * spec.hidden_size * element_bytes,
+            f"{shape}3 x {spec.hidden_size}{each}: residual, normed input, output",
+        ),
+        ActivationPart(
+            "attention",
+            tokens * (qkv + attended) * element_bytes,
+            f"{shape}({qkv} q, k, v + {attended} output){each}",
+        ),
+        ActivationPart(
+            "feed-forward",
+            tokens * 3 * inner * element_bytes,
+            f"{shape}3 x {inner}{each}: gate, up, product",
+        ),
+        ActivationPart(
+            "logits",
+            rows * 2 * spec.vocab_size * LOGITS_BYTES,
+            f"{format_count(rows)} rows x 2 x {spec.vocab_size} x {LOGITS_BYTES} B: logits and a copy",
+        ),
+    )
+
+
+def activation_bytes(spec: ModelSpec, tokens: int, rows: int, element_bytes: int) -> int:
+    """Sum of the parts; never falls when tokens or rows grow."""
+    return sum(part.bytes for part in activation_parts(spec, tokens, rows, element_bytes))
+
+
+def _qkv_width(spec: ModelSpec, index: int) -> int:
+    mixer = spec.layers[index].mixer
+    return (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim

@@ -1,0 +1,51 @@
+"""The compute type: what a device can, and what "auto" takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+from headrace.plan.hardware import Machine
+from headrace.plan.units import DTYPE_BYTES
+
+_CPU_BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeInfo:
+    """What a device computes in: `supported` at all, `native` with matrix instructions of its own."""
+
+    supported: tuple[str, ...]
+    native: tuple[str, ...]
+
+
+def dtype_info(machine: Machine) -> DtypeInfo:
+    """What is known from the machine's kind and CPU flags alone."""
+    every = tuple(DTYPE_BYTES)
+    if machine.kind != "cpu":
+        return DtypeInfo(supported=every, native=every)
+    native = ("float32", "bfloat16") if machine.flags & _CPU_BF16_FLAGS else ("float32",)
+    return DtypeInfo(supported=every, native=native)
+
+
+def choose_dtype(asked: str, stored: str, info: DtypeInfo, asked_reason: str) -> tuple[str, str]:
+    """(type, reason). "auto" never loses a bit: it takes the stored type if native, else float32.
+
+    Raises ConfigError for a type that the device cannot compute in.
+    """
+    if asked != "auto":
+        dtype, reason = asked, asked_reason
+    elif stored in info.native:
+        dtype, reason = stored, "the type that the checkpoint is stored in, native on this device"
+    else:
+        missing = " (AMX-BF16 or AVX512-BF16)" if stored == "bfloat16" else ""
+        dtype = "float32"
+        reason = (
+            f"the checkpoint is stored in {stored}, for which this device has no matrix instructions{missing}"
+        )
+        reason += "; float32 keeps every bit"
+    if dtype not in info.supported:
+        raise ConfigError(
+            f"dtype {dtype} cannot be computed on this device; use {' or '.join(info.supported)}"
+        )
+    return dtype, reason

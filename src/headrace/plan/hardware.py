@@ -1,0 +1,170 @@
+"""The machine to plan for: this one, measured, or a well-known one, from its data sheet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from headrace.ops.cpu_features import CpuFeatures, detect
+from headrace.plan.units import GIB
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a model shall run. Memory in bytes; for "cuda" it is the GPU's. `flags` as in /proc/cpuinfo."""
+
+    kind: DeviceKind
+    name: str
+    memory_total: int
+    memory_available: int  # what a new process can take now without pushing others out
+    cores: int
+    flags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A data sheet. `memory` in bytes, `bandwidth` in bytes/s, `peak` in dense FLOP/s by compute type."""
+
+    name: str
+    kind: DeviceKind
+    memory: int
+    bandwidth: float
+    peak: tuple[tuple[str, float], ...]
+    source: str
+
+    def machine(self, cores: int = 1) -> Machine:
+        """The empty device, ready to plan for."""
+        return Machine(self.kind, self.name, self.memory, self.memory, cores)
+
+
+# Decimal gigabytes, as sold; the usable memory of these cards is about that. Peaks without sparsity.
+HARDWARE: tuple[Hardware, ...] = (
+    Hardware(
+        "NVIDIA T4", "cuda", 16 * 10**9, 320e9,
+        (("float32", 8.1e12), ("float16", 65e12)),
+        "NVIDIA T4 data sheet, 2019",
+    ),
+    Hardware(
+        "NVIDIA A10", "cuda", 24 * 10**9, 600e9,
+        (("float32", 31.2e12), ("float16", 125e12), ("bfloat16", 125e12)),
+        "NVIDIA A10 data sheet, 2021",
+    ),
+    Hardware(
+        "NVIDIA L4", "cuda", 24 * 10**9, 300e9,
+        (("float32", 30.3e12), ("float16", 121e12), ("bfloat16", 121e12)),
+        "NVIDIA L4 data sheet, 2023",
+    ),
+    Hardware(
+        "NVIDIA A100 80GB SXM", "cuda", 80 * 10**9, 2039e9,
+        (("float32", 19.5e12), ("float16", 312e12), ("bfloat16", 312e12)),
+        "NVIDIA A100 data sheet, 2021",
+    ),
+    Hardware(
+        "NVIDIA H100 SXM", "cuda", 80 * 10**9, 3350e9,
+        (("float32", 67e12), ("float16", 989e12), ("bfloat16", 989e12)),
+        "NVIDIA H100 data sheet, 2023",
+    ),
+    Hardware(
+        "NVIDIA H200 SXM", "cuda", 141 * 10**9, 4800e9,
+        (("float32", 67e12), ("float16", 989e12), ("bfloat16", 989e12)),
+        "NVIDIA H200 data sheet, 2024",
+    ),
+)  # fmt: skip
+
+_UNKNOWN_MEMORY = 4 * GIB  # assumed where the system tells nothing
+
+
+def this_machine(features: CpuFeatures | None = None, *, root: Path = Path("/")) -> Machine:
+    """The CPU that this process runs on, with the memory that its cgroup lets it have.
+
+    `features` None asks `detect()`; `root` is where proc and sys are mounted.
+    """
+    cpu = features or detect()
+    total, available = _memory(root)
+    for limit, used in _cgroup_memory(root):
+        total = min(total, limit)
+        available = min(available, max(0, limit - used))
+    return Machine(
+        kind="cpu",
+        name=cpu.brand or "CPU",
+        memory_total=total,
+        memory_available=min(available, total),
+        cores=cpu.cores.usable,
+        flags=cpu.flags,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    """A whole number >= 0, or None: "max" and "-1" mean no limit."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _memory(root: Path) -> tuple[int, int]:
+    sizes: dict[str, int] = {}
+    for line in _read(root / "proc/meminfo").splitlines():
+        key, _, rest = line.partition(":")
+        value = _number(rest.removesuffix("kB"))
+        if value is not None:
+            sizes[key] = value * 1024
+    total = sizes.get("MemTotal", 0)
+    if total:
+        # Linux before 3.14 has no MemAvailable.
+        return total, sizes.get("MemAvailable", sizes.get("MemFree", 0) + sizes.get("Cached", 0))
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        total = 0
+    total = total if total > 0 else _UNKNOWN_MEMORY
+    return total, total // 2  # nobody says how much is in use: half is a guess that rarely swaps
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Directories whose memory limits bind this process, innermost first, and whether each is of version 2.
+
+    Inside a container the path in /proc/self/cgroup may be the host's and absent here; the mount's root is
+    then the container's own group, so it is always looked at.
+    """
+    mounts = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            base, version2 = mounts, True
+        elif "memory" in controllers.split(","):
+            base, version2 = mounts / controllers, False
+            base = base if base.is_dir() else mounts / "memory"
+        else:
+            continue
+        inner = PurePosixPath(path.lstrip("/"))
+        if ".." in inner.parts:  # a group outside of this namespace
+            inner = PurePosixPath()
+        yield from ((base / part, version2) for part in (inner, *inner.parents) if part != PurePosixPath())
+        yield base, version2
+
+
+def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, bytes that cannot be reclaimed) of each group with a limit."""
+    for group, version2 in _cgroups(root):
+        limit = _number(_read(group / ("memory.max" if version2 else "memory.limit_in_bytes")))
+        if limit is None:
+            continue
+        used = _number(_read(group / ("memory.current" if version2 else "memory.usage_in_bytes"))) or 0
+        cache_key = "inactive_file" if version2 else "total_inactive_file"
+        for line in _read(group / "memory.stat").splitlines():
+            key, _, value = line.partition(" ")
+            if key == cache_key:  # page cache that the kernel drops before it refuses memory
+                used = max(0, used - (_number(value) or 0))
+        yield limit, used

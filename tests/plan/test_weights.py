@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.models.spec import ModelSpec
+from headrace.plan.weights import parameter_count, weight_parts
+
+
+@pytest.mark.parametrize(
+    "name", ["TinyLlama-1.1B", "SmolLM2-135M", "Llama-2-7B", "Qwen2.5-0.5B", "Qwen3-0.6B"]
+)
+def test_public_models(known_specs: dict[str, tuple[ModelSpec, int]], name: str) -> None:
+    spec, count = known_specs[name]
+    assert parameter_count(spec) == count
+
+
+def test_parts_by_hand(make_spec: Callable[..., ModelSpec]) -> None:
+    # One layer: hidden 16, two heads and one KV head of 8, inner 32, vocabulary 64.
+    parts = {part.name: part.parameters for part in weight_parts(make_spec((None,), tie=False))}
+    assert parts == {
+        "embeddings": 64 * 16,
+        "attention": 16 * 16 + 2 * 16 * 8 + 16 * 16,
+        "feed-forward": 3 * 16 * 32,
+        "norms": 16 + 2 * 16,
+        "head": 64 * 16,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "extra"),
+    [
+        ({"bias": True}, (16 + 8 + 8 + 16) + (32 + 32 + 16)),
+        ({"qk_norm": True}, 2 * 8),
+        ({"tie": False}, 64 * 16),
+    ],
+)
+def test_options_of_a_layer(
+    make_spec: Callable[..., ModelSpec], options: dict[str, bool], extra: int
+) -> None:
+    assert parameter_count(make_spec((None,), **options)) == parameter_count(make_spec((None,))) + extra
