@@ -1,0 +1,153 @@
+"""What fits beside the weights: KV pools as a function of the longest sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+from headrace.models.spec import ModelSpec
+from headrace.plan.activations import activation_bytes
+from headrace.plan.kv import (
+    KVDemand,
+    blocks_within,
+    kv_demands,
+    largest,
+    pool_bytes,
+    sequence_bytes,
+)
+from headrace.plan.units import format_bytes
+from headrace.plan.weights import parameter_count
+
+KV_PERCENT_LIMIT = 90
+"""Most of the free memory, in percent, that KV of open size may take: the process needs some room too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Everything that sizes the KV pools except the longest sequence, `length` below, in tokens.
+
+    memory: bytes for weights, activations and KV together.
+    block_size: None is the contiguous layout, one block of `length` tokens a sequence.
+    batched_tokens: most tokens of a step, or None for `default_tokens` stretched as far as it must be;
+    whole_prompts: a step must take the longest sequence at once.
+    kv_bytes, kv_blocks: size of the KV cache where the user fixed it; kv_default_most caps it where not.
+    """
+
+    spec: ModelSpec
+    memory: int
+    element_bytes: int
+    max_num_seqs: int
+    block_size: int | None
+    batched_tokens: int | None
+    default_tokens: int
+    whole_prompts: bool
+    kv_bytes: int | None
+    kv_blocks: int | None
+    kv_default_most: int | None
+
+    @property
+    def weight_bytes(self) -> int:
+        return parameter_count(self.spec) * self.element_bytes
+
+    def step_tokens(self, length: int) -> int:
+        """Most tokens of one step."""
+        if self.batched_tokens is not None:
+            return self.batched_tokens
+        return max(self.default_tokens, self.max_num_seqs, length if self.whole_prompts else 0)
+
+    def free(self, length: int) -> int:
+        """Bytes left for KV behind weights and activations; never negative."""
+        step = activation_bytes(self.spec, self.step_tokens(length), self.max_num_seqs, self.element_bytes)
+        return max(0, self.memory - self.weight_bytes - step)
+
+    def demands(self, length: int) -> tuple[KVDemand, ...]:
+        """What the KV groups need for sequences of up to `length` tokens."""
+        return kv_demands(
+            self.spec.kv_shapes,
+            block_size=self.block_size or length,
+            max_model_len=length,
+            max_num_seqs=self.max_num_seqs,
+            chunk=self.step_tokens(length),
+            least_chunk=self.step_tokens(length) if self.whole_prompts else 1,
+            element_bytes=self.element_bytes,
+        )
+
+    def needed(self, length: int) -> int:
+        """KV bytes of one sequence of `length` tokens."""
+        return sequence_bytes(self.demands(length))
+
+    def counts(self, length: int, percent: int) -> tuple[int, ...] | None:
+        """Blocks of each group, or None when not one sequence of `length` tokens fits.
+
+        A KV cache of open size takes at most `percent` of what is free, no more than can ever be used, and no
+        more than the default cap unless one sequence needs it. None stays None as `length` grows.
+        """
+        demands, free = self.demands(length), self.free(length)
+        if self.kv_blocks is not None:
+            counts = tuple(
+                self.kv_blocks if demand.layout.window is None else min(self.kv_blocks, demand.most)
+                for demand in demands
+            )
+            enough = all(n >= demand.per_sequence for n, demand in zip(counts, demands, strict=True))
+            return counts if enough and pool_bytes(demands, counts) <= free else None
+        if self.kv_bytes is not None:
+            # More than all sequences can use is worth something still: prefixes stay in the cache longer.
+            return blocks_within(demands, self.kv_bytes, spare=True) if self.kv_bytes <= free else None
+        budget = free * percent // 100
+        if self.kv_default_most is not None:
+            budget = min(budget, max(self.kv_default_most, sequence_bytes(demands)))
+        return blocks_within(demands, budget)
+
+
+def check_memory(fit: Fit) -> None:
+    """Raise ConfigError when weights and the activations of one step leave nothing for KV."""
+    left = fit.memory - fit.weight_bytes
+    if fit.free(1) > 0:
+        return
+    if left > 0:
+        raise ConfigError(
+            f"weights of {format_bytes(fit.weight_bytes)} leave {format_bytes(left)} of "
+            f"{format_bytes(fit.memory)}, too little for the activations of a step; "
+            "lower --max-num-batched-tokens or --max-num-seqs"
+        )
+    hint = "" if fit.element_bytes == 2 else ", or halve it with --dtype bfloat16"
+    raise ConfigError(
+        f"the weights need {format_bytes(fit.weight_bytes)} at {fit.element_bytes} bytes each, but "
+        f"{format_bytes(fit.memory)} of memory is available; use a smaller model{hint}"
+    )
+
+
+def too_small(fit: Fit, length: int) -> ConfigError:
+    """Why not one sequence of `length` tokens fits, how much it needs, and what to turn."""
+    needed, free = fit.needed(length), fit.free(length)
+    tokens = "one token" if length == 1 else f"{length} tokens"
+    what = f"a sequence of {tokens} needs {format_bytes(needed)} of KV cache"
+    left = f"{format_bytes(free)} of {format_bytes(fit.memory)} is free beside weights and activations"
+    shorter = 0
+    if length > 1 and fit.counts(1, KV_PERCENT_LIMIT) is not None:
+        shorter = largest(1, length, lambda tokens: fit.counts(tokens, KV_PERCENT_LIMIT) is not None)
+    lower = (
+        f"lower --max-model-len to {shorter}"
+        if shorter
+        else "lower --max-num-batched-tokens or --max-num-seqs"
+    )
+    if fit.kv_bytes is not None and fit.kv_bytes > free:
+        return ConfigError(
+            f"kv_cache_memory is {format_bytes(fit.kv_bytes)}, but {left}; lower --kv-cache-memory"
+        )
+    if fit.kv_bytes is not None:
+        raise_to = f"raise --kv-cache-memory to {needed}"
+        return ConfigError(
+            f"{what}, but kv_cache_memory is {format_bytes(fit.kv_bytes)}; "
+            + (f"{lower}, or {raise_to}" if shorter else raise_to)
+        )
+    if fit.kv_blocks is not None:
+        blocks = max(demand.per_sequence for demand in fit.demands(length))
+        if fit.kv_blocks < blocks:
+            raise_to = f"raise --num-kv-blocks to {blocks}"
+            return ConfigError(
+                f"{what} in {blocks} blocks, but num_kv_blocks is {fit.kv_blocks}; "
+                + (f"{lower}, or {raise_to}" if shorter else raise_to)
+            )
+        return ConfigError(f"num_kv_blocks {fit.kv_blocks} does not fit: {left}; lower --num-kv-blocks")
+    return ConfigError(f"{what}, but {left}, of which at most {KV_PERCENT_LIMIT}% may hold KV; {lower}")
