@@ -1,0 +1,245 @@
+"""What the user asked of the engine, checked at the border; `config_resolve` fills what was left open."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, cast
+
+from headrace.errors import ConfigError
+from headrace.plan.units import TIB, parse_bytes
+
+MAX_LENGTH = 2**31 - 1  # tokens of a sequence, a window or a batch; lengths are int32
+MAX_SEQS = 65_536
+MAX_BLOCK_SIZE = 4096
+MAX_BLOCKS = 2**31 - 1  # block ids are int32 in the block tables
+MAX_KV_BYTES = 1024 * TIB
+MAX_SINKS = 65_536
+MAX_THREADS = 4096
+MAX_WAIT_S = 3600.0
+MAX_SEED = 2**63 - 1
+MAX_TEXT_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Engine options; None and "auto" leave a choice to `resolve`. Names follow vLLM's where they can.
+
+    model: bundled name, folder, file or hub id.
+    dtype: compute type; kv_cache_dtype must be the same in this version.
+    max_model_len: longest sequence, prompt and output, in tokens.
+    max_num_seqs, max_num_batched_tokens: most sequences and tokens of one step.
+    kv_cache_memory: bytes, or text such as "512MiB" or "2GB"; num_kv_blocks: blocks of each KV group instead.
+    kv_cache: False recomputes every sequence at every step, the baseline that shows what a cache is worth.
+    kv_layout: "contiguous" is one block of max_model_len tokens a sequence.
+    batch_size, batch_wait_s, batch_max_tokens: when a "static" or "dynamic" batch starts.
+    attention_sinks, sliding_window: keep only the first and the last tokens (StreamingLLM, Xiao et al. 2023).
+    ops_force: implementation to take for every op that has one of this name, such as "reference".
+
+    Raises ConfigError from the constructor where a value is out of range or asks for what this version lacks.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory: int | str | None = None
+    kv_cache_dtype: str = "auto"
+    block_size: int | None = None
+    num_kv_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    kv_cache: bool = True
+    kv_layout: str = "paged"
+    batching: str = "continuous"
+    batch_size: int | None = None
+    batch_wait_s: float | None = None
+    batch_max_tokens: int | None = None
+    scheduling_policy: str = "fcfs"
+    preemption_victim: str = "last"
+    attention_sinks: int | None = None
+    sliding_window: int | None = None
+    seed: int = 0
+    num_threads: int | None = None
+    ops_force: str | None = None
+    load_format: str = "auto"
+    quantization: str | None = None
+    speculative: str | None = None
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        if isinstance(self.model, os.PathLike):
+            put(self, "model", os.fspath(self.model))
+        if isinstance(self.kv_cache_memory, str):
+            put(self, "kv_cache_memory", parse_bytes(self.kv_cache_memory))
+        _check_text("model", self.model)
+        if self.ops_force is not None:
+            _check_text("ops_force", self.ops_force)
+        for name in ("quantization", "speculative"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} is not available in this version; leave it out")
+        for name, allowed in _CHOICES.items():
+            _check_choice(name, getattr(self, name), allowed)
+        for name, (low, high) in _INT_RANGES.items():
+            if getattr(self, name) is not None or name in _REQUIRED_INTS:
+                _check_int(name, getattr(self, name), low, high)
+        for name in _BOOLS:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {_shown(getattr(self, name))}")
+        if self.batch_wait_s is not None:
+            put(self, "batch_wait_s", _checked_seconds("batch_wait_s", self.batch_wait_s, MAX_WAIT_S))
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.tensor_parallel_size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size {self.tensor_parallel_size} is not available in this version; use 1"
+            )
+        if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
+            raise ConfigError(
+                "kv_cache_memory and num_kv_blocks both set the size of the KV cache; give one of them"
+            )
+        if self.kv_layout == "contiguous" and self.block_size is not None:
+            raise ConfigError(
+                "block_size belongs to the paged layout; a contiguous block is max_model_len long"
+            )
+        if self.kv_layout == "contiguous" and self.sliding_window is not None:
+            raise ConfigError(
+                "sliding_window gives back blocks, which the contiguous layout cannot; use paged"
+            )
+        if self.attention_sinks is not None and self.sliding_window is None:
+            raise ConfigError("attention_sinks needs sliding_window, the number of last tokens to keep")
+        unused = {"continuous": ("batch_size", *_DYNAMIC_ONLY), "static": _DYNAMIC_ONLY, "dynamic": ()}
+        for name in unused[self.batching]:
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} has no meaning with {self.batching} batching; leave it out")
+        _check_order(self, "batch_size", "max_num_seqs")
+        _check_order(self, "max_num_seqs", "max_num_batched_tokens")
+        _check_order(self, "batch_size", "max_num_batched_tokens")
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """`kv_cache_memory` as the number that the constructor made of it."""
+        return None if self.kv_cache_memory is None else int(self.kv_cache_memory)
+
+    @property
+    def streaming(self) -> bool:
+        """Sinks and window bound every layer's memory, so a sequence may outgrow the model's context."""
+        return self.sliding_window is not None
+
+    @classmethod
+    def from_kwargs(cls, **options: object) -> EngineConfig:
+        """Build from keyword arguments. Raises ConfigError with the closest known name for an unknown one."""
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"unknown option {name[:80]!r}{_suggestion(name, known)}")
+        if "model" not in options:
+            raise ConfigError("the option model is required")
+        return cls(**cast(dict[str, Any], options))
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for another process; `from_json` gives an equal config."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> EngineConfig:
+        """Inverse of `to_json`, with the same checks as the constructor."""
+        if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+            raise ConfigError(
+                f"engine options must be an object with named fields, got {type(data).__name__}"
+            )
+        return cls.from_kwargs(**data)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": ("auto", "float32", "float16", "bfloat16"),
+    "device": ("auto", "cpu", "cuda"),
+    "kv_cache_dtype": ("auto", "float32", "float16", "bfloat16"),
+    "kv_layout": ("paged", "contiguous"),
+    "batching": ("continuous", "static", "dynamic"),
+    "scheduling_policy": ("fcfs", "priority", "fair"),
+    "preemption_victim": ("last", "cheapest"),
+    "load_format": ("auto", "safetensors"),
+}
+_INT_RANGES: dict[str, tuple[int, int]] = {
+    "max_model_len": (1, MAX_LENGTH),
+    "max_num_seqs": (1, MAX_SEQS),
+    "max_num_batched_tokens": (1, MAX_LENGTH),
+    "kv_cache_memory": (1, MAX_KV_BYTES),
+    "block_size": (1, MAX_BLOCK_SIZE),
+    "num_kv_blocks": (1, MAX_BLOCKS),
+    "batch_size": (1, MAX_SEQS),
+    "batch_max_tokens": (1, MAX_LENGTH),
+    "attention_sinks": (0, MAX_SINKS),
+    "sliding_window": (1, MAX_LENGTH),
+    "seed": (-MAX_SEED - 1, MAX_SEED),
+    "num_threads": (1, MAX_THREADS),
+    "tensor_parallel_size": (1, 1024),
+}
+_REQUIRED_INTS = ("seed", "tensor_parallel_size")
+_BOOLS = ("enable_prefix_caching", "enable_chunked_prefill", "kv_cache")
+_DYNAMIC_ONLY = ("batch_wait_s", "batch_max_tokens")
+
+# Names that users of other engines type, and ours for the same wish.
+_KNOWN_ELSEWHERE: dict[str, str] = {
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "gpu_memory_utilization": "kv_cache_memory",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "max_seq_len": "max_model_len",
+    "context_length": "max_model_len",
+    "n_ctx": "max_model_len",
+    "n_threads": "num_threads",
+    "torch_dtype": "dtype",
+    "speculative_config": "speculative",
+    "speculative_model": "speculative",
+}
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    close = _KNOWN_ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name[:80], known, 1)), None)
+    return f"; did you mean {close}?" if close else ""
+
+
+def _shown(value: object) -> str:
+    """The value as an error message may show it: short, on one line."""
+    try:
+        return repr(value)[:80]
+    except ValueError:  # Python refuses to print whole numbers of thousands of digits
+        return "a huge number"
+
+
+def _check_order(config: EngineConfig, smaller: str, larger: str) -> None:
+    low, high = getattr(config, smaller), getattr(config, larger)
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"{smaller} {low} is greater than {larger} {high}")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARS or "\0" in value:
+        raise ConfigError(f"{name} must be text of 1 to {MAX_TEXT_CHARS} characters, got {_shown(value)}")
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)} in this version, got {_shown(value)}")
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be a whole number, got {_shown(value)}")
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must be between {low} and {high}, got {_shown(value)}")
+
+
+def _checked_seconds(name: str, value: object, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} must be a number of seconds, got {_shown(value)}")
+    if not 0.0 <= value <= high:  # NaN is in no range
+        raise ConfigError(f"{name} must be between 0 and {high:g} seconds, got {_shown(value)}")
+    return float(value)

@@ -1,0 +1,298 @@
+"""Fill in what the user left open, and say why: EngineConfig, model and machine -> ResolvedConfig."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.models.spec import ModelSpec
+from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
+from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
+from headrace.plan.hardware import DeviceKind, Machine
+from headrace.plan.kv import kv_groups, largest, pool_bytes, streaming_spec, useful_bytes
+from headrace.plan.resolved import ResolvedConfig
+from headrace.plan.units import DTYPE_BYTES, GIB, format_bytes
+
+ASKED = "asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """Choices by kind of device. KV takes `kv_percent` of the free memory, at most `kv_most` bytes."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_percent: int
+    kv_most: int | None
+
+
+_DEFAULTS: dict[DeviceKind, _Defaults] = {
+    "cpu": _Defaults(max_num_seqs=64, max_num_batched_tokens=512, kv_percent=50, kv_most=4 * GIB),
+    "cuda": _Defaults(max_num_seqs=256, max_num_batched_tokens=2048, kv_percent=90, kv_most=None),
+}
+_BLOCK_SIZE = 16
+_RECOMPUTE_TOKENS = 4096  # a step without a KV cache takes whole sequences
+_BATCH_SIZE, _BATCH_WAIT_S, _BATCH_MAX_TOKENS = 8, 0.05, 8192
+
+# Options that pass through unchanged, with the reason where nobody asked for another value.
+_PASSED: dict[str, str] = {
+    "model": ASKED,
+    "kv_layout": "paged blocks waste less than one block a sequence (Kwon et al. 2023)",
+    "kv_cache": "computing keys and values once is always faster than computing them again",
+    "batching": "requests join at every step, so none waits for a batch to end (Yu et al. 2022)",
+    "scheduling_policy": "first come, first served",
+    "preemption_victim": "the sequence that would be served last gives up its blocks first",
+    "attention_sinks": "none beyond what the model says",
+    "sliding_window": "none beyond what the model says",
+    "seed": "fixed, so that two runs give the same tokens",
+    "ops_force": "every op takes its first candidate that accepts",
+    "load_format": "chosen by what the model's folder holds",
+    "quantization": "not available in this version",
+    "speculative": "not available in this version",
+    "tensor_parallel_size": "one device; more are not available in this version",
+}
+
+
+def resolve(
+    config: EngineConfig, spec: ModelSpec, machine: Machine, dtypes: DtypeInfo | None = None
+) -> ResolvedConfig:
+    """Decide every open setting. A pure function of its arguments; `dtypes` None goes by the machine's flags.
+
+    Weights, activations and KV pools together stay within `machine.memory_available`, and the pools hold at
+    least one sequence of max_model_len tokens. Raises ConfigError where that or an option is impossible.
+    """
+    reasons = {name: reason if _is_default(config, name) else ASKED for name, reason in _PASSED.items()}
+    device = _device(config, machine, reasons)
+    dtype = _dtype(config, spec, dtypes or dtype_info(machine), reasons)
+    streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
+    _check_context(config, spec, streamed)
+    defaults = _DEFAULTS[device]
+    seqs = _num_seqs(config, defaults, reasons)
+    fit = Fit(
+        spec=streamed,
+        memory=machine.memory_available,
+        element_bytes=DTYPE_BYTES[dtype],
+        max_num_seqs=seqs,
+        block_size=None if config.kv_layout == "contiguous" else config.block_size or _BLOCK_SIZE,
+        batched_tokens=config.max_num_batched_tokens,
+        default_tokens=_default_tokens(config, spec, seqs, defaults),
+        whole_prompts=not (config.enable_chunked_prefill and config.kv_cache),
+        kv_bytes=config.kv_cache_bytes,
+        kv_blocks=config.num_kv_blocks,
+        kv_default_most=defaults.kv_most,
+    )
+    check_memory(fit)
+    length, counts = _length(config, spec, fit, defaults.kv_percent, reasons)
+    demands = fit.demands(length)
+    groups = kv_groups(demands, counts)
+    pool = pool_bytes(demands, counts)
+    _explain_step(config, fit, length, defaults, reasons)
+    _explain_kv(config, fit, length, defaults, reasons)
+    _explain_switches(config, reasons)
+    chunked = config.enable_chunked_prefill and config.kv_cache
+    prefix = config.enable_prefix_caching and config.kv_cache and config.kv_layout == "paged"
+    return ResolvedConfig(
+        model=config.model,
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=dtype,
+        max_model_len=length,
+        max_num_seqs=fit.max_num_seqs,
+        max_num_batched_tokens=fit.step_tokens(length),
+        kv_layout=config.kv_layout,
+        block_size=groups[0].block_size,
+        kv_cache_memory=pool,
+        num_kv_blocks=max(counts),
+        kv_groups=groups,
+        kv_cache=config.kv_cache,
+        enable_prefix_caching=prefix,
+        enable_chunked_prefill=chunked,
+        attention_sinks=config.attention_sinks,
+        sliding_window=config.sliding_window,
+        batching=config.batching,
+        batch_size=config.batch_size or min(_BATCH_SIZE, fit.max_num_seqs),
+        batch_wait_s=_BATCH_WAIT_S if config.batch_wait_s is None else config.batch_wait_s,
+        batch_max_tokens=config.batch_max_tokens or _BATCH_MAX_TOKENS,
+        scheduling_policy=config.scheduling_policy,
+        preemption_victim=config.preemption_victim,
+        seed=config.seed,
+        num_threads=config.num_threads or machine.cores,
+        ops_force=config.ops_force,
+        load_format=config.load_format,
+        quantization=config.quantization,
+        speculative=config.speculative,
+        tensor_parallel_size=config.tensor_parallel_size,
+        reasons=tuple(sorted(reasons.items())),
+    )
+
+
+_FIELD_DEFAULTS = {entry.name: entry.default for entry in fields(EngineConfig)}
+
+
+def _is_default(config: EngineConfig, name: str) -> bool:
+    return bool(getattr(config, name) == _FIELD_DEFAULTS[name])
+
+
+def _device(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> DeviceKind:
+    if config.device not in ("auto", machine.kind):
+        has = "has no CUDA GPU" if machine.kind == "cpu" else f"is a GPU, {machine.name}"
+        raise ConfigError(f"device {config.device} was asked for, but the machine to run on {has}")
+    reasons["device"] = f"the machine is {machine.name}" if config.device == "auto" else ASKED
+    return machine.kind
+
+
+def _dtype(config: EngineConfig, spec: ModelSpec, info: DtypeInfo, reasons: dict[str, str]) -> str:
+    dtype, reason = choose_dtype(config.dtype, spec.checkpoint_dtype, info, ASKED)
+    reasons["dtype"] = reason
+    if config.kv_cache_dtype not in ("auto", dtype):
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype} differs from the compute type {dtype}, "
+            "which this version cannot do"
+        )
+    reasons["kv_cache_dtype"] = "the compute type" if config.kv_cache_dtype == "auto" else ASKED
+    return dtype
+
+
+def _check_context(config: EngineConfig, spec: ModelSpec, streamed: ModelSpec) -> None:
+    asked = config.max_model_len
+    if asked is None or asked <= streamed.max_position:
+        return
+    if config.streaming:
+        raise ConfigError(
+            f"max_model_len {asked} is longer than a stream may be, {streamed.max_position} tokens"
+        )
+    raise ConfigError(
+        f"max_model_len {asked} is longer than the model's context of {spec.max_position} tokens; "
+        "lower --max-model-len, or stream with --attention-sinks and --sliding-window"
+    )
+
+
+def _num_seqs(config: EngineConfig, defaults: _Defaults, reasons: dict[str, str]) -> int:
+    if config.max_num_seqs is not None:
+        reasons["max_num_seqs"] = ASKED
+        return config.max_num_seqs
+    seqs, reason = defaults.max_num_seqs, "the default for this kind of device"
+    if config.batch_size is not None and config.batch_size > seqs:
+        seqs, reason = config.batch_size, "a whole batch, batch_size"
+    if config.max_num_batched_tokens is not None and config.max_num_batched_tokens < seqs:
+        seqs, reason = config.max_num_batched_tokens, "a step of max_num_batched_tokens has no room for more"
+    reasons["max_num_seqs"] = reason
+    return seqs
+
+
+def _default_tokens(config: EngineConfig, spec: ModelSpec, seqs: int, defaults: _Defaults) -> int:
+    if config.kv_cache:
+        return defaults.max_num_batched_tokens
+    return min(_RECOMPUTE_TOKENS, seqs * spec.max_position)
+
+
+def _length(
+    config: EngineConfig, spec: ModelSpec, fit: Fit, percent: int, reasons: dict[str, str]
+) -> tuple[int, tuple[int, ...]]:
+    """The longest sequence, and the blocks of each KV group. `spec` is the model without streaming."""
+    asked, steps = config.max_model_len, config.max_num_batched_tokens
+    if asked is not None:
+        if fit.whole_prompts and steps is not None and steps < asked:
+            raise ConfigError(
+                f"max_num_batched_tokens {steps} is less than max_model_len {asked}, but {_whole(config)}"
+            )
+        counts = fit.counts(asked, percent) or fit.counts(asked, KV_PERCENT_LIMIT)
+        if counts is None:
+            raise too_small(fit, asked)
+        reasons["max_model_len"] = ASKED
+        return asked, counts
+    most, reason = spec.max_position, "the model's context"
+    if config.streaming and not fit.whole_prompts:  # or a step of a whole stream would take all the memory
+        most, reason = (
+            fit.spec.max_position,
+            "the longest stream, as no layer looks back further than its window",
+        )
+    if fit.whole_prompts and steps is not None and steps < most:
+        most, reason = steps, f"max_num_batched_tokens, because {_whole(config)}"
+    if fit.counts(1, percent) is None:
+        raise too_small(fit, 1)
+    length = largest(1, most, lambda tokens: fit.counts(tokens, percent) is not None)
+    if length < most:
+        reason = f"the longest sequence that the KV cache can hold; {reason} is {most}"
+    counts = fit.counts(length, percent)
+    assert counts is not None  # `largest` returns a length for which it holds
+    reasons["max_model_len"] = reason
+    return length, counts
+
+
+def _whole(config: EngineConfig) -> str:
+    if not config.kv_cache:
+        return "without a KV cache every step takes the whole sequence"
+    return "without chunked prefill one step takes the whole prompt"
+
+
+def _explain_step(
+    config: EngineConfig, fit: Fit, length: int, defaults: _Defaults, reasons: dict[str, str]
+) -> None:
+    tokens = fit.step_tokens(length)
+    if config.max_num_batched_tokens is not None:
+        reason = ASKED
+    elif fit.whole_prompts and tokens == length:
+        reason = f"max_model_len, because {_whole(config)}"
+    elif not config.kv_cache:
+        reason = f"room for whole sequences, because {_whole(config)}"
+    elif tokens > defaults.max_num_batched_tokens:
+        reason = "one token for each of max_num_seqs sequences"
+    else:
+        reason = (
+            "enough rows to keep the matrix units busy, few enough that decoding waits little for a prefill"
+        )
+    reasons["max_num_batched_tokens"] = reason
+
+
+def _explain_kv(
+    config: EngineConfig, fit: Fit, length: int, defaults: _Defaults, reasons: dict[str, str]
+) -> None:
+    if fit.block_size is None:
+        reasons["block_size"] = "max_model_len, the contiguous layout"
+    elif config.block_size is not None:
+        reasons["block_size"] = ASKED
+    else:
+        reasons["block_size"] = "wastes half a block a sequence on average, and keeps block tables short"
+    useful = useful_bytes(fit.demands(length))
+    share = fit.free(length) * defaults.kv_percent // 100
+    if fit.kv_bytes is not None:
+        reason = f"whole blocks within the {format_bytes(fit.kv_bytes)} asked for"
+        if useful <= fit.kv_bytes:
+            reason = f"all that max_num_seqs sequences can use of the {format_bytes(fit.kv_bytes)} asked for"
+    elif fit.kv_blocks is not None:
+        reason = "num_kv_blocks blocks, as asked for"
+    elif useful <= share and (fit.kv_default_most is None or useful <= fit.kv_default_most):
+        reason = "what max_num_seqs sequences of max_model_len tokens can use at most"
+    elif fit.needed(length) > share:
+        reason = "one sequence of max_model_len tokens"
+    elif fit.kv_default_most is not None and fit.kv_default_most < share:
+        reason = (
+            f"{format_bytes(fit.kv_default_most)}, or one sequence of max_model_len tokens if that is more"
+        )
+    else:
+        free = format_bytes(fit.free(length))
+        reason = f"{defaults.kv_percent}% of the {free} that weights and activations leave"
+    reasons["kv_cache_memory"] = reason
+    reasons["num_kv_blocks"] = ASKED if fit.kv_blocks is not None else "as many as kv_cache_memory holds"
+    reasons["kv_groups"] = (
+        "one pool for the layers of one KV shape; windows get what their sequences can hold"
+    )
+
+
+def _explain_switches(config: EngineConfig, reasons: dict[str, str]) -> None:
+    chunked = "a long prompt is computed between the tokens of others"
+    prefix = "what prompts have in common is computed once"
+    if not config.kv_cache:
+        chunked = prefix = f"off: {_whole(config)}"
+    elif config.kv_layout == "contiguous":
+        prefix = "off: a prefix is shared in whole blocks, and a contiguous block is a whole sequence"
+    reasons["enable_chunked_prefill"] = chunked if config.enable_chunked_prefill else ASKED
+    reasons["enable_prefix_caching"] = prefix if config.enable_prefix_caching else ASKED
+    unused = {"continuous": "not used by continuous batching", "static": "not used by static batching"}
+    for name in ("batch_size", "batch_wait_s", "batch_max_tokens"):
+        reason = "the default" if name == "batch_size" and config.batching == "static" else None
+        reason = reason or unused.get(config.batching, "the default")
+        reasons[name] = reason if getattr(config, name) is None else ASKED
+    reasons["num_threads"] = ASKED if config.num_threads else "every core that this process may use"

@@ -1,0 +1,56 @@
+"""Every engine setting with its final value and the reason for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from headrace.core.types import KVGroupSpec
+from headrace.plan.hardware import DeviceKind
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """What `config_resolve.resolve` decided; nothing is open any more. Meanings as in EngineConfig.
+
+    kv_cache_memory: bytes of all KV pools together; num_kv_blocks: blocks of the largest of them.
+    kv_groups: a pool for each of the `kv_shapes` of `streaming_spec(spec, attention_sinks, sliding_window)`.
+    reasons: (setting, reason) pairs, in order of the setting's name.
+    """
+
+    model: str
+    device: DeviceKind
+    dtype: str
+    kv_cache_dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_layout: str
+    block_size: int
+    kv_cache_memory: int
+    num_kv_blocks: int
+    kv_groups: tuple[KVGroupSpec, ...]
+    kv_cache: bool
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    attention_sinks: int | None
+    sliding_window: int | None
+    batching: str
+    batch_size: int
+    batch_wait_s: float
+    batch_max_tokens: int
+    scheduling_policy: str
+    preemption_victim: str
+    seed: int
+    num_threads: int
+    ops_force: str | None
+    load_format: str
+    quantization: str | None
+    speculative: str | None
+    tensor_parallel_size: int
+    reasons: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def explain(self) -> list[tuple[str, object, str]]:
+        """(name, value, reason) of every setting, each once, in the order above."""
+        reasons = dict(self.reasons)
+        names = [entry.name for entry in fields(self) if entry.name != "reasons"]
+        return [(name, getattr(self, name), reasons[name]) for name in names]

@@ -1,0 +1,207 @@
+"""What the user may ask, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace import config as config_module
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+
+INT_RANGES = config_module._INT_RANGES
+CHOICES = config_module._CHOICES
+BOOLS = config_module._BOOLS
+
+# What else an option needs to mean anything.
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "batch_size": {"batching": "dynamic"},
+    "batch_wait_s": {"batching": "dynamic"},
+    "batch_max_tokens": {"batching": "dynamic"},
+    "attention_sinks": {"sliding_window": 64},
+}
+
+
+def refusal(**options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_kwargs(**{"model": "tale", **options})
+    text = str(caught.value)
+    assert text and "\n" not in text and not text.endswith(".") and len(text) < 400
+    return text
+
+
+def test_defaults_leave_everything_open_and_cannot_be_changed() -> None:
+    config = EngineConfig("tale")
+    assert config.dtype == "auto" and config.max_model_len is None and config.kv_cache_memory is None
+    with pytest.raises(FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+
+
+def test_every_field_is_checked_by_some_rule() -> None:
+    by_hand = {"model", "batch_wait_s", "ops_force", "quantization", "speculative"}
+    assert {f.name for f in fields(EngineConfig)} == {*INT_RANGES, *CHOICES, *BOOLS, *by_hand}
+
+
+@pytest.mark.parametrize("name", INT_RANGES)
+def test_whole_numbers_have_bounds(name: str) -> None:
+    low, high = INT_RANGES[name]
+    if name == "tensor_parallel_size":
+        high = 1  # more are refused for another reason
+    companions = COMPANIONS.get(name, {})
+    for value in (low, high):
+        assert getattr(EngineConfig(model="tale", **{name: value}, **companions), name) == value
+    for value in (low - 1, INT_RANGES[name][1] + 1, 10**5000, -(10**5000)):
+        assert name in refusal(**{name: value}, **companions)
+    for wrong in (1.0, math.nan, math.inf, True, [1], {}, b"1"):
+        assert name in refusal(**{name: wrong}, **companions)
+    if name != "kv_cache_memory":
+        assert name in refusal(**{name: "1"}, **companions)
+
+
+@pytest.mark.parametrize("name", ["seed", "tensor_parallel_size", *BOOLS, *CHOICES, "model"])
+def test_fields_without_an_open_state_refuse_none(name: str) -> None:
+    assert name in refusal(**{name: None})
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices(name: str) -> None:
+    for value in CHOICES[name]:
+        assert getattr(EngineConfig(model="tale", **{name: value}), name) == value
+    for wrong in ("", "AUTO", "nonsense", 1, True, ["auto"], math.nan):
+        text = refusal(**{name: wrong})
+        assert name in text and CHOICES[name][0] in text
+
+
+@pytest.mark.parametrize("name", BOOLS)
+def test_switches(name: str) -> None:
+    for value in (True, False):
+        assert getattr(EngineConfig(model="tale", **{name: value}), name) is value
+    for wrong in (0, 1, "true", None, math.nan):
+        assert name in refusal(**{name: wrong})
+
+
+def test_seconds() -> None:
+    for value in (0, 0.0, 0.25, 3600):
+        assert EngineConfig("tale", batching="dynamic", batch_wait_s=value).batch_wait_s == float(value)
+    for wrong in (-0.001, 3600.1, math.nan, math.inf, -math.inf, 10**400, "1", True, [], 10**5000):
+        assert "batch_wait_s" in refusal(batching="dynamic", batch_wait_s=wrong)
+
+
+def test_text_fields() -> None:
+    assert EngineConfig("m" * 4096).model == "m" * 4096
+    assert EngineConfig(Path("some/folder")).model == "some/folder"  # type: ignore[arg-type]
+    for wrong in ("", "m" * 4097, "a\0b", 1, b"tale", ["tale"]):
+        assert "model" in refusal(model=wrong)
+    assert EngineConfig("tale", ops_force="reference").ops_force == "reference"
+    for wrong in ("", 1, True, {"linear": "reference"}, "x" * 4097):
+        assert "ops_force" in refusal(ops_force=wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5g", 3 << 29), (" 4096 ", 4096), (4096, 4096)],
+)
+def test_kv_cache_memory_is_read_as_bytes(text: str | int, size: int) -> None:
+    config = EngineConfig("tale", kv_cache_memory=text)
+    assert config.kv_cache_memory == size == config.kv_cache_bytes
+    assert EngineConfig("tale").kv_cache_bytes is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "many", "2 bananas", "-1GB", "nan", "1e9", "2GB2", "0", "0.1", "9" * 40]
+)
+def test_kv_cache_memory_that_is_no_size(text: str) -> None:
+    assert refusal(kv_cache_memory=text)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"quantization": "int4"}, "quantization is not available in this version"),
+        ({"quantization": "auto"}, "quantization is not available in this version"),
+        ({"speculative": {"method": "ngram"}}, "speculative is not available in this version"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2 is not available in this version"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of"),
+        ({"load_format": "gguf"}, "load_format must be one of"),
+        ({"kv_cache_memory": 1, "num_kv_blocks": 1}, "give one of them"),
+        ({"kv_layout": "contiguous", "block_size": 16}, "block_size belongs to the paged layout"),
+        ({"kv_layout": "contiguous", "sliding_window": 16}, "use paged"),
+        ({"attention_sinks": 4}, "attention_sinks needs sliding_window"),
+        ({"batch_size": 4}, "no meaning with continuous batching"),
+        ({"batch_wait_s": 1.0, "batching": "static"}, "no meaning with static batching"),
+        ({"batch_max_tokens": 9, "batching": "static"}, "no meaning with static batching"),
+        ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "max_num_seqs 65 is greater"),
+        ({"batch_size": 5, "max_num_seqs": 4, "batching": "static"}, "batch_size 5 is greater"),
+        ({"batch_size": 5, "max_num_batched_tokens": 4, "batching": "static"}, "batch_size 5 is greater"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_not_ignored(options: dict[str, Any], words: str) -> None:
+    assert words in refusal(**options)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("max_modellen", "max_model_len"),
+        ("enable_prefix_cache", "enable_prefix_caching"),
+        ("num_gpu_blocks_override", "num_kv_blocks"),
+        ("gpu_memory_utilization", "kv_cache_memory"),
+        ("tensor_parallel", "tensor_parallel_size"),
+    ],
+)
+def test_unknown_options_suggest_the_closest(typed: str, meant: str) -> None:
+    assert refusal(**{typed: 1}) == f"unknown option {typed!r}; did you mean {meant}?"
+
+
+def test_unknown_options_without_a_close_name() -> None:
+    assert refusal(zzzzqqq=1) == "unknown option 'zzzzqqq'"
+    assert len(refusal(**{"x" * 100_000: 1})) < 200
+    with pytest.raises(ConfigError, match="model is required"):
+        EngineConfig.from_kwargs(dtype="auto")
+
+
+CONFIGS = st.builds(
+    EngineConfig,
+    model=st.sampled_from(["tale", "org/name", "/folder"]),
+    dtype=st.sampled_from(CHOICES["dtype"]),
+    max_model_len=st.none() | st.integers(1, 4096),
+    max_num_seqs=st.none() | st.integers(32, 64),
+    max_num_batched_tokens=st.none() | st.integers(64, 4096),
+    kv_cache_memory=st.none() | st.integers(1, 2**40) | st.just("1.5GiB"),
+    enable_prefix_caching=st.booleans(),
+    batching=st.just("dynamic"),
+    batch_size=st.none() | st.integers(1, 32),
+    batch_wait_s=st.none() | st.floats(0, 3600),
+    sliding_window=st.just(64),
+    attention_sinks=st.none() | st.integers(0, 16),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    ops_force=st.none() | st.just("reference"),
+)
+
+
+@given(CONFIGS)
+def test_json_round_trip(config: EngineConfig) -> None:
+    assert EngineConfig.from_json(config.to_json()) == config
+    assert EngineConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert hash(EngineConfig.from_json(config.to_json())) == hash(config)
+
+
+@pytest.mark.parametrize("data", [None, [], "tale", 1, {1: 2}, {}])
+def test_json_of_another_shape(data: object) -> None:
+    with pytest.raises(ConfigError):
+        EngineConfig.from_json(data)
+
+
+def test_planning_needs_no_torch() -> None:
+    modules = "headrace.config_resolve, headrace.plan.report, headrace.plan.hardware"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
