@@ -1,0 +1,126 @@
+"""Where the memory goes, line by line, with how each number comes about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.models.spec import KVLayout, ModelSpec
+from headrace.plan.activations import activation_parts
+from headrace.plan.kv import KVDemand, kv_demands, sequence_bytes, streaming_spec
+from headrace.plan.resolved import ResolvedConfig
+from headrace.plan.units import DTYPE_BYTES, format_count
+from headrace.plan.weights import parameter_count, weight_parts
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """`bytes` of one thing, and how it was computed."""
+
+    name: str
+    bytes: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Memory of one model on one device under one config.
+
+    `weights`, `kv_pools` (one line a KV group) and `activations` add up to `total`. `kv_per_token` (one line
+    a group) and `kv_per_sequence` (the worst moment of a sequence of max_model_len tokens) say what the pools
+    are made of and add nothing. A token in a window group costs memory only while the window holds it.
+    """
+
+    parameters: int
+    weights: tuple[LedgerLine, ...]
+    kv_per_token: tuple[LedgerLine, ...]
+    kv_per_sequence: LedgerLine
+    kv_pools: tuple[LedgerLine, ...]
+    activations: tuple[LedgerLine, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(line.bytes for line in self.weights)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """KV bytes of one token over all layers."""
+        return sum(line.bytes for line in self.kv_per_token)
+
+    @property
+    def kv_pool_bytes(self) -> int:
+        return sum(line.bytes for line in self.kv_pools)
+
+    @property
+    def activation_bytes(self) -> int:
+        return sum(line.bytes for line in self.activations)
+
+    @property
+    def total(self) -> int:
+        return self.weight_bytes + self.kv_pool_bytes + self.activation_bytes
+
+
+def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
+    """The ledger of `spec` (with or without the config's streaming applied) under a resolved config."""
+    spec = streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window)
+    element, kv_element = DTYPE_BYTES[resolved.dtype], DTYPE_BYTES[resolved.kv_cache_dtype]
+    demands = kv_demands(
+        spec.kv_shapes,
+        block_size=resolved.block_size,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        chunk=resolved.max_num_batched_tokens,
+        element_bytes=kv_element,
+    )
+    groups = list(zip(resolved.kv_groups, demands, strict=True))
+    return Ledger(
+        parameters=parameter_count(spec),
+        weights=tuple(
+            LedgerLine(
+                part.name,
+                part.parameters * element,
+                f"{format_count(part.parameters)} x {element} B: {part.how}" if part.parameters else part.how,
+            )
+            for part in weight_parts(spec)
+        ),
+        kv_per_token=tuple(
+            LedgerLine(
+                group.name,
+                demand.layout.elements_per_token * kv_element,
+                _token_text(demand.layout, kv_element),
+            )
+            for group, demand in groups
+        ),
+        kv_per_sequence=LedgerLine(
+            "one sequence", sequence_bytes(demands), _sequence_text(demands, resolved.max_model_len)
+        ),
+        kv_pools=tuple(
+            LedgerLine(
+                group.name,
+                group.num_blocks * demand.block_bytes,
+                f"{format_count(group.num_blocks)} blocks x {group.block_size} tokens x "
+                f"{format_count(demand.layout.elements_per_token * kv_element)} B",
+            )
+            for group, demand in groups
+        ),
+        activations=tuple(
+            LedgerLine(part.name, part.bytes, part.how)
+            for part in activation_parts(
+                spec, resolved.max_num_batched_tokens, resolved.max_num_seqs, element
+            )
+        ),
+    )
+
+
+def _token_text(layout: KVLayout, element: int) -> str:
+    layers = len(layout.layers)
+    kept = "all tokens" if layout.window is None else f"the last {layout.window} tokens"
+    if layout.sinks:
+        kept += f" and the first {layout.sinks}"
+    return (
+        f"{layers} layers x 2 x {layout.num_kv_heads} heads x {layout.head_dim} x {element} B; keeps {kept}"
+    )
+
+
+def _sequence_text(demands: tuple[KVDemand, ...], length: int) -> str:
+    blocks = " + ".join(format_count(demand.per_sequence) for demand in demands)
+    return f"{format_count(length)} tokens; blocks: {blocks}"

@@ -1,0 +1,97 @@
+"""The plan as text with aligned columns, for `headrace inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headrace.core.types import KVGroupSpec
+from headrace.models.spec import ModelSpec
+from headrace.plan.ledger import Ledger, LedgerLine
+from headrace.plan.resolved import ResolvedConfig
+from headrace.plan.units import format_bytes, format_count
+
+OP_COLUMNS = ("op", "format", "chosen", "refused before it")
+_BYTE_SETTINGS = frozenset({"kv_cache_memory"})
+
+
+def report(spec: ModelSpec, resolved: ResolvedConfig, book: Ledger, ops: Iterable[Sequence[str]] = ()) -> str:
+    """Model, memory, ops and settings, a section each. `ops` are rows under `OP_COLUMNS`, if there are any."""
+    sections = [
+        ("Model", table(_model_rows(spec, book))),
+        ("Memory", table(_memory_rows(book), right=frozenset({1}))),
+    ]
+    rows = [tuple(row) for row in ops]
+    if rows:
+        sections.append(("Ops", table([OP_COLUMNS, *rows])))
+    sections.append(("Settings", table(_setting_rows(resolved))))
+    return "\n\n".join(f"{title}\n{body}" for title, body in sections) + "\n"
+
+
+def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
+    """Rows of cells as indented lines, columns aligned, those in `right` to the right. Rows may be short."""
+    columns = max((len(row) for row in rows), default=0)
+    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(columns)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if at in right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def _model_rows(spec: ModelSpec, ledger: Ledger) -> list[tuple[str, str]]:
+    heads = sorted(
+        {(m.num_heads, m.num_kv_heads, m.head_dim) for m in (layer.mixer for layer in spec.layers)}
+    )
+    inner = sorted({layer.feed_forward.intermediate_size for layer in spec.layers})
+    shapes = [f"{len(shape.layers)} {shape.name}" for shape in spec.kv_shapes]
+    return [
+        ("family", spec.family),
+        ("parameters", format_count(ledger.parameters)),
+        ("layers", f"{len(spec.layers)} ({', '.join(shapes)})"),
+        ("hidden size", format_count(spec.hidden_size)),
+        ("attention", "; ".join(f"{q} heads, {kv} KV heads, {dim} wide" for q, kv, dim in heads)),
+        ("feed-forward", " / ".join(format_count(size) for size in inner)),
+        ("vocabulary", format_count(spec.vocab_size) + (", tied head" if spec.tie_embeddings else "")),
+        ("context", f"{format_count(spec.max_position)} tokens"),
+        ("checkpoint", spec.checkpoint_dtype),
+    ]
+
+
+def _memory_rows(ledger: Ledger) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = []
+
+    def section(name: str, size: int, lines: Iterable[LedgerLine], how: str = "") -> None:
+        rows.append((name, format_bytes(size), how))
+        rows.extend((f"  {line.name}", format_bytes(line.bytes), line.how) for line in lines)
+
+    section("weights", ledger.weight_bytes, ledger.weights)
+    section("KV cache", ledger.kv_pool_bytes, ledger.kv_pools)
+    section("activations", ledger.activation_bytes, ledger.activations)
+    rows.append(("total", format_bytes(ledger.total), "weights + KV cache + activations"))
+    section("KV of one token", ledger.kv_token_bytes, ledger.kv_per_token)
+    one = ledger.kv_per_sequence
+    rows.append((f"KV of {one.name}", format_bytes(one.bytes), one.how))
+    return rows
+
+
+def _setting_rows(resolved: ResolvedConfig) -> list[tuple[str, str, str]]:
+    return [(name, _value(name, value), reason) for name, value, reason in resolved.explain()]
+
+
+def _value(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in _BYTE_SETTINGS and isinstance(value, int):
+        return format_bytes(value)
+    if isinstance(value, tuple):
+        return ", ".join(_group(entry) if isinstance(entry, KVGroupSpec) else str(entry) for entry in value)
+    return str(value)
+
+
+def _group(group: KVGroupSpec) -> str:
+    return f"{group.name}: {format_count(group.num_blocks)}"

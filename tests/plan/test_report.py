@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.config_resolve import resolve
+from headrace.models.spec import ModelSpec
+from headrace.plan.hardware import Machine
+from headrace.plan.ledger import ledger
+from headrace.plan.report import OP_COLUMNS, report, table
+from headrace.plan.units import format_bytes
+
+OPS = [("linear", "dense", "cpu", ""), ("paged_attention", "dense", "reference", "cpu: head_dim 7 is odd")]
+
+
+@pytest.fixture
+def text(make_spec: Callable[..., ModelSpec], make_machine: Callable[..., Machine]) -> str:
+    spec = make_spec((None, 32))
+    resolved = resolve(EngineConfig("tale"), spec, make_machine())
+    return report(spec, resolved, ledger(spec, resolved), OPS)
+
+
+def section(text: str, title: str) -> list[str]:
+    blocks = {block.splitlines()[0]: block.splitlines()[1:] for block in text.split("\n\n")}
+    assert list(blocks) == ["Model", "Memory", "Ops", "Settings"]
+    return blocks[title]
+
+
+def test_sections_hold_everything(
+    text: str, make_spec: Callable[..., ModelSpec], make_machine: Callable[..., Machine]
+) -> None:
+    spec = make_spec((None, 32))
+    resolved = resolve(EngineConfig("tale"), spec, make_machine())
+    book = ledger(spec, resolved)
+    settings = section(text, "Settings")
+    assert [line.split()[0] for line in settings] == [name for name, _, _ in resolved.explain()]
+    for line, (_, _, reason) in zip(settings, resolved.explain(), strict=True):
+        assert line.endswith(reason)
+    memory = "\n".join(section(text, "Memory"))
+    for line in (*book.weights, *book.kv_pools, *book.kv_per_token, *book.activations):
+        assert line.name in memory and line.how in memory and format_bytes(line.bytes) in memory
+    assert format_bytes(book.total) in memory
+    assert any("2 (1 full, 1 window-32)" in line for line in section(text, "Model"))
+
+
+def test_columns_are_aligned(text: str) -> None:
+    ops = section(text, "Ops")
+    for column, name in enumerate(OP_COLUMNS[:3]):
+        at = ops[0].index(name)
+        assert all(line[at:].startswith(row[column]) for line, row in zip(ops[1:], OPS, strict=True))
+    settings = section(text, "Settings")
+    values = settings[0].index("tale")
+    assert all(line[values - 1] == " " and line[values] != " " for line in settings)
+    assert all(line == line.rstrip() and line.startswith("  ") for line in (*ops, *settings))
+
+
+def test_without_ops_there_is_no_section(
+    make_spec: Callable[..., ModelSpec], make_machine: Callable[..., Machine]
+) -> None:
+    resolved = resolve(EngineConfig("tale"), make_spec(), make_machine())
+    text = report(make_spec(), resolved, ledger(make_spec(), resolved))
+    assert "\nOps\n" not in text and text.endswith("\n") and not text.endswith("\n\n")
+
+
+def test_table() -> None:
+    assert table([("a", "10", "x"), ("bbb", "7"), ()], right=frozenset({1})) == "  a    10  x\n  bbb   7\n"
+    assert table([]) == ""
