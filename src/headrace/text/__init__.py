@@ -1,0 +1,15 @@
+"""Text in and text out: everything between strings and token ids.
+
+Modules, in reading order:
+
+- `tokenizer`: `Tokenizer`, a Hugging Face tokenizer folder as ids, exact bytes and chat prompts.
+- `tokenizer_files`: what the JSON files of such a folder say, read once into a frozen object.
+- `byte_scheme`: which bytes a token stands for, worked out from the tokenizer's decoder.
+- `detokenizer`: `IncrementalDetokenizer`, streaming ids to text without splitting a character.
+- `stop`: `StopChecker`, stop strings across any piece borders in linear time.
+- `messages`: the shape of a chat request, checked and copied to plain data.
+- `chat`: `ChatTemplate`, a model's Jinja template compiled and rendered within limits.
+- `template_budget`, `template_rules`, `template_compiler`, `template_sandbox`: its limits, and how they are enforced.
+
+Import from the modules; this package imports nothing by itself.
+"""

@@ -1,0 +1,127 @@
+"""Streaming ids to text, a piece per step, without ever splitting or guessing a character.
+
+Where tokens are bytes (`Tokenizer.byte_scheme`), a piece is what an incremental UTF-8 decoder releases: it keeps back
+the beginning of an unfinished character, and only that, until it is finished or known to be wrong. Other tokenizers
+decode a short window twice, without and with the new tokens, and release the difference.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from headrace.text.byte_scheme import ByteJoiner, ByteScheme
+from headrace.text.tokenizer import Tokenizer
+
+_CONTEXT_TOKENS = 6
+"""Tokens of the prompt that a window begins with; decoders look one or two tokens back."""
+
+_MAX_UNSETTLED_TOKENS = 16
+"""A window whose text ends in U+FFFD for longer than this really says so: no character has so many bytes."""
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class IncrementalDetokenizer:
+    """Text of one growing sequence of ids.
+
+    skip_special_tokens: leave special tokens out of the text.
+    prompt_ids: ids before the first one pushed. Their text is not returned, but the text goes on after them: the
+        space that begins a word stays, and a character that the prompt left unfinished is completed.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
+    ) -> None:
+        hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        scheme = tokenizer.byte_scheme
+        self._way: _ByBytes | _ByWindow
+        if scheme is not None:
+            self._way = _ByBytes(tokenizer, scheme, hidden, prompt_ids)
+        else:
+            self._way = _ByWindow(tokenizer, hidden, prompt_ids)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Take the next ids; return the text that they make certain."""
+        return self._way.push(ids)
+
+    def finish(self) -> str:
+        """The rest of the text, once no more ids will come: U+FFFD for a character that was never finished."""
+        return self._way.finish()
+
+
+class _ByBytes:
+    def __init__(
+        self, tokenizer: Tokenizer, scheme: ByteScheme, hidden: frozenset[int], prompt_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._utf8 = _UTF8("replace")
+        self._joiner = ByteJoiner(scheme)
+        for token_id in prompt_ids:
+            if self._joiner.settled:
+                break
+            self._bytes_of(token_id)
+        # The last bytes of the prompt may begin a character. Three suffice, since that is the longest beginning.
+        tail = b""
+        for token_id in reversed(prompt_ids):
+            if len(tail) >= 3:
+                break
+            if token_id not in hidden:
+                tail = tokenizer.token_bytes(token_id) + tail
+        self._utf8.decode(tail)
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._utf8.decode(b"".join(map(self._bytes_of, ids)))
+
+    def finish(self) -> str:
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._hidden:
+            return b""
+        data = self._tokenizer.token_bytes(token_id)
+        return data if self._joiner.settled else self._joiner.add(self._tokenizer.token(token_id), data)
+
+
+class _ByWindow:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._window: list[int] = []
+        for token_id in reversed(prompt_ids):
+            if len(self._window) == _CONTEXT_TOKENS:
+                break
+            if token_id not in hidden and tokenizer.token(token_id):
+                self._window.insert(0, token_id)
+        self._released_ids = len(self._window)
+        """How many ids at the beginning of the window have had their text released."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        pieces = []
+        for token_id in ids:
+            if token_id not in self._hidden and self._tokenizer.token(token_id):
+                self._window.append(token_id)
+                pieces.append(self._release(final=False))
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        return self._release(final=True)
+
+    def _release(self, final: bool) -> str:
+        before = self._text(self._window[: self._released_ids])
+        text = self._text(self._window)
+        unsettled = len(self._window) - self._released_ids
+        # Without new text there is nothing that the next window could begin with in place of this one.
+        waiting = text.endswith("\ufffd") or len(text) <= len(before)
+        if waiting and not final and unsettled < _MAX_UNSETTLED_TOKENS:
+            return ""
+        # The next window begins with the tokens of this piece, as far back as decoders look.
+        self._window = self._window[self._released_ids :][-_CONTEXT_TOKENS:] or self._window
+        self._released_ids = len(self._window)
+        return text[len(before) :]
+
+    def _text(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,0 +1,159 @@
+"""The shape of a chat request: checked, and copied to plain data that a template may see.
+
+The copy matters as much as the check. A template is handed nothing but str, int, float, bool, None, list, tuple and
+dict of exactly these types, so there is no object whose methods it could reach, and nothing it could change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.errors import InvalidParams
+
+MAX_MESSAGES = 16_384
+"""Most messages of one request."""
+
+MAX_TOOLS = 1024
+"""Most tools of one request."""
+
+MAX_NESTING = 48
+"""How deep the values of a message may nest."""
+
+
+ITEM_WEIGHT = 8
+"""Characters that one value counts for by itself, for the time it takes to look at it."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class PlainCopier:
+    """Copies values to plain data, and refuses to copy more than `weight` characters in all."""
+
+    def __init__(self, weight: int) -> None:
+        self._weight = weight
+        self._left = weight
+
+    def copy(self, value: Any, where: str, levels: int = MAX_NESTING) -> Any:
+        """A plain copy; `where` names the value in errors. Raises InvalidParams."""
+        self._left -= ITEM_WEIGHT + (len(value) if isinstance(value, str) else 0)
+        if self._left < 0:
+            raise InvalidParams(
+                f"the chat is too large: its characters, and {ITEM_WEIGHT} for every value, exceed {self._weight}."
+            )
+        if value is None or type(value) in (str, int, float, bool):
+            return value
+        if not levels:
+            raise InvalidParams(f"{where} is nested deeper than {MAX_NESTING} levels.")
+        if isinstance(value, Mapping):
+            return {self._key(key, where): self.copy(item, where, levels - 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.copy(item, where, levels - 1) for item in value]
+        # Subclasses, such as enums, become the bare value without their methods.
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, int):
+            return int.__int__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        raise InvalidParams(f"{where} holds a {type(value).__name__}, which is not JSON data.")
+
+    def _key(self, key: Any, where: str) -> str:
+        if not isinstance(key, str):
+            raise InvalidParams(f"{where} holds a key that is not a string.")
+        self._left -= len(key)
+        return str.__str__(key)
+
+
+def checked_messages(messages: Any, copier: PlainCopier, keep_parts: bool) -> list[dict[str, Any]]:
+    """Check the messages of a chat and copy them.
+
+    messages: a list of dicts with `role` (any string; templates judge it) and `content`: a string, a list of
+        {"type": "text", "text": …} parts, or None beside tool calls or reasoning.
+    keep_parts: leave lists of parts as they are; otherwise their texts are joined with newlines into one string,
+        for templates that know strings only.
+
+    What templates of Hugging Face models rely on is arranged as transformers does it: fields that are None are left
+    out, and reasoning is found under each of its names. Arguments of tool calls that are strings of JSON, as OpenAI's
+    API has them, become objects.
+
+    Raises InvalidParams for any other shape.
+    """
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidParams("messages must be a list of messages.")
+    if not messages:
+        raise InvalidParams("messages must hold at least one message.")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidParams(f"messages holds {len(messages)} messages; at most {MAX_MESSAGES} are allowed.")
+    return [_checked_message(each, f"messages[{i}]", copier, keep_parts) for i, each in enumerate(messages)]
+
+
+def checked_tools(tools: Any, copier: PlainCopier) -> list[dict[str, Any]] | None:
+    """Check and copy tool descriptions (dicts, usually JSON schemas); None and an empty list mean no tools."""
+    if tools is None:
+        return None
+    if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
+        raise InvalidParams("tools must be a list of objects.")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidParams(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are allowed.")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise InvalidParams(f"tools[{index}] must be an object.")
+    return [copier.copy(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+
+
+def _checked_message(message: Any, where: str, copier: PlainCopier, keep_parts: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidParams(f"{where} must be an object with role and content.")
+    if not isinstance(message.get("role"), str):
+        raise InvalidParams(f"{where}.role must be a string.")
+    plain = {key: value for key, value in copier.copy(message, where).items() if value is not None}
+    calls = plain.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise InvalidParams(f"{where}.tool_calls must be a list of objects.")
+    content = plain.get("content")
+    if content is None:
+        if not (calls or plain.get("function_call") or any(plain.get(name) for name in _REASONING)):
+            raise InvalidParams(f"{where}.content is missing.")
+    elif isinstance(content, list):
+        texts = [_text_of_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        if not keep_parts:
+            plain["content"] = "\n".join(texts)
+    elif not isinstance(content, str):
+        raise InvalidParams(f"{where}.content must be a string or a list of text parts.")
+    for call in calls or ():
+        _parse_arguments(call)
+    reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+def _text_of_part(part: Any, where: str) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise InvalidParams(f"{where} must be an object with a type.")
+    if part["type"] != "text":
+        raise InvalidParams(f"{where} is of type {part['type'][:40]!r}; only text parts are supported.")
+    if not isinstance(part.get("text"), str):
+        raise InvalidParams(f"{where}.text must be a string.")
+    text: str = part["text"]
+    return text
+
+
+def _parse_arguments(call: dict[str, Any]) -> None:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return
+    try:
+        parsed = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return  # what a model once wrote need not be JSON; the template gets the text
+    if isinstance(parsed, dict):
+        # Checked again, because the string may unfold into something nested deeper than the request was.
+        try:
+            function["arguments"] = PlainCopier(ITEM_WEIGHT * (len(function["arguments"]) + 2)).copy(
+                parsed, "arguments"
+            )
+        except InvalidParams:
+            return

@@ -1,0 +1,249 @@
+"""A model's tokenizer: text to ids and back, exact bytes of tokens, and chat prompts.
+
+A thin layer over the `tokenizers` library (which reads every tokenizer.json) that adds what serving needs: bytes per
+token, one place that knows which tokens are special and which end a text, and errors that name the fault.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from headrace.errors import HeadraceError, RequestError, TokenizerError
+from headrace.text.byte_scheme import ByteJoiner, ByteScheme, scheme_of_decoder
+from headrace.text.chat import ChatTemplate
+from headrace.text.tokenizer_files import (
+    MAX_TOKENIZER_BYTES,
+    TokenizerFiles,
+    read_text,
+    read_tokenizer_files,
+)
+
+
+class Tokenizer:
+    """Tokenizer of one model; safe to share between threads.
+
+    Ids that the vocabulary does not have (models often have more logits than tokens) stand for no text at all.
+    """
+
+    def __init__(self, backend: Any, files: TokenizerFiles) -> None:
+        """backend: a `tokenizers.Tokenizer`, owned by this object from now on."""
+        backend.no_truncation()
+        backend.no_padding()
+        _declare_special(backend, files)
+        added = backend.get_added_tokens_decoder()
+        self._backend = backend
+        self._files = files
+        self.vocab_size: int = max([backend.get_vocab_size() - 1, *added]) + 1
+        """One more than the largest id."""
+        self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
+        """Tokens that structure text rather than being text; decoding leaves them out by default."""
+        self.bos_id: int | None = self._single("bos_token")
+        self.pad_id: int | None = self._single("pad_token")
+        eos = self._single("eos_token")
+        self.eos_ids: frozenset[int] = files.eos_ids | ({eos} if eos is not None else frozenset())
+        """Tokens that end a text: the tokenizer's own and those of the model's configs."""
+        self.byte_scheme: ByteScheme | None = scheme_of_decoder(_decoder_section(backend))
+        """How tokens spell bytes; None where a token's text depends on its neighbours."""
+        self._bytes: dict[int, bytes] = {}
+        self._templates: dict[str, ChatTemplate] = {}
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Tokenizer:
+        """Read tokenizer.json and, where they exist, the configuration files beside it.
+
+        Raises TokenizerError for a missing, oversized or damaged file and for a tokenizer without a vocabulary.
+        """
+        folder = Path(path)
+        files = read_tokenizer_files(folder)
+        text = read_text(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        if text is None:
+            raise TokenizerError(f"{folder} has no tokenizer.json.")
+        with _native_errors(TokenizerError, "tokenizer.json cannot be used"):
+            backend = tokenizers.Tokenizer.from_str(text)
+        if not backend.get_vocab_size():
+            raise TokenizerError("tokenizer.json has no vocabulary.")
+        return cls(backend, files)
+
+    # ---- Text and ids ----
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text; `add_special_tokens` adds what the model expects around it, such as bos.
+
+        Raises RequestError for what is not Unicode text (a lone surrogate).
+        """
+        # Not a batch of one: that would start the backend's threads, which do not survive a later fork.
+        _check_unicode(text)
+        with _native_errors(RequestError, "the text cannot be tokenized"):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._with_bos(ids) if add_special_tokens else ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of several texts, in parallel."""
+        for text in texts:
+            _check_unicode(text)
+        with _native_errors(RequestError, "the texts cannot be tokenized"):
+            batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        rows: list[list[int]] = [encoding.ids for encoding in batch]
+        return list(map(self._with_bos, rows)) if add_special_tokens else rows
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids. Bytes that are not UTF-8 become U+FFFD, one for each maximal invalid part."""
+        if self.byte_scheme is None:
+            known = [i for i in ids if 0 <= i < self.vocab_size]
+            text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+            return text
+        joiner = ByteJoiner(self.byte_scheme)
+        pieces = []
+        for token_id in ids:
+            if not (skip_special_tokens and token_id in self.special_ids):
+                data = self.token_bytes(token_id)
+                pieces.append(data if joiner.settled else joiner.add(self.token(token_id), data))
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary's own spelling of a token, such as "Ġthe" or "▁the"; "" where there is none."""
+        if not 0 <= token_id < self.vocab_size:
+            return ""
+        return self._backend.id_to_token(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token adds to a text that has begun already; special tokens give their names.
+
+        For tokenizers without a byte scheme: UTF-8 of what the token adds after itself.
+        """
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._spell(token_id)
+            if data:  # an empty one may be an id of any size, which would grow the table without end
+                self._bytes[token_id] = data
+        return data
+
+    # ---- Chat ----
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True where the folder has a chat template to be used without naming one."""
+        return "default" in self._files.chat_templates
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt of a conversation, by the model's chat template.
+
+        chat_template: the name of one of the folder's templates, or a template to use instead. Without it, "tool_use"
+            is taken when there are tools and the folder has such a template, else "default".
+        variables: further names that the template sees, such as enable_thinking=False.
+
+        Raises RequestError for messages that are malformed or that the template refuses, and where the folder has no
+        template; TokenizerError where the folder's template is damaged.
+        """
+        template = self._template(chat_template, bool(tools))
+        return template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Ids of `apply_chat_template`. Templates write every special token themselves, so none is added."""
+        prompt = self.apply_chat_template(messages, add_generation_prompt, tools, chat_template, **variables)
+        return self.encode(prompt, add_special_tokens=False)
+
+    # ---- Inside ----
+
+    def _single(self, name: str) -> int | None:
+        text = self._files.tokens.get(name)
+        if text is None:
+            return self._files.fallback_ids.get(name)
+        found: int | None = self._backend.token_to_id(text)
+        return found
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        # Some folders ask for bos in their configuration only, not in tokenizer.json.
+        if not self._files.add_bos or self.bos_id is None or ids[:1] == [self.bos_id]:
+            return ids
+        return [self.bos_id, *ids]
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self.token(token_id)
+        if not token:
+            return b""
+        if self.byte_scheme is not None:
+            return self.byte_scheme.token_bytes(token)
+        once, twice = (self.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
+        return twice[len(once) :].encode("utf-8", "replace")
+
+    def _template(self, wanted: str | None, with_tools: bool) -> ChatTemplate:
+        sources = self._files.chat_templates
+        name = wanted or ("tool_use" if with_tools and "tool_use" in sources else "default")
+        if name in self._templates:
+            return self._templates[name]
+        if name in sources:
+            template = self._templates[name] = ChatTemplate(sources[name], self._files.tokens)
+            return template
+        if wanted is None:
+            raise RequestError("the model has no chat template; send a plain prompt or a chat_template.")
+        try:
+            return ChatTemplate(wanted, self._files.tokens)
+        except TokenizerError as error:
+            raise RequestError(str(error)) from error
+
+
+def _declare_special(backend: Any, files: TokenizerFiles) -> None:
+    """Make the tokens that the configuration calls special special for the backend too.
+
+    Only tokens that the vocabulary has: a new one would have no row in the model's embedding.
+    """
+    already = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    declared = dict.fromkeys((*files.tokens.values(), *files.extra_special))
+    missing = [text for text in declared if text not in already and backend.token_to_id(text) is not None]
+    if missing:
+        backend.add_special_tokens(missing)
+
+
+def _decoder_section(backend: Any) -> Mapping[str, Any] | None:
+    # The components of a backend serialize themselves to the JSON they were read from; parsing all of
+    # tokenizer.json a second time would cost as much as loading it.
+    decoder = backend.decoder
+    return json.loads(decoder.__getstate__()) if decoder is not None else None
+
+
+def _check_unicode(text: str) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"the text to tokenize is a {type(text).__name__}, not a string.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"character {error.start} of the text, U+{ord(text[error.start]):04X}, is half of a surrogate pair."
+        ) from error
+
+
+@contextmanager
+def _native_errors(kind: type[HeadraceError], what: str) -> Iterator[None]:
+    """Turn whatever the Rust library raises into one of our errors."""
+    try:
+        yield
+    except Exception as error:
+        raise kind(f"{what}: {str(error)[:300]}.") from error
+    except BaseException as error:
+        # A panic arrives as an exception outside Exception whose class cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {str(error)[:300]}.") from error
