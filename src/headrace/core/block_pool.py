@@ -22,8 +22,8 @@ class BlockPool:
         self._on_evict = on_evict
         self._references = [0] * num_blocks
         # The list is a ring through the sentinel index num_blocks.
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._previous = [num_blocks, *range(num_blocks)]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._previous: list[int] = [num_blocks, *range(num_blocks)]
         self._num_free = num_blocks
 
     @property

@@ -1,0 +1,105 @@
+"""Invariants of a whole engine, checked from the outside between any two calls. All raise Broken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from headrace.core.engine import Engine
+from headrace.core.kv_manager import KVManager
+from headrace.core.request import Request, Table
+from headrace.core.types import KVGroupSpec, Status, StepPlan
+
+
+class Broken(AssertionError):
+    """An invariant does not hold. The message starts with which."""
+
+
+def unfinished(engine: Engine) -> list[Request]:
+    return list(engine._requests.values())
+
+
+def check_pools(kv: KVManager, requests: Iterable[Request]) -> None:
+    """Reference counts are the table entries that name a block; the free list is exactly the blocks without any."""
+    requests = list(requests)
+    for group, pool in enumerate(kv.pools):
+        named = Counter(block for request in requests for block in request.tables[group].live)
+        counted = {b: pool.references(b) for b in range(pool.num_blocks) if pool.references(b)}
+        if counted != dict(named):
+            raise Broken(f"reference counts of group {group}: {counted}, but tables name {dict(named)}")
+        free = pool.free_order()
+        if sorted(free) != [b for b in range(pool.num_blocks) if not pool.references(b)]:
+            raise Broken(f"free list of group {group}: {free} with references {counted}")
+        if pool.num_free != len(free) or len(free) + len(counted) != pool.num_blocks:
+            raise Broken(f"free list of group {group}: {len(free)} blocks, {pool.num_free} counted")
+        backwards, block = [], pool._previous[pool.num_blocks]
+        while block != pool.num_blocks:
+            backwards.append(block)
+            block = pool._previous[block]
+        if backwards != free[::-1]:
+            raise Broken(f"free list of group {group}: {free} forwards, {backwards} backwards")
+
+
+def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) -> None:
+    """The cache's indices agree, and every block that it would hand out holds what its key stands for.
+
+    `content_of(key, group, block)` says whether a block holds the KV of the block-long end of the key's prefix.
+    """
+    cache = kv.cache
+    if cache is None:
+        return
+    for group, nodes in enumerate(cache._node_of_block):
+        for block, node in nodes.items():
+            if node.blocks[group] != block or cache._nodes.get(node.key) is not node:
+                raise Broken(f"cache index: block {block} of group {group} points at a stale node")
+            if not content_of(node.key, group, block):
+                raise Broken(f"cache content: block {block} of group {group} holds something else")
+    for node in cache._nodes.values():
+        held = [(g, b) for g, b in enumerate(node.blocks) if b is not None]
+        if not held or any(cache._node_of_block[g].get(b) is not node for g, b in held):
+            raise Broken(f"cache index: a node without its blocks {held}")
+    children = {key for siblings in cache._children.values() for key in siblings}
+    first = sum(sum(salts.values()) for salts in cache._first_blocks.values())
+    if children != set(cache._nodes) or first != sum(node.first for node in cache._nodes.values()):
+        raise Broken("cache index: the tree does not list the nodes")
+
+
+def check_queues(engine: Engine) -> None:
+    """Every unfinished request is in exactly one place, and its status says which."""
+    scheduler = engine.scheduler
+    followers = [f for r in (*scheduler.running, *scheduler.waiting) for f in r.followers]
+    places = [r.number for r in (*scheduler.running, *scheduler.waiting, *followers)]
+    if sorted(places) != sorted(engine._requests):
+        raise Broken(f"queues: hold {sorted(places)}, unfinished are {sorted(engine._requests)}")
+    if any(r.status is not Status.RUNNING for r in scheduler.running):
+        raise Broken("queues: a running request has another status")
+    if any(r.status not in (Status.WAITING, Status.PREEMPTED) for r in (*scheduler.waiting, *followers)):
+        raise Broken("queues: a waiting request has another status")
+    if any(any(t.live for t in r.tables) for r in (*scheduler.waiting, *followers)):
+        raise Broken("queues: a waiting request holds blocks")
+    if len(scheduler.running) > engine.config.max_num_seqs:
+        raise Broken(f"limits: {len(scheduler.running)} requests run")
+
+
+def check_plan(engine: Engine, plan: StepPlan) -> None:
+    """The plan keeps to the limits, and writes only to blocks that are one sequence's own."""
+    kv = engine.scheduler.kv
+    tokens = sum(len(work.tokens) for work in plan.slices)
+    if tokens > engine.config.max_num_batched_tokens or len(plan.slices) > engine.config.max_num_seqs:
+        raise Broken(f"limits: {tokens} tokens in {len(plan.slices)} slices")
+    for work in plan.slices:
+        request = engine._requests[work.request_id]
+        for group, (spec, pool, table) in enumerate(zip(kv.groups, kv.pools, request.tables, strict=True)):
+            if table.logical_len * spec.block_size < work.start + len(work.tokens):
+                raise Broken(f"table: no block for position {work.start + len(work.tokens) - 1}")
+            for block in written_blocks(spec, table, work.start, work.start + len(work.tokens)):
+                if pool.references(block) != 1:
+                    raise Broken(f"shared write: block {block} has {pool.references(block)} references")
+                if kv.cache is not None and kv.cache.holds(group, block):
+                    raise Broken(f"shared write: block {block} is in the prefix cache")
+
+
+def written_blocks(spec: KVGroupSpec, table: Table, start: int, end: int) -> list[int]:
+    """Blocks that hold the positions start … end - 1."""
+    logical = range(start // spec.block_size, -(-end // spec.block_size))
+    return [table.live[i if i < spec.sink_blocks else i - table.dropped] for i in logical]

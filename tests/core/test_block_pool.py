@@ -1,0 +1,136 @@
+"""The block pool against a plain list."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from headrace.core.block_pool import BlockPool
+
+
+def take(pool: BlockPool, count: int) -> list[int]:
+    return [pool.allocate() for _ in range(count)]
+
+
+def links(pool: BlockPool) -> tuple[list[int], list[int]]:
+    """The ring from the sentinel on, forwards and backwards."""
+    end = pool.num_blocks
+    rings = []
+    for neighbours in (pool._next, pool._previous):
+        ring, block = [], neighbours[end]
+        while block != end:
+            ring.append(block)
+            block = neighbours[block]
+        rings.append(ring)
+    return rings[0], rings[1]
+
+
+def test_blocks_are_handed_out_in_order_until_none_is_left() -> None:
+    pool = BlockPool(3)
+    assert take(pool, 3) == [0, 1, 2]
+    assert pool.num_free == 0
+    with pytest.raises(IndexError, match="no free KV block"):
+        pool.allocate()
+
+
+def test_a_pool_needs_a_block() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        BlockPool(0)
+
+
+def test_reusable_blocks_are_handed_out_last_and_longest_unused_first() -> None:
+    pool = BlockPool(5)
+    take(pool, 4)
+    pool.release(2, reusable=True)
+    pool.release(0, reusable=True)
+    pool.release(3, reusable=False)
+    assert pool.free_order() == [3, 4, 2, 0]
+
+
+def test_eviction_is_told_before_a_block_changes_hands() -> None:
+    told: list[tuple[int, int]] = []
+    pool = BlockPool(2, lambda block: told.append((block, pool.references(block))))
+    take(pool, 2)
+    pool.release(1, reusable=True)
+    pool.allocate()
+    assert told == [(0, 0), (1, 0), (1, 0)]
+
+
+def test_sharing_a_free_block_takes_it_out_of_the_middle_of_the_list() -> None:
+    pool = BlockPool(4)
+    pool.share(2)
+    assert pool.free_order() == [0, 1, 3]
+    pool.share(2)
+    assert pool.references(2) == 2
+    pool.release(2, reusable=True)
+    assert pool.free_order() == [0, 1, 3]
+    pool.release(2, reusable=True)
+    assert pool.free_order() == [0, 1, 3, 2]
+
+
+@pytest.mark.parametrize("reusable", [True, False])
+def test_double_release_raises_and_changes_nothing(reusable: bool) -> None:
+    pool = BlockPool(2)
+    pool.allocate()
+    pool.release(0, reusable=reusable)
+    before = pool.free_order()
+    with pytest.raises(ValueError, match="block 0 was released more often than it was taken"):
+        pool.release(0, reusable=reusable)
+    assert pool.free_order() == before and pool.references(0) == 0 and pool.num_free == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_use_equals_a_plain_list(seed: int) -> None:
+    rng, blocks = Random(seed), 12
+    pool, free, references = BlockPool(blocks), list(range(blocks)), [0] * blocks
+    for _ in range(1500):
+        block, roll = rng.randrange(blocks), rng.random()
+        if roll < 0.35 and free:
+            expected = free.pop(0)
+            assert pool.allocate() == expected
+            references[expected] = 1
+        elif roll < 0.55:
+            pool.share(block)
+            references[block] += 1
+            if block in free:
+                free.remove(block)
+        elif references[block]:
+            reusable = rng.random() < 0.5
+            pool.release(block, reusable=reusable)
+            references[block] -= 1
+            if not references[block]:
+                free.insert(len(free) if reusable else 0, block)
+        forwards, backwards = links(pool)
+        assert pool.free_order() == forwards == backwards[::-1] == free
+        assert pool.num_free == len(free)
+        assert [pool.references(b) for b in range(blocks)] == references
+
+
+class Counting(list[int]):
+    """A list that counts reads and writes of its items."""
+
+    def __init__(self, items: list[int]) -> None:
+        super().__init__(items)
+        self.touched = 0
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        self.touched += 1
+        return super().__getitem__(index)
+
+    def __setitem__(self, index, value):  # type: ignore[no-untyped-def]
+        self.touched += 1
+        super().__setitem__(index, value)
+
+
+def test_no_operation_walks_the_list() -> None:
+    touched = []
+    for blocks in (8, 8000):
+        pool = BlockPool(blocks)
+        pool._next, pool._previous = Counting(pool._next), Counting(pool._previous)
+        for block in take(pool, 6):
+            pool.release(block, reusable=block % 2 == 0)
+            pool.share(block)
+            pool.release(block, reusable=True)
+        touched.append(pool._next.touched + pool._previous.touched)
+    assert touched[0] == touched[1]
