@@ -61,6 +61,10 @@ class _Node:
     salt: str
     first: bool
 
+    def stands_for(self, parent: bytes, tokens: Sequence[int]) -> bool:
+        """Whether this is the block behind `parent` with these tokens, whatever its key says."""
+        return self.parent == parent and self.tokens == tuple(tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -106,12 +110,14 @@ class PrefixCache:
         self, index: int, keys: BlockKeys, tokens: Sequence[int], salt: str, blocks: Sequence[int | None]
     ) -> None:
         """Make logical block `index` of a sequence findable. A key that is known keeps its present blocks."""
+        size = self.block_size
         key = keys.keys[index]
+        parent = keys.keys[index - 1] if index else keys.root
+        content = tuple(tokens[index * size : (index + 1) * size])
         node = self._nodes.get(key)
+        if node is not None and not node.stands_for(parent, content):
+            return  # two prefixes with one key: the first keeps it
         if node is None:
-            size = self.block_size
-            parent = keys.keys[index - 1] if index else keys.root
-            content = tuple(tokens[index * size : (index + 1) * size])
             node = _Node(key, parent, content, [None] * len(self._groups), salt, index == 0)
             self._nodes[key] = node
             self._children.setdefault(parent, {})[key] = node
@@ -143,11 +149,13 @@ class PrefixCache:
         usable = (len(tokens) - 1) // size
         chain = keys.extend(tokens)[:usable]
         nodes: list[_Node] = []
+        parent = keys.root
         for index, key in enumerate(chain):
             node = self._nodes.get(key)
-            if node is None or node.tokens != tuple(tokens[index * size : (index + 1) * size]):
+            if node is None or not node.stands_for(parent, tokens[index * size : (index + 1) * size]):
                 break
             nodes.append(node)
+            parent = key
         length, blocks = self._longest(nodes)
         miss = self._explain(keys, tokens, salt, length, usable)
         return Hit(length * size, blocks, miss)
@@ -160,24 +168,32 @@ class PrefixCache:
 
     def _longest(self, nodes: list[_Node]) -> tuple[int, tuple[dict[int, int], ...]]:
         """The largest number of leading blocks for which every group has what the next token can see."""
-        for length in range(len(nodes), 0, -1):
-            found = [self._reachable(nodes, group, length) for group in range(len(self._groups))]
-            if all(part is not None for part in found):
-                return length, tuple(part for part in found if part is not None)
+        most = len(nodes)
+        windowed = []
+        for group, spec in enumerate(self._groups):
+            if spec.window is None:  # needs every block, so its first gap is a bound for all groups
+                most = next((at for at in range(most) if nodes[at].blocks[group] is None), most)
+            else:
+                windowed.append(group)
+        for length in range(most, 0, -1):
+            if all(self._complete(nodes, group, length) for group in windowed):
+                return length, tuple(self._held(nodes, group, length) for group in range(len(self._groups)))
         return 0, tuple({} for _ in self._groups)
 
-    def _reachable(self, nodes: list[_Node], group: int, length: int) -> dict[int, int] | None:
+    def _wanted(self, group: int, length: int) -> list[int]:
+        """Logical blocks among the first `length` that the next token can see."""
         spec = self._groups[group]
-        start = (
-            0
-            if spec.window is None
-            else max(0, length * self.block_size - spec.window + 1) // self.block_size
-        )
-        wanted = [*range(min(start, spec.sink_blocks)), *range(start, length)]
-        held = {index: nodes[index].blocks[group] for index in wanted}
-        if any(block is None for block in held.values()):
-            return None
-        return {index: block for index, block in held.items() if block is not None}
+        start = 0
+        if spec.window is not None:
+            start = max(0, length * self.block_size - spec.window + 1) // self.block_size
+        return [*range(min(start, spec.sink_blocks)), *range(start, length)]
+
+    def _complete(self, nodes: list[_Node], group: int, length: int) -> bool:
+        return all(nodes[index].blocks[group] is not None for index in self._wanted(group, length))
+
+    def _held(self, nodes: list[_Node], group: int, length: int) -> dict[int, int]:
+        held = ((index, nodes[index].blocks[group]) for index in self._wanted(group, length))
+        return {index: block for index, block in held if block is not None}
 
     def _explain(
         self, keys: BlockKeys, tokens: Sequence[int], salt: str, length: int, usable: int

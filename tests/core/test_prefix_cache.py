@@ -1,0 +1,251 @@
+"""The prefix cache: what it finds, what it says when it finds no more, and that it never hands out foreign KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.core import prefix_cache
+from headrace.core.prefix_cache import BlockKeys, Hit, MissReason, PrefixCache, root_key
+from headrace.core.types import KVGroupSpec
+from tests.core.build import full, sinks, window
+from tests.core.oracle import visible
+
+TEN = tuple(range(10, 20))  # two full blocks of four, and two tokens
+
+
+def remember(
+    cache: PrefixCache, tokens: Sequence[int], *blocks: Sequence[int | None], salt: str = ""
+) -> None:
+    """Insert all full blocks of `tokens`; `blocks[g]` are the block ids in group g."""
+    keys = BlockKeys(salt, cache.block_size)
+    keys.extend(tokens)
+    for index, row in enumerate(zip(*blocks, strict=True)):
+        cache.insert(index, keys, tokens, salt, row)
+
+
+def find(cache: PrefixCache, tokens: Sequence[int], salt: str = "") -> Hit:
+    return cache.lookup(BlockKeys(salt, cache.block_size), tokens, salt)
+
+
+def one_group() -> PrefixCache:
+    cache = PrefixCache([full()])
+    remember(cache, TEN, [5, 6])
+    return cache
+
+
+def reason(hit: Hit) -> tuple[str, int]:
+    return hit.miss.reason, hit.miss.token
+
+
+def test_a_prefix_is_found_whole() -> None:
+    hit = find(one_group(), TEN)
+    assert hit.num_tokens == 8 and hit.blocks == ({0: 5, 1: 6},)
+    assert reason(hit) == (MissReason.NONE.value, 8)
+
+
+def test_the_last_token_is_never_part_of_a_hit() -> None:
+    hit = find(one_group(), TEN[:8])
+    assert hit.num_tokens == 4 and hit.blocks == ({0: 5},)
+    assert reason(hit) == (MissReason.NONE.value, 4)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_below_one_block(length: int) -> None:
+    hit = find(one_group(), TEN[:length])
+    assert hit.num_tokens == 0 and reason(hit) == (MissReason.BELOW_ONE_BLOCK.value, 0)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 7])
+def test_diverged_at_exactly_that_token(at: int) -> None:
+    tokens = (*TEN[:at], 40, *TEN[at + 1 :])
+    hit = find(one_group(), tokens)
+    assert hit.num_tokens == at // 4 * 4
+    assert reason(hit) == (MissReason.DIVERGED.value, at)
+    assert str(at) in hit.miss.detail
+
+
+def test_divergence_is_measured_against_the_nearest_branch() -> None:
+    cache = one_group()
+    remember(cache, (*TEN[:6], 30, 31), [5, 7])
+    assert reason(find(cache, (*TEN[:6], 30, 41, 42))) == (MissReason.DIVERGED.value, 7)
+
+
+def test_never_seen() -> None:
+    assert reason(find(one_group(), tuple(range(30, 40)))) == (MissReason.COLD.value, 0)
+    assert reason(find(PrefixCache([full()]), TEN)) == (MissReason.COLD.value, 0)
+    assert reason(find(one_group(), (*TEN, 20, 21, 22))) == (MissReason.COLD.value, 8)
+
+
+def test_evicted() -> None:
+    cache = one_group()
+    cache.evict(0, 6)
+    hit = find(cache, TEN)
+    assert hit.num_tokens == 4 and reason(hit) == (MissReason.EVICTED.value, 4)
+    assert cache.stats.evictions == 1 and not cache.holds(0, 6)
+    cache.evict(0, 6)  # unknown by now
+    assert cache.stats.evictions == 1
+
+
+def test_an_evicted_prefix_that_comes_back_is_a_hit_again() -> None:
+    cache = one_group()
+    cache.evict(0, 6)
+    remember(cache, TEN, [5, 9])
+    assert find(cache, TEN).blocks == ({0: 5, 1: 9},)
+    assert reason(find(cache, TEN)) == (MissReason.NONE.value, 8)
+
+
+def test_the_memory_of_evictions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "EVICTED_MEMORY", 1)
+    cache = PrefixCache([full()])
+    remember(cache, TEN[:4], [5])
+    remember(cache, range(30, 34), [6])
+    cache.evict(0, 5)
+    cache.evict(0, 6)
+    assert reason(find(cache, TEN)) == (MissReason.COLD.value, 0)
+    assert reason(find(cache, range(30, 40))) == (MissReason.EVICTED.value, 0)
+
+
+def test_salts_share_nothing_and_the_operator_learns_why() -> None:
+    cache = PrefixCache([full()])
+    remember(cache, TEN, [5, 6], salt="red")
+    assert find(cache, TEN, "red").num_tokens == 8
+    for salt in ("", "blue"):
+        hit = find(cache, TEN, salt)
+        assert hit.num_tokens == 0 and reason(hit) == (MissReason.OTHER_SALT.value, 0)
+    assert len({root_key(salt) for salt in ("", "red", "blue")}) == 3
+
+
+def test_a_salt_that_is_gone_is_not_named() -> None:
+    cache = PrefixCache([full()])
+    remember(cache, TEN, [5, 6], salt="red")
+    cache.evict(0, 6)
+    cache.evict(0, 5)
+    assert reason(find(cache, TEN, "blue")) == (MissReason.COLD.value, 0)
+    assert len(cache) == 0
+
+
+class Colliding:
+    """A hash function with one value."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def digest(self) -> bytes:
+        return b"\0" * 32
+
+
+def test_tokens_are_verified_where_hashes_collide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "hashlib", SimpleNamespace(sha256=Colliding))
+    cache = PrefixCache([full()])
+    remember(cache, TEN[:4], [5])
+    assert find(cache, TEN).num_tokens == 4
+    assert find(cache, (*range(30, 34), 1)).num_tokens == 0
+    remember(cache, range(30, 34), [6])  # the key is taken
+    assert find(cache, (*range(30, 34), 1)).num_tokens == 0
+    assert not cache.holds(0, 6)
+
+
+def test_the_prefix_is_verified_where_hashes_collide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens behind another prefix are other KV, even where the keys agree."""
+
+    class Weak(Colliding):
+        def digest(self) -> bytes:  # forgets the parent: the last four tokens alone, and the root
+            return self._data[-16:].rjust(32, b"\0")
+
+    monkeypatch.setattr(prefix_cache, "hashlib", SimpleNamespace(sha256=Weak))
+    cache = PrefixCache([full()])
+    remember(cache, (1, 1, 1, 1, 7, 7, 7, 7), [5, 6])
+    remember(cache, (2, 2, 2, 2), [8])
+    assert find(cache, (1, 1, 1, 1, 7, 7, 7, 7, 0)).num_tokens == 8
+    assert find(cache, (2, 2, 2, 2, 7, 7, 7, 7, 0)).num_tokens == 4
+
+
+def test_a_partly_evicted_node_takes_no_foreign_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "hashlib", SimpleNamespace(sha256=Colliding))
+    cache = PrefixCache([full(), window(4)])
+    remember(cache, TEN[:4], [5], [5])
+    cache.evict(1, 5)
+    remember(cache, range(30, 34), [6], [6])
+    assert not cache.holds(1, 6)
+    assert find(cache, TEN).num_tokens == 0
+
+
+def test_a_known_key_keeps_its_block() -> None:
+    cache = one_group()
+    remember(cache, TEN, [7, 8])
+    assert find(cache, TEN).blocks == ({0: 5, 1: 6},)
+    assert not cache.holds(0, 7)
+
+
+def test_a_hybrid_hit_needs_every_group() -> None:
+    cache = PrefixCache([full(), window(6)])
+    remember(cache, range(16), [0, 1, 2, 3], [None, None, 2, 3])
+    hit = find(cache, range(17))  # position 16 sees 11 … 15
+    assert hit.num_tokens == 16 and hit.blocks == ({0: 0, 1: 1, 2: 2, 3: 3}, {2: 2, 3: 3})
+    assert find(cache, range(16)).num_tokens == 0  # position 12 sees 7 … 11, and 7 is gone
+    cache.evict(0, 2)
+    hit = find(cache, range(17))
+    assert hit.num_tokens == 0 and reason(hit) == (MissReason.EVICTED.value, 0)
+
+
+def test_sinks_belong_to_a_hit() -> None:
+    cache = PrefixCache([sinks(3, 4)])
+    remember(cache, range(16), [0, None, None, 3])
+    assert find(cache, range(17)).blocks == ({0: 0, 3: 3},)
+    cache.evict(0, 0)
+    assert find(cache, range(17)).num_tokens == 0
+
+
+GROUPS: tuple[KVGroupSpec, ...] = (
+    full(),
+    window(1),
+    window(2),
+    window(5),
+    window(9),
+    sinks(1, 3),
+    sinks(6, 5),
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_hits_equal_their_definition(seed: int) -> None:
+    """The longest prefix for which every group holds all that the next token sees."""
+    rng = Random(seed)
+    groups = rng.sample(GROUPS, rng.randint(1, 3))
+    cache = PrefixCache(groups)
+    tokens = tuple(rng.randrange(3) for _ in range(41))
+    gaps = rng.choice((0.0, 0.1, 0.3))
+    held = [[None if rng.random() < gaps else index for index in range(10)] for _ in groups]
+    if any(all(row[index] is None for row in held) for index in range(10)):
+        held[0] = list(range(10))
+    remember(cache, tokens, *held)
+
+    def usable(length: int) -> bool:
+        return all(
+            row[position // 4] is not None
+            for group, row in zip(groups, held, strict=True)
+            for position in visible(group, length * 4)
+        )
+
+    # A window of one sees nothing behind it, so that any prefix is as good as cached.
+    best = max(length for length in range(11) if length == 0 or usable(length))
+    hit = find(cache, tokens)
+    assert hit.num_tokens == best * 4
+    for group, blocks in zip(groups, hit.blocks, strict=True):
+        wanted = {position // 4 for position in visible(group, best * 4)}
+        assert wanted <= set(blocks) <= wanted | set(range(group.sink_blocks))
+        assert all(index == block for index, block in blocks.items())
+
+
+def test_statistics_count_what_was_put_to_use() -> None:
+    cache = one_group()
+    hit = find(cache, TEN)
+    assert cache.stats.queries == 0
+    cache.record(hit, len(TEN))
+    cache.record(find(cache, range(30, 40)), 10)
+    assert (cache.stats.queries, cache.stats.hits) == (20, 8)
+    assert cache.stats.misses == {MissReason.NONE.value: 1, MissReason.COLD.value: 1}
