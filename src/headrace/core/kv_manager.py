@@ -40,9 +40,16 @@ class KVManager:
         )
 
     def longest_sequence(self) -> int | None:
-        """Tokens that one sequence can hold when it is alone; None when windows bound every group."""
-        limits = [g.num_blocks * g.block_size for g in self.groups if g.window is None]
-        return min(limits) if limits else None
+        """Tokens that one sequence can hold when it is alone; None when windows bound every group.
+
+        A pool that is too small for its window bounds the length like one without a window.
+        """
+        limits = [
+            group.num_blocks * group.block_size
+            for group in self.groups
+            if (reach := group.reach_blocks) is None or reach > group.num_blocks
+        ]
+        return min(limits, default=None)
 
     def lookup(self, request: Request) -> Hit | None:
         """Reusable blocks for the request's tokens, or None when prefix caching does not apply."""
@@ -87,8 +94,8 @@ class KVManager:
         """True when some group lacks the free blocks to hold the request up to `end` tokens plus `spare` blocks."""
         for spec, pool, table in zip(self.groups, self.pools, request.tables, strict=True):
             needed = -(-end // self.block_size) - table.logical_len
-            if spec.window is not None:
-                needed = min(needed, -(-spec.window // self.block_size) + 2)
+            if spec.reach_blocks is not None:
+                needed = min(needed, spec.reach_blocks + 1)  # one more, so that there is a chunk to speak of
             if needed + spare > pool.num_free:
                 return True
         return False

@@ -44,6 +44,13 @@ class KVGroupSpec:
         """Blocks at the front of a table that never fall out of the window."""
         return -(-self.sinks // self.block_size)
 
+    @property
+    def reach_blocks(self) -> int | None:
+        """The most blocks that one token's step needs, at any length; None where that grows with the length."""
+        if self.window is None:
+            return None
+        return self.sink_blocks + -(-(self.window - 1) // self.block_size) + 1
+
 
 class FinishReason(enum.Enum):
     STOP = "stop"  # end-of-sequence, a stop id or a stop string
@@ -189,8 +196,8 @@ class RequestStats:
 class NewRequest:
     """A request as it enters the core: token ids, parameters, and who it is for.
 
-    `request_id` is the caller's name for it; the n completions are told apart by their index. A lower `priority` runs first.
-    Requests with different `cache_salt` never share prefix blocks.
+    `request_id` is the caller's name for it; the n completions are told apart by their index. A lower `priority` runs
+    first. Requests with different `cache_salt` never share prefix blocks.
     """
 
     request_id: str
