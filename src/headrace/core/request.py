@@ -31,8 +31,8 @@ class Request:
     """Completion `index` of a request. `num_computed` chases `len(tokens) + len(draft)`."""
 
     __slots__ = (
-        "draft", "followers", "index", "keys", "known", "leader", "limit", "name", "num_computed", "num_prompt",
-        "number", "params", "priority", "prompt_logprobs_done", "salt", "seed", "stats", "status",
+        "charged", "draft", "followers", "index", "keys", "known", "leader", "limit", "name", "num_computed",
+        "num_prompt", "number", "params", "priority", "prompt_logprobs_done", "salt", "seed", "stats", "status",
         "stop_ids", "tables", "tokens", "user",
     )  # fmt: skip
 
@@ -60,6 +60,7 @@ class Request:
         self.tables = [Table() for _ in range(num_groups)]
         self.keys = BlockKeys(new.cache_salt, block_size)
         self.known = False  # the executor holds state for it
+        self.charged = 0  # leading tokens that its user has been charged for
         self.prompt_logprobs_done = 0
         self.stats = RequestStats(arrival_s=now, num_prompt=self.num_prompt)
 

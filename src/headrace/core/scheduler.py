@@ -41,7 +41,8 @@ class Scheduler:
 
     Running requests are served before waiting ones may join, each in the configured order. When blocks run out, a
     sequence behind the needy one is preempted: its blocks are freed and it waits again, to be recomputed. The most
-    urgent sequence is never a victim, and alone it always fits (see `limit`), so every step makes progress.
+    urgent sequence is never a victim, and alone it always fits (see `limit`). Users are not charged for recomputing,
+    so the fair order stands still until somebody gets a token further than before: there is progress in any order.
     """
 
     def __init__(
@@ -230,7 +231,8 @@ class Scheduler:
         tokens = tuple(request.tokens[start:end]) + request.draft[:num_draft]
         new = None if request.known else request.describe()
         request.known = True
-        self.service.charge(request.user, count)
+        self.service.charge(request.user, max(0, end - max(start, request.charged)))
+        request.charged = max(request.charged, end)
         return SeqSlice(
             request.number, tokens, start, sample=end >= known, num_draft=num_draft,
             tables=self.kv.updates(request), new=new,
@@ -273,11 +275,7 @@ class Scheduler:
         return outputs
 
     def _commit_slice(self, request: Request, work: SeqSlice, part: SliceResult, now: float) -> Output | None:
-        error = part.error
-        if error is None and (bool(part.tokens) != work.sample or len(part.tokens) > work.num_draft + 1):
-            error = (
-                f"the executor returned {len(part.tokens)} tokens for a slice with {work.num_draft} drafts"
-            )
+        error = part.error if part.error is not None else _fault(work, part)
         if error is not None:
             self.end(request, FinishReason.ERROR, now)
             return Output(
@@ -349,3 +347,14 @@ class Scheduler:
         followers, request.followers = request.followers, []
         for follower in followers:
             self.waiting.add(follower)
+
+
+def _fault(work: SeqSlice, part: SliceResult) -> str | None:
+    """What is wrong with an executor's answer; wrong tokens would poison the KV of all who share it."""
+    draft = work.tokens[len(work.tokens) - work.num_draft :]
+    count = len(part.tokens)
+    if bool(count) != work.sample or count > len(draft) + 1:
+        return f"the executor returned {count} tokens for a slice with {len(draft)} drafts"
+    if part.tokens[:-1] != draft[: max(0, count - 1)]:
+        return f"the executor accepted the drafts {part.tokens[:-1]}, but {draft} were to be verified"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
@@ -18,26 +19,41 @@ class ServiceCounter:
     def __init__(self) -> None:
         self._served: dict[str, int] = {}
         self._active: dict[str, int] = {}  # user -> unfinished requests
+        self._departed: list[
+            tuple[int, str]
+        ] = []  # a heap of users who have left, by what they were served then
 
     def served(self, user: str) -> int:
         return self._served.get(user, 0)
 
     def arrive(self, user: str) -> None:
         if user not in self._active:
-            floor = min((self.served(other) for other in self._active), default=0)
-            self._served[user] = max(self.served(user), floor)
+            self._served[user] = max(self.served(user), self._floor())
         self._active[user] = self._active.get(user, 0) + 1
 
     def leave(self, user: str) -> None:
-        """One request of the user has ended. Counters start over when nobody is left, so they cannot pile up."""
+        """One request of the user has ended."""
         self._active[user] -= 1
-        if not self._active[user]:
-            del self._active[user]
-            if not self._active:
-                self._served.clear()
+        if self._active[user]:
+            return
+        del self._active[user]
+        if not self._active:  # nobody is left to compare with
+            self._served.clear()
+            self._departed.clear()
+            return
+        heapq.heappush(self._departed, (self.served(user), user))
+        # Whoever is not ahead of the active users would come back at their level anyway: counters cannot pile up.
+        floor = self._floor()
+        while self._departed and self._departed[0][0] <= floor:
+            _, gone = heapq.heappop(self._departed)
+            if gone not in self._active and self.served(gone) <= floor:
+                self._served.pop(gone, None)
 
     def charge(self, user: str, tokens: int) -> None:
         self._served[user] = self.served(user) + tokens
+
+    def _floor(self) -> int:
+        return min((self.served(user) for user in self._active), default=0)
 
 
 class WaitingQueue:
