@@ -121,9 +121,10 @@ class Engine:
 
     def finish(self, result: StepResult, now: float) -> list[Output]:
         """Take in a step's result; returns news about every request that made visible progress or ended."""
-        plan, self._plan = self._plan, None
+        plan = self._plan
         if plan is None or plan.step_id != result.step_id:
             raise RuntimeError(f"result of step {result.step_id} does not belong to the step begun")
+        self._plan = None
         outputs = self.scheduler.commit(plan, result, self._requests, now)
         for output in outputs:
             if output.finish_reason is not None:
