@@ -313,3 +313,25 @@ def test_a_damaged_template_fails_only_chats(folder_of: FolderOf, backends: Back
 def test_a_surrogate_in_a_chat_is_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(RequestError, match="surrogate"):
         byte_level.encode_chat([{"role": "user", "content": "\ud800"}], chat_template=CHATML)
+
+
+def test_variables_may_have_any_name(byte_level: Tokenizer) -> None:
+    names = [
+        "self",
+        "context",
+        "environment",
+        "limits",
+        "source",
+        "range",
+        "namespace",
+        "class",
+        "a b",
+        "",
+        "tools_",
+    ]
+    variables = {name: 1 for name in names}
+    assert (
+        byte_level.apply_chat_template(MESSAGES, chat_template="{{ range }}{{ context }}", **variables)
+        == "11"
+    )
+    assert byte_level.encode_chat(MESSAGES, chat_template="ok", **variables)

@@ -133,6 +133,7 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
+        /,  # so that a template may have a variable of any name, even "self"
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -155,6 +156,7 @@ class Tokenizer:
 
     def encode_chat(
         self,
+        /,  # so that a template may have a variable of any name, even "self"
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
