@@ -90,19 +90,22 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     decoder = Decoder(spec, weights, plan.ops, device, resolved.max_model_len)
     kv = KVStorage(spec, resolved.kv_groups, dtype, device)
     executor = ModelExecutor(decoder, kv, resolved.kv_groups, max_seqs=resolved.max_num_seqs, device=device)
+    eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     engine = Engine(
-        _scheduler_config(resolved, spec), resolved.kv_groups, prefix_caching=resolved.enable_prefix_caching
+        _scheduler_config(resolved, spec.vocab_size, eos_ids),
+        resolved.kv_groups,
+        prefix_caching=resolved.enable_prefix_caching,
     )
     return EngineParts(engine, executor, resolved, spec, source, tokenizer)
 
 
-def _scheduler_config(resolved: ResolvedConfig, spec: ModelSpec) -> SchedulerConfig:
+def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
-        vocab_size=spec.vocab_size,
-        eos_ids=frozenset(spec.eos_ids),
+        vocab_size=vocab_size,
+        eos_ids=eos_ids,
         batching=Batching(resolved.batching),
         batch_size=resolved.batch_size,
         batch_wait_s=resolved.batch_wait_s,
@@ -234,7 +237,7 @@ class LLM:
 
     def _run(self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool) -> list[RequestOutput]:
         names = [new.request_id for new, _ in requests]
-        bar = tqdm(total=len(names), unit="req", desc="generating", disable=not use_tqdm)
+        bar = tqdm(total=len(names), unit="req", desc="generating", disable=None if use_tqdm else True)
         try:
             self._add(requests)
             left, tokens = set(names), 0

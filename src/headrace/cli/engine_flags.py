@@ -40,7 +40,7 @@ _FLAGS = (
     _Flag("scheduling_policy", str, "NAME", "who goes first: fcfs, priority or fair"),
     _Flag("preemption_victim", str, "NAME", "whose KV is given up when memory runs out: last or cheapest"),
     _Flag("attention_sinks", int, "N", "with --sliding-window: keep the first N tokens too (endless streams)"),
-    _Flag("sliding_window", int, "N", "keep the last N tokens only; needs --attention-sinks"),
+    _Flag("sliding_window", int, "N", "keep the last N tokens only"),
     _Flag("seed", int, "N", "seed of requests that bring none"),
     _Flag("num_threads", int, "N", "CPU threads"),
     _Flag("ops_force", str, "NAME", "implementation of the ops, such as reference"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import signal
 import socket
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 from headrace import __version__
 from headrace.config import EngineConfig
@@ -27,19 +29,22 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--fd", type=int, required=True, metavar="N", help="inherited socket to the parent")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve the parent at the other end of the socket until it ends; returns the exit code."""
+def run(args: argparse.Namespace) -> NoReturn:
+    """Serve the parent at the other end of the socket until it ends; ends this process."""
     # The parent gets the same signals, from a terminal or a service manager, and still has streams to finish. It
     # ends this process over the socket, or by its own end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with socket.socket(fileno=args.fd) as sock:
-        sock.set_inheritable(False)
-        exit_with_parent(sock)
-        try:
-            return serve(Connection(sock))
-        except ParentGone:
-            return EXIT_OK
+    sock = socket.socket(fileno=args.fd)
+    sock.set_inheritable(False)
+    exit_with_parent(sock)
+    try:
+        code = serve(Connection(sock))
+    except ParentGone:
+        code = EXIT_OK
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # the parent waits for us, and taking down torch module by module can take seconds
 
 
 def serve(connection: Connection) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 from typing import Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
@@ -81,15 +83,16 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level,
     )
     name = options.names[0] if options.names else config.model
-    print(f"headrace: loading {config.model} …", flush=True)
+    print(f"headrace: loading {config.model}", flush=True)
     return serve(config, options, lambda url: _announce(url, name))
 
 
 def _announce(url: str, name: str) -> None:
+    body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 50})
     print(
         f"headrace: {name} is ready at {url} (Ctrl-C ends)\n"
         f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
-        f'    -d \'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 50}}\'',
+        f"    -d {shlex.quote(body)}",
         flush=True,
     )
 

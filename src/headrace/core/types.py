@@ -11,8 +11,11 @@ import enum
 from dataclasses import dataclass, field
 
 from headrace.core.params import SamplingParams
+from headrace.errors import InvalidParams
 
 NO_USER = ""
+MAX_NAME_CHARS = 1024
+MAX_PRIORITY = 2**31 - 1
 
 
 class Retention(enum.Enum):
@@ -206,6 +209,15 @@ class NewRequest:
     priority: int = 0
     user: str = NO_USER
     cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("request_id", "user", "cache_salt"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) > MAX_NAME_CHARS:
+                raise InvalidParams(f"{name} must be text of at most {MAX_NAME_CHARS} characters")
+        urgency: object = self.priority
+        if isinstance(urgency, bool) or not isinstance(urgency, int) or abs(urgency) > MAX_PRIORITY:
+            raise InvalidParams(f"priority must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}")
 
 
 @dataclass(frozen=True, slots=True)
