@@ -15,8 +15,9 @@ import uvicorn
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.server.app import create_app
+from headrace.server.body_limit import MAX_BODY_BYTES
 from headrace.serving.child import ENGINE_COMMAND
-from headrace.serving.process_client import ProcessClient
+from headrace.serving.process_client import MAX_IN_FLIGHT, ProcessClient
 from headrace.text.tokenizer import Tokenizer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,8 +31,8 @@ class ServeOptions:
     host: str
     port: int
     names: Sequence[str] = ()
-    max_body_bytes: int = 32 * 2**20
-    max_in_flight: int = 2048
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_in_flight: int = MAX_IN_FLIGHT
     drain_s: int = 30
     log_level: str = "warning"
     engine_command: Sequence[str] = ENGINE_COMMAND

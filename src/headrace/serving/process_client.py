@@ -188,6 +188,9 @@ class ProcessClient:
             error = EngineDead(f"the engine process sent something else than messages: {broken}")
         except OSError:
             pass  # a reset is an end like any other
+        except Exception as bug:  # nobody may be left waiting for a reader that has stopped
+            _log.error("reading from the engine failed", exc_info=bug)
+            error = EngineDead(f"the server lost its engine: {type(bug).__name__}: {bug}")
         if error is None:
             code = await self._child.wait(_EXIT_CODE_WAIT_S)
             before = "" if self._ready.done() else " before its model was loaded"

@@ -1,0 +1,142 @@
+"""Two servers: a counting engine behind an app in this process, and the bundled model behind `headrace serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from headrace.core.engine import EngineStats
+from headrace.server.app import create_app
+from headrace.server.run import listen, url
+from headrace.serving.process_client import ProcessClient
+from headrace.text.tokenizer import Tokenizer
+from tests.serving.tiny_engine import COMMAND
+
+TALE = Path(__file__).parents[2] / "src" / "headrace" / "bundled" / "tale"
+STEP_S = 0.002
+MAX_BODY_BYTES = 100_000
+MAX_IN_FLIGHT = 64
+
+
+class TinyServer:
+    """An app over the counting engine, listening in a thread of its own."""
+
+    def __init__(self, **config: object) -> None:
+        self._config = {"step_s": STEP_S, "tokenizer_folder": str(TALE)} | config
+        started: queue.Queue[str | BaseException] = queue.Queue()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
+        self._thread.start()
+        outcome = started.get(timeout=60)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        self.url = outcome
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    async def _run(self, started: queue.Queue[str | BaseException]) -> None:
+        try:
+            self.loop = asyncio.get_running_loop()
+            self.client = await ProcessClient.start(
+                self._config, command=COMMAND, max_in_flight=MAX_IN_FLIGHT
+            )
+        except BaseException as error:
+            started.put(error)
+            raise
+        tokenizer = Tokenizer.from_folder(TALE)
+        app = create_app(
+            self.client, tokenizer, ["tiny", "alias"], self.client.facts, max_body_bytes=MAX_BODY_BYTES
+        )
+        listener = listen("127.0.0.1", 0)
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
+        listener.listen(100)
+        started.put(url(listener))
+        await self._server.serve(sockets=[listener])
+        await self.client.aclose()
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a coroutine that runs on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def stats(self) -> EngineStats:
+        stats: EngineStats = self.call(self.client.stats())
+        return stats
+
+    @property
+    def idle(self) -> bool:
+        stats = self.stats()
+        return stats.running == stats.waiting == 0 and stats.free_blocks == stats.total_blocks
+
+    def close(self) -> None:
+        self.http.close()
+        self.openai.close()
+        self._server.should_exit = True
+        self._thread.join(30)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Iterator[TinyServer]:
+    server = TinyServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def doomed() -> Iterator[TinyServer]:
+    """A server of one's own, to be broken."""
+    server = TinyServer(step_s=0.01)
+    yield server
+    server.close()
+
+
+@dataclass
+class ServeProcess:
+    """`headrace serve`, started as users start it."""
+
+    process: subprocess.Popen[str]
+    url: str
+    said: str
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def descendants(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+
+def serve(*arguments: str) -> ServeProcess:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.cli", "serve", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if " is ready at " in line:
+            said += process.stdout.readline() + process.stdout.readline()
+            return ServeProcess(process, line.split(" is ready at ")[1].split()[0], said)
+    process.kill()
+    raise AssertionError(f"headrace serve did not start:\n{said}")
+
+
+@pytest.fixture(scope="session")
+def tale() -> Iterator[ServeProcess]:
+    served = serve("tale", "--port", "0", "--num-threads", "1", "--served-model-name", "tale", "storyteller")
+    yield served
+    served.process.terminate()
+    served.process.wait(30)
