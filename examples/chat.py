@@ -1,6 +1,6 @@
 """A conversation: each turn finds the turns before it in the prefix cache.
 
-    python examples/chat.py
+python examples/chat.py
 """
 
 from headrace import LLM, SamplingParams

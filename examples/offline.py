@@ -1,6 +1,6 @@
 """Complete several prompts in one batch and print what each cost.
 
-    python examples/offline.py
+python examples/offline.py
 """
 
 from headrace import LLM, SamplingParams

@@ -1,7 +1,7 @@
 """Talk to `headrace serve tale` with the official openai client (pip install openai).
 
-    headrace serve tale --port 8000 &
-    python examples/openai_client.py http://127.0.0.1:8000/v1
+headrace serve tale --port 8000 &
+python examples/openai_client.py http://127.0.0.1:8000/v1
 """
 
 import sys

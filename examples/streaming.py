@@ -1,6 +1,6 @@
 """Print a completion while it grows, and stop it in the middle.
 
-    python examples/streaming.py
+python examples/streaming.py
 """
 
 from contextlib import closing
@@ -9,7 +9,9 @@ from headrace import LLM, SamplingParams
 
 llm = LLM("tale")
 shown = 0
-with closing(llm.stream("Once upon a time", SamplingParams(max_tokens=200, temperature=0.7, seed=7))) as outputs:
+with closing(
+    llm.stream("Once upon a time", SamplingParams(max_tokens=200, temperature=0.7, seed=7))
+) as outputs:
     for out in outputs:
         text = out.outputs[0].text
         print(text[shown:], end="", flush=True)

@@ -152,7 +152,8 @@ CASES: dict[str, tuple[dict[str, object], Callable[[Run], bool]]] = {
     ),
     "prefix cache": ({"block_size": 8}, lambda seen: seen.hits >= 2 * 48),
     "preemption": (
-        {**PLAIN, "block_size": 4, "num_kv_blocks": 46, "max_model_len": 150, "max_num_batched_tokens": 24, "max_num_seqs": 8},
+        {**PLAIN, "block_size": 4, "num_kv_blocks": 46, "max_model_len": 150, "max_num_batched_tokens": 24,
+         "max_num_seqs": 8},
         lambda seen: seen.preemptions >= 1,
     ),
     "everything": (
@@ -216,7 +217,13 @@ def test_a_stream_runs_past_the_models_length_in_bounded_memory() -> None:
     request = NewRequest(
         "stream", tuple(range(6, 30)), SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
     )
-    options = {"model": "tale", "attention_sinks": 4, "sliding_window": 60, "block_size": 8, "num_kv_blocks": 12}
+    options = {
+        "model": "tale",
+        "attention_sinks": 4,
+        "sliding_window": 60,
+        "block_size": 8,
+        "num_kv_blocks": 12,
+    }
     held = []
 
     def hook(parts: EngineParts, step: int) -> None:

@@ -53,7 +53,9 @@ def test_prompts_in_every_form_give_the_same_tokens_in_order(llm: LLM) -> None:
 
 
 def test_a_result_says_everything(llm: LLM) -> None:
-    (output,) = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=9), use_tqdm=False)
+    (output,) = llm.generate(
+        "Once upon a time", SamplingParams(temperature=0.0, max_tokens=9), use_tqdm=False
+    )
     completion, metrics = output.outputs[0], output.metrics
     assert output.finished and output.prompt == "Once upon a time"
     assert list(output.prompt_token_ids) == llm.tokenizer.encode("Once upon a time")
@@ -100,7 +102,10 @@ def test_logprobs_of_tokens_and_prompt(llm: LLM) -> None:
         assert max(one.logprob for one in entry.values()) == entry[token].logprob <= 0
     assert math.isclose(
         completion.cumulative_logprob,
-        sum(entry[token].logprob for token, entry in zip(completion.token_ids, completion.logprobs, strict=True)),
+        sum(
+            entry[token].logprob
+            for token, entry in zip(completion.token_ids, completion.logprobs, strict=True)
+        ),
     )
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
@@ -113,7 +118,11 @@ def test_chat_uses_the_template_and_the_prefix_cache(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40)
     (first,) = llm.chat(messages, params, use_tqdm=False)
     assert list(first.prompt_token_ids) == llm.tokenizer.encode_chat(messages)
-    turns = [*messages, {"role": "assistant", "content": first.outputs[0].text}, {"role": "user", "content": "Why?"}]
+    turns = [
+        *messages,
+        {"role": "assistant", "content": first.outputs[0].text},
+        {"role": "user", "content": "Why?"},
+    ]
     first_two = llm.chat([turns, messages], params, use_tqdm=False)
     assert first_two[1].outputs[0].token_ids == first.outputs[0].token_ids
     assert first_two[0].num_cached_tokens >= 16
@@ -149,10 +158,16 @@ BAD_REQUESTS: dict[str, tuple[Callable[[LLM], object], type[HeadraceError]]] = {
     "token id that is true": (lambda llm: llm.generate([[7, True]]), InvalidParams),
     "prompt of no kind": (lambda llm: llm.generate([3.5]), InvalidParams),  # type: ignore[list-item]
     "unknown prompt field": (lambda llm: llm.generate([{"prompt": "a", "image": "b"}]), InvalidParams),
-    "priority that is no number": (lambda llm: llm.generate([{"prompt": "a", "priority": "x"}]), InvalidParams),
+    "priority that is no number": (
+        lambda llm: llm.generate([{"prompt": "a", "priority": "x"}]),
+        InvalidParams,
+    ),
     "salt that is no text": (lambda llm: llm.generate([{"prompt": "a", "cache_salt": 5}]), InvalidParams),
     "NaN temperature": (lambda llm: llm.generate("a", SamplingParams(temperature=math.nan)), InvalidParams),
-    "infinite penalty": (lambda llm: llm.generate("a", SamplingParams(presence_penalty=math.inf)), InvalidParams),
+    "infinite penalty": (
+        lambda llm: llm.generate("a", SamplingParams(presence_penalty=math.inf)),
+        InvalidParams,
+    ),
     "negative top_p": (lambda llm: llm.generate("a", SamplingParams(top_p=-0.5)), InvalidParams),
     "no tokens": (lambda llm: llm.generate("a", SamplingParams(max_tokens=0)), InvalidParams),
     "bias outside": (lambda llm: llm.generate("a", SamplingParams(logit_bias={9999: 1.0})), InvalidParams),
@@ -200,8 +215,12 @@ def rewrite(folder: Path, **fields: object) -> None:
 
 def lie(folder: Path) -> None:
     """A header that promises 10^12 elements."""
-    header = json.dumps({"lm_head.weight": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}})
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode() + b"\0" * 64)
+    header = json.dumps(
+        {"lm_head.weight": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}}
+    )
+    (folder / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header.encode() + b"\0" * 64
+    )
 
 
 def truncate(folder: Path) -> None:

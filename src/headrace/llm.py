@@ -36,7 +36,16 @@ from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from headrace.text.tokenizer import Tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "EngineParts", "RequestMetrics", "RequestOutput", "Survey", "assemble", "survey"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineParts",
+    "RequestMetrics",
+    "RequestOutput",
+    "Survey",
+    "assemble",
+    "survey",
+]
 
 Prompt = str | Sequence[int] | Mapping[str, object]
 Message = Mapping[str, object]
@@ -186,7 +195,9 @@ class LLM:
         prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(one)} for one in conversations]
         return self.generate(prompts, params, use_tqdm=use_tqdm)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
         """Complete one prompt and yield the growing result after every step that adds to it.
 
         Closing the iterator aborts the request. Streams may be interleaved with each other and with `generate`.
@@ -246,7 +257,9 @@ class LLM:
                 tokens += self._step()
                 ended = left & self._done.keys()
                 left -= ended
-                bar.set_postfix_str(f"{tokens / max(1e-9, time.monotonic() - started):.0f} tok/s", refresh=False)
+                bar.set_postfix_str(
+                    f"{tokens / max(1e-9, time.monotonic() - started):.0f} tok/s", refresh=False
+                )
                 bar.update(len(ended))
             return [self._done[name] for name in names]
         finally:

@@ -28,7 +28,15 @@ def test_arrays_follow_a_growing_sequence(kind: str, steps: list[int]) -> None:
     manager = KVManager([group], prefix_caching=False)
     tables = BlockTables(group, max_seqs=3)
     request = Request(
-        0, NewRequest("r", (1,)), 0, seed=0, stop_ids=frozenset(), limit=10**6, num_groups=1, block_size=4, now=0.0
+        0,
+        NewRequest("r", (1,)),
+        0,
+        seed=0,
+        stop_ids=frozenset(),
+        limit=10**6,
+        num_groups=1,
+        block_size=4,
+        now=0.0,
     )
     block_of: dict[int, int] = {}  # logical block -> block, as first handed out
     for count in steps:
@@ -64,7 +72,8 @@ def test_rows_do_not_touch_each_other_and_grow_wider() -> None:
     tables = BlockTables(group, max_seqs=2)
     requests = [
         Request(
-            i, NewRequest(str(i), (1,)), 0, seed=0, stop_ids=frozenset(), limit=10**6, num_groups=1, block_size=1, now=0.0
+            i, NewRequest(str(i), (1,)), 0, seed=0, stop_ids=frozenset(), limit=10**6, num_groups=1,
+            block_size=1, now=0.0,
         )
         for i in range(2)
     ]  # fmt: skip
@@ -73,10 +82,10 @@ def test_rows_do_not_touch_each_other_and_grow_wider() -> None:
         (update,) = manager.updates(request)
         assert update is not None
         tables.apply(row, update)
-    batch = tables.batch(
-        np.array([0, 1]), np.array([0, 1]), np.array([2, 299]), torch.device("cpu")
-    )
+    batch = tables.batch(np.array([0, 1]), np.array([0, 1]), np.array([2, 299]), torch.device("cpu"))
     assert batch.block_tables[0, :3].tolist() == requests[0].tables[0].live
     assert batch.block_tables[1].tolist() == requests[1].tables[0].live
     tables.clear(0)
-    assert tables.batch(np.array([0]), np.array([0]), np.array([0]), torch.device("cpu")).block_tables.shape == (1, 0)
+    assert tables.batch(
+        np.array([0]), np.array([0]), np.array([0]), torch.device("cpu")
+    ).block_tables.shape == (1, 0)

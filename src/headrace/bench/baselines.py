@@ -33,7 +33,13 @@ BASELINES = (
     Baseline("no KV cache", {**_COMMON, "kv_cache": False, "batching": "static", "batch_size": BATCH}),
     Baseline(
         "contiguous + static",
-        {**_COMMON, "kv_layout": "contiguous", "batching": "static", "batch_size": BATCH, "max_num_seqs": BATCH},
+        {
+            **_COMMON,
+            "kv_layout": "contiguous",
+            "batching": "static",
+            "batch_size": BATCH,
+            "max_num_seqs": BATCH,
+        },
     ),
     Baseline("paged + dynamic", {**_PAGED, "batching": "dynamic", "batch_size": 32, "batch_wait_s": 0.2}),
     Baseline("paged + continuous", {**_PAGED, "batching": "continuous"}),
@@ -72,7 +78,9 @@ def compare(
 
 def kv_token_bytes(resolved: ResolvedConfig) -> int:
     """Bytes of KV that one token place takes, averaged over the KV groups."""
-    return resolved.kv_cache_memory // sum(group.num_blocks * group.block_size for group in resolved.kv_groups)
+    return resolved.kv_cache_memory // sum(
+        group.num_blocks * group.block_size for group in resolved.kv_groups
+    )
 
 
 HEAD = (

@@ -31,7 +31,12 @@ def fixed_lengths(
 
 
 def mixed_lengths(
-    count: int, *, prompt_tokens: tuple[int, int], output_tokens: tuple[int, int], vocab_size: int, seed: int = 0
+    count: int,
+    *,
+    prompt_tokens: tuple[int, int],
+    output_tokens: tuple[int, int],
+    vocab_size: int,
+    seed: int = 0,
 ) -> list[Arrival]:
     """Like `fixed_lengths`, with lengths drawn evenly from the given inclusive ranges."""
     rng = random.Random(seed)

@@ -34,7 +34,9 @@ COMMANDS = (
     Command("generate", "headrace.cli.generate", "complete prompts"),
     Command("chat", "headrace.cli.chat", "talk to a model in the terminal"),
     Command("serve", "headrace.cli.serve", "serve a model with the OpenAI API"),
-    Command("inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"),
+    Command(
+        "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
+    ),
     Command("bench", "headrace.cli.bench", "measure latency or throughput"),
     Command("demo", "headrace.cli.demo", "a story, then one workload run five ways"),
     Command("engine-process", "headrace.cli.engine_process", None),

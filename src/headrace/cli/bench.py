@@ -37,15 +37,21 @@ def add_parser(commands: Any) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     latency = kinds.add_parser("latency", help="TTFT, TPOT and decode speed for batches of one size")
     latency.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32], metavar="B")
-    latency.add_argument("--input-len", type=int, default=128, metavar="N", help="prompt tokens (default: 128)")
-    latency.add_argument("--output-len", type=int, default=32, metavar="N", help="output tokens (default: 32)")
+    latency.add_argument(
+        "--input-len", type=int, default=128, metavar="N", help="prompt tokens (default: 128)"
+    )
+    latency.add_argument(
+        "--output-len", type=int, default=32, metavar="N", help="output tokens (default: 32)"
+    )
     throughput = kinds.add_parser("throughput", help="tokens a second for many requests of mixed lengths")
     throughput.add_argument("--num-prompts", type=int, default=64, metavar="N", help="requests (default: 64)")
     throughput.add_argument("--input-len", type=int, nargs=2, default=[32, 256], metavar=("LOW", "HIGH"))
     throughput.add_argument("--output-len", type=int, nargs=2, default=[16, 64], metavar=("LOW", "HIGH"))
     for kind in (latency, throughput):
         kind.add_argument("--repeats", type=int, default=3, metavar="N", help="measured runs (default: 3)")
-        kind.add_argument("--json", metavar="PATH", help="also write the numbers to this file, - for standard output")
+        kind.add_argument(
+            "--json", metavar="PATH", help="also write the numbers to this file, - for standard output"
+        )
         add_model_flag(kind)
         add_engine_flags(kind)
 
@@ -61,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"medians of {args.repeats} runs\n")
         print(_table(results))
     if args.json:
-        _write_json(args.json, {"model": args.model, "machine": machine, "dtype": resolved.dtype, "runs": results})
+        _write_json(
+            args.json, {"model": args.model, "machine": machine, "dtype": resolved.dtype, "runs": results}
+        )
     return 0
 
 
@@ -77,7 +85,9 @@ def _check(args: argparse.Namespace) -> None:
         for name in ("input_len", "output_len"):
             low, high = getattr(args, name)
             if low > high:
-                raise ConfigError(f"--{name.replace('_', '-')} takes the lower length first, got {low} {high}")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} takes the lower length first, got {low} {high}"
+                )
 
 
 def _latency(args: argparse.Namespace, parts: EngineParts) -> list[dict[str, object]]:

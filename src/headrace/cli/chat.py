@@ -103,7 +103,9 @@ class Chat:
             with interruptible() as stop:
                 output = print_stream(until(stop, self._llm.stream_chat([*system, *turns], self._params)))
         except PromptTooLong:
-            raise PromptTooLong("the conversation has outgrown the model's context: /reset starts anew") from None
+            raise PromptTooLong(
+                "the conversation has outgrown the model's context: /reset starts anew"
+            ) from None
         self._turns = [*turns, {"role": "assistant", "content": output.outputs[0].text}]
 
     def _retry(self, rest: str) -> None:

@@ -32,7 +32,9 @@ def add_parser(commands: Any) -> None:
         "technique to the one before, and compare them in one table.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--requests", type=int, default=48, help="requests in the workload (default: %(default)s)")
+    parser.add_argument(
+        "--requests", type=int, default=48, help="requests in the workload (default: %(default)s)"
+    )
     parser.add_argument(
         "--rate", type=float, default=60.0, help="arrivals a second on average (default: %(default)s)"
     )
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         rows = compare(DEFAULT_MODEL, arrivals, memory, on_start, **options)
     print(render(rows))
     print(
-        '\nNext: `headrace chat` to talk to it, `headrace serve` for an OpenAI-compatible server, or'
+        "\nNext: `headrace chat` to talk to it, `headrace serve` for an OpenAI-compatible server, or"
         "\n`headrace inspect` to see where the memory goes and why each setting is what it is."
     )
     return 0

@@ -39,7 +39,9 @@ _FLAGS = (
     _Flag("batch_max_tokens", int, "N", "prompt tokens that start a dynamic batch"),
     _Flag("scheduling_policy", str, "NAME", "who goes first: fcfs, priority or fair"),
     _Flag("preemption_victim", str, "NAME", "whose KV is given up when memory runs out: last or cheapest"),
-    _Flag("attention_sinks", int, "N", "with --sliding-window: keep the first N tokens too (endless streams)"),
+    _Flag(
+        "attention_sinks", int, "N", "with --sliding-window: keep the first N tokens too (endless streams)"
+    ),
     _Flag("sliding_window", int, "N", "keep the last N tokens only"),
     _Flag("seed", int, "N", "seed of requests that bring none"),
     _Flag("num_threads", int, "N", "CPU threads"),

@@ -30,7 +30,9 @@ def add_parser(commands: Any) -> None:
         description="Complete one prompt, streamed, or several in one batch.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete; - reads standard input")
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", help="text to complete; - reads standard input"
+    )
     parser.add_argument("--file", type=Path, metavar="PATH", help="one prompt a line")
     parser.add_argument("--chat", action="store_true", help="wrap each prompt in the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt")

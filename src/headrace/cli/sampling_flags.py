@@ -29,7 +29,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: object) -> N
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", default=default, help=shown)
     group.add_argument("--sampling-seed", type=int, metavar="N", help="the same seed gives the same tokens")
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be repeated"
+    )
     group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
 
 

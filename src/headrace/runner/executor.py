@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.core.types import KVGroupSpec, NewSequence, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
+from headrace.core.types import (
+    KVGroupSpec,
+    NewSequence,
+    SeqSlice,
+    SliceResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from headrace.errors import RequestError
 from headrace.models.decoder import Decoder
 from headrace.runner.block_tables import BlockTables
@@ -35,7 +43,13 @@ class ModelExecutor:
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVStorage, groups: Sequence[KVGroupSpec], *, max_seqs: int, device: torch.device
+        self,
+        decoder: Decoder,
+        kv: KVStorage,
+        groups: Sequence[KVGroupSpec],
+        *,
+        max_seqs: int,
+        device: torch.device,
     ) -> None:
         self._decoder = decoder
         self._kv = kv
@@ -135,7 +149,12 @@ def _prompt_logprobs(
 
 
 def _emit(
-    work: SeqSlice, sequence: _Sequence, samples: SampleOutput, at: int, count: int, prompt: tuple[TokenLogprobs, ...]
+    work: SeqSlice,
+    sequence: _Sequence,
+    samples: SampleOutput,
+    at: int,
+    count: int,
+    prompt: tuple[TokenLogprobs, ...],
 ) -> SliceResult:
     """The tokens of one slice: each sample is kept as long as the draft before it was what was sampled."""
     draft = work.tokens[len(work.tokens) - work.num_draft :]

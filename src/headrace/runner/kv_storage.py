@@ -25,7 +25,14 @@ class KVStorage:
         layers: dict[int, LayerKV] = {}
         pools = []
         for layout, group in zip(spec.kv_shapes, groups, strict=True):
-            shape = (2, len(layout.layers), group.num_blocks, layout.num_kv_heads, group.block_size, layout.head_dim)
+            shape = (
+                2,
+                len(layout.layers),
+                group.num_blocks,
+                layout.num_kv_heads,
+                group.block_size,
+                layout.head_dim,
+            )
             pool = _zeros(shape, dtype, device)  # [2, L, N, Hkv, bs, D]
             pools.append(pool)
             for at, layer in enumerate(layout.layers):

@@ -1,0 +1,177 @@
+"""The command line: help, errors, what each command prints."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import COMMANDS, main
+from headrace.cli.engine_flags import add_engine_flags, engine_options
+from headrace.config import EngineConfig
+
+RUN = [sys.executable, "-m", "headrace.cli"]
+LISTED = [command.name for command in COMMANDS if command.summary is not None]
+
+
+def test_every_engine_option_is_a_flag() -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    flags = {action.dest for action in parser._actions} - {"help"}
+    assert flags == {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
+    assert engine_options(parser.parse_args([])) == {}
+    given = parser.parse_args(
+        ["--no-enable-prefix-caching", "--max-model-len", "64", "--kv-cache-memory", "1MiB"]
+    )
+    assert engine_options(given) == {
+        "enable_prefix_caching": False, "max_model_len": 64, "kv_cache_memory": "1MiB"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*LISTED, None])
+def test_help_shows_examples(name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"] if name else ["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.count(f"headrace {name}" if name else "headrace ") >= 2
+
+
+def test_help_and_version_are_quick_because_they_load_no_model_code() -> None:
+    code = (
+        "import sys\nfrom headrace.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["inspect", "no-such-model"], "there is no model"),
+        (["inspect", "--max-model-len", "0"], "max_model_len"),
+        (["inspect", "--kv-cache-memory", "lots"], "lots"),
+        (["inspect", "--quantization", "int4"], "not available in this version"),
+        (["generate"], "there is no prompt"),
+        (["generate", "--file", "/no/such/file"], "cannot be read"),
+        (["generate", "a", "--temperature", "nan"], "temperature"),
+        (["bench", "latency", "--batch-sizes", "0"], "at least 1"),
+        (["bench", "throughput", "--input-len", "9", "3"], "lower length first"),
+    ],
+)
+def test_errors_are_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("headrace: error: ") and said in shown.err
+    assert shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_inspect_explains_everything_without_reading_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "shape:llama-2-7b", "--dtype", "bfloat16", "--max-model-len", "64"]) in (0, 1)
+    shown = capsys.readouterr()
+    if shown.err:  # a machine with less than 14 GB of free memory says so
+        assert "of memory is available" in shown.err
+        return
+    assert "6,738,415,616" in shown.out
+    for word in ("Memory", "Ops", "Settings", "paged_attention", "max_num_seqs", "asked for"):
+        assert word in shown.out
+
+
+def test_generate_prints_json_for_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Once upon a time\nOne rainy morning\n", encoding="utf-8")
+    words = ["generate", "--file", str(prompts), "--json", "--max-tokens", "8", "--temperature", "0"]
+    assert main([*words, "--num-threads", "1", "--ignore-eos"]) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result["prompt"] for result in results] == ["Once upon a time", "One rainy morning"]
+    assert all(len(result["outputs"][0]["token_ids"]) == 8 for result in results)
+
+
+def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Once upon a time", "--max-tokens", "8", "--num-threads", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "8 tokens" in shown.err and "ended by length" in shown.err
+    assert len(shown.out) > 10
+
+
+def test_bench_writes_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["-m", "shape:tiny", "--repeats", "1", "--num-threads", "1"]
+    target = tmp_path / "latency.json"
+    lengths = ["--batch-sizes", "1", "3", "--input-len", "9", "--output-len", "4"]
+    assert main(["bench", "latency", *small, *lengths, "--json", str(target)]) == 0
+    data = json.loads(target.read_text(encoding="utf-8"))
+    assert [run["name"] for run in data["runs"]] == ["batch 1", "batch 3"]
+    for run, size in zip(data["runs"], (1, 3), strict=True):
+        (measured,) = run["runs"]
+        assert measured["output_tokens"] == 4 * size and measured["prompt_tokens"] == 9 * size
+        assert 0 < run["tpot_p50_s"] < run["ttft_p50_s"] + 10
+    assert "batch 3" in capsys.readouterr().out
+    assert main(["bench", "throughput", *small, "--num-prompts", "4", "--json", "-"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["runs"][0]["requests"] == 4
+
+
+def test_chat_keeps_the_conversation_and_obeys_commands() -> None:
+    lines = [
+        "Tell me a story about a fox.", "/set max_tokens 5", "Who helped?", "/set nonsense 1", "/stats", "/retry",
+        "/system Be brief.", "/retry", "/unknown", "/help", "/exit",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [*RUN, "chat", "--num-threads", "1", "--max-tokens", "20", "--temperature", "0"],
+        input="\n".join(lines), capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "[max_tokens = 5]" in done.stdout and "prefix cache" in done.stdout
+    assert "conversation forgotten" in done.stdout and "/reset" in done.stdout
+    assert "/set knows" in done.stderr and "nothing to retry" in done.stderr
+    assert "no command /unknown" in done.stderr
+    assert "prompt tokens cached" in done.stderr  # the second turn found the first in the cache
+
+
+def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
+    """In a real terminal: interrupt a long answer, then go on talking."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [*RUN, "chat", "--num-threads", "1", "--ignore-eos", "--max-tokens", "900"])
+    try:
+        seen = read_until(terminal, b"you>")
+        os.write(terminal, b"Tell me a long story.\n")
+        seen = read_until(terminal, b" the ")
+        os.kill(child, signal.SIGINT)
+        seen = read_until(terminal, b"you>")
+        assert b"[stopped]" in seen
+        os.write(terminal, b"/stats\n")
+        assert b"0 of" in read_until(terminal, b"blocks held")
+        os.write(terminal, b"/exit\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = 0
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def read_until(terminal: int, wanted: bytes, timeout_s: float = 60.0) -> bytes:
+    seen, deadline = b"", time.monotonic() + timeout_s
+    while wanted not in seen:
+        assert time.monotonic() < deadline, seen
+        seen += os.read(terminal, 4096)
+    return seen
+
+
+def test_output_into_a_closed_pipe_is_no_traceback() -> None:
+    done = subprocess.run(
+        f"{' '.join(RUN)} inspect | head -1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr
