@@ -176,7 +176,7 @@ async def test_a_killed_engine_ends_everything_at_once() -> None:
         for reader in readers:
             with pytest.raises(EngineDead, match="was killed by SIGKILL"):
                 await reader
-        assert time.monotonic() - killed < 1.0
+        assert time.monotonic() - killed < 2.0
         assert not client.healthy
         with pytest.raises(EngineDead):
             await client.submit(NewRequest("late", (1,)))
@@ -229,7 +229,7 @@ async def test_waiting_for_a_batch_does_not_spin() -> None:
         assert before.waiting == 1
         ticks = cpu_ticks(client.pid)
         await asyncio.sleep(0.3)
-        assert cpu_ticks(client.pid) - ticks <= 1  # an idle engine sleeps on the socket
+        assert cpu_ticks(client.pid) - ticks <= 2  # an idle engine sleeps on the socket
 
 
 def cpu_ticks(pid: int) -> int:
@@ -295,4 +295,4 @@ def test_the_engine_process_ends_with_its_parent(busy: bool) -> None:
     started = time.monotonic()
     ours.close()
     assert process.wait(5) == 0
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 2.0

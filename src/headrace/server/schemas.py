@@ -20,13 +20,12 @@ from headrace.core.params import (
     MAX_TOKENS_LIMIT,
     SamplingParams,
 )
+from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY
 from headrace.errors import InvalidParams
 
 MAX_MODEL_NAME_CHARS = 1024
-MAX_USER_CHARS = 512
 MAX_PROMPTS = 1024
 MAX_PROMPT_TOKENS = 2**24
-MAX_PRIORITY = 2**31
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -100,7 +99,7 @@ class SamplingFields(Strict):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Any = None  # SamplingParams checks it, up to its first fault
-    user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
+    user: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     # As in vLLM.
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
@@ -113,7 +112,7 @@ class SamplingFields(Strict):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     @property
     def streamed_usage(self) -> bool:

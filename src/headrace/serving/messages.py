@@ -18,11 +18,9 @@ from headrace.core.params import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_LIST,
 )
-from headrace.core.types import FinishReason
+from headrace.core.types import MAX_NAME_CHARS, FinishReason
 from headrace.serving.frames import WireError
 
-MAX_NAME_CHARS = 512
-"""Longest request id, user, cache salt, device or kind."""
 MAX_PATH_CHARS = 8192
 MAX_TEXT_CHARS = 16_384
 """Longest error sentence."""

@@ -34,14 +34,7 @@ def facts_from_wire(ready: wire.Ready) -> ModelFacts:
 
 
 def request_to_wire(new: NewRequest) -> wire.Add:
-    """Raises InvalidParams where a field is too long for a message."""
-    for name, size in (
-        ("the request id", len(new.request_id)),
-        ("user", len(new.user)),
-        ("cache_salt", len(new.cache_salt)),
-    ):
-        if size > wire.MAX_NAME_CHARS:
-            raise InvalidParams(f"{name} has {size} characters, at most {wire.MAX_NAME_CHARS} are allowed")
+    """Raises InvalidParams where the prompt is too long for a message."""
     if len(new.prompt) > wire.MAX_TOKENS:
         raise InvalidParams(f"the prompt has {len(new.prompt)} tokens, at most {wire.MAX_TOKENS} are allowed")
     params = wire.Params(**fields_of(wire.Params, new.params))
@@ -154,8 +147,12 @@ def _output(news: wire.News) -> Output:
 
 
 def _logprobs_to_wire(entries: tuple[TokenLogprobs, ...]) -> tuple[wire.LogprobsAt, ...]:
+    if not entries:  # as nearly always
+        return ()
     return tuple(wire.LogprobsAt(entry.token, entry.logprob, entry.rank, entry.top) for entry in entries)
 
 
 def _logprobs_from_wire(entries: tuple[wire.LogprobsAt, ...]) -> tuple[TokenLogprobs, ...]:
+    if not entries:
+        return ()
     return tuple(TokenLogprobs(entry.token, entry.logprob, entry.rank, entry.top) for entry in entries)
