@@ -244,11 +244,12 @@ def test_masks_that_leave_nothing_are_an_error_of_that_row(temperature: float) -
     sampler = Sampler(VOCAB)
     nothing = {"allowed_token_ids": (3, 4), "banned_token_ids": (4, 3), "temperature": temperature}
     only_stop = {"allowed_token_ids": (0, 1), "min_tokens": 2, "temperature": temperature}
-    rows = [SampleRow(state_of(sampler, **options)) for options in (nothing, {}, only_stop)]
-    got = sampler.sample(random_logits(3), rows)
+    plain = {"temperature": 0.0}
+    rows = [SampleRow(state_of(sampler, **options)) for options in (nothing, {}, only_stop, plain)]
+    got = sampler.sample(random_logits(4), rows)
     assert sorted(got.errors) == [0, 2]
     assert all("leave no token" in text for text in got.errors.values())
-    assert got.tokens[1] != NO_TOKEN
+    assert [token == NO_TOKEN for token in got.tokens] == [True, False, True, False]
 
 
 def test_wrong_shapes_and_types_raise() -> None:
@@ -304,6 +305,7 @@ def test_stop_ids_wait_for_min_tokens(options: dict[str, Any]) -> None:
 def test_rows_behind_assumed_tokens_equal_steps_one_by_one(options: dict[str, Any]) -> None:
     draft = (8, 5, 8, 8)
     logits = random_logits(len(draft) + 1, seed=9)
+    logits[:, 8] = 1.0 + logits.max()  # the best token, until it has been put out and is penalised
     sampler = Sampler(VOCAB)
     state = state_of(sampler, seed=5, **options)
     rows = [SampleRow(state, draft[:length]) for length in range(len(draft) + 1)]

@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
-from headrace.runner import sampling_rank
+from headrace.runner import sampling_draw, sampling_rank
 from headrace.runner.randomness import uniforms
 from headrace.runner.sampler import Sampler, SampleRow
 from headrace.runner.sampling_draw import Filters, draw_sorted, draw_whole
@@ -269,6 +269,33 @@ def test_top_p_keeps_the_token_that_crosses_the_line_and_takes_low_ids_first() -
     assert np.flatnonzero(shares(torch.zeros(200), SamplingParams(top_p=1e-300))).tolist() == [0]
 
 
+def test_the_edges_of_intervals() -> None:
+    # Four equal tokens have running sums of exactly 0.25, 0.5, 0.75 and 1.
+    logits = torch.zeros(4)
+    assert np.flatnonzero(shares(logits, SamplingParams(top_p=0.5))).tolist() == [0, 1]
+    for top_k in (0, 4):
+        params = SamplingParams(top_k=top_k, top_p=0.9999)
+        filters = Filters.of([params], bool(top_k), torch.device("cpu"))
+        half = torch.tensor([[0.5]], dtype=torch.float64)
+        assert draw_sorted(logits[None], filters, half, 4).tolist() == [2]
+        assert draw_whole(logits[None], filters, half).tolist() == [2]
+
+
+def test_masked_rows_are_settled_without_a_full_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def recorded(rows: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tried.append(width)
+        return rank(rows, width)
+
+    monkeypatch.setattr(sampling_draw, "rank", recorded)
+    logits = torch.full((100,), -math.inf)
+    logits[[7, 50]] = 0.0
+    narrow = first_width(3, 100)
+    assert shares(logits, SamplingParams(top_k=3)).nonzero()[0].tolist() == [7, 50]
+    assert tried == [narrow]
+
+
 def test_minus_zero_equals_zero() -> None:
     logits = torch.tensor([-0.0, 0.0, -0.0, 0.0, -5.0])
     assert np.flatnonzero(shares(logits, SamplingParams(top_k=2))).tolist() == [0, 1]
@@ -295,6 +322,17 @@ def test_top_is_a_full_sort_cut_off(values: list[float], data: st.DataObject) ->
         order = sorted(range(len(numbers)), key=lambda token: (-numbers[token], token))[:k]
         assert got_ids[index].tolist() == order
         assert got_values[index].tolist() == [numbers[token] for token in order]
+
+
+def test_ties_across_the_end_of_a_prefix_go_to_the_lowest_ids() -> None:
+    random = np.random.default_rng(4)
+    rows = torch.zeros(6, 3000)
+    for index in range(6):
+        rows[index, random.choice(3000, size=30, replace=False)] = 1.0
+    for k in (2, 40, 63):
+        _, ids = top(rows, k)
+        expected = np.argsort(-rows.numpy(), axis=-1, kind="stable")[:, :k]
+        assert ids.tolist() == expected.tolist()
 
 
 def test_a_narrow_rank_is_exact_above_its_last_value() -> None:

@@ -89,7 +89,7 @@ class Sampler:
         produced: list[int] = []
         if plan.greedy_index is not None:
             produced += _argmax(logits.index_select(0, plan.greedy_index))[0]
-        left: list[float] | None = None  # [W]: highest logit after edits
+        left: list[float] = []  # [W]: highest logits after edits, if there are edits
         if plan.work:
             work = logits if plan.work_index is None else logits.index_select(0, plan.work_index)  # [W, V]
             chosen = [rows[row] for row in plan.work]
@@ -101,7 +101,7 @@ class Sampler:
         for row, token in zip(plan.order, produced, strict=True):
             tokens[row] = token
         errors = _reject(tokens, highest)
-        for row, value in zip(plan.work, left or (), strict=False):
+        for row, value in zip(plan.work if left else (), left, strict=True):
             if row not in errors and not math.isfinite(value):
                 tokens[row] = NO_TOKEN
                 errors[row] = NOTHING_LEFT if value == -math.inf else INFINITE_LOGITS

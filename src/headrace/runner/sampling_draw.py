@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.params import SamplingParams
-from headrace.runner.sampling_rank import next_width, rank
+from headrace.runner.sampling_rank import first_width, rank
 
 CPU_PART, GPU_PART = 1 << 19, 1 << 24
 """Elements of a float64 temporary over whole rows: on a CPU 4 MiB, or one row a thread, to stay near the cache."""
@@ -99,9 +99,11 @@ def _draw_sorted_part(rows: Tensor, filters: Filters, uniform: Tensor, width: in
     vocab_size = rows.shape[1]
     whole = _probabilities(rows, filters) if filters.top_k is None else None  # [N, V]
     tokens, settled = _draw_prefix(rows, whole, filters, uniform, width)
-    while width < vocab_size and not bool(settled.all()):
-        width = next_width(width, vocab_size)
+    while width < vocab_size:
         left = (~settled).flatten().nonzero().flatten()  # [n]
+        if not len(left):
+            break
+        width = first_width(width, vocab_size)  # the next one, since it leaves room for a witness
         sums = None if whole is None else whole.index_select(0, left)
         part = _draw_prefix(rows.index_select(0, left), sums, filters.take(left), uniform[left], width)
         tokens[left], settled[left] = part
@@ -125,12 +127,10 @@ def _draw_prefix(
     # top_p keeps the shortest prefix whose mass reaches it, the token that crosses the line included.
     last = torch.minimum(torch.searchsorted(running, filters.top_p), end)  # [N, 1]
     column = torch.minimum(_invert(running, running.gather(1, last), uniform), last)
-    if width == rows.shape[1]:
-        return ids.gather(1, column), torch.ones_like(last, dtype=torch.bool)
-    # Ties with the prefix's own end may be incomplete, so the last kept value has to lie above it. A prefix
-    # that ends in minus infinity, like one of a row with NaN, gains nothing from more tokens.
+    # Ties with the prefix's own end may be incomplete, so the last kept value has to lie above it. Past a minus
+    # infinity nothing is left.
     final = values[:, -1:]
-    settled = (values.gather(1, last) > final) | (final == -math.inf) | running[:, -1:].isnan()
+    settled = (values.gather(1, last) > final) | (final == -math.inf)
     return ids.gather(1, column), settled
 
 
@@ -142,8 +142,7 @@ def _parts(rows: Tensor) -> Iterator[slice]:
 
 
 def _probabilities(rows: Tensor, filters: Filters) -> Tensor:
-    # softmax, not exp and sum: its kernels work on one row at a time, whatever the number of rows and
-    # threads.
+    # softmax, not exp and sum: its kernels work on one row at a time, however many rows and threads there are.
     return filters.scale(rows, rows.amax(-1, keepdim=True)).softmax(-1)
 
 

@@ -21,11 +21,6 @@ def first_width(k: int, vocab_size: int) -> int:
     return next((w for w in WIDTHS if k < w <= vocab_size // 8), vocab_size)
 
 
-def next_width(width: int, vocab_size: int) -> int:
-    """The prefix to try after `width` did not settle a row."""
-    return first_width(width, vocab_size)
-
-
 def rank(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The first `width` values and token ids of rows [N, V] float32, each [N, width], in the order above.
 
