@@ -18,7 +18,7 @@ DEV := .venv/.installed-dev-$(MODULES)
 
 help:
 	@echo 'make demo       generate with the bundled model, with live numbers'
-	@echo 'make serve      serve the bundled model, OpenAI-compatible, with a web page'
+	@echo 'make serve      serve the bundled model, OpenAI-compatible'
 	@echo 'make test       lint, types, import contracts and tests'
 	@echo 'make test-long  the tests that take long'
 	@echo 'make lint       lint, types and import contracts'

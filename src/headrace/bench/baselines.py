@@ -97,7 +97,6 @@ def render(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     run = row.measured
-    reserved, used = run.kv_reserved * row.token_bytes, run.kv_used * row.token_bytes
     return (
         row.name,
         f"{run.output_rate:.0f}",
@@ -105,8 +104,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         milliseconds(percentile(run.ttft_s, 0.99)),
         milliseconds(percentile(run.tpot_s, 0.5)),
         f"{run.mean_batch:.1f}",
-        format_bytes(int(reserved)),
-        format_bytes(int(used)),
-        f"{1 - used / reserved:.0%}" if reserved else "-",
+        *_kv_cells(run.kv_reserved * row.token_bytes, run.kv_used * row.token_bytes),
         f"{run.hit_rate:.0%}",
     )
+
+
+def _kv_cells(reserved: float, used: float) -> tuple[str, str, str]:
+    if not used:  # nothing outlives a step where everything is computed again
+        return ("-", "-", "-")
+    return (format_bytes(int(reserved)), format_bytes(int(used)), f"{1 - used / reserved:.0%}")
