@@ -23,6 +23,8 @@ from tests.core.checks import Broken, check_cache, check_plan, check_pools, chec
 from tests.core.fake_executor import FakeExecutor
 from tests.core.oracle import Oracle, Sampling, score
 
+IN_STEP = "abort in a step"
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -92,8 +94,8 @@ class Driver:
         self.now += seconds
         self.check()
 
-    def step(self, *between: Callable[[], object]) -> StepPlan:
-        """One step; `between` runs between begin and finish, on either side of the execution in turn."""
+    def step(self, before: Callable[[], object] = int, after: Callable[[], object] = int) -> StepPlan:
+        """One step; `before` and `after` run between begin and finish, on either side of the execution."""
         plan = self.engine.begin(self.now)
         check_plan(self.engine, plan)
         running = tuple(self.engine.scheduler.running)
@@ -102,15 +104,16 @@ class Driver:
             for r in running
             for group, table in enumerate(r.tables)
         }
-        for action in between[::2]:
-            action()
+        aborted = self._aborts()
+        before()
         result = StepResult(plan.step_id) if plan.empty else self.executor.execute(plan)
         for work in plan.slices:
             for group, mirror in enumerate(self.executor.sequences[work.request_id].tables):
+                self.events["dropped blocks"] += mirror.dropped > 0
                 if (mirror.live, mirror.dropped) != tables[work.request_id, group]:
                     raise Broken(f"table: {mirror}, but the core holds {tables[work.request_id, group]}")
-        for action in between[1::2]:
-            action()
+        after()
+        self.events[IN_STEP] += self._aborts() - aborted
         failed = {part.request_id for part in result.results if part.error is not None}
         for track in self.tracks.values():
             if track.number in failed and track.expected_end is None:
@@ -119,6 +122,9 @@ class Driver:
             self._take(output)
         self._learn_keys(running)  # those that end here, too
         self.check()
+        usage, pools = self.engine.kv_usage(), self.engine.scheduler.kv.pools
+        if usage.held_blocks != sum(pool.num_blocks - pool.num_free for pool in pools):
+            raise Broken(f"usage: {usage}")
         self._count(plan)
         return plan
 
@@ -175,6 +181,7 @@ class Driver:
             track.oracle.push(token)
         track.prompt_logprobs += output.prompt_logprobs
         track.reason = output.finish_reason
+        self.events["errors"] += track.reason is FinishReason.ERROR
         if track.reason is not None:
             self._check_end(key, track, output, sampling)
         elif self._expected_reason(track, sampling) is not None:
@@ -226,6 +233,11 @@ class Driver:
     def _holds(self, key: bytes, group: int, block: int) -> bool:
         store = self.executor.store[group]
         return all(store.get((block, at)) == cell for at, cell in enumerate(self._contents[key]))
+
+    def _aborts(self) -> int:
+        return sum(
+            count for name, count in self.events.items() if name.startswith("abort ") and name != IN_STEP
+        )
 
     def _count(self, plan: StepPlan) -> None:
         stats = self.engine.stats()

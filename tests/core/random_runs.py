@@ -11,6 +11,7 @@ from headrace.core.types import KVGroupSpec, NewRequest, Retention
 from headrace.errors import PromptTooLong
 from tests.core.driver import Driver, Setup
 
+SEEDS, MOVES = range(60), 60  # of the short run; the long one has its own
 VOCAB = 7
 SALTS = ("", "", "red", "blue")
 USERS = ("ann", "bob", "cat")
@@ -36,7 +37,7 @@ def draw_setup(rng: Random) -> Setup:
     kinds = rng.choice(LAYOUTS)
     groups = tuple(draw_group(rng, kind, index, block_size) for index, kind in enumerate(kinds))
     config = SchedulerConfig(
-        max_num_seqs=rng.choice((1, 2, 4, 6)),
+        max_num_seqs=rng.choice((1, 2, 4, 6, 8)),
         max_num_batched_tokens=rng.choice((1, 3, 8, 16, 64)),
         max_model_len=rng.choice((32, 48)) if "full" in kinds or rng.random() < 0.5 else None,
         vocab_size=VOCAB,
@@ -63,10 +64,10 @@ def draw_setup(rng: Random) -> Setup:
 
 def draw_request(rng: Random, name: str) -> NewRequest:
     stem = rng.choice(STEMS)
-    prompt = stem[: rng.randint(1, len(stem))] + tuple(
-        rng.randrange(VOCAB) for _ in range(rng.choice((0, 0, 2, 9)))
+    prompt = stem[: rng.randint(1, rng.choice((3, len(stem))))] + tuple(
+        rng.randrange(VOCAB) for _ in range(rng.choice((0, 0, 0, 2, 9)))
     )
-    max_tokens = rng.choice((1, 3, 8, 20, 40))
+    max_tokens = rng.choice((1, 3, 8, 20, 40, 40))
     params = SamplingParams(
         n=rng.choice((1, 1, 1, 2, 3, 4)),
         temperature=rng.choice((0.0, 1.0, 1.0)),
@@ -100,20 +101,23 @@ class RandomRun:
         elif roll < 0.92:
             self.abort()
         else:
-            self.driver.advance(self.rng.choice((0.0, 0.1, 0.3)))
+            self.advance()
 
     def step(self) -> None:
         numbers = list(self.driver.engine._requests)
         if numbers and self.rng.random() < 0.02:
             self.driver.fail(self.rng.choice(numbers))
-        between = [self.rng.choice((self.add, self.abort)) for _ in range(2) if self.rng.random() < 0.1]
-        self.driver.step(*between)
+        actions = (self.add, self.abort, *[int] * 18)  # int does nothing
+        self.driver.step(self.rng.choice(actions), self.rng.choice(actions))
 
     def add(self) -> None:
         try:
             self.driver.add(draw_request(self.rng, f"r{self.driver.operations}"))
         except PromptTooLong:
             self.driver.events["refused"] += 1
+
+    def advance(self) -> None:
+        self.driver.advance(self.rng.choice((0.0, 0.1, 0.3)))
 
     def abort(self) -> None:
         requests = list(self.driver.engine._requests.values())

@@ -144,10 +144,10 @@ class Scheduler:
         return count
 
     def _want(self, request: Request, budget: int) -> int:
-        gap = request.gap
-        if gap > budget and not self.config.chunked_prefill and budget < self.config.max_num_batched_tokens:
+        known = len(request.tokens) - request.num_computed  # drafts may be cut short, prompts may not
+        if known > budget and not self.config.chunked_prefill and budget < self.config.max_num_batched_tokens:
             return 0  # whole prompts only: wait for a step that has the full budget
-        return min(gap, budget)
+        return min(request.gap, budget)
 
     def _admit_waiting(
         self, budget: int, copies: list[BlockCopy], granted: list[tuple[Request, int]], now: float

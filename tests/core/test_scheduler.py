@@ -1,0 +1,276 @@
+"""Who computes what in a step: budget, chunks, batching, preemption. Every step runs all checks of the driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.policy import Batching, Order, Victim
+from headrace.core.types import FinishReason
+from tests.core.build import driver, full, granted, new, sinks, window, work
+
+
+def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
+    engine = driver(max_num_batched_tokens=5)
+    engine.add(new("a", 13, max_tokens=3))
+    slices = []
+    while engine.engine.has_work:
+        slices += [(part.start, len(part.tokens), part.sample) for part in engine.step().slices]
+    assert slices == [(0, 5, False), (5, 5, False), (10, 3, True), (13, 1, True), (14, 1, True)]
+
+
+def test_running_requests_come_first_and_newcomers_fill_the_budget() -> None:
+    engine = driver(max_num_batched_tokens=8)
+    engine.add(new("a", 6, max_tokens=9))
+    engine.add(new("b", 9, max_tokens=9))
+    assert granted(engine, engine.step()) == {"a": 6, "b": 2}
+    assert granted(engine, engine.step()) == {"a": 1, "b": 7}
+    engine.add(new("c", 20, max_tokens=9))
+    assert granted(engine, engine.step()) == {"a": 1, "b": 1, "c": 6}
+    assert granted(engine, engine.step()) == {"a": 1, "b": 1, "c": 6}
+    engine.drain()
+
+
+def test_a_request_that_gets_no_budget_keeps_its_place() -> None:
+    engine = driver(max_num_batched_tokens=2)
+    for name in "abcd":
+        engine.add(new(name, 1, max_tokens=5))
+    assert granted(engine, engine.step()) == {"a": 1, "b": 1}
+    while engine.tracks["a", 0].reason is None:
+        assert set(granted(engine, engine.step())) == {"a", "b"}
+    assert granted(engine, engine.step()) == {"c": 1, "d": 1}
+    engine.drain()
+
+
+def test_at_most_max_num_seqs_run() -> None:
+    engine = driver(max_num_seqs=3)
+    for number in range(9):
+        engine.add(new(f"r{number}", 4, max_tokens=2 + number % 3))
+    most = 0
+    while engine.engine.has_work:
+        engine.step()
+        most = max(most, engine.engine.stats().running)
+    assert most == 3
+
+
+def test_whole_prompts_wait_for_a_step_that_has_room() -> None:
+    engine = driver(max_num_batched_tokens=16, chunked_prefill=False)
+    engine.add(new("a", 10, max_tokens=3))
+    engine.add(new("b", 10, max_tokens=3))
+    engine.add(new("c", 5, max_tokens=3))
+    assert granted(engine, engine.step()) == {"a": 10}  # c does not overtake b
+    assert granted(engine, engine.step()) == {"a": 1, "b": 10, "c": 5}
+    engine.drain()
+
+
+def test_a_prompt_longer_than_the_budget_takes_whole_budgets() -> None:
+    engine = driver(max_num_batched_tokens=16, chunked_prefill=False)
+    engine.add(new("a", 40, max_tokens=1))
+    engine.add(new("b", 3, max_tokens=1))
+    grants = []
+    while engine.engine.has_work:
+        grants.append(granted(engine, engine.step()))
+    assert grants[:3] == [{"a": 16}, {"a": 16}, {"a": 8, "b": 3}]
+
+
+def test_whole_prompts_do_not_starve_a_long_one() -> None:
+    engine = driver(max_num_batched_tokens=8, chunked_prefill=False, max_num_seqs=4)
+    for number in range(6):
+        engine.add(new(f"short{number}", 3, max_tokens=6))
+    engine.add(new("long", 30, max_tokens=2))
+    for number in range(6, 12):
+        engine.add(new(f"short{number}", 3, max_tokens=6))
+    while engine.tracks["long", 0].reason is None:
+        engine.step()
+    assert engine.tracks["short7", 0].reason is None
+    engine.drain()
+
+
+@pytest.mark.parametrize("victim", list(Victim))
+def test_preempted_requests_come_back_and_say_the_same(victim: Victim) -> None:
+    """The driver compares every token with the oracle; here only that it really happened."""
+    engine = driver(full(9), victim=victim, caching=False)
+    for name in "abc":
+        engine.add(new(name, 8, max_tokens=16, logprobs=0))
+    engine.drain()
+    assert engine.events["preemptions"] >= 2
+    assert all(len(track.tokens) == 16 for track in engine.tracks.values())
+
+
+def test_a_preempted_prefix_may_be_found_again() -> None:
+    engine = driver(full(9))
+    for name in "abc":
+        engine.add(new(name, 8, max_tokens=16))
+    engine.drain()
+    assert engine.events["preemptions"] > 0 and engine.events["hits"] > 0
+
+
+def test_the_first_is_never_the_victim() -> None:
+    engine = driver(full(8), caching=False)
+    for name in "abc":
+        engine.add(new(name, 8, max_tokens=20))
+    while engine.tracks["a", 0].reason is None:
+        assert "a" in granted(engine, engine.step())
+    assert engine.events["preemptions"] > 0
+    engine.drain()
+
+
+def test_priorities_decide_who_enters_and_who_yields() -> None:
+    engine = driver(full(9), order=Order.PRIORITY, max_num_seqs=3, caching=False)
+    engine.add(new("late", 8, priority=5, max_tokens=16))
+    engine.step()
+    engine.add(new("soon", 8, priority=1, max_tokens=16))
+    engine.add(new("next", 8, priority=0, max_tokens=16))
+    assert list(granted(engine, engine.step())) == ["late", "next", "soon"]
+    while not engine.events["preemptions"]:
+        plan = engine.step()
+    assert list(granted(engine, plan)) == ["next", "soon"]
+    engine.drain()
+
+
+def test_equal_priorities_keep_the_order_of_arrival() -> None:
+    engine = driver(order=Order.PRIORITY, max_num_seqs=1)
+    for name in "bdac":
+        engine.add(new(name, 4, priority=3, max_tokens=1))
+    order = []
+    while engine.engine.has_work:
+        order += granted(engine, engine.step())
+    assert order == ["b", "d", "a", "c"]
+
+
+def test_a_static_batch_lets_nobody_in_until_its_last_has_ended() -> None:
+    engine = driver(batching=Batching.STATIC, batch_size=2)
+    for name, length in (("a", 2), ("b", 6), ("c", 1), ("d", 1)):
+        engine.add(new(name, 4, max_tokens=length))
+    together = []
+    while engine.engine.has_work:
+        together.append(set(granted(engine, engine.step())))
+    assert together[:6] == [{"a", "b"}, {"a", "b"}, {"b"}, {"b"}, {"b"}, {"b"}]
+    assert together[6] == {"c", "d"}
+
+
+def test_a_static_batch_fills_over_several_steps_where_the_budget_is_short() -> None:
+    engine = driver(batching=Batching.STATIC, batch_size=3, max_num_batched_tokens=6)
+    for name in "abcd":
+        engine.add(new(name, 5, max_tokens=8))
+    seen: set[str] = set()
+    for _ in range(4):
+        seen |= set(granted(engine, engine.step()))
+    assert seen == {"a", "b", "c"}
+    engine.drain()
+
+
+def test_a_dynamic_batch_waits_for_company_up_to_its_time() -> None:
+    engine = driver(batching=Batching.DYNAMIC, batch_size=2, batch_wait_s=1.0)
+    engine.add(new("a", 4, max_tokens=2))
+    engine.advance(0.25)
+    plan = engine.step()
+    assert plan.empty and plan.wait_until == 1.0
+    engine.advance(0.5)
+    assert engine.step().wait_until == 1.0
+    engine.advance(0.25)
+    plan = engine.step()
+    assert granted(engine, plan) == {"a": 4} and plan.wait_until is None
+    engine.drain()
+
+
+def test_a_dynamic_batch_starts_at_once_when_full() -> None:
+    engine = driver(batching=Batching.DYNAMIC, batch_size=2, batch_wait_s=1.0)
+    for name in "abc":
+        engine.add(new(name, 4, max_tokens=2))
+    assert granted(engine, engine.step()) == {"a": 4, "b": 4}
+    engine.step()
+    plan = engine.step()  # c's turn, but alone it waits: since its arrival
+    assert plan.wait_until == 1.0
+    engine.drain()
+
+
+def test_a_dynamic_batch_starts_by_tokens() -> None:
+    engine = driver(batching=Batching.DYNAMIC, batch_size=9, batch_wait_s=1.0, batch_max_tokens=20)
+    engine.add(new("a", 19, max_tokens=2))
+    assert engine.step().wait_until == 1.0
+    engine.add(new("b", 1, max_tokens=2))
+    assert granted(engine, engine.step()) == {"a": 19, "b": 1}
+    engine.drain()
+
+
+def test_a_batch_is_no_larger_than_memory_allows() -> None:
+    engine = driver(full(6), batching=Batching.STATIC, batch_size=4, caching=False)
+    for name in "abcd":
+        engine.add(new(name, 9, max_tokens=3))
+    assert set(granted(engine, engine.step())) == {"a"}
+    engine.add(new("small", 1, max_tokens=3))
+    assert "small" not in granted(engine, engine.step())
+    engine.drain()
+
+
+def test_a_newcomer_leaves_a_spare_block_to_each_who_runs() -> None:
+    engine = driver(full(6), caching=False)
+    engine.add(new("a", 12, max_tokens=8))
+    engine.step()
+    engine.add(new("b", 12, max_tokens=8))  # would fit in the three blocks left, to be preempted at once
+    assert granted(engine, engine.step()) == {"a": 1}
+    engine.drain()
+    assert engine.events["preemptions"] == 0
+
+
+@pytest.mark.parametrize("group", [window(9), sinks(5, 9)])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_a_stream_far_beyond_the_models_length_holds_bounded_memory(group, chunk) -> None:  # type: ignore[no-untyped-def]
+    engine = driver(group, max_model_len=None, max_num_batched_tokens=chunk)
+    assert engine.engine.scheduler.limit is None
+    engine.add(new("endless", 40, max_tokens=600))
+    most = 0
+    while engine.engine.has_work:
+        plan = engine.step()
+        if plan.slices and plan.slices[0].start > 40:
+            held = engine.engine.kv_usage().held_blocks
+            most = max(most, held)
+    track = engine.tracks["endless", 0]
+    assert len(track.tokens) == 600 and track.reason is FinishReason.LENGTH
+    assert most <= group.reach_blocks
+
+
+def test_a_stream_in_a_hybrid_model_ends_where_the_full_group_does() -> None:
+    engine = driver(full(8), window(5, blocks=4), max_model_len=None)
+    assert engine.engine.scheduler.limit == 32
+    engine.add(new("a", 10, max_tokens=None))
+    engine.drain()
+    assert len(engine.tracks["a", 0].tokens) == 22
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("blocks", [2, 3, 4])
+def test_pools_too_small_for_their_window_still_serve(order: Order, blocks: int) -> None:
+    engine = driver(sinks(5, 16, blocks=blocks, size=8), order=order, max_model_len=None)
+    for name in "abc":
+        engine.add(new(name, 5, max_tokens=60))
+    engine.drain()
+    count = {2: 16 - 5, 3: 24 - 5, 4: 60}[blocks]  # four are enough for the window to slide
+    assert all(len(track.tokens) == count for track in engine.tracks.values())
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("draft", [(0, 0), (2, 1)])
+def test_without_a_cache_everything_is_computed_again(chunked: bool, draft: tuple[int, int]) -> None:
+    engine = driver(full(12), kv_cache=False, max_num_batched_tokens=9, chunked_prefill=chunked, draft=draft)
+    engine.add(new("a", 11, max_tokens=6, prompt_logprobs=0))
+    engine.add(new("b", 7, max_tokens=9, n=2))
+    computed = 0
+    while engine.engine.has_work:
+        plan = engine.step()
+        computed += granted(engine, plan).get("a", 0)
+        assert all(part.start == 0 for part in plan.slices if part.sample and len(part.tokens) > 9)
+    assert computed >= sum(range(11, 17)) if draft == (0, 0) else computed > 17
+    assert engine.engine.stats().cache is None and engine.events["forks"] == 0
+
+
+def test_a_request_is_described_anew_only_when_it_starts_or_starts_again() -> None:
+    engine = driver(full(6), caching=False)
+    for name in "ab":
+        engine.add(new(name, 8, max_tokens=10))
+    described = {"a": 0, "b": 0}
+    while engine.engine.has_work:
+        for name, part in work(engine, engine.step()).items():
+            described[name] += part.new is not None
+    assert described == {"a": 1, "b": 1 + engine.events["preemptions"]}
+    assert engine.events["preemptions"] > 0

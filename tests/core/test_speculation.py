@@ -1,0 +1,111 @@
+"""Drafts: k of n accepted, what is kept of the rest, and the books about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.core.policy import Batching
+from tests.core.build import driver, full, new, sinks, window, work
+from tests.core.driver import Driver
+
+LENGTH = 24
+
+
+def plain_tokens(**params: float) -> list[int]:
+    engine = driver()
+    track = engine.add(new("a", 9, max_tokens=LENGTH, **params))[0]
+    engine.drain()
+    return track.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("good", "bad"), [(0, 1), (0, 4), (1, 1), (3, 0), (2, 3), (5, 2)])
+def test_drafts_change_the_number_of_steps_and_nothing_else(good: int, bad: int, temperature: float) -> None:
+    engine = driver(draft=(good, bad))
+    track = engine.add(new("a", 9, max_tokens=LENGTH, temperature=temperature))[0]
+    engine.drain()
+    assert track.tokens == plain_tokens(temperature=temperature)
+    assert engine.events["steps"] == 1 + -(-(LENGTH - 1) // (good + 1))
+
+
+def test_one_step_accepts_k_of_n() -> None:
+    engine = driver(draft=(2, 3))
+    track = engine.add(new("a", 9, max_tokens=LENGTH))[0]
+    request = engine.engine._requests[track.number]
+    engine.step()
+    assert (request.num_computed, len(request.tokens), len(request.draft)) == (9, 10, 5)
+    part = work(engine, engine.step())["a"]
+    assert (part.start, len(part.tokens), part.num_draft, part.sample) == (9, 6, 5, True)
+    # Two accepted, and the token sampled behind them: its KV is still to be computed.
+    assert (request.num_computed, len(request.tokens)) == (12, 13)
+    assert (request.stats.num_drafted, request.stats.num_accepted) == (5, 2)
+    engine.drain()
+    assert engine.executor.accepted == request.stats.num_accepted
+    assert engine.executor.rejected == request.stats.num_drafted - request.stats.num_accepted
+
+
+def test_rejected_drafts_keep_their_block_for_what_comes() -> None:
+    engine = driver(full(6), draft=(0, 4))
+    engine.add(new("a", 4, max_tokens=8))
+    held = []
+    while engine.engine.has_work:
+        engine.step()
+        held.append(engine.engine.kv_usage().held_blocks)
+    assert max(held) <= 4 and engine.events["rejected"] > 0
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_the_budget_cuts_drafts(chunked: bool) -> None:
+    engine = driver(draft=(4, 0), max_num_batched_tokens=6, chunked_prefill=chunked)
+    for name in "ab":
+        engine.add(new(name, 3, max_tokens=12))
+    engine.step()
+    parts = work(engine, engine.step())
+    assert [len(part.tokens) for part in parts.values()] == [5, 1]
+    assert [part.num_draft for part in parts.values()] == [4, 0]
+    engine.drain()
+
+
+def test_drafts_stay_within_the_models_length() -> None:
+    engine = driver(draft=(8, 0), max_model_len=16)
+    track = engine.add(new("a", 9, max_tokens=None))[0]
+    while engine.engine.has_work:
+        assert all(part.start + len(part.tokens) < 16 for part in engine.step().slices)
+    assert len(track.tokens) == 7
+
+
+@pytest.mark.parametrize("groups", [(window(5),), (sinks(2, 5),), (full(9), window(3, 7)), (full(9),)])
+@pytest.mark.parametrize("batching", [Batching.CONTINUOUS, Batching.STATIC])
+def test_drafts_under_windows_sharing_and_preemption(groups, batching: Batching) -> None:  # type: ignore[no-untyped-def]
+    engine = driver(*groups, draft=(1, 2), batching=batching, max_num_batched_tokens=12)
+    for name in "abc":
+        engine.add(new(name, 8, n=2, max_tokens=14))
+    engine.drain()
+    assert engine.events["accepted"] > 0 and engine.events["rejected"] > 0
+
+
+def test_preemption_forgets_drafts() -> None:
+    engine = driver(full(7), draft=(1, 2), caching=False)
+    for name in "ab":
+        engine.add(new(name, 8, max_tokens=16))
+    while not engine.events["preemptions"]:
+        engine.step()
+    preempted = [request for request in engine.engine.scheduler.waiting]
+    assert preempted and all(request.draft == () for request in preempted)
+    engine.drain()
+
+
+def steps_with(engine: Driver, **params: int) -> int:
+    engine.add(new("a", 9, **params))
+    engine.drain()
+    return engine.events["steps"]
+
+
+def test_statistics_hold_for_the_whole_engine() -> None:
+    engine = driver(draft=(3, 1))
+    assert steps_with(engine, max_tokens=LENGTH) == 7
+    stats = replace(engine.engine.stats().scheduler)
+    assert stats.output_tokens == LENGTH
+    assert stats.scheduled_tokens >= 9 + LENGTH - 1 + engine.executor.rejected
