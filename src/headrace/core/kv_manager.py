@@ -69,12 +69,12 @@ class KVManager:
             table.dropped = _dropped(spec, hit.num_tokens)
 
     def fork(self, request: Request, leader: Request) -> bool:
-        """Share the leader's prompt blocks, the last, partly filled one included; False when some are gone.
+        """Share the leader's prompt blocks, a partly filled one included; False when some are gone.
 
-        The follower recomputes the last prompt token, for its logits, and that write copies the block.
+        The follower recomputes the last prompt token, for its logits, and that write copies a partly filled block.
         """
         start = request.num_prompt - 1
-        end_block = -(-request.num_prompt // self.block_size)
+        end_block = -(-start // self.block_size)
         shares: list[tuple[list[int], int]] = []
         for spec, table in zip(self.groups, leader.tables, strict=True):
             dropped = _dropped(spec, start)

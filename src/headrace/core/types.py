@@ -76,7 +76,7 @@ class TableUpdate:
     A table lists live blocks only: the sink blocks, then the blocks still in reach. `dropped` is the total number
     of blocks that have fallen out of the window so far, so live entry i covers logical block i for
     i < sink_blocks and logical block i + dropped behind them. To apply: first drop the new leading window blocks,
-    then replace `live[first:]` by `blocks`.
+    then replace `live[first:]` by `blocks`. With `first` 0 the table is a new one, whatever it was before.
     """
 
     first: int = 0
