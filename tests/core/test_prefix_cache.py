@@ -241,6 +241,26 @@ def test_hits_equal_their_definition(seed: int) -> None:
         assert all(index == block for index, block in blocks.items())
 
 
+def test_a_lookup_takes_time_in_proportion_to_the_prompt() -> None:
+    """Also where a window group has lost everything, so that every length is tried in vain."""
+
+    class Counting(list[int | None]):
+        touched = 0
+
+        def __getitem__(self, index):  # type: ignore[no-untyped-def]
+            Counting.touched += 1
+            return super().__getitem__(index)
+
+    blocks = 400
+    cache = PrefixCache([full(), window(8)])
+    tokens = tuple(at % 7 for at in range(4 * blocks + 1))
+    remember(cache, tokens, range(blocks), [None] * blocks)
+    for node in cache._nodes.values():
+        node.blocks = Counting(node.blocks)
+    assert find(cache, tokens).num_tokens == 0
+    assert Counting.touched < 10 * blocks
+
+
 def test_statistics_count_what_was_put_to_use() -> None:
     cache = one_group()
     hit = find(cache, TEN)

@@ -140,7 +140,7 @@ class Engine:
             total_blocks=sum(pool.num_blocks for pool in scheduler.kv.pools),
             free_blocks=sum(pool.num_free for pool in scheduler.kv.pools),
             scheduler=replace(scheduler.stats),
-            cache=None if scheduler.kv.cache is None else replace(scheduler.kv.cache.stats),
+            cache=None if scheduler.kv.cache is None else scheduler.kv.cache.stats.snapshot(),
         )
 
     def kv_usage(self) -> KVUsage:

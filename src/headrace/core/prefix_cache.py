@@ -12,7 +12,7 @@ import hashlib
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.core.types import CacheMiss, KVGroupSpec
 
@@ -84,6 +84,9 @@ class CacheStats:
     hits: int = 0
     evictions: int = 0
     misses: Counter[str] = field(default_factory=Counter)  # lookups by reason
+
+    def snapshot(self) -> CacheStats:
+        return replace(self, misses=Counter(self.misses))
 
 
 class PrefixCache:
