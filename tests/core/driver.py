@@ -96,8 +96,12 @@ class Driver:
 
     def step(self, before: Callable[[], object] = int, after: Callable[[], object] = int) -> StepPlan:
         """One step; `before` and `after` run between begin and finish, on either side of the execution."""
+        ran, preempted = set(self.engine.scheduler.running), self.engine.stats().scheduler.preemptions
         plan = self.engine.begin(self.now)
         check_plan(self.engine, plan)
+        newcomers = set(self.engine.scheduler.running) - ran
+        if newcomers and self.engine.stats().scheduler.preemptions > preempted:
+            raise Broken("queues: somebody joins in a step that preempts")
         running = tuple(self.engine.scheduler.running)
         tables = {
             (r.number, group): (list(table.live), table.dropped)
@@ -149,6 +153,8 @@ class Driver:
         pools = self.engine.scheduler.kv.pools
         if any(pool.num_free != pool.num_blocks for pool in pools) or self.executor.sequences:
             raise Broken("leak: blocks or sequences are left over")
+        if self.engine.scheduler.service._active:
+            raise Broken("leak: users are counted as active")
 
     def check(self) -> None:
         self.operations += 1

@@ -146,6 +146,18 @@ def test_a_name_may_be_used_again_once_its_request_has_ended() -> None:
     assert engine.engine.has_work
 
 
+def test_the_end_of_a_name_comes_before_its_new_beginning() -> None:
+    engine = driver().engine
+    engine.add(new("a", 12, max_tokens=9), 0.0)
+    engine.abort("a", 0.0)
+    engine.add(new("a", 5, max_tokens=3), 0.0)
+    plan = engine.begin(0.0)
+    outputs = engine.finish(StepResult(plan.step_id, (SliceResult(1, (7,)),)), 0.0)
+    assert [(output.finish_reason, output.tokens) for output in outputs] == [
+        (FinishReason.ABORT, ()), (None, (7,)),
+    ]  # fmt: skip
+
+
 def test_aborting_one_completion_leaves_the_others() -> None:
     for index in range(3):
         for steps in range(4):

@@ -140,6 +140,19 @@ def test_a_hit_in_a_window_group_holds_what_is_in_reach(group: KVGroupSpec) -> N
     check_pools(kv, [two])
 
 
+def test_blocks_behind_a_window_are_registered_in_the_other_groups_alone() -> None:
+    kv = KVManager([full(), window(4)])
+    one = request(0, range(21), kv.groups)
+    for _ in range(20):
+        assert kv.grow(one, 1, [])
+        one.num_computed += 1
+    kv.register(one, 0, 20)
+    assert kv.cache is not None and len(kv.cache) == 5
+    hit = kv.lookup(request(1, range(21), kv.groups))
+    assert hit is not None and [sorted(blocks) for blocks in hit.blocks] == [[0, 1, 2, 3, 4], [4]]
+    assert kv.lookup(request(2, range(9), kv.groups)).num_tokens == 0
+
+
 def test_a_fork_shares_the_prompt_and_copies_the_block_it_writes() -> None:
     kv = KVManager([full(8), window(8)])
     leader, follower = request(0, range(10), kv.groups), request(1, range(10), kv.groups)

@@ -183,7 +183,7 @@ def test_two_busy_users_get_the_same_number_of_tokens() -> None:
 
 
 def test_users_pay_neither_for_preemption_nor_for_what_was_cached() -> None:
-    engine = driver(full(8), order=Order.FAIR, max_num_seqs=4)
+    engine = driver(full(8), order=Order.FAIR, max_num_seqs=4, max_num_batched_tokens=4)
     engine.add(new("a", 8, user="ann", max_tokens=20))
     engine.add(new("b", 8, user="bob", max_tokens=20))
     bound = 8 + 20

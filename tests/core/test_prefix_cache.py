@@ -181,6 +181,13 @@ def test_a_known_key_keeps_its_block() -> None:
     assert not cache.holds(0, 7)
 
 
+def test_a_known_block_keeps_its_key() -> None:
+    cache = one_group()
+    remember(cache, range(30, 38), [8, 5])
+    assert find(cache, TEN).blocks == ({0: 5, 1: 6},)
+    assert find(cache, range(30, 39)).num_tokens == 4
+
+
 def test_a_hybrid_hit_needs_every_group() -> None:
     cache = PrefixCache([full(), window(6)])
     remember(cache, range(16), [0, 1, 2, 3], [None, None, 2, 3])

@@ -203,6 +203,26 @@ def test_a_batch_is_no_larger_than_memory_allows() -> None:
     engine.drain()
 
 
+def test_memory_that_a_batch_gives_back_lets_nobody_in() -> None:
+    engine = driver(full(10), batching=Batching.STATIC, batch_size=3, caching=False)
+    for name, count in (("a", 2), ("b", 9), ("c", 2)):
+        engine.add(new(name, 13, max_tokens=count))
+    assert set(granted(engine, engine.step())) == {"a", "b"}
+    while engine.tracks["b", 0].reason is None:
+        assert "c" not in granted(engine, engine.step())
+    assert engine.tracks["a", 0].reason is not None
+    engine.drain()
+
+
+def test_a_long_prompt_joins_where_windows_bound_what_it_holds() -> None:
+    engine = driver(window(8, blocks=12), max_model_len=None, max_num_batched_tokens=16)
+    engine.add(new("a", 8, max_tokens=30))
+    engine.step()
+    engine.add(new("b", 200, max_tokens=3))
+    assert granted(engine, engine.step()) == {"a": 1, "b": 15}
+    engine.drain()
+
+
 def test_a_newcomer_leaves_a_spare_block_to_each_who_runs() -> None:
     engine = driver(full(6), caching=False)
     engine.add(new("a", 12, max_tokens=8))

@@ -94,6 +94,32 @@ def test_followers_join_their_leaders_batch(batching: Batching) -> None:
     engine.drain()
 
 
+def test_followers_take_no_place_in_a_batch_from_others() -> None:
+    engine = driver(batching=Batching.STATIC, batch_size=2, max_num_batched_tokens=10)
+    engine.add(new("a", 10, n=3, max_tokens=6))
+    engine.add(new("b", 5, max_tokens=6))
+    assert set(granted(engine, engine.step())) == {"a"}
+    assert set(granted(engine, engine.step())) == {"a", "a.1", "a.2", "b"}
+    engine.drain()
+
+
+def test_followers_run_beside_their_leader_without_a_cache_too() -> None:
+    engine = driver(kv_cache=False)
+    engine.add(new("a", 10, n=3, max_tokens=6))
+    engine.step()
+    assert granted(engine, engine.step()) == {"a": 11, "a.1": 10, "a.2": 10}
+    engine.drain()
+
+
+def test_what_was_cached_is_counted_when_a_request_first_runs() -> None:
+    engine = driver(full(9))
+    for name in "ab":
+        engine.add(new(name, 8, max_tokens=20))
+    last = finished(engine)["b"].stats
+    assert last is not None and last.num_preemptions > 0 and engine.events["hits"] > 0
+    assert last.num_cached == 0
+
+
 def test_followers_of_a_preempted_leader_get_along_without_it() -> None:
     engine = driver(full(10), max_num_batched_tokens=6)
     engine.add(new("first", 16, max_tokens=20))

@@ -127,7 +127,7 @@ class Scheduler:
         self.stats.steps += bool(slices)
         self.stats.scheduled_tokens += sum(count for _, count in granted)
         self.stats.block_copies += len(copies)
-        return StepPlan(self._step_id, slices, released, tuple(copies), None if slices else wait_until)
+        return StepPlan(self._step_id, slices, released, tuple(copies), wait_until)
 
     def _grant_running(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
         count = self._want(request, budget)
@@ -295,7 +295,7 @@ class Scheduler:
             request.stats.last_token_s = now
             if request.stats.first_token_s is None:
                 request.stats.first_token_s = now
-        self.kv.register(request, first, min(request.num_computed, len(request.tokens) - bool(emitted)))
+        self.kv.register(request, first, len(request.tokens) - bool(emitted))
         self.stats.output_tokens += emitted
         prompt_logprobs = self._new_prompt_logprobs(request, work, part)
         if reason is not None:
