@@ -15,6 +15,7 @@ from headrace.bench.workload import shared_prompt_chats, total_tokens
 from headrace.cli.engine_flags import DEFAULT_MODEL
 from headrace.cli.stream import print_stream
 from headrace.llm import LLM
+from headrace.ops.cpu_features import detect
 from headrace.plan.units import format_bytes
 
 EXAMPLES = """\
@@ -52,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
     arrivals = shared_prompt_chats(args.requests, tokenizer.encode_chat, rate_per_s=args.rate)
     memory = BATCH * MAX_MODEL_LEN * kv_token_bytes(llm.parts.resolved)
     prompt, output = total_tokens(arrivals)
+    resolved = llm.parts.resolved
     print(
         f"\nOne workload, five ways: {len(arrivals)} chats behind one system prompt, {prompt} prompt and {output} "
-        f"output tokens,\narriving at {args.rate:g} a second, all with {format_bytes(memory)} of KV memory.\n"
+        f"output tokens,\narriving at {args.rate:g} a second, each way with {format_bytes(memory)} of KV memory.\n"
+        f"{detect().brand or 'unknown CPU'}, {resolved.num_threads} threads, {resolved.dtype}.\n"
     )
     with tqdm(total=output * len(BASELINES), unit="tok", file=sys.stderr, leave=False) as bar:
 
