@@ -67,6 +67,8 @@ def test_help_and_version_are_quick_because_they_load_no_model_code() -> None:
         (["generate", "a", "--temperature", "nan"], "temperature"),
         (["bench", "latency", "--batch-sizes", "0"], "at least 1"),
         (["bench", "throughput", "--input-len", "9", "3"], "lower length first"),
+        (["demo", "--requests", "0"], "at least 1"),
+        (["demo", "--rate", "nan"], "--rate"),
     ],
 )
 def test_errors_are_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from headrace.bench.baselines import BASELINES, BATCH, MAX_MODEL_LEN, compare, k
 from headrace.bench.workload import shared_prompt_chats, total_tokens
 from headrace.cli.engine_flags import DEFAULT_MODEL
 from headrace.cli.stream import print_stream
+from headrace.errors import ConfigError
 from headrace.llm import LLM
 from headrace.ops.cpu_features import detect
 from headrace.plan.units import format_bytes
@@ -23,6 +24,7 @@ examples:
   headrace demo
   headrace demo --requests 96 --rate 100
 """
+MAX_RATE = 1e6
 STORY = "Tell me a story about a fox who wants a boat."
 
 
@@ -43,6 +45,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.requests < 1 or not 0 < args.rate <= MAX_RATE:
+        raise ConfigError(f"--requests must be at least 1 and --rate between 0 and {MAX_RATE:g} a second")
     options = {} if args.num_threads is None else {"num_threads": args.num_threads}
     llm = LLM(DEFAULT_MODEL, show_progress=False, **options)
     print(f"> {STORY}\n")
@@ -61,9 +65,12 @@ def run(args: argparse.Namespace) -> int:
     )
     with tqdm(total=output * len(BASELINES), unit="tok", file=sys.stderr, leave=False) as bar:
 
+        def count(tokens: int) -> None:
+            bar.update(tokens)
+
         def on_start(name: str) -> Callable[[int], None]:
             bar.set_description(name)
-            return lambda count: bar.update(count) and None
+            return count
 
         rows = compare(DEFAULT_MODEL, arrivals, memory, on_start, **options)
     print(render(rows))
