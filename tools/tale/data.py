@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from tools.tale.corpus import stream
 from tqdm import tqdm
+
+from tools.tale.corpus import stream
 
 CHUNK = 500
 

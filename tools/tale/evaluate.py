@@ -11,15 +11,17 @@ import argparse
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from tools.tale import words as w
 from tools.tale.corpus import render, stream
 from tools.tale.grammar import PLOTS, Story, Wishes
 from tools.tale.talk import HELPED, questions, request
-from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 LIMIT = 400
 
@@ -92,6 +94,11 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
     return rows
 
 
+def names(word: str, text: str) -> bool:
+    """Whether a text has a word, or two words in a row, as such and not inside others."""
+    return re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) is not None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -115,7 +122,7 @@ def main() -> None:
         for i in tqdm(range(0, len(prompts), args.batch), desc=f"stories at {temperature}"):
             answers += model.answer(prompts[i : i + args.batch], LIMIT, temperature)
         good = [
-            s.kind in t.lower() and s.episodes[0]["noun"] in t.lower()
+            names(s.kind, t) and names(s.episodes[0]["noun"], t)
             for s, (t, _) in zip(stories, answers, strict=True)
         ]
         report[f"on topic at {temperature}"] = round(sum(good) / len(good), 3)
@@ -126,6 +133,7 @@ def main() -> None:
             if not g or not t[1]:
                 print(f"MISS [{temperature}] {a}\n  {t[0][:400]}")
 
+    print(json.dumps(report), flush=True)
     rows: list[tuple[str, str, str]] = []
     prompts = []
     for story, ask in zip(stories[:80], asks, strict=False):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+
 from tools.tale.corpus import CHAT_TEMPLATE
 from tools.tale.model import SHAPES, Llama
 from tools.tale.words import SPECIALS

@@ -128,6 +128,11 @@ class Llama(nn.Module):
             if p.ndim == 2:
                 down = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(p, std=0.02 * (deep if down else 1.0))
+        # Muon lets the blocks write strongly into the residual stream from the first steps on. Small
+        # embeddings would drown in it, and with them what the model needs to copy a word; so they
+        # start large, and the last norm small, which keeps the first logits near zero.
+        nn.init.normal_(self.model.embed_tokens.weight, std=0.5)
+        nn.init.constant_(self.model.norm.weight, 0.06)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (batch, length, vocab) for ids (batch, length)."""

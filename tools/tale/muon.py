@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 
-def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
+def orthogonal(g: Tensor, steps: int = 4) -> Tensor:
     """Newton-Schulz iteration on a matrix."""
     tall = g.shape[-2] > g.shape[-1]
     x = g.mT if tall else g
@@ -26,7 +26,7 @@ def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
 class Muon:
     """Nesterov momentum with orthogonal updates."""
 
-    def __init__(self, params: list[nn.Parameter], momentum: float = 0.95, decay: float = 0.01) -> None:
+    def __init__(self, params: list[nn.Parameter], momentum: float = 0.95, decay: float = 0.1) -> None:
         self.params = params
         self.buffers = [torch.zeros_like(p) for p in params]
         self.momentum, self.decay = momentum, decay

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tqdm import tqdm
+
 from tools.tale.corpus import stream
 from tools.tale.words import SPECIALS
-from tqdm import tqdm
 
 MARKS = re.compile("|".join(re.escape(s) for s in SPECIALS))
 

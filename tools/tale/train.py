@@ -1,7 +1,7 @@
 """Trains one of the models within a wall-clock budget.
 
 The schedule follows the elapsed share of `--minutes`, so training ends in time however busy the
-machine is: warm-up, a steady part, then a linear decay to zero; the last fifth of the time uses
+machine is: warm-up, a steady part, then a linear decay to zero; the last part of the time uses
 rows of 1024 tokens. Checkpoints are written every few minutes and `--resume` goes on from one.
 
 On a CPU, `--threads` Python threads each take one row after another from the step's batch, with
@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import argparse
 import copy
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
-from tools.tale.data import Rows
-from tools.tale.model import SHAPES, Llama
-from tools.tale.muon import Muon
 from torch import Tensor
 from tqdm import tqdm
 
-WARMUP, STEADY, LONG = 0.02, 0.40, 0.82
+from tools.tale.data import Rows
+from tools.tale.model import SHAPES, Llama
+from tools.tale.muon import Muon
+
+WARMUP, STEADY, LONG = 0.02, 0.72, 0.92
 
 
 def rate(share: float) -> float:
@@ -104,8 +106,8 @@ def main() -> None:
     parser.add_argument("--heldout", type=Path, required=True, help="held-out .npz")
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint to write")
     parser.add_argument("--minutes", type=float, default=50.0, help="wall-clock budget")
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens a step")
-    parser.add_argument("--muon-lr", type=float, default=0.02)
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens a step")
+    parser.add_argument("--muon-lr", type=float, default=0.012)
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--save-minutes", type=float, default=4.0)
     parser.add_argument("--threads", type=int, default=2)
@@ -153,10 +155,12 @@ def main() -> None:
     print(f"{args.model}: {params} parameters, {device}, bfloat16 {half}", flush=True)
     budget, saved, last, smooth = args.minutes * 60, spent, time.monotonic(), 0.0
     bar = tqdm(total=int(budget), initial=int(spent), unit="s", mininterval=10)
-    while spent < budget:
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
+    while spent < budget and not stop:
         share = spent / budget
         length = 1024 if share >= LONG else 512
-        ids = rows.batch(max(1, args.tokens // length), length + 1).to(device)
+        ids = rows.batch(max(2, args.tokens // length), length + 1).to(device)
         loss = workers.gradients(ids)
         torch.nn.utils.clip_grad_norm_(others, 1.0)
         factor = rate(share)
@@ -179,6 +183,8 @@ def main() -> None:
             save()
             saved = spent
     save()
+    if stop:
+        raise SystemExit(f"stopped at step {step}; go on with --resume")
     model.eval()
     print(
         f"done: steps {step}, tokens {seen}, minutes {spent / 60:.1f}, "
