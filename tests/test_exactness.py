@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from headrace.config import EngineConfig
+from headrace.core.executor import Executor
 from headrace.core.params import SamplingParams
-from headrace.core.types import FinishReason, NewRequest, StepPlan
+from headrace.core.types import FinishReason, NewRequest, SliceResult, StepPlan, StepResult
 from headrace.llm import EngineParts, assemble
 
 Tokens = dict[tuple[str, int], tuple[int, ...]]
@@ -45,6 +46,8 @@ class Run:
     evictions: int = 0
     forks: int = 0
     copies: int = 0
+    drafted: int = 0
+    accepted: int = 0
     steps: int = 0
 
     def see(self, plan: StepPlan) -> None:
@@ -57,12 +60,19 @@ class Run:
 
 
 Hook = Callable[[EngineParts, int], None]
+Wrap = Callable[[Executor], Executor]
 
 
-def run(options: Mapping[str, object], requests: Sequence[NewRequest], hook: Hook | None = None) -> Run:
-    """Run the requests together, one more of them arriving at every second step. `hook` runs before each step."""
+def run(
+    options: Mapping[str, object],
+    requests: Sequence[NewRequest],
+    hook: Hook | None = None,
+    wrap: Wrap = lambda executor: executor,
+) -> Run:
+    """Run the requests together, one more of them arriving at every second step. `hook` runs before each step,
+    `wrap` may put something between engine and executor."""
     parts = assemble(EngineConfig.from_kwargs(dtype="float32", num_threads=1, **options))
-    engine, seen, queue = parts.engine, Run(), list(requests)
+    engine, executor, seen, queue = parts.engine, wrap(parts.executor), Run(), list(requests)
     while queue or engine.has_work:
         if queue and seen.steps % 2 == 0:
             engine.add(queue.pop(0), float(seen.steps))
@@ -70,12 +80,15 @@ def run(options: Mapping[str, object], requests: Sequence[NewRequest], hook: Hoo
             hook(parts, seen.steps)
         plan = engine.begin(float(seen.steps))
         seen.see(plan)
-        for output in engine.finish(parts.executor.execute(plan), float(seen.steps)):
+        for output in engine.finish(executor.execute(plan), float(seen.steps)):
             key = (output.request_id, output.index)
             assert output.error is None
             seen.tokens[key] = seen.tokens.get(key, ()) + output.tokens
             if output.finish_reason is not None:
                 seen.finished[key] = output.finish_reason
+            if output.stats is not None:
+                seen.drafted += output.stats.num_drafted
+                seen.accepted += output.stats.num_accepted
         assert seen.steps < 5000
     stats = engine.stats()
     assert stats.free_blocks == stats.total_blocks
@@ -235,6 +248,46 @@ def test_a_stream_runs_past_the_models_length_in_bounded_memory() -> None:
     assert len(seen.tokens["stream", 0]) == 1500 > model_len
     assert max(held) <= 12
     assert max(held[-100:]) == max(held[100:200])
+
+
+class Guessing:
+    """An executor that proposes drafts: the right tokens, of which a seeded choice is spoiled."""
+
+    def __init__(self, executor: Executor, right: Tokens) -> None:
+        self._executor = executor
+        self._texts = [list(tokens) for tokens in right.values()]
+        self._rng = random.Random(0)
+        self._written: dict[int, list[int]] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for work in plan.slices:
+            if work.new is not None:
+                self._written[work.request_id] = list(work.new.tokens[work.new.num_prompt :])
+        result = self._executor.execute(plan)
+        return replace(result, results=tuple(self._propose(part) for part in result.results))
+
+    def _propose(self, part: SliceResult) -> SliceResult:
+        written = self._written[part.request_id]
+        written += part.tokens
+        texts = [text for text in self._texts if written and text[: len(written)] == written]
+        if not part.tokens or not texts:
+            return part
+        draft = texts[0][len(written) : len(written) + self._rng.randint(0, 5)]
+        if draft and self._rng.random() < 0.5:
+            draft[self._rng.randrange(len(draft))] = 7
+        return replace(part, draft=tuple(draft))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_verified_drafts_change_nothing(
+    kind: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
+) -> None:
+    """Sampled requests too: randomness depends on the position alone, so verification is exact."""
+    right = expected(kind)
+    options = {**located(kind, tiny_models), "block_size": 8}
+    seen = run(options, requests_for(), wrap=lambda executor: Guessing(executor, right))
+    assert seen.accepted >= 20 and seen.drafted - seen.accepted >= 5
+    assert seen.tokens == right
 
 
 def test_seeds_give_the_same_tokens_and_other_seeds_give_others() -> None:
