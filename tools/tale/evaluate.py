@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
+from headrace import LLM, SamplingParams
 from tools.tale import words as w
 from tools.tale.corpus import render, stream
 from tools.tale.grammar import PLOTS, Story, Wishes
@@ -27,38 +28,25 @@ LIMIT = 400
 
 
 class Model:
-    """An exported folder, in float32, with batched generation."""
+    """An exported folder in float32: stories come from our own engine, the loss from transformers."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        self.llm = LLM(str(folder), dtype="float32")
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    @torch.inference_mode()
     def answer(self, prompts: list[str], limit: int, temperature: float) -> list[tuple[str, bool]]:
         """The text after each prompt, and whether it ended by itself."""
-        batch = self.tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt")
-        sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-        out = self.model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            max_new_tokens=limit,
-            pad_token_id=5,
-            eos_token_id=1,
-            **(sampling if temperature else {"do_sample": False, "temperature": None, "top_p": None}),
-        )
-        new = out[:, batch["input_ids"].shape[1] :]
-        return [
-            (str(self.tokenizer.decode(row, skip_special_tokens=True)), bool((row == 1).any())) for row in new
-        ]
+        ids = [self.llm.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        params = SamplingParams(temperature=temperature, max_tokens=limit)
+        completions = [out.outputs[0] for out in self.llm.generate(ids, params)]
+        return [(one.text, one.finish_reason == "stop") for one in completions]
 
     @torch.inference_mode()
     def loss(self, documents: int) -> float:
         """Mean next-token loss over held-out documents, weighted by tokens."""
         total, count = 0.0, 0
         for doc in tqdm(stream(0, documents, True), total=documents, desc="loss"):
-            ids = self.tokenizer(doc.text, add_special_tokens=False, return_tensors="pt")["input_ids"][
-                :, :1025
-            ]
+            ids = torch.tensor([self.llm.tokenizer.encode(doc.text, add_special_tokens=False)[:1025]])
             logits = self.model(ids[:, :-1]).logits[0]
             total += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item()
             count += ids.shape[1] - 1
@@ -107,7 +95,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--show", type=int, default=4, help="print this many stories of each temperature")
     args = parser.parse_args()
-    torch.manual_seed(0)
     model = Model(args.folder)
     report: dict[str, object] = {}
     if args.documents:
