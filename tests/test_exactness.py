@@ -1,4 +1,4 @@
-"""A request's tokens do not depend on what else happens: the matrix of DESIGN section 5.
+"""A request's tokens do not depend on what else happens.
 
 Every case runs the same requests twice: each one alone in an engine that shares, splits and evicts nothing, and all of
 them together in an engine that is made to do so. No token may differ, and the event must really have happened.
