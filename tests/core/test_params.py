@@ -231,14 +231,6 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
         SamplingParams(min_tokens=6, max_tokens=5)
 
 
-def test_a_new_length_limit_takes_min_tokens_along() -> None:
-    params = SamplingParams(min_tokens=5, max_tokens=9, seed=3, stop="x")  # type: ignore[arg-type]
-    assert params.with_max_tokens(3) == dataclasses.replace(params, min_tokens=3, max_tokens=3)
-    assert params.with_max_tokens(20) == dataclasses.replace(params, max_tokens=20)
-    with pytest.raises(InvalidParams, match="max_tokens"):
-        params.with_max_tokens(0)
-
-
 def test_greedy_is_temperature_zero() -> None:
     assert SamplingParams(temperature=0).greedy
     assert SamplingParams(temperature=-0.0).greedy

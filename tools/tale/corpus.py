@@ -41,15 +41,6 @@ def render(messages: tuple[Message, ...] | list[Message], generate: bool = False
     return f"<|begin|>{body}" + ("<|assistant|>" if generate else "")
 
 
-def fix_gender(rng: random.Random, story_wishes: Wishes) -> Wishes:
-    """Kings with a girl's name and the like are ruled out before the story is told."""
-    if story_wishes.kind and story_wishes.gender:
-        fixed = pick_gender(rng, story_wishes.kind, story_wishes.gender)
-        if story_wishes.kind in w.FEMALE | w.MALE and fixed != story_wishes.gender:
-            return replace(story_wishes, kind="")
-    return story_wishes
-
-
 class Conversation:
     """Collects the turns of one conversation."""
 

@@ -22,12 +22,13 @@ def fixed_lengths(
     count: int, *, prompt_tokens: int, output_tokens: int, vocab_size: int, seed: int = 0
 ) -> list[Arrival]:
     """`count` requests of random token ids, all at once; greedy, running to exactly `output_tokens`."""
-    rng = random.Random(seed)
-    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
-    return [
-        Arrival(0.0, NewRequest(f"bench-{index}", _random_ids(rng, prompt_tokens, vocab_size), params))
-        for index in range(count)
-    ]
+    return mixed_lengths(
+        count,
+        prompt_tokens=(prompt_tokens, prompt_tokens),
+        output_tokens=(output_tokens, output_tokens),
+        vocab_size=vocab_size,
+        seed=seed,
+    )
 
 
 def mixed_lengths(
@@ -38,7 +39,7 @@ def mixed_lengths(
     vocab_size: int,
     seed: int = 0,
 ) -> list[Arrival]:
-    """Like `fixed_lengths`, with lengths drawn evenly from the given inclusive ranges."""
+    """Like `fixed_lengths`, with the lengths of each request drawn evenly from the given inclusive ranges."""
     rng = random.Random(seed)
     arrivals = []
     for index in range(count):

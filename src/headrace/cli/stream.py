@@ -9,8 +9,8 @@ from headrace.bench.measure import milliseconds
 from headrace.llm import RequestOutput
 
 
-def print_stream(outputs: Iterator[RequestOutput], *, numbers: bool = True) -> RequestOutput:
-    """Print the text of the first completion as it comes, then a line of live numbers; returns the final result."""
+def print_stream(outputs: Iterator[RequestOutput]) -> RequestOutput:
+    """Print the text of the first completion as it comes, then a line of numbers; returns the final result."""
     shown = 0
     last: RequestOutput | None = None
     for last in outputs:
@@ -20,8 +20,7 @@ def print_stream(outputs: Iterator[RequestOutput], *, numbers: bool = True) -> R
     print()
     if last is None:
         raise RuntimeError("the engine ended a request without a result")
-    if numbers:
-        print(numbers_line(last), file=sys.stderr)
+    print(numbers_line(last), file=sys.stderr)
     return last
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import InvalidParams
@@ -113,10 +113,6 @@ class SamplingParams:
             ids = getattr(self, name)
             if ids and max(ids) >= vocab_size:
                 raise InvalidParams(f"{name} names token {max(ids)}, but the vocabulary has {vocab_size} ids")
-
-    def with_max_tokens(self, max_tokens: int) -> SamplingParams:
-        """The same parameters with another length limit."""
-        return replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens))
 
 
 _FLOAT_RANGES: dict[str, tuple[float, float]] = {
