@@ -1,0 +1,146 @@
+// What every instruction set implements: one table of functions, compiled once for each set from csrc/isa/ and chosen
+// at run time. Every function splits its work over the team and returns when it is done.
+//
+// Batch invariance: an output row depends only on its own input row (and its sequence's KV), with one fixed order of
+// reduction, whatever the number of rows, of threads, or the position in the batch. See docs/kernels.md.
+#pragma once
+
+#include "team.h"
+#include "tensors.h"
+
+namespace headrace {
+
+// out[t, :] = in[t, :] @ W^T + bias, then one of:
+//   store: written to out;  add: added to out (the residual stream, f32);
+//   gate: W holds 16 gate features and 16 up features in turn (panels 2i and 2i + 1), bias alike, and
+//         out[t, 16i + c] = gate(W_2i) * W_2i+1, so out has half as many features as W has panels * 16
+enum class Epilogue : std::uint8_t { store, add, gate };
+
+struct LinearArgs {
+    Rows in;
+    const Matrix* weight = nullptr;
+    int rows = 0;                    // T
+    Epilogue epilogue = Epilogue::store;
+    Gate gate = Gate::none;
+    DType out_type = DType::f32;     // f32 | bf16 (bf16 for store and gate only)
+    void* out = nullptr;             // [T, ...]; store and add write weight->rows features and nothing behind them
+    std::size_t out_stride = 0;      // bytes
+};
+
+// Encodes f32 rows as a matrix wants them. With `norm`, the RMSNorm of the row is encoded:
+// x * rsqrt(mean(x^2) + eps) * norm. Features from `cols` to `cols_padded` are written as zeros.
+// i8: one scale a group, max|x| / 127, round to nearest even.
+struct EncodeArgs {
+    const float* in = nullptr;
+    std::size_t in_stride = 0;       // bytes
+    const std::int64_t* gather = nullptr;  // [rows] rows of `in` to take, or null for 0, 1, 2, ...
+    const float* norm = nullptr;     // [cols], or null
+    float eps = 0;
+    int rows = 0;
+    int cols = 0;
+    int cols_padded = 0;
+    Rows out;
+};
+
+// out[t, :] = table[ids[t], :] as f32.
+struct EmbedArgs {
+    const std::int64_t* ids = nullptr;
+    int rows = 0;
+    int cols = 0;
+    DType type = DType::f32;         // f32 | bf16, [vocab, cols]
+    const void* table = nullptr;
+    float* out = nullptr;
+    std::size_t out_stride = 0;      // bytes
+};
+
+// Splits qkv [T, (Hq + 2 Hkv) * D] f32, normalises the heads of q and k if asked, rotates them by `cos` and `sin`
+// [T, R / 2] (half-split layout: x[i] pairs with x[i + R/2], features from R on stay), and writes
+// q as [Hkv][T][G][D] of `q_type` (G = Hq / Hkv), k and v into the cache at the step's slots.
+// With sink tables, q rotated by them goes to q_sink as well.
+struct RopeArgs {
+    const float* qkv = nullptr;
+    std::size_t qkv_stride = 0;      // bytes
+    int num_heads = 0;
+    int rotated = 0;                 // R
+    const float* q_norm = nullptr;   // [D], or null
+    const float* k_norm = nullptr;
+    float eps = 0;
+    const float* cos = nullptr;
+    const float* sin = nullptr;
+    const float* sink_cos = nullptr; // null: no sinks
+    const float* sink_sin = nullptr;
+    KVCache kv;
+    const Step* step = nullptr;
+    int group = 0;                   // KV group of the layer
+    DType q_type = DType::f32;       // f32 with an f32 cache, else bf16
+    void* q = nullptr;
+    void* q_sink = nullptr;
+};
+
+// Rotations of a step: cos and sin of position * frequency, times `factor`, computed in double.
+// Positions above `limit` are taken as `limit`.
+struct RotationArgs {
+    const Step* step = nullptr;
+    const double* frequencies = nullptr;  // [half]
+    int half = 0;
+    double factor = 1;
+    std::int64_t limit = 0;
+    float* cos = nullptr;            // [T, half]
+    float* sin = nullptr;
+};
+
+// Causal attention of a ragged batch over the paged cache, softmax in f32. See docs/kernels.md for spans.
+struct AttentionArgs {
+    const void* q = nullptr;         // [Hkv][T][G][D], f32 with an f32 cache, else bf16
+    const void* q_sink = nullptr;    // the same, rotated for keys before `sinks`; null: q serves them too
+    KVCache kv;
+    const Step* step = nullptr;
+    int group = 0;                   // KV group of the layer
+    int num_heads = 0;
+    float scale = 1;
+    int window = 0;                  // keys at a distance >= window are hidden, but for the sinks; 0: no window
+    int sinks = 0;
+    float soft_cap = 0;              // 0: none
+    DType out_type = DType::f32;     // f32 | bf16
+    void* out = nullptr;             // [T, Hq * D]
+    std::size_t out_stride = 0;      // bytes
+    void* scratch = nullptr;         // attention_scratch() bytes, 64-byte aligned
+};
+
+// Fills a packed matrix from rows of a checkpoint, rounding to nearest where the format is smaller. Row r of the packed
+// matrix is read from sources[r] (`cols` values of `source_type`; null: a row of zeros); the caller interleaves gate and
+// up by ordering the pointers. The destination arrays of `out` are written through.
+struct PackArgs {
+    const void* const* sources = nullptr;  // [panels * 16]
+    DType source_type = DType::f32;        // f32 | bf16 | f16
+    Matrix out;
+    bool symmetric = true;                 // int8, int4: zero in the middle; else from the group's minimum
+};
+
+// Per row of logits [rows, cols]: the index of the largest value, the lowest one on ties; NaN counts as smallest.
+struct ArgmaxArgs {
+    const float* logits = nullptr;
+    std::size_t stride = 0;          // bytes
+    int rows = 0;
+    int cols = 0;
+    std::int64_t* out = nullptr;
+};
+
+struct Kernels {
+    const char* name;                // "amx", "avx512", "avx512_vnni", "avx2", "portable"
+    void (*linear)(const LinearArgs&, Team&);
+    void (*encode)(const EncodeArgs&, Team&);
+    void (*embed)(const EmbedArgs&, Team&);
+    void (*rotations)(const RotationArgs&, Team&);
+    void (*rope_and_write)(const RopeArgs&, Team&);
+    void (*attention)(const AttentionArgs&, Team&);
+    std::size_t (*attention_scratch)(const AttentionArgs& shape, int max_tokens, int max_seqs, int threads);
+    void (*pack)(const PackArgs&, Team&);
+    void (*argmax)(const ArgmaxArgs&, Team&);
+};
+
+// The table of that name, or null if this build or this CPU lacks it. "amx-emulated" is the AMX table with its tile
+// instructions done in plain C++, for tests on other machines.
+const Kernels* find_kernels(const char* name);
+
+}  // namespace headrace

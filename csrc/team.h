@@ -1,0 +1,32 @@
+// The threads that kernels run on: one team a process, as large as asked, the caller being thread 0.
+// Between two runs in quick succession (the instructions of a tape) the others spin for some microseconds; then they
+// sleep, so that an idle engine uses no core.
+#pragma once
+
+namespace headrace {
+
+class Team {
+public:
+    explicit Team(int size, bool pin = false);  // pin: thread i on the i-th core that this process may use
+    ~Team();
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+    int size() const { return size_; }
+
+    // Calls work(context, thread, size) once on every thread of the team and returns when all are done. Not reentrant.
+    using Work = void (*)(void* context, int thread, int size);
+    void run(Work work, void* context);
+
+    template <typename F>
+    void run(F& body) {  // body(thread, size)
+        run([](void* context, int thread, int size) { (*static_cast<F*>(context))(thread, size); }, &body);
+    }
+
+private:
+    struct Shared;
+    Shared* shared_;
+    int size_;
+};
+
+}  // namespace headrace

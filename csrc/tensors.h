@@ -1,0 +1,101 @@
+// The data that kernels work on: matrices packed at load, encoded activations, the paged KV cache, one step's batch.
+// Views own nothing. Layouts are described in docs/kernels.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+enum class DType : std::uint8_t { f32, bf16, f16, i8 };
+enum class WeightFormat : std::uint8_t { f32, bf16, int8, int4 };
+enum class Gate : std::uint8_t { none, silu, gelu, gelu_tanh };
+
+using bf16_t = std::uint16_t;  // bit patterns; arithmetic is in float
+using f16_t = std::uint16_t;
+
+constexpr int kPanel = 16;       // output features that lie side by side in a packed matrix
+constexpr int kInputAlign = 64;  // input features are padded with zeros to a multiple of this: one AMX int8 tile row
+constexpr int kMaxGroup = 1 << 30;
+
+constexpr std::size_t dtype_bytes(DType type) {
+    return type == DType::f32 ? 4 : type == DType::i8 ? 1 : 2;
+}
+
+// A weight matrix [rows, cols] (output features, input features) cut into panels of 16 output features. Panel p holds
+// output features 16p..16p+15, stored by rising input feature k:
+//   f32   [cols_padded][16]            float
+//   bf16  [cols_padded / 2][16][2]     pairs of input features side by side (the VNNI order; also an AMX B tile)
+//   int8  [cols_padded / 4][16][4]     unsigned codes
+//   int4  [cols_padded / 8][16][4]     bytes; low nibbles are features 8j..8j+3, high nibbles 8j+4..8j+7
+// A code stands for scale * (code - zero). Each group of `group` input features (the last one may be shorter) has
+// one scale and one zero an output feature; symmetric matrices have no zeros array and zero = 128 (int8) or 8 (int4).
+struct Matrix {
+    WeightFormat format = WeightFormat::f32;
+    DType input = DType::f32;          // how activations must be encoded: f32 | bf16 | i8 (i8: int8, int4 only)
+    int rows = 0;                      // output features
+    int cols = 0;                      // input features
+    int panels = 0;                    // ceil(rows / 16), after gate and up were interleaved (see Epilogue::gate)
+    int cols_padded = 0;               // multiple of kInputAlign
+    int group = 0;                     // input features that share a scale; cols_padded: one scale an output feature
+    int groups = 0;                    // ceil(cols_padded / group); 0 for f32 and bf16
+    const void* data = nullptr;        // panel p at data + p * panel_bytes, 64-byte aligned
+    std::size_t panel_bytes = 0;
+    const f16_t* scales = nullptr;     // [panels][groups][16]
+    const std::uint8_t* zeros = nullptr;  // [panels][groups][16], or null
+    const float* bias = nullptr;       // [panels * 16], or null
+};
+
+// Activations [rows, cols], each row padded with zeros to the matrix's cols_padded. i8 rows carry a scale and the sum
+// of their codes for each group of `group` features, so that zeros cost one product: x = scale * code.
+struct Rows {
+    DType type = DType::f32;
+    void* data = nullptr;
+    std::size_t stride = 0;            // bytes from row to row, a multiple of 64
+    float* scales = nullptr;           // i8: [rows][groups]
+    std::int32_t* sums = nullptr;      // i8: [rows][groups]
+    int group = 0;                     // i8 only
+    int groups = 0;                    // i8 only
+};
+
+// Keys and values of one layer. A block is [num_kv_heads][T * head_dim] elements, key and value alike; in it
+// a head's keys and values lie in the order in which a product reads them (T = block_stride positions, D = head_dim):
+//   f32   keys [D][T]            values [T][D]
+//   bf16  keys [D / 2][T][2]     values [T / 2][D][2]
+//   i8    as bf16, with one float scale a (block, head, position) for keys and one for values
+// T is block_size rounded up to a multiple of 16; positions from block_size on stay zero. D is a multiple of 16.
+// Memory starts as zeros, so that no masked position holds a NaN.
+struct KVCache {
+    DType type = DType::f32;
+    void* keys = nullptr;
+    void* values = nullptr;
+    float* key_scales = nullptr;       // i8: [num_blocks][num_kv_heads][block_stride]
+    float* value_scales = nullptr;     // i8
+    int num_kv_heads = 0;
+    int head_dim = 0;
+    int block_size = 0;                // positions that a block holds
+    int block_stride = 0;              // positions that it has room for: T
+};
+
+// One step: `tokens` of `seqs` sequences packed one after the other, each in rising position.
+struct GroupTables {                   // one a KV group; see core.types.TableUpdate for live blocks
+    const std::int32_t* block_tables = nullptr;  // [seqs, table_width]
+    const std::int32_t* dropped = nullptr;       // [seqs]: entry i >= sink_blocks holds logical block i + dropped
+    const std::int64_t* slots = nullptr;         // [tokens]: block * block_size + offset, where a token's KV goes
+    int table_width = 0;
+    int sink_blocks = 0;
+};
+
+struct Step {
+    int tokens = 0;
+    int seqs = 0;
+    const std::int64_t* ids = nullptr;           // [tokens]
+    const std::int64_t* positions = nullptr;     // [tokens]
+    const std::int32_t* cu_q = nullptr;          // [seqs + 1]
+    const std::int32_t* kv_lens = nullptr;       // [seqs], this step's own writes included
+    const GroupTables* groups = nullptr;
+    int logits = 0;
+    const std::int64_t* logits_rows = nullptr;   // [logits]: tokens whose logits are wanted
+};
+
+}  // namespace headrace
