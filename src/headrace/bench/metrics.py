@@ -1,0 +1,107 @@
+"""Every figure that a benchmark may report: its name in JSON, its heading, its unit and how people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from headrace.plan.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`unit` is the unit in JSON; `show` writes a value for the table."""
+
+    heading: str
+    unit: str
+    meaning: str
+    show: Callable[[float], str]
+
+
+def show_seconds(seconds: float) -> str:
+    """Three digits in the unit that suits: 1.23 s, 45.6 ms, 789 µs."""
+    for scale, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * scale >= 1 or unit == "µs":
+            return f"{_digits(seconds * scale)} {unit}"
+    raise AssertionError("the last unit takes everything")
+
+
+def _digits(value: float) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}" if value < 0.1 else f"{value:.0%}"
+
+
+def _giga(value: float) -> str:
+    return _rate(value / 1e9)
+
+
+def _bytes(value: float) -> str:
+    return format_bytes(round(value))
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "prefill_tokens_per_s": Metric(
+            "prefill tok/s", "tokens/s", "prompt tokens over the time until the last first token", _rate
+        ),
+        "decode_tokens_per_s": Metric(
+            "decode tok/s",
+            "tokens/s",
+            "tokens emitted after every sequence had its first one, over that time",
+            _rate,
+        ),
+        "output_tokens_per_s": Metric("output tok/s", "tokens/s", "output tokens over the whole time", _rate),
+        "total_tokens_per_s": Metric(
+            "all tok/s", "tokens/s", "prompt and output tokens over the whole time", _rate
+        ),
+        "ttft_p50_s": Metric("TTFT p50", "s", "arrival to first token, median over requests", show_seconds),
+        "ttft_p99_s": Metric("TTFT p99", "s", "arrival to first token, 99th percentile", show_seconds),
+        "tpot_p50_s": Metric("TPOT p50", "s", "mean gap between a request's tokens, median", show_seconds),
+        "tpot_p99_s": Metric("TPOT p99", "s", "mean gap between a request's tokens, p99", show_seconds),
+        "itl_p50_s": Metric("ITL p50", "s", "gap between two tokens of a request, median", show_seconds),
+        "itl_p99_s": Metric("ITL p99", "s", "gap between two tokens of a request, p99", show_seconds),
+        "wall_s": Metric("wall", "s", "first arrival to last token", show_seconds),
+        "startup_s": Metric("to first token", "s", "launch of the process to its first token", show_seconds),
+        "launch_s": Metric("launch", "s", "launch to the first line of our code", show_seconds),
+        "import_s": Metric("imports", "s", "importing the package", show_seconds),
+        "config_s": Metric("config", "s", "reading the config and settling the options", show_seconds),
+        "load_s": Metric("load", "s", "reading and packing weights, making the KV cache", show_seconds),
+        "first_token_s": Metric("first token", "s", "request to first token", show_seconds),
+        "exit_s": Metric("exit", "s", "first token to the end of the process", show_seconds),
+        "peak_rss_bytes": Metric("peak RSS", "bytes", "most memory resident at once", _bytes),
+        "mean_batch": Metric("batch", "sequences", "sequences in a step, mean", _rate),
+        "calls": Metric("calls", "calls", "calls in a step", _count),
+        "seconds": Metric("time", "s", "time of one call or one step", show_seconds),
+        "share": Metric("share", "fraction", "part of the whole step's time", _percent),
+        "overhead_s": Metric("overhead", "s", "of a step, what is not the model's forward", show_seconds),
+        "bytes": Metric("bytes", "bytes", "bytes that have to be read from or written to memory", _bytes),
+        "operations": Metric("GFLOP", "operations", "multiplications and additions", _giga),
+        "bytes_per_s": Metric("GB/s", "bytes/s", "bytes over time", _giga),
+        "operations_per_s": Metric("GFLOP/s", "operations/s", "operations over time", _giga),
+        "limit_s": Metric("roofline time", "s", "the time below which this machine cannot go", show_seconds),
+        "limit_tokens_per_s": Metric(
+            "roofline tok/s", "tokens/s", "the rate above which this machine cannot go", _rate
+        ),
+        "fraction": Metric("of roofline", "fraction", "roofline time over measured time", _percent),
+        "ratio": Metric("ratio", "ratio", "rate over the rate that it is compared with", _plain),
+        "perplexity": Metric("perplexity", "perplexity", "exp of the mean loss a token", _plain),
+        "relative_error": Metric("error", "ratio", "distance from the reference over its norm", _plain),
+    }
+)
+"""In the order of the table's columns."""
