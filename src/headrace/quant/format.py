@@ -1,0 +1,130 @@
+"""How a packed weight matrix is stored, and the names that users give to the choices.
+
+The layout itself is described in docs/kernels.md. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.errors import ConfigError
+
+Storage = Literal["f32", "bf16", "int8", "int4"]
+Activations = Literal["f32", "bf16", "int8"]
+
+PANEL = 16
+"""Output features that lie side by side in a packed matrix."""
+INPUT_ALIGN = 64
+"""Input features are padded with zeros to a multiple of this."""
+
+GROUPS = (32, 64, 128)
+"""Sizes of a group of input features that share a scale."""
+
+_BITS: dict[str, int] = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+_DEFAULT_GROUP: dict[str, int | None] = {"int8": None, "int4": 128}
+_SCALE_BYTES, _ZERO_BYTES, _BIAS_BYTES = 2, 1, 4
+
+_NAME = re.compile(r"(int8|int4)(?:-(channel|g(?:32|64|128)))?(-asym)?(-a16)?")
+GRAMMAR = "int8 or int4, then -g32, -g64, -g128 or -channel, then -asym, then -a16, each of them optional"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """A packed matrix's storage.
+
+    group: input features that share a scale (and a zero), or None for one scale an output feature.
+    symmetric: the zero lies in the middle of the codes; else every group has a zero of its own.
+    activations: how the other factor is encoded: "int8" has a scale a row and group, "bf16" keeps it wider.
+    """
+
+    storage: Storage
+    group: int | None = None
+    symmetric: bool = True
+    activations: Activations = "int8"
+
+    def __post_init__(self) -> None:
+        if self.quantized:
+            if self.group is not None and self.group not in GROUPS:
+                raise ConfigError(f"weights are grouped by 32, 64 or 128 input features, not by {self.group}")
+            if self.activations not in ("int8", "bf16"):
+                raise ConfigError(f"{self.storage} weights take int8 or bf16 activations")
+        elif self.group is not None or not self.symmetric or self.activations != self.storage:
+            raise ConfigError(f"{self.storage} weights have no groups, zeros or other activations")
+
+    @property
+    def quantized(self) -> bool:
+        return self.storage in _DEFAULT_GROUP
+
+    @property
+    def name(self) -> str:
+        """As `parse_format` reads it: "int4-g64-asym-a16", without what is the default; "bf16" and "f32" as such."""
+        if not self.quantized:
+            return self.storage
+        parts: list[str] = [self.storage]
+        if self.group != _DEFAULT_GROUP[self.storage]:
+            parts.append("channel" if self.group is None else f"g{self.group}")
+        if not self.symmetric:
+            parts.append("asym")
+        if self.activations == "bf16":
+            parts.append("a16")
+        return "-".join(parts)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code, or of one number."""
+        return _BITS[self.storage]
+
+    @property
+    def bits_per_weight(self) -> float:
+        """With scales and zeros, for a matrix of many input features and no padding."""
+        side = _SCALE_BYTES + (0 if self.symmetric else _ZERO_BYTES)
+        return self.bits + (0.0 if self.group is None else 8 * side / self.group)
+
+    def packed_bytes(self, rows: int, cols: int, *, gated: bool = False, bias: bool = False) -> int:
+        """Bytes of a packed matrix [rows, cols], padding, scales, zeros and bias included.
+
+        `gated`: rows are those of gate and of up, half each, and both are padded to whole panels.
+        """
+        panels = 2 * -(-(rows // 2) // PANEL) if gated else -(-rows // PANEL)
+        padded = -(-cols // INPUT_ALIGN) * INPUT_ALIGN
+        size = panels * PANEL * padded * self.bits // 8
+        if self.quantized:
+            groups = 1 if self.group is None else -(-padded // self.group)
+            size += panels * PANEL * groups * (_SCALE_BYTES + (0 if self.symmetric else _ZERO_BYTES))
+        return size + (panels * PANEL * _BIAS_BYTES if bias else 0)
+
+    def describe(self) -> str:
+        """In words, for reports."""
+        if not self.quantized:
+            return f"{self.bits}-bit floats"
+        grouped = "one scale an output feature" if self.group is None else f"groups of {self.group}"
+        zeros = "symmetric" if self.symmetric else "with zero points"
+        return f"{self.bits}-bit codes, {grouped}, {zeros}, {self.activations} activations"
+
+
+F32 = WeightFormat("f32", activations="f32")
+BF16 = WeightFormat("bf16", activations="bf16")
+
+
+def dense_format(dtype: str) -> WeightFormat:
+    """The packed form of weights that are not quantised, by compute type "float32" or "bfloat16"."""
+    return {"float32": F32, "bfloat16": BF16}[dtype]
+
+
+def parse_format(text: str) -> WeightFormat:
+    """A quantised format from its name: the codes, then the group, then -asym, then -a16.
+
+    "int8" has one scale an output feature and "int4" groups of 128; -a16 keeps activations in bf16.
+    Raises ConfigError for any other text.
+    """
+    match = _NAME.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"quantization {text!r:.80} is none of the formats here: {GRAMMAR}")
+    storage: Storage = "int8" if match[1] == "int8" else "int4"
+    _, grouping, asymmetric, wide = match.groups()
+    group = _DEFAULT_GROUP[storage]
+    if grouping is not None:
+        group = None if grouping == "channel" else int(grouping[1:])
+    return WeightFormat(storage, group, asymmetric is None, "int8" if wide is None else "bf16")

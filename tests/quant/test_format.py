@@ -1,0 +1,71 @@
+"""Names of weight formats, and the bytes that a packed matrix takes."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.quant.format import BF16, F32, GROUPS, WeightFormat, dense_format, parse_format
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("int8", WeightFormat("int8", None)),
+        ("int4", WeightFormat("int4", 128)),
+        ("int8-g128", WeightFormat("int8", 128)),
+        ("int4-g32-asym", WeightFormat("int4", 32, symmetric=False)),
+        ("int4-a16", WeightFormat("int4", 128, activations="bf16")),
+        ("int4-channel-asym-a16", WeightFormat("int4", None, False, "bf16")),
+    ],
+)
+def test_names(text: str, meant: WeightFormat) -> None:
+    assert parse_format(text) == meant
+    assert meant.name == text
+
+
+def test_every_format_has_one_name() -> None:
+    choices = itertools.product(("int8", "int4"), (None, *GROUPS), (True, False), ("int8", "bf16"))
+    formats = [WeightFormat(*choice) for choice in choices]  # type: ignore[arg-type]
+    assert [parse_format(one.name) for one in formats] == formats
+    assert len({one.name for one in formats}) == len(formats) == 32
+    assert parse_format("int4-g128") == parse_format("int4")
+
+
+@pytest.mark.parametrize("text", ["", "int3", "INT4", "int4-g16", "int4-asym-g32", "int4 ", "bf16", "int4-"])
+def test_other_names_are_refused_with_the_grammar(text: str) -> None:
+    with pytest.raises(ConfigError, match="-g32, -g64, -g128 or -channel"):
+        parse_format(text)
+
+
+def test_impossible_formats() -> None:
+    for wrong in (("int4", 16), ("int4", 64, True, "f32"), ("bf16", 32), ("bf16", None, True, "int8")):
+        with pytest.raises(ConfigError):
+            WeightFormat(*wrong)  # type: ignore[arg-type]
+
+
+def test_bytes_by_hand() -> None:
+    assert dense_format("bfloat16") is BF16 and dense_format("float32") is F32
+    assert BF16.packed_bytes(32, 64) == 32 * 64 * 2
+    assert F32.packed_bytes(17, 65, bias=True) == 32 * 128 * 4 + 32 * 4
+    assert parse_format("int8").packed_bytes(16, 128) == 16 * 128 + 16 * 2
+    assert parse_format("int4").packed_bytes(16, 192) == 16 * 96 + 16 * 2 * 2  # the second group is short
+    assert parse_format("int4-g32-asym").packed_bytes(16, 64) == 16 * 32 + 16 * 2 * 3
+    assert BF16.packed_bytes(2 * 20, 64, gated=True) == 64 * 64 * 2  # gate and up are padded to 32 each
+    assert parse_format("int4").bits_per_weight == 4.125
+    assert parse_format("int4-g32-asym").bits_per_weight == 4.75
+    assert parse_format("int8").bits_per_weight == BF16.bits_per_weight / 2 == 8
+
+
+def test_descriptions_tell_formats_apart() -> None:
+    named = [parse_format(name) for name in ("int8", "int4", "int4-asym", "int4-a16", "int4-g32")]
+    assert len({one.describe() for one in (*named, BF16, F32)}) == 7
+
+
+def test_formats_need_no_torch() -> None:
+    code = "import sys, headrace.quant.format; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
