@@ -7,14 +7,17 @@ namespace headrace {
 
 class Team {
 public:
-    explicit Team(int size, bool pin = false);  // pin: thread i on the i-th core that this process may use
+    // pin: thread i stays on the i-th core that this process may use, but for thread 0: the caller is not ours to pin,
+    // and what it starts would inherit its place.
+    explicit Team(int size, bool pin = false);
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
     int size() const { return size_; }
 
-    // Calls work(context, thread, size) once on every thread of the team and returns when all are done. Not reentrant.
+    // Calls work(context, thread, size) once on every thread of the team and returns when all are done. Callers on
+    // several threads take turns; work must not call run itself. After a fork the child gets threads of its own.
     using Work = void (*)(void* context, int thread, int size);
     void run(Work work, void* context);
 
@@ -27,6 +30,7 @@ private:
     struct Shared;
     Shared* shared_;
     int size_;
+    bool pin_;
 };
 
 }  // namespace headrace

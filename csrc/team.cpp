@@ -1,0 +1,224 @@
+#include "team.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace headrace {
+namespace {
+
+using Word = std::atomic<std::uint32_t>;
+using Clock = std::chrono::steady_clock;
+
+// Longer than any pause between two instructions of a tape, shorter than anybody would notice on a power meter.
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+void sleep_while(Word& word, std::uint32_t value) {
+#ifdef __linux__
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+#else
+    word.wait(value);
+#endif
+}
+
+void wake(Word& word) {
+#ifdef __linux__
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
+#else
+    word.notify_all();
+#endif
+}
+
+// Spins until done() holds; false when the time for spinning is over.
+template <typename Done>
+bool spin_until(Done done) {
+    for (int round = 0; round < 64; ++round) {
+        if (done()) return true;
+        pause();
+    }
+    const auto end = Clock::now() + kSpin;
+    do {
+        for (int round = 0; round < 32; ++round) {
+            if (done()) return true;
+            pause();
+        }
+    } while (Clock::now() < end);
+    return false;
+}
+
+// How many forks lie between this process and the one that loaded the library. A child has none of its parent's
+// threads, so a team that was made at another depth has nobody left to wait for.
+std::atomic<unsigned> fork_depth{0};
+
+unsigned current_fork_depth() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { fork_depth.fetch_add(1); });
+    (void)registered;
+    return fork_depth.load(std::memory_order_relaxed);
+}
+
+#ifdef __linux__
+// One hardware thread of each core that this process may use, then their siblings.
+std::vector<int> cores() {
+    std::vector<int> first, siblings;
+    std::vector<std::string> seen;
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return {};
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (!CPU_ISSET(cpu, &allowed)) continue;
+        const std::string path =
+            "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list";
+        std::string name = std::to_string(cpu);
+        if (FILE* file = std::fopen(path.c_str(), "r")) {
+            char line[256];
+            if (std::fgets(line, sizeof line, file)) name = line;
+            std::fclose(file);
+        }
+        bool known = false;
+        for (const std::string& other : seen) known = known || other == name;
+        (known ? siblings : first).push_back(cpu);
+        seen.push_back(name);
+    }
+    first.insert(first.end(), siblings.begin(), siblings.end());
+    return first;
+}
+#endif
+
+// More threads than cores cannot all spin: whoever waits would keep the one who works from its core.
+bool crowded(int threads) {
+#ifdef __linux__
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return threads > CPU_COUNT(&allowed);
+#endif
+    const unsigned known = std::thread::hardware_concurrency();
+    return known != 0 && threads > static_cast<int>(known);
+}
+
+void stay_on(int cpu) {
+#ifdef __linux__
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof one, &one);
+#else
+    (void)cpu;
+#endif
+}
+
+}  // namespace
+
+struct Team::Shared {
+    alignas(64) Word epoch{0};     // a run begins when it changes
+    alignas(64) Word working{0};   // threads that have not finished the run
+    alignas(64) Word asleep{0};    // threads that wait for the next epoch in the kernel
+    Word caller_asleep{0};
+    Work work = nullptr;           // null: go home
+    void* context = nullptr;
+    const int size;
+    const bool patient;            // never spins
+    const unsigned depth;
+    std::mutex one_run;            // two Python threads may call with the GIL released
+    std::vector<std::thread> threads;
+
+    Shared(int size, bool pin) : size(size), patient(crowded(size)), depth(current_fork_depth()) {
+        std::vector<int> places;
+#ifdef __linux__
+        if (pin) places = cores();
+#else
+        (void)pin;
+#endif
+        sigset_t all, before;  // signals are for the threads that the process started itself
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        for (int thread = 1; thread < size; ++thread) {
+            const int place = places.empty() ? -1 : places[thread % places.size()];
+            threads.emplace_back([this, thread, place] { serve(thread, place); });
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+    void serve(int thread, int place) {
+        if (place >= 0) stay_on(place);
+        std::uint32_t seen = 0;
+        for (;;) {
+            await_change(seen);
+            seen = epoch.load(std::memory_order_acquire);
+            if (work == nullptr) return;
+            work(context, thread, size);
+            if (working.fetch_sub(1) == 1 && caller_asleep.load() != 0) wake(working);
+        }
+    }
+
+    void await_change(std::uint32_t seen) {
+        const auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
+        if (!patient && spin_until(changed)) return;
+        asleep.fetch_add(1);
+        while (!changed()) sleep_while(epoch, seen);
+        asleep.fetch_sub(1);
+    }
+
+    void begin(Work next, void* its_context) {
+        work = next;
+        context = its_context;
+        working.store(size - 1, std::memory_order_relaxed);
+        epoch.fetch_add(1);  // in one order with `asleep`: whoever goes to sleep after this sees the new epoch
+        if (asleep.load() != 0) wake(epoch);
+    }
+
+    void finish() {
+        const auto done = [&] { return working.load(std::memory_order_acquire) == 0; };
+        if (!patient && spin_until(done)) return;
+        caller_asleep.store(1);
+        while (const std::uint32_t left = working.load()) sleep_while(working, left);
+        caller_asleep.store(0);
+    }
+};
+
+Team::Team(int size, bool pin) : size_(size < 1 ? 1 : size), pin_(pin) {
+    shared_ = new Shared(size_, pin_);
+}
+
+Team::~Team() {
+    if (shared_->depth != current_fork_depth()) return;  // its threads are the parent's; nothing may be touched
+    shared_->begin(nullptr, nullptr);
+    for (std::thread& thread : shared_->threads) thread.join();
+    delete shared_;
+}
+
+void Team::run(Work work, void* context) {
+    if (shared_->depth != current_fork_depth()) shared_ = new Shared(size_, pin_);  // the old one stays unjoined
+    const std::lock_guard<std::mutex> alone(shared_->one_run);
+    if (size_ == 1) {
+        work(context, 0, 1);
+        return;
+    }
+    shared_->begin(work, context);
+    work(context, 0, size_);
+    shared_->finish();
+}
+
+}  // namespace headrace
