@@ -137,6 +137,12 @@ struct Kernels {
     std::size_t (*attention_scratch)(const AttentionArgs& shape, int max_tokens, int max_seqs, int threads);
     void (*pack)(const PackArgs&, Team&);
     void (*argmax)(const ArgmaxArgs&, Team&);
+
+    // The roofline. `peak` runs nothing but products of `type` (f32, bf16, i8) on every thread, `rounds` times a few
+    // hundred, and returns how many multiplications and additions that were: 0 for a type without a product here.
+    // `read` reads a buffer (a multiple of 512 bytes, 64-byte aligned) once, each thread a part of it.
+    double (*peak)(DType type, std::int64_t rounds, Team&);
+    void (*read)(const void* data, std::size_t bytes, Team&);
 };
 
 // The table of that name, or null if this build or this CPU lacks it. "amx-emulated" is the AMX table with its tile
