@@ -149,4 +149,7 @@ struct Kernels {
 // instructions done in plain C++, for tests on other machines.
 const Kernels* find_kernels(const char* name);
 
+// The tables that find_kernels knows on this machine, best first, null behind the last one, which is "amx-emulated".
+const Kernels* kernels_at(int index);
+
 }  // namespace headrace

@@ -3,4 +3,5 @@
 
 NB_MODULE(_native, m) {
     headrace::bind_cpu_features(m);
+    headrace::bind_kernels(m);
 }

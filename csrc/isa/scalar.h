@@ -1,0 +1,70 @@
+// Single values: bit patterns of bf16 and f16, integer helpers. Included by every vec_*.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../tensors.h"
+
+#if defined(__GNUC__)
+#define HEADRACE_INLINE static inline __attribute__((always_inline))
+#define HEADRACE_METHOD inline __attribute__((always_inline))
+#define HEADRACE_PREFETCH(address) __builtin_prefetch(address)
+#else
+#define HEADRACE_INLINE static inline
+#define HEADRACE_METHOD inline
+#define HEADRACE_PREFETCH(address) ((void)(address))
+#endif
+
+namespace headrace::HEADRACE_ISA {
+
+HEADRACE_INLINE int least(int a, int b) { return a < b ? a : b; }
+HEADRACE_INLINE int largest(int a, int b) { return a > b ? a : b; }
+HEADRACE_INLINE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Thread `thread` of `size` takes [begin, end) of `count` things; the shares differ by one at most.
+struct Share {
+    int begin, end;
+};
+HEADRACE_INLINE Share share_of(int count, int thread, int size) {
+    const auto cut = [&](int i) { return static_cast<int>(static_cast<std::int64_t>(count) * i / size); };
+    return {cut(thread), cut(thread + 1)};
+}
+
+HEADRACE_INLINE float float_of(std::uint32_t bits) {
+    union { std::uint32_t bits; float value; } u{bits};
+    return u.value;
+}
+
+HEADRACE_INLINE std::uint32_t bits_of(float value) {
+    union { float value; std::uint32_t bits; } u{value};
+    return u.bits;
+}
+
+HEADRACE_INLINE float from_bf16(bf16_t value) { return float_of(static_cast<std::uint32_t>(value) << 16); }
+
+HEADRACE_INLINE bf16_t to_bf16(float value) {  // to nearest even; a NaN stays one
+    const std::uint32_t bits = bits_of(value);
+    if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<bf16_t>((bits >> 16) | 0x40U);
+    return static_cast<bf16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+
+HEADRACE_INLINE float from_f16(f16_t value) {
+    const std::uint32_t sign = (value & 0x8000U) << 16, rest = value & 0x7fffU;
+    // A subnormal is its mantissa times 2^-24, exactly; infinities and NaNs keep the largest exponent.
+    if (rest < 0x0400U) return float_of(sign | bits_of(static_cast<float>(rest) * 0x1p-24F));
+    if (rest >= 0x7c00U) return float_of(sign | 0x7f800000U | ((rest & 0x03ffU) << 13));
+    return float_of(sign | ((rest << 13) + (112U << 23)));
+}
+
+HEADRACE_INLINE f16_t to_f16(float value) {  // to nearest even; beyond 65504: infinity
+    const std::uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000U, rest = bits & 0x7fffffffU;
+    if (rest > 0x7f800000U) return static_cast<f16_t>(sign | 0x7e00U | ((rest >> 13) & 0x01ffU));
+    if (rest >= 0x477ff000U) return static_cast<f16_t>(sign | 0x7c00U);
+    if (rest < 0x38800000U) {  // subnormal: adding 0.5 leaves the mantissa in the low bits, rounded
+        return static_cast<f16_t>(sign | (bits_of(float_of(rest) + 0.5F) - bits_of(0.5F)));
+    }
+    return static_cast<f16_t>(sign | ((rest - (112U << 23) + 0x0fffU + ((rest >> 13) & 1U)) >> 13));
+}
+
+}  // namespace headrace::HEADRACE_ISA

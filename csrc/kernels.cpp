@@ -1,0 +1,78 @@
+#include "kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cpu_features.h"
+
+namespace headrace {
+
+#define HEADRACE_SET(set) \
+    namespace set {       \
+    extern const Kernels table; \
+    }
+HEADRACE_SET(portable)
+HEADRACE_SET(amx_emulated)
+#if HEADRACE_X86_KERNELS
+HEADRACE_SET(avx2)
+HEADRACE_SET(avx512_vnni)
+HEADRACE_SET(avx512)
+HEADRACE_SET(amx)
+#endif
+#undef HEADRACE_SET
+
+namespace {
+
+struct Candidate {
+    const Kernels* table;
+    std::vector<const char*> flags;  // what the CPU must have, named as in cpu_features.cpp
+};
+
+const std::vector<Candidate>& candidates() {  // best first; the emulation last, since it is slow
+#if HEADRACE_X86_KERNELS
+#define HEADRACE_AVX512 "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"
+#endif
+    static const std::vector<Candidate> all = {
+#if HEADRACE_X86_KERNELS
+        {&amx::table, {HEADRACE_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}},
+        {&avx512::table, {HEADRACE_AVX512, "avx512_bf16"}},
+        {&avx512_vnni::table, {HEADRACE_AVX512}},
+        {&avx2::table, {"avx2", "fma", "f16c"}},
+#endif
+        {&portable::table, {}},
+        {&amx_emulated::table, {}},
+    };
+    return all;
+}
+
+const std::vector<const Kernels*>& usable() {
+    static const std::vector<const Kernels*> tables = [] {
+        const std::vector<std::string> have = detect_cpu().flags;
+        std::vector<const Kernels*> result;
+        for (const Candidate& candidate : candidates()) {
+            const bool complete = std::all_of(candidate.flags.begin(), candidate.flags.end(), [&](const char* flag) {
+                return std::find(have.begin(), have.end(), flag) != have.end();
+            });
+            if (complete) result.push_back(candidate.table);
+        }
+        return result;
+    }();
+    return tables;
+}
+
+}  // namespace
+
+const Kernels* find_kernels(const char* name) {
+    for (const Kernels* table : usable()) {
+        if (std::strcmp(table->name, name) == 0) return table;
+    }
+    return nullptr;
+}
+
+const Kernels* kernels_at(int index) {
+    return index < static_cast<int>(usable().size()) ? usable()[index] : nullptr;
+}
+
+}  // namespace headrace
