@@ -126,6 +126,15 @@ struct ArgmaxArgs {
     std::int64_t* out = nullptr;
 };
 
+// logits = cap * tanh(logits / cap), in place (Gemma 2).
+struct SoftCapArgs {
+    float* logits = nullptr;
+    std::size_t stride = 0;          // bytes
+    int rows = 0;
+    int cols = 0;
+    float cap = 0;
+};
+
 struct Kernels {
     const char* name;                // "amx", "avx512", "avx512_vnni", "avx2", "portable"
     void (*linear)(const LinearArgs&, Team&);
@@ -137,6 +146,7 @@ struct Kernels {
     std::size_t (*attention_scratch)(const AttentionArgs& shape, int max_tokens, int max_seqs, int threads);
     void (*pack)(const PackArgs&, Team&);
     void (*argmax)(const ArgmaxArgs&, Team&);
+    void (*soft_cap)(const SoftCapArgs&, Team&);
 
     // The roofline. `peak` runs nothing but products of `type` (f32, bf16, i8) on every thread, `rounds` times a few
     // hundred, and returns how many multiplications and additions that were: 0 for a type without a product here.

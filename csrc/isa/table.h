@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../kernels.h"
+#include "rowwise.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -10,14 +11,15 @@ extern const Kernels table;
 const Kernels table = {
     .name = HEADRACE_ISA_NAME,
     .linear = nullptr,
-    .encode = nullptr,
-    .embed = nullptr,
+    .encode = encode,
+    .embed = embed,
     .rotations = nullptr,
     .rope_and_write = nullptr,
     .attention = nullptr,
     .attention_scratch = nullptr,
     .pack = nullptr,
-    .argmax = nullptr,
+    .argmax = argmax,
+    .soft_cap = soft_cap,
 };
 
 }  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,184 @@
+// Kernels that take one row at a time: embedding, RMSNorm with encoding for a product, soft cap, arg-max.
+// Rows are shared out whole, so a row's numbers do not depend on the others. Reductions: lane i takes elements
+// i, i + 16, ...; then the lanes in one fixed order.
+#pragma once
+
+#include "../kernels.h"
+
+namespace headrace::HEADRACE_ISA {
+
+// Work on so few elements is over before another thread has heard of it; the caller does it alone.
+constexpr std::int64_t kAlone = 8192;
+
+template <typename F>
+static inline void for_rows(int rows, int cols, Team& team, F one_row) {
+    if (rows == 1 || static_cast<std::int64_t>(rows) * cols <= kAlone) {
+        for (int row = 0; row < rows; ++row) one_row(row);
+        return;
+    }
+    auto body = [&](int thread, int size) {
+        const Share share = share_of(rows, thread, size);
+        for (int row = share.begin; row < share.end; ++row) one_row(row);
+    };
+    team.run(body);
+}
+
+// ---- embed ----
+
+static void embed(const EmbedArgs& a, Team& team) {
+    for_rows(a.rows, a.cols, team, [&](int row) {
+        float* out = a.out + row * (a.out_stride / sizeof(float));
+        const std::size_t start = static_cast<std::size_t>(a.ids[row]) * a.cols;
+        for (int i = 0; i < a.cols; i += 16) {
+            const int n = least(16, a.cols - i);
+            const F32x16 x = a.type == DType::f32 ? F32x16::load(static_cast<const float*>(a.table) + start + i, n)
+                                                  : load_bf16(static_cast<const bf16_t*>(a.table) + start + i, n);
+            x.store(out + i, n);
+        }
+    });
+}
+
+// ---- encode ----
+
+// The features of one row as they are to be encoded: normalised if asked, zeros from `cols` on.
+struct Features {
+    const float* in;
+    const float* norm;
+    int cols;
+    F32x16 scale;  // 1 / root of the mean square
+
+    HEADRACE_INLINE Features of(const EncodeArgs& a, int row) {
+        const std::int64_t source = a.gather ? a.gather[row] : row;
+        const char* start = reinterpret_cast<const char*>(a.in) + source * static_cast<std::int64_t>(a.in_stride);
+        Features f{reinterpret_cast<const float*>(start), a.norm, a.cols, F32x16::broadcast(1.0F)};
+        if (!a.norm) return f;
+        F32x16 squares = F32x16::zero();
+        int i = 0;
+        for (; i + 16 <= a.cols; i += 16) {
+            const F32x16 x = F32x16::load(f.in + i);
+            squares = fma(x, x, squares);
+        }
+        if (i < a.cols) {
+            const F32x16 x = F32x16::load(f.in + i, a.cols - i);
+            squares = fma(x, x, squares);
+        }
+        const float mean = reduce_add(squares) / static_cast<float>(a.cols);
+        f.scale = F32x16::broadcast(1.0F) / sqrt(F32x16::broadcast(mean + a.eps));
+        return f;
+    }
+
+    HEADRACE_METHOD F32x16 at(int i) const {
+        if (i + 16 <= cols) {
+            const F32x16 x = F32x16::load(in + i);
+            return norm ? x * scale * F32x16::load(norm + i) : x;
+        }
+        if (i >= cols) return F32x16::zero();
+        const F32x16 x = F32x16::load(in + i, cols - i);
+        return norm ? x * scale * F32x16::load(norm + i, cols - i) : x;
+    }
+};
+
+// Codes of features begin..end, all of one group: their scale, and their sum.
+static inline float encode_group(const Features& f, int begin, int end, std::int8_t* codes, std::int32_t* sum) {
+    F32x16 most = F32x16::zero(), strange = F32x16::zero();
+    for (int i = begin; i < end; i += 16) {
+        const F32x16 x = f.at(i);
+        most = max(max(F32x16::zero() - x, x), most);
+        strange = strange + (x - x);  // stays 0, or becomes NaN with the first infinity or NaN
+    }
+    const float top = reduce_max(most);
+    const F32x16 inverse = F32x16::broadcast(top > 0.0F ? 127.0F / top : 0.0F);
+    I32x16 total = I32x16::zero();
+    for (int i = begin; i < end; i += 16) {
+        const I32x16 code = round(f.at(i) * inverse);
+        store_i8(codes + i, code);
+        total = total + code;
+    }
+    std::int32_t lanes[16];
+    total.store(lanes);
+    *sum = 0;
+    for (int lane = 0; lane < 16; ++lane) *sum += lanes[lane];
+    return top / 127.0F + reduce_add(strange);
+}
+
+static inline void encode_row(const EncodeArgs& a, int row) {
+    const Features f = Features::of(a, row);
+    char* out = static_cast<char*>(a.out.data) + row * a.out.stride;
+    if (a.out.type == DType::f32) {
+        for (int i = 0; i < a.cols_padded; i += 16) f.at(i).store(reinterpret_cast<float*>(out) + i);
+    } else if (a.out.type == DType::bf16) {
+        for (int i = 0; i < a.cols_padded; i += 16) store_bf16(reinterpret_cast<bf16_t*>(out) + i, f.at(i));
+    } else {
+        const std::size_t first = static_cast<std::size_t>(row) * a.out.groups;
+        for (int group = 0; group < a.out.groups; ++group) {
+            const int begin = group * a.out.group;
+            const int end = a.out.group >= a.cols_padded - begin ? a.cols_padded : begin + a.out.group;
+            a.out.scales[first + group] =
+                encode_group(f, begin, end, reinterpret_cast<std::int8_t*>(out), a.out.sums + first + group);
+        }
+    }
+}
+
+static void encode(const EncodeArgs& a, Team& team) {
+    for_rows(a.rows, a.cols_padded, team, [&](int row) { encode_row(a, row); });
+}
+
+// ---- logits ----
+
+static void soft_cap(const SoftCapArgs& a, Team& team) {
+    const F32x16 cap = F32x16::broadcast(a.cap);
+    for_rows(a.rows, a.cols, team, [&](int row) {
+        float* x = a.logits + row * (a.stride / sizeof(float));
+        for (int i = 0; i < a.cols; i += 16) {
+            const int n = least(16, a.cols - i);
+            (cap * tanh(F32x16::load(x + i, n) / cap)).store(x + i, n);
+        }
+    });
+}
+
+// The first index of the largest value of one row; columns are fewer than 2^24, so that indices are exact as floats.
+static inline std::int64_t argmax_row(const float* x, int cols) {
+    const float lowest = -__builtin_huge_valf();
+    float ramp[16], values[16], places[16];
+    for (int lane = 0; lane < 16; ++lane) ramp[lane] = static_cast<float>(lane);
+    F32x16 best = F32x16::broadcast(lowest), place = F32x16::zero(), here = F32x16::load(ramp);
+    const F32x16 step = F32x16::broadcast(16.0F);
+    int i = 0;
+    for (; i + 16 <= cols; i += 16) {
+        const F32x16 value = F32x16::load(x + i);
+        const Mask16 better = less(best, value);  // false for a NaN, and for an equal value further right
+        best = select(better, value, best);
+        place = select(better, here, place);
+        here = here + step;
+    }
+    best.store(values);
+    place.store(places);
+    float top = lowest;
+    std::int64_t found = 0;
+    for (int lane = 0; lane < 16; ++lane) {
+        const auto index = static_cast<std::int64_t>(places[lane]);
+        if (values[lane] > top || (values[lane] == top && top > lowest && index < found)) {
+            top = values[lane];
+            found = index;
+        }
+    }
+    for (; i < cols; ++i) {
+        if (x[i] > top) {
+            top = x[i];
+            found = i;
+        }
+    }
+    if (top > lowest) return found;
+    for (i = 0; i < cols; ++i) {
+        if (x[i] == lowest) return i;  // minus infinity is more than NaN
+    }
+    return 0;
+}
+
+static void argmax(const ArgmaxArgs& a, Team& team) {
+    for_rows(a.rows, a.cols, team, [&](int row) {
+        a.out[row] = argmax_row(a.logits + row * (a.stride / sizeof(float)), a.cols);
+    });
+}
+
+}  // namespace headrace::HEADRACE_ISA
