@@ -14,6 +14,7 @@ from tqdm import tqdm
 from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
 from headrace.core.engine import Engine, EngineStats
+from headrace.core.executor import Executor
 from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.core.types import NewRequest
@@ -31,6 +32,8 @@ from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.kv_storage import KVStorage
+from headrace.runner.sampler import Sampler
+from headrace.runner.torch_model import TorchModel
 from headrace.serving.inprocess import InProcessClient
 from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -68,7 +71,7 @@ class EngineParts:
     """A loaded model with everything that runs it. `tokenizer` is None for `shape:` models."""
 
     engine: Engine
-    executor: ModelExecutor
+    executor: Executor
     resolved: ResolvedConfig
     spec: ModelSpec
     source: ModelSource
@@ -98,7 +101,12 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     weights = load_weights(source, spec, dtype=dtype, device=device, seed=resolved.seed, progress=progress)
     decoder = Decoder(spec, weights, plan.ops, device, resolved.max_model_len)
     kv = KVStorage(spec, resolved.kv_groups, dtype, device)
-    executor = ModelExecutor(decoder, kv, resolved.kv_groups, max_seqs=resolved.max_num_seqs, device=device)
+    executor = ModelExecutor(
+        TorchModel(decoder, kv, device),
+        Sampler(spec.vocab_size, device),
+        resolved.kv_groups,
+        max_seqs=resolved.max_num_seqs,
+    )
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     engine = Engine(
         _scheduler_config(resolved, spec.vocab_size, eos_ids),

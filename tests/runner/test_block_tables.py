@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,9 +47,7 @@ def test_arrays_follow_a_growing_sequence(kind: str, steps: list[int]) -> None:
         if update is not None:
             tables.apply(1, update)
         positions = np.arange(start, end)
-        batch = tables.batch(
-            np.array([1]), np.full(count, 1, dtype=np.int64), positions.astype(np.int64), torch.device("cpu")
-        )
+        batch = tables.tables(np.array([1]), np.full(count, 1, dtype=np.int64), positions.astype(np.int64))
         live = batch.block_tables[0].tolist()
         assert live == request.tables[0].live
         for position, slot in zip(positions.tolist(), batch.slots.tolist(), strict=True):
@@ -82,10 +79,8 @@ def test_rows_do_not_touch_each_other_and_grow_wider() -> None:
         (update,) = manager.updates(request)
         assert update is not None
         tables.apply(row, update)
-    batch = tables.batch(np.array([0, 1]), np.array([0, 1]), np.array([2, 299]), torch.device("cpu"))
+    batch = tables.tables(np.array([0, 1]), np.array([0, 1]), np.array([2, 299]))
     assert batch.block_tables[0, :3].tolist() == requests[0].tables[0].live
     assert batch.block_tables[1].tolist() == requests[1].tables[0].live
     tables.clear(0)
-    assert tables.batch(
-        np.array([0]), np.array([0]), np.array([0]), torch.device("cpu")
-    ).block_tables.shape == (1, 0)
+    assert tables.tables(np.array([0]), np.array([0]), np.array([0])).block_tables.shape == (1, 0)

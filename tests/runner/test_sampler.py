@@ -15,8 +15,9 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
 from headrace.errors import InvalidParams
 from headrace.runner import sampler as sampler_module
-from headrace.runner.sampler import NO_TOKEN, Sampler, SampleRow
-from headrace.runner.sampling_state import SeenTokens, SequenceState
+from headrace.runner.sample_output import NO_TOKEN
+from headrace.runner.sampler import Sampler
+from headrace.runner.sampling_state import SampleRow, SeenTokens, SequenceState
 
 VOCAB = 2000
 STOP = frozenset({0, 1})

@@ -22,11 +22,13 @@ from transformers.generation.logits_process import (
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
-from headrace.runner import sampling_draw, sampling_rank
+from headrace.runner import sampling_draw, sampling_width
 from headrace.runner.randomness import uniforms
-from headrace.runner.sampler import Sampler, SampleRow
+from headrace.runner.sampler import Sampler
 from headrace.runner.sampling_draw import Filters, draw_sorted, draw_whole
-from headrace.runner.sampling_rank import first_width, rank, top
+from headrace.runner.sampling_rank import rank, top
+from headrace.runner.sampling_state import SampleRow
+from headrace.runner.sampling_width import first_width
 
 STOP = frozenset({1, 3})
 
@@ -44,7 +46,7 @@ def widths(request: pytest.FixtureRequest) -> Iterator[None]:
     """Small vocabularies are sorted whole; narrow prefixes make them take every path that large ones take."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "many widths":
-            patch.setattr(sampling_rank, "WIDTHS", (2, 3, 5))
+            patch.setattr(sampling_width, "WIDTHS", (2, 3, 5))
         yield
 
 

@@ -12,7 +12,8 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence, TokenLogprobs
 from headrace.runner import logprobs as logprobs_module
 from headrace.runner.logprobs import prompt_logprobs, token_logprobs
-from headrace.runner.sampler import Sampler, SampleRow
+from headrace.runner.sampler import Sampler
+from headrace.runner.sampling_state import SampleRow
 
 
 def expected_of(logits: list[float], token: int, k: int) -> TokenLogprobs:

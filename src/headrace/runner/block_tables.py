@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.core.types import KVGroupSpec, TableUpdate
-from headrace.models.batch import GroupBatch
+from headrace.runner.step import GroupTables
 
 FIRST_BLOCKS = 64
 
@@ -38,23 +37,18 @@ class BlockTables:
         self._length[row] = 0
         self._dropped[row] = 0
 
-    def batch(
-        self, rows: NDArray[np.int64], row_of_token: NDArray[np.int64], positions: NDArray[np.int64],
-        device: torch.device,
-    ) -> GroupBatch:  # fmt: skip
+    def tables(
+        self, rows: NDArray[np.int64], row_of_token: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> GroupTables:
         """Tables of the sequences in `rows` [S], and the slot of every token: its row [T] and position [T]."""
         size, sink_blocks = self._group.block_size, self._group.sink_blocks
         logical = positions // size
-        entry = np.where(logical < sink_blocks, logical, logical - self._dropped[row_of_token])
-        slots = self._table[row_of_token, entry].astype(np.int64) * size + positions % size
+        entry = logical
+        if self._group.window is not None:  # only then do blocks drop out
+            entry = np.where(logical < sink_blocks, logical, logical - self._dropped[row_of_token])
+        slots = self._table[row_of_token, entry].astype(np.int64) * size + (positions - logical * size)
         width = int(self._length[rows].max())
-        return GroupBatch(
-            block_tables=torch.from_numpy(self._table[rows, :width]).to(device),
-            dropped=torch.from_numpy(self._dropped[rows]).to(device),
-            slots=torch.from_numpy(slots).to(device),
-            sink_blocks=sink_blocks,
-            block_size=size,
-        )
+        return GroupTables(self._table[rows, :width], self._dropped[rows], slots, sink_blocks, size)
 
     def _shift(self, row: int, count: int) -> None:
         """Close the gap that `count` blocks leave behind the sinks."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import Generic
 
 from headrace.core.types import (
     KVGroupSpec,
@@ -17,12 +16,10 @@ from headrace.core.types import (
     TokenLogprobs,
 )
 from headrace.errors import RequestError
-from headrace.models.decoder import Decoder
 from headrace.runner.block_tables import BlockTables
-from headrace.runner.kv_storage import KVStorage
-from headrace.runner.logprobs import prompt_logprobs
+from headrace.runner.model import Logits, StepModel, StepSampler
 from headrace.runner.packing import Rows, logits_rows, pack
-from headrace.runner.sampler import NO_TOKEN, SampleOutput, Sampler
+from headrace.runner.sample_output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling_state import SampleRow, SequenceState
 
 
@@ -35,8 +32,8 @@ class _Sequence:
     prompt: tuple[int, ...]  # kept where its log-probabilities are wanted, else empty
 
 
-class ModelExecutor:
-    """Runs plans on one decoder; satisfies `core.executor.Executor`.
+class ModelExecutor(Generic[Logits]):
+    """Runs plans on one model; satisfies `core.executor.Executor`.
 
     A draft is verified by sampling at every draft position as if there were no draft: since randomness depends on
     (seed, position) alone, the accepted tokens are exactly those that decoding one by one would give.
@@ -44,27 +41,24 @@ class ModelExecutor:
 
     def __init__(
         self,
-        decoder: Decoder,
-        kv: KVStorage,
+        model: StepModel[Logits],
+        sampler: StepSampler[Logits],
         groups: Sequence[KVGroupSpec],
         *,
         max_seqs: int,
-        device: torch.device,
     ) -> None:
-        self._decoder = decoder
-        self._kv = kv
-        self._device = device
+        self._model = model
+        self._sampler = sampler
         self._tables = tuple(BlockTables(group, max_seqs) for group in groups)
         self._free_rows = list(range(max_seqs - 1, -1, -1))
         self._sequences: dict[int, _Sequence] = {}
-        self._sampler = Sampler(decoder.spec.vocab_size, device)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, see `core.executor.Executor`."""
         for request_id in plan.released:
             self._release(request_id)
-        self._kv.copy(plan.copies)
+        if plan.copies:
+            self._model.copy_blocks(plan.copies)
         failed: list[SliceResult] = []
         slices: list[SeqSlice] = []
         for work in plan.slices:
@@ -90,7 +84,7 @@ class ModelExecutor:
         return None
 
     def _start(self, new: NewSequence) -> _Sequence:
-        state = self._sampler.start(new)
+        state = SequenceState(new, self._model.vocab_size)
         prompt = () if new.params.prompt_logprobs is None else new.tokens[: new.num_prompt]
         return _Sequence(self._free_rows.pop(), state, prompt)
 
@@ -105,28 +99,37 @@ class ModelExecutor:
         sequences = [self._sequences[work.request_id] for work in slices]
         scored = [_scored(work, sequence) for work, sequence in zip(slices, sequences, strict=True)]
         wanted, rows = logits_rows(slices, scored)
-        batch = pack(slices, [sequence.row for sequence in sequences], self._tables, wanted, self._device)
-        logits = self._decoder.forward(batch, self._kv.layers)  # [R, V] float32
+        step = pack(slices, [sequence.row for sequence in sequences], self._tables, wanted)
+        logits = self._model.forward(step)  # [R, V]
         samples = self._sample(logits, slices, sequences, rows)
         results = []
         at = 0
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
-            prompt = _prompt_logprobs(logits, work, sequence, part)
+            prompt = self._score(logits, work, sequence, part)
             results.append(_emit(work, sequence, samples, at, part.num_sample, prompt))
             at += part.num_sample
         return results
 
     def _sample(
-        self, logits: torch.Tensor, slices: list[SeqSlice], sequences: list[_Sequence], rows: list[Rows]
+        self, logits: Logits, slices: list[SeqSlice], sequences: list[_Sequence], rows: list[Rows]
     ) -> SampleOutput:
         sample_rows = []
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
             draft = work.tokens[len(work.tokens) - work.num_draft :]
             sample_rows += [SampleRow(sequence.state, draft[:count]) for count in range(part.num_sample)]
+        at = None
         if any(part.num_prompt for part in rows):
-            chosen = [row for part in rows for row in range(part.first + part.num_prompt, _end(part))]
-            logits = logits[torch.tensor(chosen, dtype=torch.int64, device=logits.device)]
-        return self._sampler.sample(logits, sample_rows)
+            at = [row for part in rows for row in range(part.first + part.num_prompt, _end(part))]
+        return self._sampler.sample(logits, sample_rows, at)
+
+    def _score(
+        self, logits: Logits, work: SeqSlice, sequence: _Sequence, part: Rows
+    ) -> tuple[TokenLogprobs, ...]:
+        k = sequence.state.params.prompt_logprobs
+        if not part.num_prompt or k is None:
+            return ()
+        targets = sequence.prompt[work.start + 1 : work.start + 1 + part.num_prompt]
+        return self._sampler.score(logits, part.first, targets, k)
 
 
 def _end(part: Rows) -> int:
@@ -136,16 +139,6 @@ def _end(part: Rows) -> int:
 def _scored(work: SeqSlice, sequence: _Sequence) -> int:
     """How many positions of the slice are followed by a prompt token whose log-probability is wanted."""
     return max(0, min(len(work.tokens), len(sequence.prompt) - 1 - work.start))
-
-
-def _prompt_logprobs(
-    logits: torch.Tensor, work: SeqSlice, sequence: _Sequence, part: Rows
-) -> tuple[TokenLogprobs, ...]:
-    k = sequence.state.params.prompt_logprobs
-    if not part.num_prompt or k is None:
-        return ()
-    targets = sequence.prompt[work.start + 1 : work.start + 1 + part.num_prompt]
-    return prompt_logprobs(logits[part.first : part.first + part.num_prompt], targets, k)
 
 
 def _emit(

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from headrace.core.types import SeqSlice
-from headrace.models.batch import Batch
 from headrace.runner.block_tables import BlockTables
+from headrace.runner.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +40,31 @@ def logits_rows(slices: Sequence[SeqSlice], scored: Sequence[int]) -> tuple[list
 
 
 def pack(
-    slices: Sequence[SeqSlice], table_rows: Sequence[int], tables: Sequence[BlockTables], wanted: Sequence[int],
-    device: torch.device,
-) -> Batch:  # fmt: skip
+    slices: Sequence[SeqSlice],
+    table_rows: Sequence[int],
+    tables: Sequence[BlockTables],
+    wanted: Sequence[int],
+) -> Step:
     """The ragged batch of S slices with T tokens; slice s reads and writes through row `table_rows[s]`."""
-    counts = np.array([len(work.tokens) for work in slices], dtype=np.int64)
+    count = len(slices)
     starts = np.array([work.start for work in slices], dtype=np.int64)
     rows = np.array(table_rows, dtype=np.int64)
-    cu_q = np.zeros(len(slices) + 1, dtype=np.int32)
-    np.cumsum(counts, out=cu_q[1:])
-    positions = np.repeat(starts - cu_q[:-1], counts) + np.arange(cu_q[-1])  # [T]
-    row_of_token = np.repeat(rows, counts)  # [T]
-    tokens = [token for work in slices for token in work.tokens]
-    return Batch(
-        tokens=torch.tensor(tokens, dtype=torch.int64, device=device),
-        positions=torch.from_numpy(positions).to(device),
-        cu_q=torch.from_numpy(cu_q).to(device),
-        kv_lens=torch.from_numpy((starts + counts).astype(np.int32)).to(device),
-        groups=tuple(table.batch(rows, row_of_token, positions, device) for table in tables),
-        logits_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
+    ids = np.array([token for work in slices for token in work.tokens], dtype=np.int64)
+    if len(ids) == count:  # decoding: one token each
+        cu_q = np.arange(count + 1, dtype=np.int32)
+        positions, row_of_token, ends = starts, rows, starts + 1
+    else:
+        counts = np.array([len(work.tokens) for work in slices], dtype=np.int64)
+        cu_q = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(counts, out=cu_q[1:])
+        positions = np.repeat(starts - cu_q[:-1], counts) + np.arange(len(ids))  # [T]
+        row_of_token = np.repeat(rows, counts)  # [T]
+        ends = starts + counts
+    return Step(
+        ids=ids,
+        positions=positions,
+        cu_q=cu_q,
+        kv_lens=ends.astype(np.int32),
+        groups=tuple(table.tables(rows, row_of_token, positions) for table in tables),
+        logits_rows=np.array(wanted, dtype=np.int64),
     )

@@ -10,33 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.core.types import NewSequence, TokenLogprobs
-from headrace.runner.logprobs import token_logprobs
+from headrace.runner.logprobs import prompt_logprobs, token_logprobs
+from headrace.runner.sample_output import INFINITE_LOGITS, NO_TOKEN, NOTHING_LEFT, SampleOutput, reject
 from headrace.runner.sampling_draw import draw_sorted, draw_whole
 from headrace.runner.sampling_plan import SamplingPlan
 from headrace.runner.sampling_state import Draw, SampleRow, SequenceState
-
-NO_TOKEN = -1
-
-NAN_LOGITS = "the model computed logits that are not numbers (NaN) for this sequence"
-INFINITE_LOGITS = "the model computed infinite logits for this sequence"
-NO_LOGITS = "the model gave no token of the vocabulary a finite logit"
-NOTHING_LEFT = "allowed and banned tokens, stop tokens and logit_bias leave no token to choose from"
-
-
-@dataclass(frozen=True, slots=True)
-class SampleOutput:
-    """Tokens of R rows. A row that failed has NO_TOKEN, no log-probabilities and a sentence in `errors`."""
-
-    tokens: list[int]
-    logprobs: tuple[TokenLogprobs | None, ...] | None = None  # [R]; None when no row asked
-    errors: dict[int, str] = field(default_factory=dict)  # row -> what went wrong
 
 
 class Sampler:
@@ -59,12 +43,16 @@ class Sampler:
         """
         return SequenceState(new, self.vocab_size)
 
-    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampleOutput:
-        """Choose a token for each row of logits [R, V] float32, which are left as they are.
+    def sample(
+        self, logits: Tensor, rows: Sequence[SampleRow], at: Sequence[int] | None = None
+    ) -> SampleOutput:
+        """Choose a token for each row of logits [R, V] float32, or for those of them in `at`; they are not changed.
 
         Minus infinity marks a token that cannot occur. A row with NaN or plus infinity, or without any token
         left, fails alone, see SampleOutput. Raises ValueError where the shape or type of the logits is wrong.
         """
+        if at is not None:
+            logits = logits[torch.tensor(at, dtype=torch.int64, device=logits.device)]
         if logits.shape != (len(rows), self.vocab_size) or logits.dtype != torch.float32:
             raise ValueError(
                 f"logits are {tuple(logits.shape)} {logits.dtype}, "
@@ -75,8 +63,12 @@ class Sampler:
         plan = self._plan_for(rows)
         if plan.plain:
             tokens, highest = _argmax(logits)
-            return SampleOutput(tokens, None, _reject(tokens, highest))
+            return SampleOutput(tokens, None, reject(tokens, highest))
         return self._sample(logits.contiguous(), rows, plan)
+
+    def score(self, logits: Tensor, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of `targets`: row first + i predicts targets[i]. See `token_logprobs`."""
+        return prompt_logprobs(logits[first : first + len(targets)], targets, k)
 
     def _plan_for(self, rows: Sequence[SampleRow]) -> SamplingPlan:
         states = [row.state for row in rows]
@@ -100,7 +92,7 @@ class Sampler:
         tokens = [NO_TOKEN] * len(rows)
         for row, token in zip(plan.order, produced, strict=True):
             tokens[row] = token
-        errors = _reject(tokens, highest)
+        errors = reject(tokens, highest)
         for row, value in zip(plan.work if left else (), left, strict=True):
             if row not in errors and not math.isfinite(value):
                 tokens[row] = NO_TOKEN
@@ -156,13 +148,3 @@ def _argmax_numpy(logits: Tensor) -> tuple[list[int], list[float]]:
 def _argmax_torch(logits: Tensor) -> tuple[list[int], list[float]]:
     highest = logits.max(-1)
     return highest.indices.tolist(), highest.values.tolist()
-
-
-def _reject(tokens: list[int], highest: Sequence[float]) -> dict[int, str]:
-    """Take back the tokens of rows whose highest logit is not finite; returns row -> reason."""
-    errors: dict[int, str] = {}
-    for row, value in enumerate(highest):
-        if not math.isfinite(value):
-            tokens[row] = NO_TOKEN
-            errors[row] = NAN_LOGITS if math.isnan(value) else INFINITE_LOGITS if value > 0 else NO_LOGITS
-    return errors

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from headrace.core.params import SamplingParams
-from headrace.runner.sampling_rank import first_width, rank
+from headrace.runner.sampling_rank import rank
+from headrace.runner.sampling_width import first_width
 
 CPU_PART, GPU_PART = 1 << 19, 1 << 24
 """Elements of a float64 temporary over whole rows: on a CPU 4 MiB, or one row a thread, to stay near the cache."""

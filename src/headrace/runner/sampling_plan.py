@@ -11,8 +11,8 @@ from torch import Tensor
 from headrace.runner.randomness import UniformTable
 from headrace.runner.sampling_draw import Filters
 from headrace.runner.sampling_edits import Edits
-from headrace.runner.sampling_rank import first_width
 from headrace.runner.sampling_state import Draw, SequenceState
+from headrace.runner.sampling_width import first_width
 
 
 @dataclass(frozen=True, slots=True)

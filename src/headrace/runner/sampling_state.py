@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
-from headrace.runner.sampling_rank import first_width
+from headrace.runner.sampling_width import first_width
 
 _FIRST_CAPACITY = 64
 

@@ -1,0 +1,49 @@
+"""What the executor needs of a loaded model: something that runs steps, and something that samples from its logits.
+
+`Logits` is whatever array type the two share, [R, V] float32: a numpy array on the native path, a tensor on torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from headrace.core.types import BlockCopy, TokenLogprobs
+from headrace.runner.sample_output import SampleOutput
+from headrace.runner.sampling_state import SampleRow
+from headrace.runner.step import Step
+
+Logits = TypeVar("Logits")
+ModelLogits = TypeVar("ModelLogits", covariant=True)
+SamplerLogits = TypeVar("SamplerLogits", contravariant=True)
+
+
+class StepModel(Protocol[ModelLogits]):
+    """A model with its KV storage."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole KV blocks, one after the other: a later copy may read what an earlier one wrote."""
+        ...
+
+    def forward(self, step: Step) -> ModelLogits:
+        """Write the KV of a step's tokens and give logits [R, V] of `logits_rows`, valid until the next call."""
+        ...
+
+
+class StepSampler(Protocol[SamplerLogits]):
+    """Chooses tokens; see runner.sampler for the order of operations, which every sampler keeps."""
+
+    def sample(
+        self, logits: SamplerLogits, rows: Sequence[SampleRow], at: Sequence[int] | None = None
+    ) -> SampleOutput:
+        """A token for each of `rows`; row i reads logits row at[i], or row i without `at`."""
+        ...
+
+    def score(
+        self, logits: SamplerLogits, first: int, targets: Sequence[int], k: int
+    ) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of known tokens: row first + i predicts targets[i], with the k likeliest beside it."""
+        ...

@@ -1,0 +1,36 @@
+"""One step's work as arrays: a ragged batch of slices. The fields are those of `Step` in csrc/tensors.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class GroupTables:
+    """Where the KV of one group lies. S sequences, T tokens.
+
+    A table row lists live blocks (see core.types.TableUpdate): entry i holds logical block i for i < sink_blocks
+    and logical block i + dropped[s] behind. Rows are padded with any block past their length.
+    """
+
+    block_tables: NDArray[np.int32]  # [S, B]
+    dropped: NDArray[np.int32]  # [S]
+    slots: NDArray[np.int64]  # [T]: where token t's key and value go, block * block_size + offset
+    sink_blocks: int
+    block_size: int
+
+
+@dataclass(slots=True)
+class Step:
+    """T tokens of S sequences, packed one sequence after the other, each in rising position. All arrays are
+    contiguous."""
+
+    ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T]
+    cu_q: NDArray[np.int32]  # [S + 1]: sequence s owns tokens cu_q[s]:cu_q[s + 1]
+    kv_lens: NDArray[np.int32]  # [S]: positions with KV after this step's own writes
+    groups: tuple[GroupTables, ...]  # one per KV group of the spec
+    logits_rows: NDArray[np.int64]  # [R]: tokens whose logits are wanted

@@ -1,0 +1,54 @@
+"""The torch decoder as a step model: arrays become tensors on the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.core.types import BlockCopy
+from headrace.models.batch import Batch, GroupBatch
+from headrace.models.decoder import Decoder
+from headrace.runner.kv_storage import KVStorage
+from headrace.runner.step import GroupTables, Step
+
+
+class TorchModel:
+    """A `models.decoder.Decoder` with its KV storage on one device; a `runner.model.StepModel`."""
+
+    def __init__(self, decoder: Decoder, kv: KVStorage, device: torch.device) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._device = device
+        self.vocab_size = decoder.spec.vocab_size
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self._kv.copy(copies)
+
+    @torch.inference_mode()
+    def forward(self, step: Step) -> torch.Tensor:
+        """Logits [R, V] float32, see `runner.model.StepModel`."""
+        batch = Batch(
+            tokens=self._tensor(step.ids),
+            positions=self._tensor(step.positions),
+            cu_q=self._tensor(step.cu_q),
+            kv_lens=self._tensor(step.kv_lens),
+            groups=tuple(self._group(group) for group in step.groups),
+            logits_rows=self._tensor(step.logits_rows),
+        )
+        return self._decoder.forward(batch, self._kv.layers)
+
+    def _group(self, group: GroupTables) -> GroupBatch:
+        return GroupBatch(
+            block_tables=self._tensor(group.block_tables),
+            dropped=self._tensor(group.dropped),
+            slots=self._tensor(group.slots),
+            sink_blocks=group.sink_blocks,
+            block_size=group.block_size,
+        )
+
+    def _tensor(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
