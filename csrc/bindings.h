@@ -8,5 +8,6 @@ namespace headrace {
 
 void bind_cpu_features(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
+void bind_roofline(nanobind::module_& m);
 
 }  // namespace headrace

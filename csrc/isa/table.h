@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../kernels.h"
+#include "peak.h"
 #include "rowwise.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -20,6 +21,8 @@ const Kernels table = {
     .pack = nullptr,
     .argmax = argmax,
     .soft_cap = soft_cap,
+    .peak = peak,
+    .read = read,
 };
 
 }  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,107 @@
+// What this instruction set reaches at most: loops of nothing but products, and of nothing but reads.
+// The roofline that every benchmark is held against is measured with these.
+#pragma once
+
+#include "../kernels.h"
+
+namespace headrace::HEADRACE_ISA {
+
+// Independent sums, enough to hide a product's latency without spilling registers: 32 vector registers with AVX-512;
+// 16 of half the width otherwise, so that each sum takes two.
+#if defined(__AVX512F__)
+constexpr int kPeakSums = 14;
+#else
+constexpr int kPeakSums = 5;
+#endif
+constexpr int kPeakInputs = 16;  // vectors of right-hand side that the loop walks over: one KiB, always in L1
+
+struct PeakInputs {
+    alignas(64) unsigned char vectors[kPeakInputs][64];
+    alignas(64) unsigned char one[64];
+};
+
+// The inputs are read through this pointer, so that the compiler knows nothing of their values.
+inline const PeakInputs* opaque(const PeakInputs* inputs) {
+    const PeakInputs* volatile hidden = inputs;
+    return hidden;
+}
+
+inline float peak_f32(const PeakInputs& inputs, std::int64_t rounds) {
+    const F32x16 factor = F32x16::load(reinterpret_cast<const float*>(inputs.one));
+    F32x16 sums[kPeakSums];
+    for (int i = 0; i < kPeakSums; ++i) sums[i] = F32x16::zero();
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        for (int j = 0; j < kPeakInputs; ++j) {
+            const F32x16 vector = F32x16::load(reinterpret_cast<const float*>(inputs.vectors[j]));
+            for (int i = 0; i < kPeakSums; ++i) sums[i] = fma(vector, factor, sums[i]);
+        }
+    }
+    for (int i = 1; i < kPeakSums; ++i) sums[0] = sums[0] + sums[i];
+    return reduce_add(sums[0]);
+}
+
+inline float peak_bf16(const PeakInputs& inputs, std::int64_t rounds) {
+    const Pairs factor = Pairs::load(inputs.one);
+    F32x16 sums[kPeakSums];
+    for (int i = 0; i < kPeakSums; ++i) sums[i] = F32x16::zero();
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        for (int j = 0; j < kPeakInputs; ++j) {
+            const Pairs vector = Pairs::load(inputs.vectors[j]);
+            for (int i = 0; i < kPeakSums; ++i) sums[i] = dot(sums[i], vector, factor);
+        }
+    }
+    for (int i = 1; i < kPeakSums; ++i) sums[0] = sums[0] + sums[i];
+    return reduce_add(sums[0]);
+}
+
+inline float peak_i8(const PeakInputs& inputs, std::int64_t rounds) {
+    const std::int8_t* four = reinterpret_cast<const std::int8_t*>(inputs.one);
+    I32x16 sums[kPeakSums];
+    for (int i = 0; i < kPeakSums; ++i) sums[i] = I32x16::zero();
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        for (int j = 0; j < kPeakInputs; ++j) {
+            const Codes vector = Codes::load(inputs.vectors[j]);
+            for (int i = 0; i < kPeakSums; ++i) sums[i] = dot(sums[i], vector, four);
+        }
+    }
+    for (int i = 1; i < kPeakSums; ++i) sums[0] = sums[0] + sums[i];
+    return reduce_add(to_float(sums[0]));
+}
+
+// See Kernels::peak.
+inline double peak(DType type, std::int64_t rounds, Team& team) {
+    const double products = static_cast<double>(kPeakSums) * kPeakInputs * static_cast<double>(rounds);
+    const double width = type == DType::f32 ? 16 : type == DType::bf16 ? 32 : 64;
+    if (type == DType::f16) return 0;
+    auto body = [&](int, int) {
+        PeakInputs inputs{};  // zeros: sums stay finite, and products take as long as any other
+        const PeakInputs& seen = *opaque(&inputs);
+        volatile float kept = type == DType::f32    ? peak_f32(seen, rounds)
+                              : type == DType::bf16 ? peak_bf16(seen, rounds)
+                                                    : peak_i8(seen, rounds);
+        static_cast<void>(kept);
+    };
+    team.run(body);
+    return 2 * products * width * team.size();
+}
+
+// See Kernels::read. Each thread reads one piece from end to end.
+inline void read(const void* data, std::size_t bytes, Team& team) {
+    constexpr std::size_t kStep = 512;
+    auto body = [&](int thread, int size) {
+        const std::size_t steps = bytes / kStep;
+        const std::size_t first = steps * thread / size, last = steps * (thread + 1) / size;
+        const unsigned char* at = static_cast<const unsigned char*>(data) + first * kStep;
+        I32x16 sums[4] = {I32x16::zero(), I32x16::zero(), I32x16::zero(), I32x16::zero()};
+        for (std::size_t step = first; step < last; ++step, at += kStep) {
+            for (int i = 0; i < 8; ++i) {
+                sums[i % 4] = sums[i % 4] + I32x16::load(reinterpret_cast<const std::int32_t*>(at + 64 * i));
+            }
+        }
+        volatile float kept = reduce_add(to_float(sums[0] + sums[1] + sums[2] + sums[3]));
+        static_cast<void>(kept);
+    };
+    team.run(body);
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,19 @@
+// The limits of this machine, measured: bytes a second that threads can read from memory, and operations a second
+// of each kind of product (Williams, Waterman and Patterson 2009, "Roofline").
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels.h"
+
+namespace headrace {
+
+// Bytes a second at which the whole team reads, in each quarter of `runs` passes over `buffer_bytes` of memory (rounded
+// up to whole pages); a pass must not fit any cache. Throws std::bad_alloc where there is not so much memory.
+std::vector<double> measure_read(const Kernels& kernels, Team& team, std::size_t buffer_bytes, int runs);
+
+// Operations a second in each of `runs` runs of about `seconds` each; empty where the set has no product of this type.
+std::vector<double> measure_peak(const Kernels& kernels, Team& team, DType type, double seconds, int runs);
+
+}  // namespace headrace

@@ -1,0 +1,165 @@
+"""What this machine can do at most, measured on the spot, and how near a piece of work came to it.
+
+The roofline model of Williams, Waterman and Patterson (2009): work that reads `bytes` from memory and does `operations`
+takes at least as long as the slower of the two.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from headrace.ops.cpu_features import detect
+from headrace.plan.hardware import this_machine
+from headrace.plan.units import MIB
+
+_native: ModuleType | None
+try:
+    from headrace import _native
+except ImportError:
+    _native = None
+
+PRODUCTS: tuple[str, ...] = ("f32", "bf16", "i8")
+"""Types of factors in a product; sums are f32, for i8 whole numbers."""
+
+BUFFER_BYTES = 256 * MIB
+CACHES_OVER = 4
+"""The buffer is at least so many times the last-level cache: next to nothing of a pass is left for the next."""
+MOST_OF_MEMORY = 8
+"""The buffer takes at most the available memory divided by this."""
+READ_RUNS, PEAK_RUNS = 9, 200
+PEAK_SECONDS = 0.0005
+"""Many short runs: on a machine that others use as well, some of them are left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Several short runs, in bytes or operations a second. `best` is the limit: what slowed the others down was
+    somebody else's work."""
+
+    best: float
+    median: float
+
+    @classmethod
+    def of(cls, runs: list[float]) -> Measurement:
+        return cls(max(runs), statistics.median(runs))
+
+    def to_json(self) -> dict[str, float]:
+        return {"best": self.best, "median": self.median}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes that must come from memory, and operations by type of product; a multiplication and an addition are two."""
+
+    bytes: float = 0.0
+    operations: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def all_operations(self) -> float:
+        return sum(self.operations.values())
+
+    def __add__(self, other: Work) -> Work:
+        types = {**self.operations, **other.operations}
+        added = {name: self.operations.get(name, 0.0) + other.operations.get(name, 0.0) for name in types}
+        return Work(self.bytes + other.bytes, added)
+
+    def times(self, count: float) -> Work:
+        """The same work `count` times."""
+        return Work(self.bytes * count, {name: number * count for name, number in self.operations.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The least time of a piece of work, in seconds; it is the larger one of the two."""
+
+    memory_s: float
+    compute_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory_s, self.compute_s)
+
+    @property
+    def bound(self) -> str:
+        """What cannot go faster: "memory" or "compute"."""
+        return "memory" if self.memory_s >= self.compute_s else "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The limits of one instruction set on this machine.
+
+    read: bytes a second by all threads from memory; read_one: by one thread alone.
+    peaks: operations a second by all threads, for each type that the set multiplies.
+    """
+
+    kernels: str
+    threads: int
+    buffer_bytes: int
+    read: Measurement
+    read_one: Measurement
+    peaks: Mapping[str, Measurement]
+
+    def limit(self, work: Work) -> Limit:
+        """How long the work takes at least. Raises KeyError for a type of product that was not measured."""
+        compute = sum(number / self.peaks[name].best for name, number in work.operations.items())
+        return Limit(work.bytes / max(self.read.best, self.read_one.best), compute)
+
+    def to_json(self) -> dict[str, Any]:
+        """Bytes and operations a second, best and median of the runs."""
+        return {
+            "kernels": self.kernels,
+            "threads": self.threads,
+            "buffer_bytes": self.buffer_bytes,
+            "read_bytes_per_s": self.read.to_json(),
+            "read_one_thread_bytes_per_s": self.read_one.to_json(),
+            "peak_operations_per_s": {name: peak.to_json() for name, peak in self.peaks.items()},
+        }
+
+    def describe(self) -> str:
+        """One line for people."""
+        peaks = ", ".join(f"{name} {peak.best / 1e9:,.0f}" for name, peak in self.peaks.items())
+        return (
+            f"roofline ({self.kernels}, {self.threads} threads): reads {self.read.best / 1e9:.1f} GB/s "
+            f"({self.read_one.best / 1e9:.1f} by one thread), products in GFLOP/s: {peaks}"
+        )
+
+
+def measure_roofline(kernels: str | None = None, threads: int | None = None) -> Roofline | None:
+    """Measure this machine's limits, in about two seconds; once a process for the same arguments.
+
+    `kernels` names the instruction set, the best that runs here if None; `threads` is every usable core if None.
+    None without the native kernels. Raises ValueError for kernels that do not run here.
+    """
+    if _native is None:
+        return None
+    return _measured(kernels or _native.available_kernels()[0], threads or detect().cores.usable)
+
+
+@functools.cache
+def _measured(kernels: str, threads: int) -> Roofline:
+    assert _native is not None
+    size = buffer_bytes(detect().caches.l3 or 0, this_machine().memory_available)
+    reads = {
+        count: Measurement.of(_native.measure_read(kernels, threads=count, buffer_bytes=size, runs=READ_RUNS))
+        for count in {threads, 1}
+    }
+    peaks = {
+        name: Measurement.of(runs)
+        for name in PRODUCTS
+        if (
+            runs := _native.measure_peak(kernels, name, threads=threads, seconds=PEAK_SECONDS, runs=PEAK_RUNS)
+        )
+    }
+    return Roofline(kernels, threads, size, reads[threads], reads[1], peaks)
+
+
+def buffer_bytes(last_level_cache: int, memory_available: int) -> int:
+    """How much memory to read: far more than the cache holds, as far as memory allows."""
+    wanted = max(BUFFER_BYTES, CACHES_OVER * last_level_cache)
+    return max(MIB, min(wanted, memory_available // MOST_OF_MEMORY))
