@@ -4,10 +4,18 @@
 
 #include <nanobind/nanobind.h>
 
+#include "kernels.h"
+
 namespace headrace {
+
+// The Python class Kernels: a table of find_kernels, which is never freed.
+struct KernelSet {
+    const Kernels* table;
+};
 
 void bind_cpu_features(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 void bind_roofline(nanobind::module_& m);
+void bind_team(nanobind::module_& m);
 
 }  // namespace headrace

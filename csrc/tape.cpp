@@ -1,0 +1,176 @@
+#include "tape.h"
+
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+
+namespace headrace {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+void check_count(const char* what, int count, int most) {
+    if (count < 0 || count > most) {
+        refuse("the step has " + std::to_string(count) + " " + what + ", the tape has room for " + std::to_string(most));
+    }
+}
+
+// Completes a call with what this step brings, and makes it.
+struct Player {
+    const Kernels& kernels;
+    Team& team;
+    const Step& step;
+    Scope scope;
+    void* scratch;
+
+    int rows() const { return scope == Scope::tokens ? step.tokens : step.logits; }
+
+    void operator()(EmbedArgs& a) const {
+        a.ids = step.ids;
+        a.rows = step.tokens;
+        kernels.embed(a, team);
+    }
+    void operator()(EncodeArgs& a) const {
+        a.rows = rows();
+        a.gather = scope == Scope::gathered ? step.logits_rows : nullptr;
+        kernels.encode(a, team);
+    }
+    void operator()(LinearArgs& a) const {
+        a.rows = rows();
+        kernels.linear(a, team);
+    }
+    void operator()(RotationArgs& a) const { kernels.rotations(a, team); }
+    void operator()(RopeArgs& a) const { kernels.rope_and_write(a, team); }
+    void operator()(AttentionArgs& a) const {
+        a.scratch = scratch;
+        kernels.attention(a, team);
+    }
+    void operator()(SoftCapArgs& a) const {
+        a.rows = rows();
+        kernels.soft_cap(a, team);
+    }
+    void operator()(ArgmaxArgs& a) const {
+        a.rows = rows();
+        kernels.argmax(a, team);
+    }
+};
+
+}  // namespace
+
+Tape::Tape(const Kernels& kernels, Team& team, TapeSizes sizes) : kernels_(kernels), team_(team), sizes_(sizes) {
+    if (sizes.tokens < 1 || sizes.seqs < 1 || sizes.logits < 1 || sizes.logits > sizes.tokens || sizes.vocab < 1) {
+        refuse("a tape needs room for at least one token, sequence and row of logits, which are no more than tokens");
+    }
+}
+
+int Tape::add_group(const KVGroup& group) {
+    groups_.push_back(group);
+    return static_cast<int>(groups_.size()) - 1;
+}
+
+Rows Tape::rows(DType type, int cols, int group) {
+    const int padded = (cols + kInputAlign - 1) / kInputAlign * kInputAlign;
+    Rows rows;
+    rows.type = type;
+    rows.stride = (padded * dtype_bytes(type) + 63) / 64 * 64;
+    rows.data = arena_.take(rows.stride * sizes_.tokens);
+    if (type == DType::i8) {
+        rows.group = group > 0 && group < padded ? group : padded;
+        rows.groups = (padded + rows.group - 1) / rows.group;
+        const std::size_t count = static_cast<std::size_t>(rows.groups) * sizes_.tokens;
+        rows.scales = arena_.take_array<float>(count);
+        rows.sums = arena_.take_array<std::int32_t>(count);
+    }
+    return rows;
+}
+
+void Tape::append(Call call, Scope scope, std::string name, int layer) {
+    if (auto* rope = std::get_if<RopeArgs>(&call)) rope->step = &step_;
+    if (auto* rotation = std::get_if<RotationArgs>(&call)) rotation->step = &step_;
+    if (auto* attention = std::get_if<AttentionArgs>(&call)) {
+        attention->step = &step_;
+        const std::size_t bytes =
+            kernels_.attention_scratch(*attention, sizes_.tokens, sizes_.seqs, team_.size());
+        if (bytes > scratch_bytes_) {
+            scratch_ = arena_.take(bytes);
+            scratch_bytes_ = bytes;
+        }
+    }
+    instructions_.push_back({std::move(call), scope, std::move(name), layer});
+}
+
+float* Tape::logits_buffer() {
+    if (!logits_) logits_ = arena_.take_array<float>(static_cast<std::size_t>(sizes_.logits) * sizes_.vocab);
+    return logits_;
+}
+
+void Tape::run(const Step& step) {
+    check(step);
+    step_ = step;
+    for (Instruction& instruction : instructions_) {
+        if (instruction.scope != Scope::tokens && step.logits == 0) continue;
+        const Player player{kernels_, team_, step_, instruction.scope, scratch_};
+        if (!profiling_) {
+            std::visit(player, instruction.call);
+            continue;
+        }
+        const auto start = std::chrono::steady_clock::now();
+        std::visit(player, instruction.call);
+        const auto spent = std::chrono::steady_clock::now() - start;
+        instruction.nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count();
+        add_cost(instruction, step_);
+    }
+}
+
+void Tape::clear_profile() {
+    for (Instruction& instruction : instructions_) {
+        instruction.nanoseconds = 0;
+        instruction.bytes = instruction.operations = 0;
+    }
+}
+
+void Tape::check(const Step& step) const {
+    check_count("tokens", step.tokens, sizes_.tokens);
+    check_count("sequences", step.seqs, sizes_.seqs);
+    check_count("rows of logits", step.logits, sizes_.logits);
+    for (int t = 0; t < step.tokens; ++t) {
+        if (step.ids[t] < 0 || step.ids[t] >= sizes_.vocab) {
+            refuse("token id " + std::to_string(step.ids[t]) + " is outside the vocabulary");
+        }
+        if (step.positions[t] < 0) refuse("a position is negative");
+    }
+    if (step.cu_q[0] != 0 || step.cu_q[step.seqs] != step.tokens) refuse("cu_q must go from 0 to the number of tokens");
+    for (int s = 0; s < step.seqs; ++s) {
+        const int begin = step.cu_q[s], end = step.cu_q[s + 1];
+        if (end < begin || end > step.tokens) refuse("cu_q must not fall");
+        if (begin == end) continue;
+        for (int t = begin; t < end; ++t) {
+            if (step.positions[t] != step.positions[begin] + (t - begin)) refuse("positions of a sequence must follow");
+        }
+        if (step.kv_lens[s] != step.positions[end - 1] + 1) refuse("kv_lens must end with a sequence's last position");
+    }
+    for (int r = 0; r < step.logits; ++r) {
+        if (step.logits_rows[r] < 0 || step.logits_rows[r] >= step.tokens) refuse("logits_rows points past the tokens");
+    }
+    for (std::size_t g = 0; g < groups_.size(); ++g) check_group(step, groups_[g], step.groups[g]);
+}
+
+void Tape::check_group(const Step& step, const KVGroup& group, const GroupTables& tables) const {
+    const std::int64_t slots = static_cast<std::int64_t>(group.num_blocks) * group.block_size;
+    for (int t = 0; t < step.tokens; ++t) {
+        if (tables.slots[t] < 0 || tables.slots[t] >= slots) refuse("a slot points outside the KV cache");
+    }
+    for (int s = 0; s < step.seqs; ++s) {
+        const std::int64_t blocks = (step.kv_lens[s] + group.block_size - 1) / group.block_size;
+        const std::int64_t live = blocks - tables.dropped[s];
+        if (tables.dropped[s] < 0 || live < 0 || live > tables.table_width) {
+            refuse("a block table is shorter than its sequence");
+        }
+        const std::int32_t* table = tables.block_tables + static_cast<std::size_t>(s) * tables.table_width;
+        for (std::int64_t entry = 0; entry < live; ++entry) {
+            if (table[entry] < 0 || table[entry] >= group.num_blocks) refuse("a block table points outside the KV cache");
+        }
+    }
+}
+
+}  // namespace headrace

@@ -1,0 +1,102 @@
+// A model as a flat list of kernel calls over memory that is allocated once. Built a call at a time when a model is
+// loaded, then replayed once a step, for any number of tokens and sequences up to the maximum.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "arena.h"
+#include "kernels.h"
+
+namespace headrace {
+
+struct TapeSizes {
+    int tokens = 0;  // most tokens of a step
+    int seqs = 0;    // most sequences
+    int logits = 0;  // most rows of logits
+    int vocab = 0;   // token ids are below this
+};
+
+struct KVGroup {
+    int block_size = 0;
+    int num_blocks = 0;
+    int sink_blocks = 0;
+};
+
+// Which rows a call works on. `gathered` reads rows of tokens and writes rows of logits (encode only).
+enum class Scope : std::uint8_t {
+    tokens,    // one a token
+    gathered,  // those of logits_rows, taken from among the tokens'
+    logits,    // one a row of logits
+};
+
+using Call = std::variant<EmbedArgs, EncodeArgs, LinearArgs, RotationArgs, RopeArgs, AttentionArgs, SoftCapArgs,
+                          ArgmaxArgs>;
+
+struct Instruction {
+    Call call;
+    Scope scope = Scope::tokens;
+    std::string name;
+    int layer = -1;             // -1: outside the layers
+    // Sums over the runs since the profile was last cleared; they stay 0 unless it is on.
+    std::int64_t nanoseconds = 0;
+    double bytes = 0;           // that had to be read or written, each once
+    double operations = 0;      // multiplications and additions
+};
+
+class Tape {
+public:
+    // `kernels` and `team` must outlive the tape.
+    Tape(const Kernels& kernels, Team& team, TapeSizes sizes);
+
+    // ---- Building. Calls run in the order in which they are appended. ----
+
+    const TapeSizes& sizes() const { return sizes_; }
+    int add_group(const KVGroup& group);
+
+    // Room for a row of `cols` features a token, padded with zeros to kInputAlign. i8 rows have a scale and a sum
+    // for each `group` features.
+    Rows rows(DType type, int cols, int group = 0);
+    void* bytes_per_token(std::size_t bytes) { return arena_.take(bytes * sizes_.tokens); }
+
+    // What depends on the step (rows, ids, gather, step, scratch) is filled in at every run.
+    void append(Call call, Scope scope, std::string name, int layer);
+
+    // Where logits go: [sizes.logits, vocab] floats.
+    float* logits_buffer();
+
+    // ---- Running ----
+
+    // Replays the tape. Throws std::invalid_argument for a step that does not fit: too large, or with an index that
+    // points outside its array. One thread at a time.
+    void run(const Step& step);
+
+    void profile(bool on) { profiling_ = on; }
+    void clear_profile();
+    const std::vector<Instruction>& instructions() const { return instructions_; }
+    const Step& step() const { return step_; }
+    std::size_t arena_bytes() const { return arena_.bytes(); }
+
+private:
+    void check(const Step& step) const;
+    void check_group(const Step& step, const KVGroup& group, const GroupTables& tables) const;
+
+    const Kernels& kernels_;
+    Team& team_;
+    TapeSizes sizes_;
+    Arena arena_;
+    std::vector<KVGroup> groups_;
+    std::vector<Instruction> instructions_;
+    Step step_;
+    float* logits_ = nullptr;
+    std::size_t scratch_bytes_ = 0;
+    void* scratch_ = nullptr;
+    bool profiling_ = false;
+};
+
+// What one call costs at this step: bytes touched (each once) and operations. Adds to the instruction's sums.
+void add_cost(Instruction& instruction, const Step& step);
+
+}  // namespace headrace

@@ -1,0 +1,82 @@
+// What a call must read, write and calculate at least: the numbers that its time is held against.
+#include "tape.h"
+
+namespace headrace {
+namespace {
+
+struct Cost {
+    double bytes = 0;
+    double operations = 0;
+};
+
+double row_bytes(const Rows& rows, int features) {
+    const double scales = rows.type == DType::i8 ? 8.0 * rows.groups : 0.0;
+    return static_cast<double>(features) * dtype_bytes(rows.type) + scales;
+}
+
+double weight_bytes(const Matrix& m) {
+    const double scales = static_cast<double>(m.panels) * m.groups * kPanel * (m.scales ? sizeof(f16_t) : 0);
+    const double zeros = static_cast<double>(m.panels) * m.groups * kPanel * (m.zeros ? 1 : 0);
+    const double bias = static_cast<double>(m.panels) * kPanel * (m.bias ? sizeof(float) : 0);
+    return static_cast<double>(m.panels) * m.panel_bytes + scales + zeros + bias;
+}
+
+struct Costs {
+    const Step& step;
+    Scope scope;
+
+    double rows() const { return scope == Scope::tokens ? step.tokens : step.logits; }
+
+    Cost operator()(const EmbedArgs& a) const {
+        return {rows() * a.cols * (dtype_bytes(a.type) + sizeof(float)), 0};
+    }
+    Cost operator()(const EncodeArgs& a) const {
+        return {rows() * (a.cols * sizeof(float) + row_bytes(a.out, a.cols_padded)),
+                rows() * a.cols * (a.norm ? 4.0 : 0.0)};
+    }
+    Cost operator()(const LinearArgs& a) const {
+        const Matrix& m = *a.weight;
+        const double features = a.epilogue == Epilogue::gate ? m.rows / 2.0 : m.rows;
+        const double written = features * dtype_bytes(a.out_type) * (a.epilogue == Epilogue::add ? 2 : 1);
+        return {weight_bytes(m) + rows() * (row_bytes(a.in, m.cols) + written), 2.0 * rows() * m.rows * m.cols};
+    }
+    Cost operator()(const RotationArgs& a) const { return {2.0 * step.tokens * a.half * sizeof(float), 0}; }
+    Cost operator()(const RopeArgs& a) const {
+        const double q = static_cast<double>(a.num_heads) * a.kv.head_dim;
+        const double kv = 2.0 * a.kv.num_kv_heads * a.kv.head_dim;
+        const double written = q * dtype_bytes(a.q_type) + kv * dtype_bytes(a.kv.type);
+        return {step.tokens * ((q + kv) * sizeof(float) + written), step.tokens * (q + kv / 2) * 3.0};
+    }
+    Cost operator()(const AttentionArgs& a) const {
+        double keys = 0, pairs = 0;  // positions read, and (query, key) pairs that see each other
+        for (int s = 0; s < step.seqs; ++s) {
+            const int begin = step.cu_q[s], end = step.cu_q[s + 1];
+            if (begin == end) continue;
+            keys += visible(a, step.positions[end - 1], end - begin);
+            for (int t = begin; t < end; ++t) pairs += visible(a, step.positions[t], 1);
+        }
+        const double width = static_cast<double>(a.num_heads) * a.kv.head_dim;
+        const double kv = 2.0 * a.kv.num_kv_heads * a.kv.head_dim * dtype_bytes(a.kv.type);
+        const double q = width * (a.kv.type == DType::f32 ? 4 : 2);
+        return {keys * kv + step.tokens * (q + width * dtype_bytes(a.out_type)), 4.0 * pairs * width};
+    }
+    Cost operator()(const SoftCapArgs& a) const { return {rows() * a.cols * 8.0, rows() * a.cols * 2.0}; }
+    Cost operator()(const ArgmaxArgs& a) const { return {rows() * a.cols * 4.0, rows() * a.cols * 1.0}; }
+
+    // Keys that the last of `queries` neighbouring positions, or those before it, can see.
+    static double visible(const AttentionArgs& a, std::int64_t position, int queries) {
+        const std::int64_t all = position + 1;
+        const std::int64_t reach = static_cast<std::int64_t>(a.window) + a.sinks + queries - 1;
+        return static_cast<double>(a.window > 0 && reach < all ? reach : all);
+    }
+};
+
+}  // namespace
+
+void add_cost(Instruction& instruction, const Step& step) {
+    const Cost cost = std::visit(Costs{step, instruction.scope}, instruction.call);
+    instruction.bytes += cost.bytes;
+    instruction.operations += cost.operations;
+}
+
+}  // namespace headrace
