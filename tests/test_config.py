@@ -126,8 +126,9 @@ def test_kv_cache_memory_that_is_no_size(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"quantization": "int4"}, "quantization is not available in this version"),
-        ({"quantization": "auto"}, "quantization is not available in this version"),
+        ({"quantization": "auto"}, "quantization 'auto' is none of the formats here: int8 or int4"),
+        ({"quantization": 4}, "quantization must be text"),
+        ({"ops_force": "sse2"}, "ops_force must be one of amx, avx512"),
         ({"speculative": {"method": "ngram"}}, "speculative is not available in this version"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size 2 is not available in this version"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of"),
@@ -183,6 +184,7 @@ CONFIGS = st.builds(
     batch_wait_s=st.none() | st.floats(0, 3600),
     sliding_window=st.just(64),
     attention_sinks=st.none() | st.integers(0, 16),
+    quantization=st.sampled_from([None, "int8", "int4-g128", "int4-g32-asym-a16"]),
     seed=st.integers(-(2**63), 2**63 - 1),
     ops_force=st.none() | st.just("reference"),
 )

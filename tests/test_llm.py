@@ -270,8 +270,8 @@ def test_unknown_models_and_options() -> None:
         assert_one_sentence(caught.value)
     with pytest.raises(ConfigError, match="did you mean max_model_len"):
         LLM("tale", max_model_length=3)
-    with pytest.raises(ConfigError, match="not available in this version"):
-        LLM("tale", quantization="int4")
+    with pytest.raises(ConfigError, match="none of the formats here"):
+        LLM("tale", quantization="int3")
 
 
 def test_a_shape_runs_on_token_ids_alone() -> None:

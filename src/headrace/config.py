@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
 from headrace.errors import ConfigError
+from headrace.ops.candidates import OPS_NAMES
 from headrace.plan.units import TIB, parse_bytes
+from headrace.quant.format import parse_format
 
 MAX_LENGTH = 2**31 - 1  # tokens of a sequence, a window or a batch; lengths are int32
 MAX_SEQS = 65_536
@@ -28,7 +30,10 @@ class EngineConfig:
     """Engine options; None and "auto" leave a choice to `resolve`. Names follow vLLM's where they can.
 
     model: bundled name, folder, file or hub id.
-    dtype: compute type; kv_cache_dtype must be the same in this version.
+    dtype: compute type of embeddings, dense weights and activations.
+    kv_cache_dtype: stored keys and values; only the native CPU kernels take another type than dtype, or int8.
+    quantization: weights in fewer bits, rounded at load: int8 or int4, then -g32, -g64, -g128 or -channel for the
+    group, -asym for zero points, -a16 to keep activations in bf16; see quant.format.
     max_model_len: longest sequence, prompt and output, in tokens.
     max_num_seqs, max_num_batched_tokens: most sequences and tokens of one step.
     kv_cache_memory: bytes, or text such as "512MiB" or "2GB"; num_kv_blocks: blocks of each KV group instead.
@@ -36,7 +41,8 @@ class EngineConfig:
     kv_layout: "contiguous" is one block of max_model_len tokens a sequence.
     batch_size, batch_wait_s, batch_max_tokens: when a "static" or "dynamic" batch starts.
     attention_sinks, sliding_window: keep only the first and the last tokens (StreamingLLM, Xiao et al. 2023).
-    ops_force: implementation to take for every op that has one of this name, such as "reference".
+    pin_threads: bind each CPU thread to a core of its own.
+    ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
 
     Raises ConfigError from the constructor where a value is out of range or asks for what this version lacks.
     """
@@ -65,6 +71,7 @@ class EngineConfig:
     sliding_window: int | None = None
     seed: int = 0
     num_threads: int | None = None
+    pin_threads: bool = False
     ops_force: str | None = None
     load_format: str = "auto"
     quantization: str | None = None
@@ -79,10 +86,12 @@ class EngineConfig:
             put(self, "kv_cache_memory", parse_bytes(self.kv_cache_memory))
         _check_text("model", self.model)
         if self.ops_force is not None:
-            _check_text("ops_force", self.ops_force)
-        for name in ("quantization", "speculative"):
-            if getattr(self, name) is not None:
-                raise ConfigError(f"{name} is not available in this version; leave it out")
+            _check_choice("ops_force", self.ops_force, OPS_NAMES)
+        if self.quantization is not None:
+            _check_text("quantization", self.quantization)
+            put(self, "quantization", parse_format(self.quantization).name)
+        if self.speculative is not None:
+            raise ConfigError("speculative is not available in this version; leave it out")
         for name, allowed in _CHOICES.items():
             _check_choice(name, getattr(self, name), allowed)
         for name, (low, high) in _INT_RANGES.items():
@@ -160,7 +169,7 @@ class EngineConfig:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "float32", "float16", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
-    "kv_cache_dtype": ("auto", "float32", "float16", "bfloat16"),
+    "kv_cache_dtype": ("auto", "float32", "float16", "bfloat16", "int8"),
     "kv_layout": ("paged", "contiguous"),
     "batching": ("continuous", "static", "dynamic"),
     "scheduling_policy": ("fcfs", "priority", "fair"),
@@ -183,7 +192,7 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "tensor_parallel_size": (1, 1024),
 }
 _REQUIRED_INTS = ("seed", "tensor_parallel_size")
-_BOOLS = ("enable_prefix_caching", "enable_chunked_prefill", "kv_cache")
+_BOOLS = ("enable_prefix_caching", "enable_chunked_prefill", "kv_cache", "pin_threads")
 _DYNAMIC_ONLY = ("batch_wait_s", "batch_max_tokens")
 
 # Names that users of other engines type, and ours for the same wish.

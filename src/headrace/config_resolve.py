@@ -9,10 +9,12 @@ from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
+from headrace.plan.formats import memory_format
 from headrace.plan.hardware import DeviceKind, Machine
+from headrace.plan.kernels import choose_kernels, choose_kv_dtype
 from headrace.plan.kv import kv_groups, largest, pool_bytes, streaming_spec, useful_bytes
 from headrace.plan.resolved import ResolvedConfig
-from headrace.plan.units import DTYPE_BYTES, GIB, format_bytes
+from headrace.plan.units import GIB, format_bytes
 
 ASKED = "asked for"
 
@@ -31,7 +33,7 @@ _DEFAULTS: dict[DeviceKind, _Defaults] = {
     "cpu": _Defaults(max_num_seqs=64, max_num_batched_tokens=512, kv_percent=50, kv_most=4 * GIB),
     "cuda": _Defaults(max_num_seqs=256, max_num_batched_tokens=2048, kv_percent=90, kv_most=None),
 }
-_BLOCK_SIZE = 16
+_BLOCK_SIZE, _NATIVE_BLOCK_SIZE = 16, 32
 _RECOMPUTE_TOKENS = 4096  # a step without a KV cache takes whole sequences
 _BATCH_SIZE, _BATCH_WAIT_S, _BATCH_MAX_TOKENS = 8, 0.05, 8192
 
@@ -46,9 +48,10 @@ _PASSED: dict[str, str] = {
     "attention_sinks": "none beyond what the model says",
     "sliding_window": "none beyond what the model says",
     "seed": "fixed, so that two runs give the same tokens",
+    "pin_threads": "the system moves threads where there is room",
     "ops_force": "every op takes its first candidate that accepts",
     "load_format": "chosen by what the model's folder holds",
-    "quantization": "not available in this version",
+    "quantization": "weights keep the bits that the compute type has",
     "speculative": "not available in this version",
     "tensor_parallel_size": "one device; more are not available in this version",
 }
@@ -64,17 +67,27 @@ def resolve(
     """
     reasons = {name: reason if _is_default(config, name) else ASKED for name, reason in _PASSED.items()}
     device = _device(config, machine, reasons)
-    dtype = _dtype(config, spec, dtypes or dtype_info(machine), reasons)
+    dtype, reasons["dtype"] = choose_dtype(
+        config.dtype,
+        spec.checkpoint_dtype,
+        dtypes or dtype_info(machine),
+        ASKED,
+        quantized=config.quantization is not None,
+    )
+    kernels = choose_kernels(spec, machine, dtype, config.quantization, config.ops_force)
+    native, reasons["kernels"] = kernels.name is not None, kernels.reason
+    kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
     streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
     _check_context(config, spec, streamed)
     defaults = _DEFAULTS[device]
     seqs = _num_seqs(config, defaults, reasons)
+    default_block = _NATIVE_BLOCK_SIZE if native else _BLOCK_SIZE
     fit = Fit(
         spec=streamed,
         memory=machine.memory_available,
-        element_bytes=DTYPE_BYTES[dtype],
+        stored=memory_format(dtype, kv_dtype, kernels.weights),
         max_num_seqs=seqs,
-        block_size=None if config.kv_layout == "contiguous" else config.block_size or _BLOCK_SIZE,
+        block_size=None if config.kv_layout == "contiguous" else config.block_size or default_block,
         batched_tokens=config.max_num_batched_tokens,
         default_tokens=_default_tokens(config, spec, seqs, defaults),
         whole_prompts=not (config.enable_chunked_prefill and config.kv_cache),
@@ -88,6 +101,7 @@ def resolve(
     groups = kv_groups(demands, counts)
     pool = pool_bytes(demands, counts)
     _explain_step(config, fit, length, defaults, reasons)
+    _explain_block(config, fit, native, reasons)
     _explain_kv(config, fit, length, defaults, reasons)
     _explain_switches(config, reasons)
     chunked = config.enable_chunked_prefill and config.kv_cache
@@ -96,7 +110,7 @@ def resolve(
         model=config.model,
         device=device,
         dtype=dtype,
-        kv_cache_dtype=dtype,
+        kv_cache_dtype=kv_dtype,
         max_model_len=length,
         max_num_seqs=fit.max_num_seqs,
         max_num_batched_tokens=fit.step_tokens(length),
@@ -118,7 +132,9 @@ def resolve(
         preemption_victim=config.preemption_victim,
         seed=config.seed,
         num_threads=config.num_threads or machine.cores,
+        pin_threads=config.pin_threads,
         ops_force=config.ops_force,
+        kernels=kernels.name,
         load_format=config.load_format,
         quantization=config.quantization,
         speculative=config.speculative,
@@ -140,18 +156,6 @@ def _device(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> 
         raise ConfigError(f"device {config.device} was asked for, but the machine to run on {has}")
     reasons["device"] = f"the machine is {machine.name}" if config.device == "auto" else ASKED
     return machine.kind
-
-
-def _dtype(config: EngineConfig, spec: ModelSpec, info: DtypeInfo, reasons: dict[str, str]) -> str:
-    dtype, reason = choose_dtype(config.dtype, spec.checkpoint_dtype, info, ASKED)
-    reasons["dtype"] = reason
-    if config.kv_cache_dtype not in ("auto", dtype):
-        raise ConfigError(
-            f"kv_cache_dtype {config.kv_cache_dtype} differs from the compute type {dtype}, "
-            "which this version cannot do"
-        )
-    reasons["kv_cache_dtype"] = "the compute type" if config.kv_cache_dtype == "auto" else ASKED
-    return dtype
 
 
 def _check_context(config: EngineConfig, spec: ModelSpec, streamed: ModelSpec) -> None:
@@ -246,15 +250,20 @@ def _explain_step(
     reasons["max_num_batched_tokens"] = reason
 
 
-def _explain_kv(
-    config: EngineConfig, fit: Fit, length: int, defaults: _Defaults, reasons: dict[str, str]
-) -> None:
+def _explain_block(config: EngineConfig, fit: Fit, native: bool, reasons: dict[str, str]) -> None:
     if fit.block_size is None:
         reasons["block_size"] = "max_model_len, the contiguous layout"
     elif config.block_size is not None:
         reasons["block_size"] = ASKED
+    elif native:
+        reasons["block_size"] = "as many keys as one step of a matrix unit multiplies"
     else:
         reasons["block_size"] = "wastes half a block a sequence on average, and keeps block tables short"
+
+
+def _explain_kv(
+    config: EngineConfig, fit: Fit, length: int, defaults: _Defaults, reasons: dict[str, str]
+) -> None:
     useful = useful_bytes(fit.demands(length))
     share = fit.free(length) * defaults.kv_percent // 100
     if fit.kv_bytes is not None:

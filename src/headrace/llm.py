@@ -25,8 +25,9 @@ from headrace.models.loader import DTYPES, load_weights
 from headrace.models.source import ModelSource, resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.ops.candidates import DEFAULT_TABLE
-from headrace.ops.table import Ops
+from headrace.ops.table import DENSE, Selection
 from headrace.plan.hardware import this_machine
+from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
@@ -63,7 +64,7 @@ class Survey:
     spec: ModelSpec  # with streaming options put in
     resolved: ResolvedConfig
     ledger: Ledger
-    ops: Ops
+    ops: Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,17 @@ def survey(config: EngineConfig) -> Survey:
     """
     source = resolve_model(config.model)
     stored = read_spec(source.config, source.generation_config)
-    resolved = resolve(config, stored, this_machine())
+    machine = this_machine()
+    resolved = resolve(config, stored, machine)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
-    ops = DEFAULT_TABLE.bind(device=resolved.device, dtype=resolved.dtype, force=resolved.ops_force)
+    weights = resolved.weight_format
+    ops = DEFAULT_TABLE.select(
+        device=resolved.device,
+        dtype=resolved.dtype,
+        formats=(DENSE if weights is None else weights.name,),
+        facts=op_facts(spec, machine),
+        force=resolved.ops_force,
+    )
     return Survey(source, spec, resolved, ledger(spec, resolved), ops)
 
 
@@ -99,7 +108,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     torch.set_num_threads(resolved.num_threads)
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     weights = load_weights(source, spec, dtype=dtype, device=device, seed=resolved.seed, progress=progress)
-    decoder = Decoder(spec, weights, plan.ops, device, resolved.max_model_len)
+    decoder = Decoder(spec, weights, plan.ops.load(), device, resolved.max_model_len)
     kv = KVStorage(spec, resolved.kv_groups, dtype, device)
     executor = ModelExecutor(
         TorchModel(decoder, kv, device),

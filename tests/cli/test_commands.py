@@ -61,7 +61,7 @@ def test_help_and_version_are_quick_because_they_load_no_model_code() -> None:
         (["inspect", "no-such-model"], "there is no model"),
         (["inspect", "--max-model-len", "0"], "max_model_len"),
         (["inspect", "--kv-cache-memory", "lots"], "lots"),
-        (["inspect", "--quantization", "int4"], "not available in this version"),
+        (["inspect", "--quantization", "int3"], "none of the formats here"),
         (["generate"], "there is no prompt"),
         (["generate", "--file", "/no/such/file"], "cannot be read"),
         (["generate", "a", "--temperature", "nan"], "temperature"),

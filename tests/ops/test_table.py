@@ -8,8 +8,9 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.ops import reference, torch_fast
-from headrace.ops.candidates import DEFAULT_TABLE
-from headrace.ops.table import PLAIN_OPS, WEIGHT_OPS, Candidate, Facts, OpKey, OpTable
+from headrace.ops.candidates import DEFAULT_TABLE, OPS_NAMES
+from headrace.ops.cpu.support import EMULATED, INSTRUCTION_SETS, native_facts
+from headrace.ops.table import PLAIN_OPS, WEIGHT_OPS, Candidate, Facts, OpKey, OpTable, Selection
 
 
 def fast_attention(*args: Any, **kwargs: Any) -> None: ...
@@ -96,3 +97,85 @@ def test_default_table_prefers_batched_attention_and_can_be_forced_to_the_refere
     assert {name for _, _, name, _ in forced.rows()} == {"reference"}
     with pytest.raises(ConfigError, match="dense weights only"):
         DEFAULT_TABLE.bind(device="cpu", dtype="float32", formats=("int4",))
+
+
+# -- suites: the kernels of one instruction set serve every op or none --------------------------------------
+
+
+def _select(
+    kernels: tuple[str, ...] = ("avx512", "avx2", "portable", EMULATED),
+    dims: tuple[int, ...] = (64,),
+    **options: Any,
+) -> Selection:
+    facts = native_facts(kernels, "never built", dims)
+    return DEFAULT_TABLE.select(
+        **{"device": "cpu", "dtype": "bfloat16", "formats": ("bf16",), "facts": facts, **options}
+    )
+
+
+def test_the_best_instruction_set_serves_every_op() -> None:
+    chosen = _select()
+    assert chosen.suite == "avx512"
+    assert {name for _, _, name, _ in chosen.rows()} == {"avx512"}
+    assert {why for *_, why in chosen.rows()} == {"amx: not on this CPU, or not in this build"}
+    assert _select(("avx2", "portable")).suite == "avx2"
+    assert _select(formats=("int4-g64", "bf16")).suite == "avx512"
+
+
+@pytest.mark.parametrize("name", [*INSTRUCTION_SETS, EMULATED])
+def test_any_set_can_be_forced_where_it_is(name: str) -> None:
+    chosen = _select((*INSTRUCTION_SETS, EMULATED), force=name)
+    assert chosen.suite == name and {row[2] for row in chosen.rows()} == {name}
+    with pytest.raises(ConfigError, match="not on this CPU"):
+        _select(tuple({*INSTRUCTION_SETS} - {name}), force=name)
+
+
+def test_emulation_is_never_chosen_by_itself() -> None:
+    assert _select((EMULATED,), formats=("dense",)).suite is None
+    assert _select((EMULATED, "portable")).suite == "portable"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dims": (64, 72)}, "avx2, portable: heads of 72 channels are not a multiple of 16"),
+        ({"kernels": ()}, "never built"),
+        ({"device": "cuda"}, "runs on CPUs only"),
+        ({"dtype": "float16"}, "not in float16"),
+        ({}, "reads packed weights only"),
+    ],
+)
+def test_one_op_that_refuses_leaves_the_whole_model_to_torch(options: dict[str, Any], words: str) -> None:
+    chosen = _select(**{"formats": ("dense",), **options})
+    assert chosen.suite is None
+    for op, _, name, why in chosen.rows():
+        assert name == ("torch" if op == "paged_attention" else "reference")
+        assert words in why, op
+    ops = chosen.load()
+    assert ops.linear["dense"] is reference.linear and ops.paged_attention is torch_fast.paged_attention
+
+
+@pytest.mark.parametrize("name", ["torch", "reference"])
+def test_forcing_torch_leaves_out_the_native_kernels(name: str) -> None:
+    chosen = _select(formats=("dense",), force=name)
+    assert chosen.suite is None and {row[2] for row in chosen.rows()} <= {"torch", "reference"}
+    assert {row[0]: row[2] for row in chosen.rows()}["paged_attention"] == name
+
+
+def test_a_suite_without_an_op_serves_nothing() -> None:
+    def yes(key: OpKey, facts: Facts) -> None:
+        return None
+
+    table = OpTable(
+        [
+            Candidate("linear", "half", packed_linear, yes, suite=True),
+            *(Candidate(op, "plain", getattr(reference, op), yes) for op in PLAIN_OPS + WEIGHT_OPS),
+        ]
+    )
+    chosen = table.select(device="cpu", dtype="float32")
+    assert chosen.suite is None
+    assert {row[0]: row[3] for row in chosen.rows()}["linear"] == "half: has no embedding"
+
+
+def test_names_for_ops_force() -> None:
+    assert set(OPS_NAMES) == {*INSTRUCTION_SETS, EMULATED, "torch", "reference"}

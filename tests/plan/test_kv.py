@@ -14,6 +14,7 @@ from headrace.core.policy import SchedulerConfig
 from headrace.core.types import NewRequest, Retention, SliceResult, StepPlan, StepResult
 from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
+from headrace.plan.formats import KVFormat
 from headrace.plan.kv import (
     KVDemand,
     blocks_at,
@@ -46,7 +47,7 @@ def demands_of(
         max_num_seqs=seqs,
         chunk=chunk,
         least_chunk=least_chunk,
-        element_bytes=4,
+        stored=KVFormat("float32"),
     )
 
 

@@ -18,7 +18,7 @@ from headrace.plan.hardware import HARDWARE, Machine
 from headrace.plan.kv import kv_demands, streaming_spec
 from headrace.plan.ledger import ledger
 from headrace.plan.resolved import ResolvedConfig
-from headrace.plan.units import DTYPE_BYTES, GIB, MIB
+from headrace.plan.units import GIB, MIB
 
 MakeSpec = Callable[..., ModelSpec]
 MakeMachine = Callable[..., Machine]
@@ -63,7 +63,7 @@ def test_explain_names_every_field_once(decide: Decide) -> None:
     explained = resolved.explain()
     names = [name for name, _, _ in explained]
     assert names == [field.name for field in fields(ResolvedConfig) if field.name != "reasons"]
-    assert set(names) == {field.name for field in fields(EngineConfig)} | {"kv_groups"}
+    assert set(names) == {field.name for field in fields(EngineConfig)} | {"kv_groups", "kernels"}
     assert len(dict(resolved.reasons)) == len(resolved.reasons) == len(names)
     for name, value, reason in explained:
         assert value == getattr(resolved, name)
@@ -93,6 +93,7 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "sliding_window": (32, {}),
     "seed": (7, {}),
     "num_threads": (9, {}),
+    "pin_threads": (True, {}),
     "ops_force": ("reference", {}),
     "load_format": ("safetensors", {}),
 }
@@ -131,8 +132,8 @@ def test_device_must_be_there(decide: Decide, make_spec: MakeSpec) -> None:
         resolve(EngineConfig("tale", device="cpu"), make_spec(), gpu)
 
 
-def test_kv_dtype_must_be_the_compute_type(decide: Decide) -> None:
-    assert "which this version cannot do" in refusal(decide, kv_cache_dtype="bfloat16")
+def test_kv_dtype_is_the_compute_type_in_torch(decide: Decide) -> None:
+    assert "which only the native CPU kernels can do" in refusal(decide, kv_cache_dtype="bfloat16")
     assert decide(dtype="bfloat16", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
 
 
@@ -361,7 +362,7 @@ def test_never_more_than_the_memory_and_always_one_longest_sequence(
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
         chunk=resolved.max_num_batched_tokens,
-        element_bytes=DTYPE_BYTES[resolved.dtype],
+        stored=resolved.memory_format.kv,
         least_chunk=1 if resolved.enable_chunked_prefill else None,
     )
     for group, demand in zip(resolved.kv_groups, demands, strict=True):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.config import EngineConfig
+from headrace.ops.candidates import OPS_NAMES
+from headrace.quant.format import GRAMMAR
 
 DEFAULT_MODEL = "tale"
 
@@ -26,7 +28,7 @@ _FLAGS = (
     _Flag("max_num_seqs", int, "N", "most sequences in one step"),
     _Flag("max_num_batched_tokens", int, "N", "most tokens in one step"),
     _Flag("kv_cache_memory", str, "SIZE", "memory of the KV cache, such as 512MiB or 2GB"),
-    _Flag("kv_cache_dtype", str, "TYPE", "type of stored keys and values"),
+    _Flag("kv_cache_dtype", str, "TYPE", "type of stored keys and values: auto, float32, bfloat16, int8"),
     _Flag("block_size", int, "N", "tokens in a KV block"),
     _Flag("num_kv_blocks", int, "N", "KV blocks of each group, instead of a size in bytes"),
     _Flag("enable_prefix_caching", None, "", "reuse the KV of equal prefixes"),
@@ -45,9 +47,10 @@ _FLAGS = (
     _Flag("sliding_window", int, "N", "keep the last N tokens only"),
     _Flag("seed", int, "N", "seed of requests that bring none"),
     _Flag("num_threads", int, "N", "CPU threads"),
-    _Flag("ops_force", str, "NAME", "implementation of the ops, such as reference"),
+    _Flag("pin_threads", None, "", "bind each CPU thread to a core of its own"),
+    _Flag("ops_force", str, "NAME", f"implementation of the ops: {', '.join(OPS_NAMES)}"),
     _Flag("load_format", str, "NAME", "auto or safetensors"),
-    _Flag("quantization", str, "NAME", "weight format; not available in this version"),
+    _Flag("quantization", str, "NAME", f"weights rounded at load: {GRAMMAR}"),
     _Flag("speculative", str, "NAME", "speculative decoding; not available in this version"),
     _Flag("tensor_parallel_size", int, "N", "devices that share each layer; 1 in this version"),
 )

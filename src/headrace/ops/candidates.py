@@ -1,9 +1,9 @@
-"""The implementations that exist, best first."""
+"""The implementations that exist, best first. They are named here and imported where they are used."""
 
 from __future__ import annotations
 
-from headrace.ops import reference, torch_fast
-from headrace.ops.table import DENSE, WEIGHT_OPS, Candidate, Facts, OpKey, OpTable
+from headrace.ops.cpu import support
+from headrace.ops.table import DENSE, PLAIN_OPS, WEIGHT_OPS, Candidate, Facts, OpKey, OpTable
 
 
 def _any(key: OpKey, facts: Facts) -> str | None:
@@ -18,8 +18,15 @@ def _dense_only(key: OpKey, facts: Facts) -> str | None:
 
 DEFAULT_TABLE = OpTable(
     [
-        Candidate("paged_attention", "torch", torch_fast.paged_attention, _any),
-        *(Candidate(name, "reference", getattr(reference, name), _dense_only) for name in reference.__all__),
+        *support.candidates(),
+        Candidate("paged_attention", "torch", "headrace.ops.torch_fast:paged_attention", _any),
+        *(
+            Candidate(op, "reference", f"headrace.ops.reference:{op}", _dense_only)
+            for op in (*PLAIN_OPS, *WEIGHT_OPS)
+        ),
     ]
 )
 """What `headrace` binds from: for each op the candidates in falling preference."""
+
+OPS_NAMES = (*support.INSTRUCTION_SETS, support.EMULATED, "torch", "reference")
+"""What `ops_force` may name."""

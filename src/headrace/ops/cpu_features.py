@@ -64,6 +64,8 @@ class CpuFeatures:
     """True when the C++ extension is here, and the fields come from CPUID."""
     note: str
     """One line for the user: which ops this machine gets, and why."""
+    kernels: tuple[str, ...] = ()
+    """Instruction sets that the native kernels can use here, best first."""
 
     def describe(self) -> str:
         """Three lines for people: the machine, its flags, the note."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:  # the table is read where torch is never loaded
+    import torch
 
 Weight = Any
 """The stored form of a matrix, known only to the ops of its format. Format "dense": a tensor [O, I]."""

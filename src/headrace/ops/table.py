@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,27 @@ class OpKey:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One implementation of one op. `accepts` gives None, or in a few words why it cannot serve the key."""
+    """One implementation of one op. `accepts` gives None, or in a few words why it cannot serve the key.
+
+    target: the function, or "module:function", imported only where the candidate is chosen and used.
+    suite: candidates of one name serve all ops of a model or none, because they share layouts of their own.
+    on_demand: taken only where it is forced.
+    """
 
     op: str
     name: str
-    call: Callable[..., Any]
+    target: Callable[..., Any] | str
     accepts: Callable[[OpKey, Facts], str | None]
+    suite: bool = False
+    on_demand: bool = False
+
+    def load(self) -> Callable[..., Any]:
+        """The function itself."""
+        if not isinstance(self.target, str):
+            return self.target
+        module, _, function = self.target.partition(":")
+        loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        return loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +63,22 @@ class Choice:
     key: OpKey
     candidate: Candidate
     refused: tuple[tuple[str, str], ...]  # (candidate name, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteChoice:
+    """The suite that serves a model, or None, and why those before it do not."""
+
+    name: str | None
+    refused: tuple[tuple[str, str], ...]  # (suite, reason)
+
+    @property
+    def why(self) -> str:
+        """The reasons in one line, equal ones together."""
+        suites: dict[str, list[str]] = {}
+        for name, reason in self.refused:
+            suites.setdefault(reason, []).append(name)
+        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in suites.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +96,37 @@ class Ops:
     choices: tuple[Choice, ...]
 
     def rows(self) -> list[tuple[str, str, str, str]]:
+        """See Selection.rows."""
+        return Selection(None, self.choices).rows()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What was chosen for every key, nothing imported yet. `suite` names the one that serves them all, if one does."""
+
+    suite: str | None
+    choices: tuple[Choice, ...]
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
         """For `headrace inspect`: (op, weight format, chosen candidate, why earlier ones refused), one row a key."""
         return [
-            (
-                choice.key.op,
-                choice.key.format,
-                choice.candidate.name,
-                "; ".join(f"{name}: {reason}" for name, reason in choice.refused),
-            )
+            (choice.key.op, choice.key.format, choice.candidate.name, SuiteChoice(None, choice.refused).why)
             for choice in self.choices
         ]
+
+    def load(self) -> Ops:
+        """Import what was chosen."""
+        plain = {choice.key.op: choice.candidate.load() for choice in self.choices}
+        by_format: dict[str, dict[str, Any]] = {op: {} for op in WEIGHT_OPS}
+        for choice in self.choices:
+            if choice.key.op in WEIGHT_OPS:
+                by_format[choice.key.op][choice.key.format] = choice.candidate.load()
+        return Ops(
+            **{op: plain[op] for op in PLAIN_OPS},
+            linear=by_format["linear"],
+            gated_mlp=by_format["gated_mlp"],
+            choices=self.choices,
+        )
 
 
 class OpTable:
@@ -83,22 +136,79 @@ class OpTable:
         self._candidates: dict[str, list[Candidate]] = {}
         for candidate in candidates:
             self._candidates.setdefault(candidate.op, []).append(candidate)
+        self._suites = dict.fromkeys(candidate.name for candidate in candidates if candidate.suite)
 
-    def choose(self, key: OpKey, facts: Facts, force: str | None = None) -> Choice:
+    def suite(self, keys: Sequence[OpKey], facts: Facts, force: str | None = None) -> SuiteChoice:
+        """The first suite whose candidates accept every key. With `force`, only the suite of that name may."""
+        refused: list[tuple[str, str]] = []
+        for name in self._suites:
+            reason = self._suite_refusal(name, keys, facts, force)
+            if reason is None:
+                return SuiteChoice(name, tuple(refused))
+            refused.append((name, reason))
+        return SuiteChoice(None, tuple(refused))
+
+    def _suite_refusal(self, name: str, keys: Sequence[OpKey], facts: Facts, force: str | None) -> str | None:
+        if force not in (None, name):
+            return f"{force} was asked for"
+        for key in keys:
+            member = next((c for c in self._candidates.get(key.op, ()) if c.suite and c.name == name), None)
+            if member is None:
+                return f"has no {key.op}"
+            if member.on_demand and force != name:
+                return "taken only where it is asked for"
+            reason = member.accepts(key, facts)
+            if reason is not None:
+                return reason
+        return None
+
+    def choose(
+        self, key: OpKey, facts: Facts, force: str | None = None, suite: SuiteChoice | None = None
+    ) -> Choice:
         """The first candidate that accepts `key`; a candidate named `force` goes first and must accept.
 
+        A suite serves only as `suite` says; without it the suite is chosen for this key alone.
         Raises ConfigError if the forced candidate refuses, or if none accepts.
         """
+        chosen = suite or self.suite([key], facts, force)
+        reasons = dict(chosen.refused)
         candidates = self._candidates.get(key.op, [])
         forced = [candidate for candidate in candidates if candidate.name == force]
         refused: list[tuple[str, str]] = []
         for candidate in forced or candidates:
-            reason = candidate.accepts(key, facts)
+            if candidate.suite:
+                if candidate.name == chosen.name:
+                    return Choice(key, candidate, tuple(refused))
+                reason: str | None = reasons.get(candidate.name, f"{chosen.name} serves")
+            else:
+                reason = candidate.accepts(key, facts)
             if reason is None:
                 return Choice(key, candidate, tuple(refused))
-            refused.append((candidate.name, reason))
+            if not candidate.on_demand or candidate.name == force:
+                refused.append((candidate.name, reason))
         why = "; ".join(f"{name}: {reason}" for name, reason in refused) or "there is no candidate"
         raise ConfigError(f"no {key.op} for {key.dtype} {key.format} weights on {key.device} ({why})")
+
+    def select(
+        self,
+        *,
+        device: str,
+        dtype: str,
+        formats: Sequence[str] = (DENSE,),
+        facts: Facts | None = None,
+        force: str | None = None,
+    ) -> Selection:
+        """Choose every op once. `force` names a candidate to prefer for every op that has one of that name.
+
+        Raises ConfigError as `choose` does, and if no op has a candidate named `force`.
+        """
+        names = {candidate.name for group in self._candidates.values() for candidate in group}
+        if force is not None and force not in names:
+            raise ConfigError(f"no op is implemented by {force!r}; there are {', '.join(sorted(names))}")
+        known = facts or {}
+        keys = op_keys(device, dtype, formats)
+        suite = self.suite(keys, known, force)
+        return Selection(suite.name, tuple(self.choose(key, known, force, suite) for key in keys))
 
     def bind(
         self,
@@ -109,22 +219,11 @@ class OpTable:
         facts: Facts | None = None,
         force: str | None = None,
     ) -> Ops:
-        """Choose every op once. `force` names a candidate to prefer for every op that has one of that name.
+        """`select`, and import what was chosen."""
+        return self.select(device=device, dtype=dtype, formats=formats, facts=facts, force=force).load()
 
-        Raises ConfigError as `choose` does, and if no op has a candidate named `force`.
-        """
-        names = {candidate.name for group in self._candidates.values() for candidate in group}
-        if force is not None and force not in names:
-            raise ConfigError(f"no op is implemented by {force!r}; there are {', '.join(sorted(names))}")
-        known = facts or {}
-        plain = {op: self.choose(OpKey(op, device, dtype), known, force) for op in PLAIN_OPS}
-        by_format = {
-            op: {name: self.choose(OpKey(op, device, dtype, name), known, force) for name in formats}
-            for op in WEIGHT_OPS
-        }
-        return Ops(
-            **{op: choice.candidate.call for op, choice in plain.items()},
-            linear={name: choice.candidate.call for name, choice in by_format["linear"].items()},
-            gated_mlp={name: choice.candidate.call for name, choice in by_format["gated_mlp"].items()},
-            choices=(*plain.values(), *(choice for group in by_format.values() for choice in group.values())),
-        )
+
+def op_keys(device: str, dtype: str, formats: Sequence[str] = (DENSE,)) -> tuple[OpKey, ...]:
+    """Every op that a model needs: plain ones once, weight ops for each format."""
+    plain = [OpKey(op, device, dtype) for op in PLAIN_OPS]
+    return (*plain, *(OpKey(op, device, dtype, name) for op in WEIGHT_OPS for name in formats))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.models.spec import ModelSpec
+from headrace.plan.formats import MemoryFormat
 from headrace.plan.units import format_count
 
 LOGITS_BYTES = 4  # logits are float32 whatever the compute type
@@ -20,13 +21,14 @@ class ActivationPart:
 
 
 def activation_parts(
-    spec: ModelSpec, tokens: int, rows: int, element_bytes: int
+    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat
 ) -> tuple[ActivationPart, ...]:
-    """Activations of a step of `tokens` tokens that samples `rows` sequences, in `element_bytes` per element.
+    """Activations of a step of `tokens` tokens that samples `rows` sequences.
 
     Layers run one after the other in the same buffers, so the widest layer counts, once. Buffers of attention
     and feed-forward are added up although they are not live together: a bound for a runner without reuse.
     """
+    element_bytes = memory.element_bytes
     qkv = max((_qkv_width(spec, index) for index in range(len(spec.layers))), default=0)
     attended = max((layer.mixer.num_heads * layer.mixer.head_dim for layer in spec.layers), default=0)
     inner = max((layer.feed_forward.intermediate_size for layer in spec.layers), default=0)
@@ -56,9 +58,9 @@ def activation_parts(
     )
 
 
-def activation_bytes(spec: ModelSpec, tokens: int, rows: int, element_bytes: int) -> int:
+def activation_bytes(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat) -> int:
     """Sum of the parts; never falls when tokens or rows grow."""
-    return sum(part.bytes for part in activation_parts(spec, tokens, rows, element_bytes))
+    return sum(part.bytes for part in activation_parts(spec, tokens, rows, memory))
 
 
 def _qkv_width(spec: ModelSpec, index: int) -> int:

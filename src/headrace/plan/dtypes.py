@@ -28,15 +28,24 @@ def dtype_info(machine: Machine) -> DtypeInfo:
     return DtypeInfo(supported=every, native=native)
 
 
-def choose_dtype(asked: str, stored: str, info: DtypeInfo, asked_reason: str) -> tuple[str, str]:
+def choose_dtype(
+    asked: str, stored: str, info: DtypeInfo, asked_reason: str, *, quantized: bool = False
+) -> tuple[str, str]:
     """(type, reason). "auto" never loses a bit: it takes the stored type if native, else float32.
 
+    Where weights are `quantized`, the type is that of embeddings and KV alone; float16 then becomes bfloat16 if that
+    is native, since the bits that it lacks are fewer than those that the weights lose.
     Raises ConfigError for a type that the device cannot compute in.
     """
     if asked != "auto":
         dtype, reason = asked, asked_reason
     elif stored in info.native:
         dtype, reason = stored, "the type that the checkpoint is stored in, native on this device"
+    elif quantized and stored == "float16" and "bfloat16" in info.native:
+        dtype, reason = (
+            "bfloat16",
+            "the 16-bit type that is native here, for embeddings and KV; weights are rounded",
+        )
     else:
         missing = " (AMX-BF16 or AVX512-BF16)" if stored == "bfloat16" else ""
         dtype = "float32"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
 from headrace.plan.activations import activation_bytes
+from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import (
     KVDemand,
     blocks_within,
@@ -16,7 +17,7 @@ from headrace.plan.kv import (
     sequence_bytes,
 )
 from headrace.plan.units import format_bytes
-from headrace.plan.weights import parameter_count
+from headrace.plan.weights import total_weight_bytes
 
 KV_PERCENT_LIMIT = 90
 """Most of the free memory, in percent, that KV of open size may take: the process needs some room too."""
@@ -26,7 +27,7 @@ KV_PERCENT_LIMIT = 90
 class Fit:
     """Everything that sizes the KV pools except the longest sequence, `length` below, in tokens.
 
-    memory: bytes for weights, activations and KV together.
+    memory: bytes for weights, activations and KV together; stored: how they lie there.
     block_size: None is the contiguous layout, one block of `length` tokens a sequence.
     batched_tokens: most tokens of a step, or None for `default_tokens` stretched as far as it must be;
     whole_prompts: a step must take the longest sequence at once.
@@ -35,7 +36,7 @@ class Fit:
 
     spec: ModelSpec
     memory: int
-    element_bytes: int
+    stored: MemoryFormat
     max_num_seqs: int
     block_size: int | None
     batched_tokens: int | None
@@ -47,7 +48,7 @@ class Fit:
 
     @property
     def weight_bytes(self) -> int:
-        return parameter_count(self.spec) * self.element_bytes
+        return total_weight_bytes(self.spec, self.stored)
 
     def step_tokens(self, length: int) -> int:
         """Most tokens of one step."""
@@ -57,7 +58,7 @@ class Fit:
 
     def free(self, length: int) -> int:
         """Bytes left for KV behind weights and activations; never negative."""
-        step = activation_bytes(self.spec, self.step_tokens(length), self.max_num_seqs, self.element_bytes)
+        step = activation_bytes(self.spec, self.step_tokens(length), self.max_num_seqs, self.stored)
         return max(0, self.memory - self.weight_bytes - step)
 
     def demands(self, length: int) -> tuple[KVDemand, ...]:
@@ -69,7 +70,7 @@ class Fit:
             max_num_seqs=self.max_num_seqs,
             chunk=self.step_tokens(length),
             least_chunk=self.step_tokens(length) if self.whole_prompts else 1,
-            element_bytes=self.element_bytes,
+            stored=self.stored.kv,
         )
 
     def needed(self, length: int) -> int:
@@ -110,9 +111,17 @@ def check_memory(fit: Fit) -> None:
             f"{format_bytes(fit.memory)}, too little for the activations of a step; "
             "lower --max-num-batched-tokens or --max-num-seqs"
         )
-    hint = "" if fit.element_bytes == 2 else ", or halve it with --dtype bfloat16"
+    each = f"at {fit.stored.element_bytes} bytes each"
+    hint = "" if fit.stored.element_bytes == 2 else ", or halve it with --dtype bfloat16"
+    if fit.stored.weights is not None:
+        each = f"in {fit.stored.weights.name}"
+        hint = (
+            ""
+            if fit.stored.weights.storage == "int4"
+            else ", or store them in 4 bits with --quantization int4"
+        )
     raise ConfigError(
-        f"the weights need {format_bytes(fit.weight_bytes)} at {fit.element_bytes} bytes each, but "
+        f"the weights need {format_bytes(fit.weight_bytes)} {each}, but "
         f"{format_bytes(fit.memory)} of memory is available; use a smaller model{hint}"
     )
 

@@ -16,7 +16,10 @@ DeviceKind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a model shall run. Memory in bytes; for "cuda" it is the GPU's. `flags` as in /proc/cpuinfo."""
+    """Where a model shall run. Memory in bytes; for "cuda" it is the GPU's. `flags` as in /proc/cpuinfo.
+
+    kernels: instruction sets of the native CPU kernels that work here, best first; `kernels_note` says why none does.
+    """
 
     kind: DeviceKind
     name: str
@@ -24,6 +27,8 @@ class Machine:
     memory_available: int  # what a new process can take now without pushing others out
     cores: int
     flags: frozenset[str] = frozenset()
+    kernels: tuple[str, ...] = ()
+    kernels_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ def this_machine(features: CpuFeatures | None = None, *, root: Path = Path("/"))
         memory_available=min(available, total),
         cores=cpu.cores.usable,
         flags=cpu.flags,
+        kernels=cpu.kernels,
+        kernels_note="" if cpu.kernels else cpu.note,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headrace.core.types import KVGroupSpec
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.models.streaming import with_streaming
+from headrace.plan.formats import KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def kv_demands(
     max_model_len: int,
     max_num_seqs: int,
     chunk: int,
-    element_bytes: int,
+    stored: KVFormat,
     least_chunk: int | None = None,
 ) -> tuple[KVDemand, ...]:
     """Demand of each group when a sequence grows by at most `chunk` tokens a step.
@@ -62,7 +63,7 @@ def kv_demands(
         KVDemand(
             layout=layout,
             block_size=block_size,
-            block_bytes=layout.elements_per_token * block_size * element_bytes,
+            block_bytes=stored.block_bytes(layout, block_size),
             per_sequence=blocks(layout, least),
             most=blocks(layout, chunk) * max_num_seqs,
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.core.types import KVGroupSpec
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.activations import activation_parts
+from headrace.plan.formats import KVFormat
 from headrace.plan.kv import KVDemand, kv_demands, sequence_bytes, streaming_spec
 from headrace.plan.resolved import ResolvedConfig
-from headrace.plan.units import DTYPE_BYTES, format_count
-from headrace.plan.weights import parameter_count, weight_parts
+from headrace.plan.units import format_count
+from headrace.plan.weights import parameter_count, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +64,22 @@ class Ledger:
 def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
     """The ledger of `spec` (with or without the config's streaming applied) under a resolved config."""
     spec = streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window)
-    element, kv_element = DTYPE_BYTES[resolved.dtype], DTYPE_BYTES[resolved.kv_cache_dtype]
+    memory = resolved.memory_format
     demands = kv_demands(
         spec.kv_shapes,
         block_size=resolved.block_size,
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
         chunk=resolved.max_num_batched_tokens,
-        element_bytes=kv_element,
+        stored=memory.kv,
     )
     groups = list(zip(resolved.kv_groups, demands, strict=True))
     return Ledger(
         parameters=parameter_count(spec),
-        weights=tuple(
-            LedgerLine(
-                part.name,
-                part.parameters * element,
-                f"{format_count(part.parameters)} x {element} B: {part.how}" if part.parameters else part.how,
-            )
-            for part in weight_parts(spec)
-        ),
+        weights=tuple(LedgerLine(part.name, part.bytes, part.how) for part in weight_bytes(spec, memory)),
         kv_per_token=tuple(
             LedgerLine(
-                group.name,
-                demand.layout.elements_per_token * kv_element,
-                _token_text(demand.layout, kv_element),
+                group.name, memory.kv.token_bytes(demand.layout), _token_text(demand.layout, memory.kv)
             )
             for group, demand in groups
         ),
@@ -97,28 +90,35 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
             LedgerLine(
                 group.name,
                 group.num_blocks * demand.block_bytes,
-                f"{format_count(group.num_blocks)} blocks x {group.block_size} tokens x "
-                f"{format_count(demand.layout.elements_per_token * kv_element)} B",
+                _pool_text(group, demand, memory.kv),
             )
             for group, demand in groups
         ),
         activations=tuple(
             LedgerLine(part.name, part.bytes, part.how)
-            for part in activation_parts(
-                spec, resolved.max_num_batched_tokens, resolved.max_num_seqs, element
-            )
+            for part in activation_parts(spec, resolved.max_num_batched_tokens, resolved.max_num_seqs, memory)
         ),
     )
 
 
-def _token_text(layout: KVLayout, element: int) -> str:
+def _pool_text(group: KVGroupSpec, demand: KVDemand, stored: KVFormat) -> str:
+    text = (
+        f"{format_count(group.num_blocks)} blocks x {group.block_size} tokens x "
+        f"{format_count(stored.token_bytes(demand.layout))} B"
+    )
+    padding = -group.block_size % stored.stride
+    return text + (f", each with room for {padding} more tokens" if padding else "")
+
+
+def _token_text(layout: KVLayout, stored: KVFormat) -> str:
     layers = len(layout.layers)
     kept = "all tokens" if layout.window is None else f"the last {layout.window} tokens"
     if layout.sinks:
         kept += f" and the first {layout.sinks}"
-    return (
-        f"{layers} layers x 2 x {layout.num_kv_heads} heads x {layout.head_dim} x {element} B; keeps {kept}"
-    )
+    each = f"{layout.head_dim} x {stored.element_bytes} B"
+    if stored.scale_bytes:
+        each = f"({each} + {stored.scale_bytes} B scale)"
+    return f"{layers} layers x 2 x {layout.num_kv_heads} heads x {each}; keeps {kept}"
 
 
 def _sequence_text(demands: tuple[KVDemand, ...], length: int) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from headrace.core.types import KVGroupSpec
+from headrace.plan.formats import MemoryFormat, memory_format
 from headrace.plan.hardware import DeviceKind
+from headrace.quant.format import WeightFormat, dense_format, parse_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +15,8 @@ class ResolvedConfig:
     """What `config_resolve.resolve` decided; nothing is open any more. Meanings as in EngineConfig.
 
     kv_cache_memory: bytes of all KV pools together; num_kv_blocks: blocks of the largest of them.
+    kernels: instruction set of the native kernels that run the model, None where torch does.
+    quantization: as `quant.format.WeightFormat.name`.
     kv_groups: a pool for each of the `kv_shapes` of `streaming_spec(spec, attention_sinks, sliding_window)`.
     reasons: (setting, reason) pairs, in order of the setting's name.
     """
@@ -42,12 +46,26 @@ class ResolvedConfig:
     preemption_victim: str
     seed: int
     num_threads: int
+    pin_threads: bool
     ops_force: str | None
+    kernels: str | None
     load_format: str
     quantization: str | None
     speculative: str | None
     tensor_parallel_size: int
     reasons: tuple[tuple[str, str], ...] = field(repr=False)
+
+    @property
+    def weight_format(self) -> WeightFormat | None:
+        """How the native kernels' matrices are packed; None where torch runs on plain tensors."""
+        if self.kernels is None:
+            return None
+        return dense_format(self.dtype) if self.quantization is None else parse_format(self.quantization)
+
+    @property
+    def memory_format(self) -> MemoryFormat:
+        """How everything lies in memory."""
+        return memory_format(self.dtype, self.kv_cache_dtype, self.weight_format)
 
     def explain(self) -> list[tuple[str, object, str]]:
         """(name, value, reason) of every setting, each once, in the order above."""

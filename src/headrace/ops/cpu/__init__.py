@@ -1,0 +1,1 @@
+"""The native CPU kernels as candidates of the op table."""

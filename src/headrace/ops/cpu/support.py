@@ -1,0 +1,77 @@
+"""Which models the native CPU kernels serve, and why not the others. Standard library only.
+
+The kernels of one instruction set serve a whole model or nothing: packed weights and the KV cache have layouts of
+their own (docs/kernels.md), and one call runs the whole tape.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from headrace.ops.table import DENSE, WEIGHT_OPS, Candidate, Facts, OpKey
+
+INSTRUCTION_SETS = ("amx", "avx512", "avx512_vnni", "avx2", "portable")
+"""Best first."""
+EMULATED = "amx-emulated"
+"""The AMX code with its tile instructions in plain C++: slow, for tests on other machines."""
+
+DTYPES = ("float32", "bfloat16")
+KV_DTYPES = ("float32", "bfloat16", "int8")
+HEAD_DIM_STEP = 16
+
+_HEAD_OPS = ("apply_rope", "write_kv", "paged_attention")
+
+# The function of headrace._native that tests and benchmarks call for an op; a model runs them all through its tape.
+_FUNCTIONS = {
+    "embedding": "embed",
+    "rms_norm": "encode",
+    "rope_tables": "rotations",
+    "apply_rope": "rope_and_write",
+    "write_kv": "rope_and_write",
+    "paged_attention": "attention",
+    "linear": "linear",
+    "gated_mlp": "linear",
+}
+
+
+def native_facts(kernels: Sequence[str], note: str, head_dims: Sequence[int]) -> dict[str, object]:
+    """What the native candidates ask: the sets that work here (or, in `note`, why none does), and the model's heads."""
+    return {"kernels": tuple(kernels), "kernels_note": note, "head_dims": tuple(head_dims)}
+
+
+def candidates() -> list[Candidate]:
+    """A candidate for every op and instruction set, best set first."""
+    return [
+        Candidate(
+            op,
+            name,
+            f"headrace._native:{function}",
+            functools.partial(_refusal, name),
+            suite=True,
+            on_demand=name == EMULATED,
+        )
+        for name in (*INSTRUCTION_SETS, EMULATED)
+        for op, function in _FUNCTIONS.items()
+    ]
+
+
+def _refusal(name: str, key: OpKey, facts: Facts) -> str | None:
+    """Why the kernels of instruction set `name` cannot serve the key; None: they can."""
+    if key.device != "cpu":
+        return "runs on CPUs only"
+    kernels, head_dims = facts.get("kernels", ()), facts.get("head_dims", ())
+    assert isinstance(kernels, tuple) and isinstance(head_dims, tuple)
+    if not kernels:
+        return str(facts.get("kernels_note") or "no native kernels here")
+    if name not in kernels:
+        return "not on this CPU, or not in this build"
+    if key.dtype not in DTYPES:
+        return f"computes in {' or '.join(DTYPES)}, not in {key.dtype}"
+    if key.op in _HEAD_OPS:
+        for dim in head_dims:
+            if dim % HEAD_DIM_STEP:
+                return f"heads of {dim} channels are not a multiple of {HEAD_DIM_STEP}"
+    if key.op in WEIGHT_OPS and key.format == DENSE:
+        return "reads packed weights only"
+    return None

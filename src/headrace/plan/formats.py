@@ -1,0 +1,64 @@
+"""How weights, keys and values lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.models.spec import KVLayout
+from headrace.plan.units import DTYPE_BYTES
+from headrace.quant.format import WeightFormat
+
+_NATIVE_STRIDE = 16  # positions: the native kernels multiply with blocks of keys that are whole panels
+_NATIVE_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """A stored key or value element, and what lies beside the elements.
+
+    scale_bytes: of each position's and head's key, and as many of its value.
+    stride: the room of a block is a multiple of this many positions.
+    """
+
+    dtype: str
+    scale_bytes: int = 0
+    stride: int = 1
+
+    @property
+    def element_bytes(self) -> int:
+        return 1 if self.dtype == "int8" else DTYPE_BYTES[self.dtype]
+
+    def token_bytes(self, layout: KVLayout) -> int:
+        """Of one token's keys and values over all layers of a group."""
+        heads = 2 * len(layout.layers) * layout.num_kv_heads
+        return layout.elements_per_token * self.element_bytes + heads * self.scale_bytes
+
+    def block_bytes(self, layout: KVLayout, block_size: int) -> int:
+        """Of one block over all layers of a group, padding included."""
+        return self.token_bytes(layout) * (-(-block_size // self.stride) * self.stride)
+
+
+def kv_format(dtype: str, *, native: bool) -> KVFormat:
+    """`dtype` "int8" has a float scale for each position and head, and exists natively only."""
+    if not native:
+        return KVFormat(dtype)
+    return KVFormat(dtype, _NATIVE_SCALE_BYTES if dtype == "int8" else 0, _NATIVE_STRIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFormat:
+    """How a model lies in memory: `weights` None is plain tensors in the compute type, else packed matrices."""
+
+    dtype: str
+    kv: KVFormat
+    weights: WeightFormat | None = None
+
+    @property
+    def element_bytes(self) -> int:
+        """Of the compute type: embeddings, dense weights, activations of torch."""
+        return DTYPE_BYTES[self.dtype]
+
+
+def memory_format(dtype: str, kv_dtype: str, weights: WeightFormat | None) -> MemoryFormat:
+    """`weights` says whether the native kernels run, and in which format."""
+    return MemoryFormat(dtype, kv_format(kv_dtype, native=weights is not None), weights)
