@@ -1,0 +1,86 @@
+// Weight codes on AVX-512: whole-number products (VNNI), and codes as bf16 pairs.
+#pragma once
+
+#include "vec_avx512.h"
+
+namespace headrace::HEADRACE_ISA {
+
+// Register tile of products of codes: rows of activations, panels of weights.
+constexpr int kCodeRows = 8, kCodePanels = 2;
+
+// What dot_bytes takes away from every code before it multiplies.
+constexpr int kByteOffset = 0;
+
+// acc[c] += sum over j of (codes[c][j] - kByteOffset) * four[j], for codes of 8 bits.
+HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* four) {
+    const __m512i word = broadcast_word(four);
+#if defined(__GNUC__)
+    // Not the intrinsic: around it GCC 12 copies accumulators between registers, which halves the speed.
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(codes.v), "v"(word));
+    return acc;
+#else
+    return {_mm512_dpbusd_epi32(acc.v, codes.v, word)};
+#endif
+}
+
+// acc[c] += sum over j of codes[c][j] * four[j], for codes below 16.
+HEADRACE_INLINE I32x16 dot_nibbles(I32x16 acc, Codes codes, const std::int8_t* four) {
+    return dot_bytes(acc, codes, four);
+}
+
+HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {  // 16 bytes, one a column
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+
+// Turns codes into pairs of bf16 that hold code - zero, exactly. `zeros`: 16 bytes, or null for 8.
+struct NibblePairs {
+    __m512i index_zero;  // bytes: 16 - zero of the column
+    HEADRACE_INLINE NibblePairs of(const std::uint8_t* zeros) {
+        const __m512i column = zeros == nullptr ? _mm512_set1_epi32(8) : load_bytes(zeros).v;
+        const __m512i each = _mm512_shuffle_epi8(column, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+        return {_mm512_sub_epi8(_mm512_set1_epi8(16), each)};
+    }
+    void operator()(Codes packed, Pairs (&out)[4]) const {  // features 0 and 1, 2 and 3, 4 and 5, 6 and 7
+        // bf16 of -16..15; a permutation of words looks up by the low five bits of an index.
+        alignas(64) static constexpr std::uint16_t kTable[32] = {
+            0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0,
+            0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+            0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+        const __m512i table = _mm512_load_si512(kTable), low = _mm512_set1_epi8(15);
+        // Bytes 1 and 2 of a column change places, so that neighbours lie in the low halves of the two words.
+        const __m512i swapped =
+            _mm512_shuffle_epi8(packed.v, _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200));
+        const __m512i first = _mm512_add_epi8(_mm512_and_si512(swapped, low), index_zero);
+        const __m512i second =
+            _mm512_add_epi8(_mm512_and_si512(_mm512_srli_epi16(swapped, 4), low), index_zero);
+        out[0].v = _mm512_permutexvar_epi16(first, table);
+        out[1].v = _mm512_permutexvar_epi16(_mm512_srli_epi16(first, 8), table);
+        out[2].v = _mm512_permutexvar_epi16(second, table);
+        out[3].v = _mm512_permutexvar_epi16(_mm512_srli_epi16(second, 8), table);
+    }
+};
+
+struct BytePairs {  // as NibblePairs; null: 128
+    __m512 zero;    // 2^23 + the column's zero
+    HEADRACE_INLINE BytePairs of(const std::uint8_t* zeros) {
+        const __m512i column = zeros == nullptr ? _mm512_set1_epi32(128) : load_bytes(zeros).v;
+        return {_mm512_castsi512_ps(_mm512_or_si512(column, _mm512_set1_epi32(0x4b000000)))};
+    }
+    void operator()(Codes codes, Pairs (&out)[2]) const {
+        const __m512i byte = _mm512_set1_epi32(255), high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
+        // A byte in the low bits of 2^23 is that number plus the byte; taking 2^23 + zero away leaves bits of a bf16.
+        const auto difference = [&](__m512i word) {
+            constexpr int kAndOr = 0xea;  // (a & b) | c
+            const __m512i sum = _mm512_ternarylogic_epi32(word, byte, _mm512_set1_epi32(0x4b000000), kAndOr);
+            return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(sum), zero));
+        };
+        const auto pair = [&](__m512i first, __m512i second) {
+            constexpr int kSelect = 0xd8;  // (a & ~c) | (b & c)
+            return _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, high, kSelect);
+        };
+        out[0].v = pair(difference(codes.v), difference(_mm512_srli_epi32(codes.v, 8)));
+        out[1].v = pair(difference(_mm512_srli_epi32(codes.v, 16)), difference(_mm512_srli_epi32(codes.v, 24)));
+    }
+};
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,219 @@
+// Products with int8 and int4 weights. A group of input features at a time: a product of whole numbers (int8
+// activations) or of bf16 pairs, scaled into the row's accumulator. The order is the same for one row as for many.
+#pragma once
+
+#include "scalar.h"
+
+namespace headrace::HEADRACE_ISA {
+
+#if defined(__GNUC__)
+#define HEADRACE_UNROLL _Pragma("GCC unroll 16")  // register tiles stay in registers only if their loops are unrolled
+#else
+#define HEADRACE_UNROLL
+#endif
+
+// One tile's view: `R` rows from `row` on by `P` panels from `panel` on.
+struct CodeTile {
+    const Rows* in;
+    const Matrix* weight;
+    int row, panel;
+    float* out;
+    std::size_t out_stride;  // floats
+
+    template <typename T>
+    const T* activations(int r, int k) const {
+        return reinterpret_cast<const T*>(static_cast<const char*>(in->data) + (row + r) * in->stride) + k;
+    }
+    const std::uint8_t* codes(int p) const {
+        return static_cast<const std::uint8_t*>(weight->data) + (panel + p) * weight->panel_bytes;
+    }
+    std::size_t group_index(int p, int g) const { return static_cast<std::size_t>(panel + p) * weight->groups + g; }
+    F32x16 scales(int p, int g) const { return load_f16(weight->scales + kPanel * group_index(p, g)); }
+    const std::uint8_t* zeros(int p, int g) const {
+        return weight->zeros == nullptr ? nullptr : weight->zeros + kPanel * group_index(p, g);
+    }
+};
+
+constexpr int kCodesAhead = 1536;  // bytes of a panel that are asked for before they are needed
+
+// sums[r][p] += sum over the `features` input features from `k` on of (code - offset) * activation; the offset is
+// kByteOffset for bytes and 0 for nibbles.
+template <bool kNibbles, int R, int P>
+HEADRACE_INLINE void add_code_products(const CodeTile& tile, int k, int features, I32x16 (&sums)[R][P]) {
+    constexpr int kStep = kNibbles ? 8 : 4;  // input features in 64 bytes of a panel
+    const std::int8_t* a[R];
+    const std::uint8_t* b[P];
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) a[r] = tile.activations<std::int8_t>(r, k);
+    HEADRACE_UNROLL for (int p = 0; p < P; ++p) b[p] = tile.codes(p) + static_cast<std::size_t>(k / kStep) * 64;
+    for (int i = 0; i < features; i += kStep) {
+        Codes codes[P];
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+            const std::uint8_t* at = b[p] + i / kStep * 64;
+            codes[p] = Codes::load(at);
+            if (R < kCodeRows) HEADRACE_PREFETCH(at + kCodesAhead);
+        }
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                if constexpr (kNibbles) {
+                    sums[r][p] = dot_nibbles(sums[r][p], low_nibbles(codes[p]), a[r] + i);
+                } else {
+                    sums[r][p] = dot_bytes(sums[r][p], codes[p], a[r] + i);
+                }
+            }
+        }
+        if constexpr (kNibbles) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) codes[p] = high_nibbles(codes[p]);
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                    sums[r][p] = dot_nibbles(sums[r][p], codes[p], a[r] + i + 4);
+                }
+            }
+        }
+    }
+}
+
+template <bool kNibbles, int R, int P>
+void multiply_code_tile(const CodeTile& tile) {
+    const Matrix& w = *tile.weight;
+    const Rows& in = *tile.in;
+    constexpr int kMiddle = kNibbles ? 8 : 128, kOffset = kNibbles ? 0 : kByteOffset;
+    F32x16 acc[R][P];
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
+    }
+    for (int g = 0, k = 0; g < w.groups; ++g, k += w.group) {
+        // Whole numbers: starting from -(zero - offset) * sum of activations gives the sum of (code - zero) * activation.
+        I32x16 sums[R][P];
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+            const std::int32_t total = -in.sums[static_cast<std::size_t>(tile.row + r) * in.groups + g];
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = I32x16::broadcast(total * (kMiddle - kOffset));
+        }
+        if (w.zeros != nullptr) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                const I32x16 zeros = load_bytes(tile.zeros(p, g)) - I32x16::broadcast(kOffset);
+                HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                    const std::int32_t total = -in.sums[static_cast<std::size_t>(tile.row + r) * in.groups + g];
+                    sums[r][p] = zeros * I32x16::broadcast(total);
+                }
+            }
+        }
+        add_code_products<kNibbles, R, P>(tile, k, least(w.group, w.cols_padded - k), sums);
+        F32x16 scales[P];
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) scales[p] = tile.scales(p, g);
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+            const F32x16 scale = F32x16::broadcast(in.scales[static_cast<std::size_t>(tile.row + r) * in.groups + g]);
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                acc[r][p] = fma(to_float(sums[r][p]), scales[p] * scale, acc[r][p]);
+            }
+        }
+    }
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p].store(tile.out + r * tile.out_stride + kPanel * p);
+    }
+}
+
+template <bool kNibbles>
+struct CodePairs {
+    using Type = BytePairs;
+};
+template <>
+struct CodePairs<true> {
+    using Type = NibblePairs;
+};
+
+// The same with bf16 activations: codes less their zero are exact in bf16, sums are f32 in rising order.
+template <bool kNibbles, int R, int P>
+void multiply_code_tile_bf16(const CodeTile& tile) {
+    const Matrix& w = *tile.weight;
+    using Decoder = typename CodePairs<kNibbles>::Type;
+    constexpr int kStep = kNibbles ? 8 : 4;
+    F32x16 acc[R][P];
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
+    }
+    for (int g = 0, k = 0; g < w.groups; ++g, k += w.group) {
+        F32x16 sums[R][P];
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = F32x16::zero();
+        }
+        const bf16_t* a[R];
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) a[r] = tile.activations<bf16_t>(r, k);
+        Decoder decoders[P];
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) decoders[p] = Decoder::of(tile.zeros(p, g));
+        const int features = least(w.group, w.cols_padded - k);
+        for (int i = 0; i < features; i += kStep) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                const std::uint8_t* at = tile.codes(p) + static_cast<std::size_t>((k + i) / kStep) * 64;
+                Pairs pairs[kStep / 2];
+                if (R < kCodeRows) HEADRACE_PREFETCH(at + kCodesAhead);
+                decoders[p](Codes::load(at), pairs);
+                HEADRACE_UNROLL for (int j = 0; j < kStep / 2; ++j) {
+                    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                        sums[r][p] = dot(sums[r][p], pairs[j], Pairs::broadcast(a[r] + i + 2 * j));
+                    }
+                }
+            }
+        }
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+            const F32x16 scale = tile.scales(p, g);
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r][p] = fma(sums[r][p], scale, acc[r][p]);
+        }
+    }
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p].store(tile.out + r * tile.out_stride + kPanel * p);
+    }
+}
+
+using CodeTileFunction = void (*)(const CodeTile&);
+
+template <bool kNibbles, int R, int P>
+HEADRACE_INLINE CodeTileFunction code_tile(bool wide) {
+    return wide ? &multiply_code_tile_bf16<kNibbles, R, P> : &multiply_code_tile<kNibbles, R, P>;
+}
+
+template <bool kNibbles>
+void run_code_tiles(CodeTile tile, int rows, int panels) {
+    const bool wide = tile.in->type == DType::bf16;
+    const int first_row = tile.row, first_panel = tile.panel;
+    float* const out = tile.out;
+    // A single row takes four panels at a time in bf16, to overlap its chains of additions, and otherwise one: memory
+    // is read as one stream.
+    const int width = rows >= kCodeRows || kCodePanels > 1 ? kCodePanels : 1;
+    for (int p = 0; p < panels;) {
+        const int taken = panels - p >= width ? width : 1;
+        tile.panel = first_panel + p;
+        for (int r = 0; r < rows;) {
+            const int left = rows - r;
+            tile.row = first_row + r;
+            tile.out = out + r * tile.out_stride + kPanel * p;
+            if (left >= kCodeRows) {
+                (taken == 1 ? code_tile<kNibbles, kCodeRows, 1>(wide) : code_tile<kNibbles, kCodeRows, kCodePanels>(wide))(tile);
+                r += kCodeRows;
+            } else if (left >= 4) {
+                (taken == 1 ? code_tile<kNibbles, 4, 1>(wide) : code_tile<kNibbles, 4, kCodePanels>(wide))(tile);
+                r += 4;
+            } else if (left >= 2) {
+                (taken == 1 ? code_tile<kNibbles, 2, 1>(wide) : code_tile<kNibbles, 2, kCodePanels>(wide))(tile);
+                r += 2;
+            } else {
+                (taken == 1 ? code_tile<kNibbles, 1, 1>(wide) : code_tile<kNibbles, 1, kCodePanels>(wide))(tile);
+                r += 1;
+            }
+        }
+        p += taken;
+    }
+}
+
+// out[r, 16p + c] = sum over k of in[row + r, k] * W[16 (panel + p) + c, k], for `rows` rows and `panels` panels.
+// `in` is encoded as weight.input says (i8: with the weight's groups).
+HEADRACE_INLINE void gemm_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels,
+                                float* out, std::size_t out_stride) {
+    const CodeTile tile{&in, &weight, row, panel, out, out_stride};
+    if (weight.format == WeightFormat::int4) {
+        run_code_tiles<true>(tile, rows, panels);
+    } else {
+        run_code_tiles<false>(tile, rows, panels);
+    }
+}
+
+}  // namespace headrace::HEADRACE_ISA
