@@ -117,6 +117,16 @@ struct PackArgs {
     bool symmetric = true;                 // int8, int4: zero in the middle; else from the group's minimum
 };
 
+// Fills a packed int8 or int4 matrix with codes that were chosen elsewhere (GPTQ, AWQ). Row r of the packed matrix is
+// read from codes[r] (`cols` bytes; null: a row of zeros), its scales and zeros from scales[r] and zeros[r] (one a group
+// that begins before `cols`). Without `zeros` the zero is in the middle; with them `out` has a zeros array.
+struct PackCodesArgs {
+    const std::uint8_t* const* codes = nullptr;  // [panels * 16]
+    const f16_t* const* scales = nullptr;        // [panels * 16]
+    const std::uint8_t* const* zeros = nullptr;  // [panels * 16], or null
+    Matrix out;
+};
+
 // Per row of logits [rows, cols]: the index of the largest value, the lowest one on ties; NaN counts as smallest.
 struct ArgmaxArgs {
     const float* logits = nullptr;
@@ -145,6 +155,7 @@ struct Kernels {
     void (*attention)(const AttentionArgs&, Team&);
     std::size_t (*attention_scratch)(const AttentionArgs& shape, int max_tokens, int max_seqs, int threads);
     void (*pack)(const PackArgs&, Team&);
+    void (*pack_codes)(const PackCodesArgs&, Team&);
     void (*argmax)(const ArgmaxArgs&, Team&);
     void (*soft_cap)(const SoftCapArgs&, Team&);
 

@@ -61,7 +61,7 @@ inline float peak_i8(const PeakInputs& inputs, std::int64_t rounds) {
     for (std::int64_t round = 0; round < rounds; ++round) {
         for (int j = 0; j < kPeakInputs; ++j) {
             const Codes vector = Codes::load(inputs.vectors[j]);
-            for (int i = 0; i < kPeakSums; ++i) sums[i] = dot(sums[i], vector, four);
+            for (int i = 0; i < kPeakSums; ++i) sums[i] = dot_bytes(sums[i], vector, four);
         }
     }
     for (int i = 1; i < kPeakSums; ++i) sums[0] = sums[0] + sums[i];

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "../kernels.h"
+#include "gemm_codes.h"
+#include "pack_codes.h"
 #include "peak.h"
 #include "rowwise.h"
 
@@ -19,6 +21,7 @@ const Kernels table = {
     .attention = nullptr,
     .attention_scratch = nullptr,
     .pack = nullptr,
+    .pack_codes = pack_codes,
     .argmax = argmax,
     .soft_cap = soft_cap,
     .peak = peak,

@@ -212,18 +212,8 @@ HEADRACE_INLINE Codes high_nibbles(Codes x) {
     const __m256i low = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), low), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), low)};
 }
-// Even and odd bytes are widened to 16 bits first: the one instruction for bytes clips sums at 32767.
-HEADRACE_INLINE __m256i dot_bytes(__m256i acc, __m256i codes, __m256i four) {
-    const __m256i even = _mm256_and_si256(codes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(codes, 8);
-    const __m256i even_four = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd_four = _mm256_srai_epi16(four, 8);
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(even, even_four));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(odd, odd_four));
-}
-HEADRACE_INLINE I32x16 dot(I32x16 acc, Codes codes, const std::int8_t* four) {
-    const __m256i word = broadcast_word(four);
-    return {dot_bytes(acc.a, codes.a, word), dot_bytes(acc.b, codes.b, word)};
-}
 
 }  // namespace headrace::HEADRACE_ISA
 
 #include "vec_math.h"
+#include "codes_avx2.h"

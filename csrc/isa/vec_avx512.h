@@ -149,10 +149,8 @@ HEADRACE_INLINE Codes low_nibbles(Codes a) { return {_mm512_and_si512(a.v, _mm51
 HEADRACE_INLINE Codes high_nibbles(Codes a) {
     return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
 }
-HEADRACE_INLINE I32x16 dot(I32x16 acc, Codes codes, const std::int8_t* four) {
-    return {_mm512_dpbusd_epi32(acc.v, codes.v, broadcast_word(four))};
-}
 
 }  // namespace headrace::HEADRACE_ISA
 
 #include "vec_math.h"
+#include "codes_avx512.h"

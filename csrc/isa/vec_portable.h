@@ -215,15 +215,10 @@ HEADRACE_INLINE Codes high_nibbles(Codes a) {
     for (int i = 0; i < 64; ++i) a.v[i] >>= 4;
     return a;
 }
-HEADRACE_INLINE I32x16 dot(I32x16 acc, Codes codes, const std::int8_t* four) {
-    HEADRACE_LANES {
-        for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<std::int32_t>(codes.v[4 * i + j]) * four[j];
-    }
-    return acc;
-}
 
 #undef HEADRACE_LANES
 
 }  // namespace headrace::HEADRACE_ISA
 
 #include "vec_math.h"
+#include "codes_portable.h"
