@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from tqdm import tqdm
 
 from headrace.config import EngineConfig
@@ -19,9 +18,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.core.types import NewRequest
 from headrace.errors import InvalidParams, RequestError, TokenizerError
-from headrace.models.decoder import Decoder
 from headrace.models.families import read_spec
-from headrace.models.loader import DTYPES, load_weights
 from headrace.models.source import ModelSource, resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.ops.candidates import DEFAULT_TABLE
@@ -31,10 +28,6 @@ from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
-from headrace.runner.executor import ModelExecutor
-from headrace.runner.kv_storage import KVStorage
-from headrace.runner.sampler import Sampler
-from headrace.runner.torch_model import TorchModel
 from headrace.serving.inprocess import InProcessClient
 from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -105,17 +98,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     plan = survey(config)
     resolved, spec, source = plan.resolved, plan.spec, plan.source
     tokenizer = None if source.path is None else Tokenizer.from_folder(source.path)
-    torch.set_num_threads(resolved.num_threads)
-    device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
-    weights = load_weights(source, spec, dtype=dtype, device=device, seed=resolved.seed, progress=progress)
-    decoder = Decoder(spec, weights, plan.ops.load(), device, resolved.max_model_len)
-    kv = KVStorage(spec, resolved.kv_groups, dtype, device)
-    executor = ModelExecutor(
-        TorchModel(decoder, kv, device),
-        Sampler(spec.vocab_size, device),
-        resolved.kv_groups,
-        max_seqs=resolved.max_num_seqs,
-    )
+    executor = _load_executor(plan, progress)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     engine = Engine(
         _scheduler_config(resolved, spec.vocab_size, eos_ids),
@@ -123,6 +106,12 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
         prefix_caching=resolved.enable_prefix_caching,
     )
     return EngineParts(engine, executor, resolved, spec, source, tokenizer)
+
+
+def _load_executor(plan: Survey, progress: Progress | None) -> Executor:
+    from headrace.runner import torch_backend
+
+    return torch_backend.load_executor(plan.source, plan.spec, plan.resolved, plan.ops, progress)
 
 
 def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:

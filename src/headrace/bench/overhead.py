@@ -12,7 +12,7 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.bench.report import Row
+from headrace.bench.report import Label, Row
 from headrace.core.engine import Engine
 from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
@@ -37,9 +37,7 @@ PROMPT_TOKENS = 128
 WARM_UP_STEPS = 20
 
 
-def prepared_logits(
-    count: int, vocab_size: int, spoken: int, seed: int = 0
-) -> NDArray[np.float32]:
+def prepared_logits(count: int, vocab_size: int, spoken: int, seed: int = 0) -> NDArray[np.float32]:
     """Logits [count, vocab_size] about as peaked as a language model's; tokens from `spoken` on are unlikely.
 
     `spoken` is the size of the tokenizer's vocabulary: a real model hardly ever picks an id without a text.
@@ -79,9 +77,7 @@ class TimedSampler(Generic[Logits]):
         self.spent_s += time.perf_counter() - start
         return output
 
-    def score(
-        self, logits: Logits, first: int, targets: Sequence[int], k: int
-    ) -> tuple[TokenLogprobs, ...]:
+    def score(self, logits: Logits, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
         return self._inner.score(logits, first, targets, k)
 
 
@@ -159,7 +155,7 @@ def overhead_rows(
             medians = spent.medians()
             whole = medians.pop("step")
             for part, seconds in medians.items():
-                labels = {"sampling": name, "batch": size, "part": part}
+                labels: dict[str, Label] = {"sampling": name, "batch": size, "part": part}
                 rows.append(Row(labels, {"seconds": seconds, "share": seconds / whole}))
             rows.append(Row({"sampling": name, "batch": size, "part": "step"}, {"overhead_s": whole}))
     return rows
