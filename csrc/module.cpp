@@ -6,4 +6,5 @@ NB_MODULE(_native, m) {
     headrace::bind_kernels(m);
     headrace::bind_roofline(m);
     headrace::bind_team(m);
+    headrace::bind_packed_matrix(m);
 }

@@ -2,6 +2,11 @@
 
 from typing import final
 
+import numpy as np
+from numpy.typing import NDArray
+
+Part = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | tuple[int, str, int, int]
+
 @final
 class CpuInfo:
     @property
@@ -49,3 +54,39 @@ class Team:
     def thread_ids(self) -> list[int]: ...
     def run_empty(self, times: int) -> None:
         """Give the team nothing to do, so often: what starting and ending a run costs."""
+
+@final
+class PackedMatrix:
+    """A weight matrix in the form that products read, see csrc/tensors.h.
+
+    `format`: "f32", "bf16", "int8" or "int4"; `input`: how activations are to be encoded, "f32", "bf16" or "i8".
+    `parts` are put below each other: arrays [rows, cols] of float32, float16 or bfloat16 (as uint16), or
+    (address, "f32" | "bf16" | "f16", rows, cols) of memory that lives as long as the call. With `gate` they are gate
+    and up. `group` (a multiple of 32) input features share a scale, 0: all. Raises ValueError where this does not fit.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        team: Team,
+        format: str,
+        parts: list[Part],
+        *,
+        gate: bool = False,
+        input: str,
+        group: int = 0,
+        symmetric: bool = True,
+        bias: NDArray[np.float32] | None = None,
+    ) -> None: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def input(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...

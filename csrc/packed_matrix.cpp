@@ -1,0 +1,101 @@
+#include "packed_matrix.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace headrace {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+int round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+bool is_codes(WeightFormat format) { return format == WeightFormat::int8 || format == WeightFormat::int4; }
+
+std::size_t bytes_of_panel(WeightFormat format, int cols_padded) {
+    const std::size_t features = static_cast<std::size_t>(cols_padded) * kPanel;
+    switch (format) {
+        case WeightFormat::f32: return features * 4;
+        case WeightFormat::bf16: return features * 2;
+        case WeightFormat::int8: return features;
+        case WeightFormat::int4: return features / 2;
+    }
+    return 0;
+}
+
+void check(const std::vector<Part>& parts, const PackOptions& options) {
+    if (parts.empty()) refuse("a matrix needs at least one part");
+    for (const Part& part : parts) {
+        if (part.type == DType::i8) refuse("a matrix is packed from f32, bf16 or f16");
+        if (part.rows < 1 || part.cols < 1) refuse("a part of a matrix is empty");
+        if (part.cols != parts[0].cols) refuse("the parts of a matrix differ in their columns");
+        if (part.type != parts[0].type) refuse("the parts of a matrix differ in their type");
+    }
+    if (options.gate && (parts.size() != 2 || parts[0].rows != parts[1].rows)) {
+        refuse("a gated matrix has two parts of the same size");
+    }
+    const bool fits = options.format == WeightFormat::f32    ? options.input == DType::f32
+                      : options.format == WeightFormat::bf16 ? options.input == DType::bf16
+                                                             : options.input == DType::i8 || options.input == DType::bf16;
+    if (!fits) refuse("activations of that type cannot meet weights of that format");
+    if (options.group < 0 || options.group % 32 != 0) refuse("a group of weights is a multiple of 32");
+    if (options.group != 0 && !is_codes(options.format)) refuse("only int8 and int4 weights have groups");
+}
+
+// Row of the packed matrix -> index into the parts' rows put below each other, or -1 for a row of zeros.
+std::vector<int> order_of_rows(const std::vector<Part>& parts, bool gate) {
+    int total = 0;
+    for (const Part& part : parts) total += part.rows;
+    std::vector<int> order;
+    if (!gate) {
+        for (int row = 0; row < round_up(total, kPanel); ++row) order.push_back(row < total ? row : -1);
+        return order;
+    }
+    const int half = parts[0].rows;
+    for (int first = 0; first < half; first += kPanel) {
+        for (int offset : {0, half}) {
+            for (int row = first; row < first + kPanel; ++row) order.push_back(row < half ? offset + row : -1);
+        }
+    }
+    return order;
+}
+
+}  // namespace
+
+PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts,
+                           const PackOptions& options) {
+    check(parts, options);
+    if (!kernels.pack) refuse(std::string(kernels.name) + " cannot pack matrices");
+    const std::vector<int> order = order_of_rows(parts, options.gate);
+    Matrix& m = matrix_;
+    m.format = options.format;
+    m.input = options.input;
+    for (const Part& part : parts) m.rows += part.rows;
+    m.cols = parts[0].cols;
+    m.panels = static_cast<int>(order.size()) / kPanel;
+    m.cols_padded = round_up(m.cols, kInputAlign);
+    m.panel_bytes = bytes_of_panel(m.format, m.cols_padded);
+    m.data = arena_.take(m.panel_bytes * m.panels);
+    if (is_codes(m.format)) {
+        m.group = options.group == 0 || options.group > m.cols_padded ? m.cols_padded : options.group;
+        m.groups = (m.cols_padded + m.group - 1) / m.group;
+        const std::size_t count = static_cast<std::size_t>(m.panels) * m.groups * kPanel;
+        m.scales = arena_.take_array<f16_t>(count);
+        if (!options.symmetric) m.zeros = arena_.take_array<std::uint8_t>(count);
+    }
+    if (options.bias) {
+        float* bias = arena_.take_array<float>(order.size());
+        for (std::size_t row = 0; row < order.size(); ++row) bias[row] = order[row] < 0 ? 0.0F : options.bias[order[row]];
+        m.bias = bias;
+    }
+    std::vector<const void*> sources;  // in the parts' order, then in the packed order
+    for (const Part& part : parts) {
+        const std::size_t stride = part.cols * dtype_bytes(part.type);
+        for (int row = 0; row < part.rows; ++row) sources.push_back(static_cast<const char*>(part.data) + row * stride);
+    }
+    std::vector<const void*> ordered;
+    for (int row : order) ordered.push_back(row < 0 ? nullptr : sources[row]);
+    kernels.pack({ordered.data(), parts[0].type, m, options.symmetric}, team);
+}
+
+}  // namespace headrace

@@ -1,0 +1,42 @@
+// A weight matrix with the memory that it lies in, filled once from rows of a checkpoint.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "arena.h"
+#include "kernels.h"
+
+namespace headrace {
+
+// Rows of one tensor of a checkpoint, [rows, cols] without gaps.
+struct Part {
+    const void* data = nullptr;
+    DType type = DType::f32;  // f32 | bf16 | f16
+    int rows = 0;
+    int cols = 0;
+};
+
+struct PackOptions {
+    WeightFormat format = WeightFormat::f32;
+    DType input = DType::f32;  // how activations will be encoded
+    int group = 0;             // int8, int4: features that share a scale, a multiple of 32; 0: all
+    bool symmetric = true;
+    bool gate = false;         // the two parts are gate and up, to alternate by 16 features
+    const float* bias = nullptr;  // of the parts' rows, one part after the other, or null
+};
+
+class PackedMatrix {
+public:
+    // Puts the parts below each other and packs them. Throws std::invalid_argument where they do not fit together.
+    PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts, const PackOptions& options);
+
+    const Matrix& matrix() const { return matrix_; }
+    std::size_t bytes() const { return arena_.bytes(); }
+
+private:
+    Arena arena_;
+    Matrix matrix_;
+};
+
+}  // namespace headrace
