@@ -6,6 +6,10 @@
 
 #include "../tensors.h"
 
+#if defined(_MSC_VER)
+#include <intrin.h>
+#endif
+
 #if defined(__GNUC__)
 #define HEADRACE_INLINE static inline __attribute__((always_inline))
 #define HEADRACE_METHOD inline __attribute__((always_inline))
@@ -29,6 +33,15 @@ struct Share {
 HEADRACE_INLINE Share share_of(int count, int thread, int size) {
     const auto cut = [&](int i) { return static_cast<int>(static_cast<std::int64_t>(count) * i / size); };
     return {cut(thread), cut(thread + 1)};
+}
+
+// Threads that share a counter take 0, 1, 2, ... from it, each number once.
+HEADRACE_INLINE int take(int& counter) {
+#if defined(__GNUC__)
+    return __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED);
+#else
+    return static_cast<int>(_InterlockedExchangeAdd(reinterpret_cast<volatile long*>(&counter), 1));
+#endif
 }
 
 HEADRACE_INLINE float float_of(std::uint32_t bits) {

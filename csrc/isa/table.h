@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../kernels.h"
-#include "gemm_codes.h"
+#include "linear.h"
 #include "pack_codes.h"
 #include "peak.h"
 #include "rowwise.h"
@@ -13,7 +13,7 @@ namespace headrace::HEADRACE_ISA {
 extern const Kernels table;
 const Kernels table = {
     .name = HEADRACE_ISA_NAME,
-    .linear = nullptr,
+    .linear = linear,
     .encode = encode,
     .embed = embed,
     .rotations = nullptr,
