@@ -49,7 +49,7 @@ struct NibblePairs {
     HEADRACE_INLINE NibblePairs of(const std::uint8_t* zeros) {
         return {zeros == nullptr ? I32x16::broadcast(8) : load_bytes(zeros)};
     }
-    void operator()(Codes packed, Pairs (&out)[4]) const {
+    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
         const auto pair = [&](int first, int second) -> Pairs {
             return {code_pair(packed.a, first, second, 15, zero.a), code_pair(packed.b, first, second, 15, zero.b)};
         };
@@ -65,7 +65,7 @@ struct BytePairs {
     HEADRACE_INLINE BytePairs of(const std::uint8_t* zeros) {
         return {zeros == nullptr ? I32x16::broadcast(128) : load_bytes(zeros)};
     }
-    void operator()(Codes codes, Pairs (&out)[2]) const {
+    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
         const auto pair = [&](int first, int second) -> Pairs {
             return {code_pair(codes.a, first, second, 255, zero.a), code_pair(codes.b, first, second, 255, zero.b)};
         };

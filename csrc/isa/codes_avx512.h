@@ -40,7 +40,7 @@ struct NibblePairs {
         const __m512i each = _mm512_shuffle_epi8(column, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
         return {_mm512_sub_epi8(_mm512_set1_epi8(16), each)};
     }
-    void operator()(Codes packed, Pairs (&out)[4]) const {  // features 0 and 1, 2 and 3, 4 and 5, 6 and 7
+    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {  // features 0 and 1, 2 and 3, 4 and 5, 6 and 7
         // bf16 of -16..15; a permutation of words looks up by the low five bits of an index.
         alignas(64) static constexpr std::uint16_t kTable[32] = {
             0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0,
@@ -66,7 +66,7 @@ struct BytePairs {  // as NibblePairs; null: 128
         const __m512i column = zeros == nullptr ? _mm512_set1_epi32(128) : load_bytes(zeros).v;
         return {_mm512_castsi512_ps(_mm512_or_si512(column, _mm512_set1_epi32(0x4b000000)))};
     }
-    void operator()(Codes codes, Pairs (&out)[2]) const {
+    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
         const __m512i byte = _mm512_set1_epi32(255), high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
         // A byte in the low bits of 2^23 is that number plus the byte; taking 2^23 + zero away leaves bits of a bf16.
         const auto difference = [&](__m512i word) {

@@ -32,7 +32,7 @@ struct NibblePairs {
     HEADRACE_INLINE NibblePairs of(const std::uint8_t* zeros) {
         return {zeros == nullptr ? I32x16::broadcast(8) : load_bytes(zeros)};
     }
-    void operator()(Codes packed, Pairs (&out)[4]) const {
+    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
         for (int i = 0; i < 64; ++i) {  // byte i is feature i % 4 (low half) and 4 + i % 4 (high half) of column i / 4
             const int column = i / 4, pair = i % 4 / 2, half = i % 2;
             out[pair].v[2 * column + half] = exact_bf16((packed.v[i] & 15) - zero.v[column]);
@@ -46,7 +46,7 @@ struct BytePairs {
     HEADRACE_INLINE BytePairs of(const std::uint8_t* zeros) {
         return {zeros == nullptr ? I32x16::broadcast(128) : load_bytes(zeros)};
     }
-    void operator()(Codes codes, Pairs (&out)[2]) const {
+    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
         for (int i = 0; i < 64; ++i) {
             const int column = i / 4, pair = i % 4 / 2, half = i % 2;
             out[pair].v[2 * column + half] = exact_bf16(codes.v[i] - zero.v[column]);

@@ -21,15 +21,15 @@ struct CodeTile {
     std::size_t out_stride;  // floats
 
     template <typename T>
-    const T* activations(int r, int k) const {
+    HEADRACE_METHOD const T* activations(int r, int k) const {
         return reinterpret_cast<const T*>(static_cast<const char*>(in->data) + (row + r) * in->stride) + k;
     }
-    const std::uint8_t* codes(int p) const {
+    HEADRACE_METHOD const std::uint8_t* codes(int p) const {
         return static_cast<const std::uint8_t*>(weight->data) + (panel + p) * weight->panel_bytes;
     }
-    std::size_t group_index(int p, int g) const { return static_cast<std::size_t>(panel + p) * weight->groups + g; }
-    F32x16 scales(int p, int g) const { return load_f16(weight->scales + kPanel * group_index(p, g)); }
-    const std::uint8_t* zeros(int p, int g) const {
+    HEADRACE_METHOD std::size_t group_index(int p, int g) const { return static_cast<std::size_t>(panel + p) * weight->groups + g; }
+    HEADRACE_METHOD F32x16 scales(int p, int g) const { return load_f16(weight->scales + kPanel * group_index(p, g)); }
+    HEADRACE_METHOD const std::uint8_t* zeros(int p, int g) const {
         return weight->zeros == nullptr ? nullptr : weight->zeros + kPanel * group_index(p, g);
     }
 };

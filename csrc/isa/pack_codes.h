@@ -29,7 +29,7 @@ template <typename Source>
 struct SourceRow {
     const typename Source::Element* data;  // null: zeros
     int cols;
-    F32x16 at(int k) const {
+    HEADRACE_METHOD F32x16 at(int k) const {
         if (data == nullptr || k >= cols) return F32x16::zero();
         if (cols - k >= 16) return Source::load(data + k);
         typename Source::Element some[16] = {};
