@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 
 from headrace.errors import CheckpointError
 from headrace.models.families import read_spec, weight_names
-from headrace.models.loader import expected_tensors, load_weights
+from headrace.models.loader import load_weights
 from headrace.models.source import resolve_model
+from headrace.models.stacks import expected_tensors
 from headrace.models.weights import DecoderWeights
 
 Tensors = dict[str, torch.Tensor]

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from headrace.errors import CheckpointError
+from headrace.models.loader import as_tensor
 from headrace.models.safetensors_reader import INDEX_FILE, Checkpoint, SafetensorsFile
 
 Write = Callable[..., Path]
@@ -35,8 +37,8 @@ def test_reads_what_safetensors_writes(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     assert set(checkpoint.names()) == set(tensors)
     for name, tensor in tensors.items():
-        assert torch.equal(checkpoint.tensor(name), tensor)
-        assert checkpoint.tensor(name).dtype == tensor.dtype
+        read = as_tensor(checkpoint.array(name))
+        assert torch.equal(read, tensor) and read.dtype == tensor.dtype
     assert checkpoint.entry("nope") is None
 
 
@@ -44,13 +46,25 @@ def test_misaligned_data(tmp_path: Path, write_raw: Write) -> None:
     header = {"x": entry("U8", [1], [0, 1]), "y": entry("F32", [2], [1, 9])}
     data = b"\0" + torch.tensor([1.5, -2.0]).numpy().tobytes()
     file = SafetensorsFile(write_raw(tmp_path / "m.safetensors", header, data))
-    assert file.tensor("y").tolist() == [1.5, -2.0]
+    assert file.array("y").tolist() == [1.5, -2.0]
 
 
 def test_writing_to_a_tensor_leaves_the_file_alone(tmp_path: Path) -> None:
     save_file({"a": torch.ones(4)}, tmp_path / "model.safetensors")
-    Checkpoint(tmp_path).tensor("a").zero_()
-    assert Checkpoint(tmp_path).tensor("a").tolist() == [1.0] * 4
+    Checkpoint(tmp_path).array("a")[:] = 0
+    assert Checkpoint(tmp_path).array("a").tolist() == [1.0] * 4
+
+
+def test_dropped_pages_are_read_again(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(70_000), "b": torch.randn(3, 5), "empty": torch.zeros(0)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    views = {name: as_tensor(checkpoint.array(name)) for name in tensors}
+    for name, view in views.items():
+        checkpoint.prefetch(name)
+        assert torch.equal(view, tensors[name])
+        checkpoint.drop(name)
+        assert torch.equal(view, tensors[name])
 
 
 HEADERS: dict[str, tuple[dict[str, Any] | bytes, str]] = {
@@ -119,7 +133,7 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
     save_file({"a": torch.arange(4)}, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="stored as I64"):
-        checkpoint.tensor("a")
+        checkpoint.array("a")
 
 
 def _shards(folder: Path, **shards: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -136,7 +150,7 @@ def test_shards(tmp_path: Path) -> None:
     a, b = torch.randn(2), torch.randn(3)
     _write_index(tmp_path, {"weight_map": _shards(tmp_path, one={"a": a}, two={"b": b})})
     checkpoint = Checkpoint(tmp_path)
-    assert torch.equal(checkpoint.tensor("a"), a) and torch.equal(checkpoint.tensor("b"), b)
+    assert np.array_equal(checkpoint.array("a"), a) and np.array_equal(checkpoint.array("b"), b)
 
 
 def test_missing_shard(tmp_path: Path) -> None:

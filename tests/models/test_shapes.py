@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from headrace.models.families import read_spec, weight_names
-from headrace.models.loader import expected_tensors, random_weights
+from headrace.models.loader import random_weights
 from headrace.models.shapes import SHAPES
+from headrace.models.stacks import expected_tensors
 
 # Parameters in millions, as stated by their makers' checkpoints.
 MILLIONS = {

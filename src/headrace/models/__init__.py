@@ -1,6 +1,5 @@
 """Models as data: a family turns a foreign config into a frozen spec; one decoder runs every spec.
 
-Reading order: spec, families (with config_reader and rope_config), source, safetensors_reader, loader, weights,
-batch, attention, decoder. What planning and the server need (spec, families, source, shapes, streaming) is free
-of torch.
+Reading order: spec, families (with config_reader and rope_config), source, safetensors_reader, weights, stacks,
+packed_loader; then what runs on torch: loader, batch, attention, decoder. The rest is free of torch.
 """

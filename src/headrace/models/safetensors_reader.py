@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import CheckpointError
 
@@ -41,8 +42,13 @@ ITEM_BYTES = {
     "F64": 8,
 }
 
-WEIGHT_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
-"""What a dense weight may be stored as."""
+WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+}
+"""What a dense weight may be stored as, and the arrays that it is read as: numpy has no bfloat16, only its bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +72,13 @@ class SafetensorsFile:
             with path.open("rb") as file:
                 size = file.seek(0, 2)
                 self.entries = _read_header(file, size, path.name)
-                # Private copy-on-write pages: torch asks for a writable buffer, and the file must not change.
+                # Private copy-on-write pages: torch asks for a writable buffer, and the file must not change. Whoever
+                # writes to a view and then drops the tensor reads what the file holds.
                 self._data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def array(self, name: str) -> NDArray[Any]:
         """The tensor as a view of the mapped file, in its stored dtype, which must be one of WEIGHT_DTYPES."""
         entry = self.entries[name]
         dtype = WEIGHT_DTYPES.get(entry.dtype)
@@ -81,11 +88,25 @@ class SafetensorsFile:
             )
         count = math.prod(entry.shape)
         if count == 0:
-            return torch.empty(entry.shape, dtype=dtype)
+            return np.empty(entry.shape, dtype=dtype)
         if entry.begin % dtype.itemsize:
             aligned = bytearray(self._data[entry.begin : entry.end])
-            return torch.frombuffer(aligned, dtype=dtype).view(entry.shape)
-        return torch.frombuffer(self._data, dtype=dtype, count=count, offset=entry.begin).view(entry.shape)
+            return np.frombuffer(aligned, dtype=dtype).reshape(entry.shape)
+        return np.frombuffer(self._data, dtype=dtype, count=count, offset=entry.begin).reshape(entry.shape)
+
+    def prefetch(self, name: str) -> None:
+        """Have the system read the tensor in the background."""
+        self._advise(name, "MADV_WILLNEED")
+
+    def drop(self, name: str) -> None:
+        """Give the tensor's pages back; a view of it reads them from the file again."""
+        self._advise(name, "MADV_DONTNEED")
+
+    def _advise(self, name: str, advice: str) -> None:
+        entry = self.entries[name]
+        first = entry.begin // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, advice) and entry.end > first:  # a hint, which not every system knows
+            self._data.madvise(getattr(mmap, advice), first, entry.end - first)
 
 
 class Checkpoint:
@@ -117,9 +138,17 @@ class Checkpoint:
         file = self._file_of.get(name)
         return None if file is None else file.entries[name]
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """See SafetensorsFile.tensor; KeyError for a name that `entry` does not know."""
-        return self._file_of[name].tensor(name)
+    def array(self, name: str) -> NDArray[Any]:
+        """See SafetensorsFile.array; KeyError for a name that `entry` does not know."""
+        return self._file_of[name].array(name)
+
+    def prefetch(self, name: str) -> None:
+        """See SafetensorsFile.prefetch."""
+        self._file_of[name].prefetch(name)
+
+    def drop(self, name: str) -> None:
+        """See SafetensorsFile.drop."""
+        self._file_of[name].drop(name)
 
     def _add(self, file: SafetensorsFile) -> None:
         for name in file.entries:

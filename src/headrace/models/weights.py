@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 from headrace.ops.signatures import Weight
 from headrace.ops.table import DENSE
 
+Array = Any
+"""A tensor on the torch path. On the native path a numpy array: float32, or uint16 with the bits of bfloat16."""
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear map. `format` names the ops that can read `weight`; a dense weight is a tensor [O, I]."""
+    """A linear map. `format` names the ops that can read `weight`.
+
+    A dense weight is a tensor [O, I]; other formats are a headrace._native.PackedMatrix, which holds the bias too.
+    """
 
     weight: Weight
-    bias: torch.Tensor | None = None  # [O]
+    bias: Array | None = None  # [O]
     format: str = DENSE
 
 
@@ -23,33 +28,34 @@ class Projection:
 class AttentionWeights:
     qkv: Projection  # rows of the Hq query heads, then Hkv key heads, then Hkv value heads, D each
     out: Projection  # [H, Hq * D]
-    query_norm: torch.Tensor | None = None  # [D]
-    key_norm: torch.Tensor | None = None  # [D]
+    query_norm: Array | None = None  # [D]
+    key_norm: Array | None = None  # [D]
 
 
 @dataclass(frozen=True, slots=True)
 class MLPWeights:
-    gate_up: Projection  # [2F, H], rows of gate above those of up
+    gate_up: Projection  # [2F, H], rows of gate above those of up; packed: 16 of each in turn
     down: Projection  # [H, F]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    input_norm: torch.Tensor  # [H]
+    input_norm: Array  # [H]
     attention: AttentionWeights
-    post_norm: torch.Tensor  # [H]
+    post_norm: Array  # [H]
     mlp: MLPWeights
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embed: torch.Tensor  # [V, H]
+    embed: Array  # [V, H]
     layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor  # [H]
+    final_norm: Array  # [H]
     head: Projection  # [V, H]; the embedding itself where they are tied
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> Any:
+        """Of the embeddings: the compute type."""
         return self.embed.dtype
 
     @property
