@@ -131,7 +131,8 @@ def test_the_ledger_counts_packed_bytes(
     assert four.weight_bytes == matrices // 2 + matrices // 128 * 2 + beside
     eight = ledger(spec, decide(quantization="int8"))
     rows = 22 * (2560 + 2048 + 2 * 5632 + 2048) + 32_000
-    assert eight.weight_bytes == matrices + rows * 2 + beside
+    padding = eight.weight_bytes - (matrices + rows * 2 + beside)
+    assert 0 <= padding < 89 * 4096  # scales lie in whole pages
 
 
 def test_the_ledger_counts_scales_and_padding_of_kv(

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.quant.format import BF16, F32, GROUPS, WeightFormat, dense_format, parse_format
+from headrace.quant.format import BF16, F32, GROUPS, PAGE, WeightFormat, dense_format, parse_format
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,20 @@ def test_impossible_formats() -> None:
             WeightFormat(*wrong)  # type: ignore[arg-type]
 
 
+def pages(*sizes: int) -> int:
+    return sum(-(-size // PAGE) * PAGE for size in sizes)
+
+
 def test_bytes_by_hand() -> None:
     assert dense_format("bfloat16") is BF16 and dense_format("float32") is F32
-    assert BF16.packed_bytes(32, 64) == 32 * 64 * 2
-    assert F32.packed_bytes(17, 65, bias=True) == 32 * 128 * 4 + 32 * 4
-    assert parse_format("int8").packed_bytes(16, 128) == 16 * 128 + 16 * 2
-    assert parse_format("int4").packed_bytes(16, 192) == 16 * 96 + 16 * 2 * 2  # the second group is short
-    assert parse_format("int4-g32-asym").packed_bytes(16, 64) == 16 * 32 + 16 * 2 * 3
-    assert BF16.packed_bytes(2 * 20, 64, gated=True) == 64 * 64 * 2  # gate and up are padded to 32 each
+    assert BF16.packed_bytes(320, 64) == 320 * 64 * 2
+    assert F32.packed_bytes(17, 65, bias=True) == pages(32 * 128 * 4, 32 * 4)
+    assert parse_format("int8").packed_bytes(1600, 128) == pages(1600 * 128, 1600 * 2)
+    assert parse_format("int4").packed_bytes(1601, 192) == pages(
+        1616 * 96, 1616 * 2 * 2
+    )  # the second group is short
+    assert parse_format("int4-g32-asym").packed_bytes(160, 640) == pages(160 * 320, 160 * 20 * 2, 160 * 20)
+    assert BF16.packed_bytes(2 * 20, 640, gated=True) == 64 * 640 * 2  # gate and up are padded to 32 each
     assert parse_format("int4").bits_per_weight == 4.125
     assert parse_format("int4-g32-asym").bits_per_weight == 4.75
     assert parse_format("int8").bits_per_weight == BF16.bits_per_weight / 2 == 8

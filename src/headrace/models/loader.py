@@ -107,12 +107,12 @@ class _TorchMaker:
     def projection(self, stack: Stack) -> Projection:
         weight = self._empty(stack.rows, stack.columns)
         bias = self._empty(stack.rows) if stack.biases else None
-        start = 0
-        for index, (name, rows) in enumerate(stack.parts):
-            self._fill(name, weight[start : start + rows])
-            if bias is not None:
-                self._fill(stack.biases[index], bias[start : start + rows])
-            start += rows
+        rows = [count for _, count in stack.parts]
+        if bias is not None:
+            for name, part in zip(stack.biases, bias.split(rows), strict=True):
+                self._fill(name, part)
+        for (name, _), part in zip(stack.parts, weight.split(rows), strict=True):
+            self._fill(name, part)
         return Projection(weight, bias)
 
     def tied_head(self, table: torch.Tensor) -> Projection:

@@ -19,6 +19,9 @@ PANEL = 16
 INPUT_ALIGN = 64
 """Input features are padded with zeros to a multiple of this."""
 
+PAGE = 4096
+"""Bytes of the system's memory pages, in which packed matrices lie."""
+
 GROUPS = (32, 64, 128)
 """Sizes of a group of input features that share a scale."""
 
@@ -83,17 +86,21 @@ class WeightFormat:
         return self.bits + (0.0 if self.group is None else 8 * side / self.group)
 
     def packed_bytes(self, rows: int, cols: int, *, gated: bool = False, bias: bool = False) -> int:
-        """Bytes of a packed matrix [rows, cols], padding, scales, zeros and bias included.
+        """Bytes of a packed matrix [rows, cols], padding, scales, zeros and bias included, each in whole pages.
 
         `gated`: rows are those of gate and of up, half each, and both are padded to whole panels.
         """
         panels = 2 * -(-(rows // 2) // PANEL) if gated else -(-rows // PANEL)
         padded = -(-cols // INPUT_ALIGN) * INPUT_ALIGN
-        size = panels * PANEL * padded * self.bits // 8
+        arrays = [panels * PANEL * padded * self.bits // 8]
         if self.quantized:
             groups = 1 if self.group is None else -(-padded // self.group)
-            size += panels * PANEL * groups * (_SCALE_BYTES + (0 if self.symmetric else _ZERO_BYTES))
-        return size + (panels * PANEL * _BIAS_BYTES if bias else 0)
+            arrays.append(panels * PANEL * groups * _SCALE_BYTES)
+            if not self.symmetric:
+                arrays.append(panels * PANEL * groups * _ZERO_BYTES)
+        if bias:
+            arrays.append(panels * PANEL * _BIAS_BYTES)
+        return sum(-(-size // PAGE) * PAGE for size in arrays)
 
     def describe(self) -> str:
         """In words, for reports."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 
 from headrace.models.decoder import Decoder
-from headrace.models.loader import DTYPES, Progress, load_weights
+from headrace.models.loader import DTYPES, load_weights
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
+from headrace.models.stacks import Progress
 from headrace.ops.table import Selection
 from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.executor import ModelExecutor

@@ -1,0 +1,123 @@
+"""Fills the native decoder's weights: tensors go from the checkpoint's pages straight into packed matrices.
+
+No tensor is ever copied whole but the embeddings, so that a load needs little more memory than the packed model.
+Imported only where the native kernels are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._native import Kernels, PackedMatrix, Team
+from headrace.models.families import weight_names
+from headrace.models.safetensors_reader import Checkpoint
+from headrace.models.source import ModelSource
+from headrace.models.spec import ModelSpec
+from headrace.models.stacks import Progress, Stack, build, check_tensors, expected_tensors
+from headrace.models.tensor_sources import CheckpointTensors, RandomSource, TensorSource
+from headrace.models.weights import DecoderWeights, Projection
+from headrace.quant.format import WeightFormat
+
+_INPUTS: dict[str, Literal["f32", "bf16", "i8"]] = {"f32": "f32", "bf16": "bf16", "int8": "i8"}
+
+
+def load_packed(
+    source: ModelSource,
+    spec: ModelSpec,
+    *,
+    dtype: str,
+    weights: WeightFormat,
+    kernels: Kernels,
+    team: Team,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> DecoderWeights:
+    """The weights of a resolved model, matrices packed as `weights` says, embeddings in `dtype`, norms in float32.
+
+    Read from the model's folder, or random with `seed` for a shape. Names, shapes and dtypes of all tensors are
+    checked before the first is read. Raises CheckpointError, naming the tensor, where the checkpoint does not hold
+    what `spec` needs.
+    """
+    names = weight_names(spec)
+    wanted = expected_tensors(spec, names)
+    tensors: TensorSource
+    if source.path is None:
+        tensors = RandomSource(seed, dtype)
+    else:
+        checkpoint = Checkpoint(source.path)
+        check_tensors(checkpoint, wanted, spec, names)
+        tensors = CheckpointTensors(checkpoint, tuple(wanted))
+    return build(spec, names, _Packer(tensors, dtype, weights, kernels, team, len(wanted), progress))
+
+
+class _Packer:
+    """Packed matrices; a `stacks.Maker`."""
+
+    def __init__(
+        self,
+        tensors: TensorSource,
+        dtype: str,
+        weights: WeightFormat,
+        kernels: Kernels,
+        team: Team,
+        total: int,
+        progress: Progress | None,
+    ) -> None:
+        self._tensors = tensors
+        self._dtype = dtype
+        self._weights = weights
+        self._kernels, self._team = kernels, team
+        self._done, self._total = 0, total
+        self._progress = progress
+
+    def table(self, name: str, rows: int, columns: int) -> NDArray[Any]:
+        table = self._tensors.table(name, rows, columns, self._dtype)
+        self._finish([name])
+        return table
+
+    def norm(self, name: str, size: int) -> NDArray[np.float32]:
+        norm = self._tensors.vector(name, size)
+        self._finish([name])
+        return norm
+
+    def projection(self, stack: Stack) -> Projection:
+        names, rows = [name for name, _ in stack.parts], [count for _, count in stack.parts]
+        bias = None
+        if stack.biases:
+            biases = zip(stack.biases, rows, strict=True)
+            bias = np.concatenate([self._tensors.vector(name, count) for name, count in biases])
+        parts = self._tensors.matrices(names, rows, stack.columns)
+        packed = self._pack(parts, gate=stack.gated, bias=bias)
+        self._finish([*names, *stack.biases])
+        return packed
+
+    def tied_head(self, table: NDArray[Any]) -> Projection:
+        return self._pack([table], gate=False, bias=None)
+
+    def _pack(
+        self, parts: Sequence[NDArray[Any]], *, gate: bool, bias: NDArray[np.float32] | None
+    ) -> Projection:
+        weights = self._weights
+        matrix = PackedMatrix(
+            self._kernels,
+            self._team,
+            weights.storage,
+            list(parts),
+            gate=gate,
+            input=_INPUTS[weights.activations],
+            group=weights.group or 0,
+            symmetric=weights.symmetric,
+            bias=bias,
+        )
+        return Projection(matrix, format=weights.name)
+
+    def _finish(self, names: Sequence[str]) -> None:
+        self._tensors.done(names)
+        for _ in names:
+            self._done += 1
+            if self._progress is not None:
+                self._progress(self._done, self._total)
