@@ -15,6 +15,7 @@ struct KernelSet {
 
 void bind_cpu_features(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
+void bind_linear(nanobind::module_& m);
 void bind_roofline(nanobind::module_& m);
 void bind_packed_matrix(nanobind::module_& m);
 void bind_team(nanobind::module_& m);

@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
     headrace::bind_roofline(m);
     headrace::bind_team(m);
     headrace::bind_packed_matrix(m);
+    headrace::bind_linear(m);
 }

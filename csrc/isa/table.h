@@ -4,7 +4,7 @@
 
 #include "../kernels.h"
 #include "linear.h"
-#include "pack_codes.h"
+#include "pack.h"
 #include "peak.h"
 #include "rowwise.h"
 
@@ -20,7 +20,7 @@ const Kernels table = {
     .rope_and_write = nullptr,
     .attention = nullptr,
     .attention_scratch = nullptr,
-    .pack = nullptr,
+    .pack = pack,
     .pack_codes = pack_codes,
     .argmax = argmax,
     .soft_cap = soft_cap,

@@ -91,3 +91,20 @@ class PackedMatrix:
     def group(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+def linear(
+    kernels: Kernels,
+    team: Team,
+    x: NDArray[np.float32],
+    w: PackedMatrix,
+    epilogue: str = "store",
+    gate: str = "none",
+    out: NDArray[np.float32] | NDArray[np.uint16] | None = None,
+    out_dtype: str = "f32",
+) -> NDArray[np.float32] | NDArray[np.uint16]:
+    """x [T, cols] @ w.T + bias -> [T, rows], `x` being encoded as `w.input` says.
+
+    `epilogue`: "store", "add" (to `out`, f32) or "gate" (`w` packed with gate=True: gate(x @ g.T) * (x @ u.T), one
+    feature for each two, rounded up to 16; `gate` is "none", "silu", "gelu" or "gelu_tanh"). `out_dtype`: "f32", or
+    "bf16" as uint16. Raises ValueError where shapes or names do not fit.
+    """
