@@ -18,6 +18,8 @@ void bind_kernels(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_roofline(nanobind::module_& m);
 void bind_packed_matrix(nanobind::module_& m);
+void bind_rowwise(nanobind::module_& m);
+void bind_tape(nanobind::module_& m);
 void bind_team(nanobind::module_& m);
 
 }  // namespace headrace

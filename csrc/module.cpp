@@ -8,4 +8,6 @@ NB_MODULE(_native, m) {
     headrace::bind_team(m);
     headrace::bind_packed_matrix(m);
     headrace::bind_linear(m);
+    headrace::bind_rowwise(m);
+    headrace::bind_tape(m);
 }

@@ -108,3 +108,149 @@ def linear(
     feature for each two, rounded up to 16; `gate` is "none", "silu", "gelu" or "gelu_tanh"). `out_dtype`: "f32", or
     "bf16" as uint16. Raises ValueError where shapes or names do not fit.
     """
+
+def encode(
+    kernels: Kernels,
+    team: Team,
+    x: NDArray[np.float32],
+    type: str,
+    out: NDArray[np.uint8],
+    *,
+    norm: NDArray[np.float32] | None = None,
+    eps: float = 0.0,
+    group: int = 0,
+    scales: NDArray[np.float32] | None = None,
+    sums: NDArray[np.int32] | None = None,
+    gather: NDArray[np.int64] | None = None,
+) -> None:
+    """Rows x [N, K] as products want them, in `out` [R, bytes of a padded row]; i8: with scales, sums [R, groups]."""
+
+def embed(
+    kernels: Kernels,
+    team: Team,
+    ids: NDArray[np.int64],
+    table: NDArray[np.float32] | NDArray[np.uint16],
+    out: NDArray[np.float32],
+) -> None: ...
+def argmax(kernels: Kernels, team: Team, logits: NDArray[np.float32], out: NDArray[np.int64]) -> None: ...
+def soft_cap(kernels: Kernels, team: Team, logits: NDArray[np.float32], cap: float) -> None: ...
+
+TapeGroup = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
+"""Block tables [S, B], dropped blocks [S] and slots [T] of one KV group; see csrc/tensors.h."""
+
+@final
+class Tape:
+    """A model as a list of kernel calls over memory that is allocated once, see csrc/tape.h.
+
+    Buffers, rotations, KV groups and caches are numbers that the methods making them return. Calls run in the order
+    in which they were made here. `scope` says which rows a call works on: "tokens", "logits" (those of logits_rows), or
+    "gathered" (from tokens to logits). Methods raise ValueError where things do not fit together.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        team: Team,
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        max_logits: int,
+        vocab_size: int,
+    ) -> None: ...
+    def add_group(self, *, block_size: int, num_blocks: int, sink_blocks: int) -> int: ...
+    def add_rows(self, type: str, cols: int, group: int = 0) -> int:
+        """A buffer of one row a token, "f32", "bf16" or "i8" (with a scale for each `group` features)."""
+
+    def add_queries(self, type: str, features: int) -> int: ...
+    def add_kv(
+        self,
+        group: int,
+        type: str,
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        *,
+        num_kv_heads: int,
+        head_dim: int,
+        key_scales: NDArray[np.float32] | None = None,
+        value_scales: NDArray[np.float32] | None = None,
+    ) -> int: ...
+    def rotations(self, frequencies: NDArray[np.float64], factor: float, limit: int | None = None) -> int: ...
+    def embed(self, table: NDArray[np.float32] | NDArray[np.uint16], out: int) -> None: ...
+    def encode(
+        self,
+        source: int,
+        out: int,
+        cols: int,
+        *,
+        norm: NDArray[np.float32] | None = None,
+        eps: float = 0.0,
+        scope: str = "tokens",
+        name: str,
+        layer: int = -1,
+    ) -> None: ...
+    def linear(
+        self,
+        source: int,
+        weight: PackedMatrix,
+        out: int,
+        *,
+        epilogue: str = "store",
+        gate: str = "none",
+        scope: str = "tokens",
+        name: str,
+        layer: int = -1,
+    ) -> None: ...
+    def rope(
+        self,
+        qkv: int,
+        cache: int,
+        q: int,
+        *,
+        num_heads: int,
+        rotated: int,
+        rotation: int,
+        sink_rotation: int | None = None,
+        q_sink: int | None = None,
+        q_norm: NDArray[np.float32] | None = None,
+        k_norm: NDArray[np.float32] | None = None,
+        eps: float = 0.0,
+        layer: int = -1,
+    ) -> None: ...
+    def attention(
+        self,
+        q: int,
+        q_sink: int | None,
+        cache: int,
+        out: int,
+        *,
+        num_heads: int,
+        scale: float,
+        window: int = 0,
+        sinks: int = 0,
+        soft_cap: float = 0.0,
+        layer: int = -1,
+    ) -> None: ...
+    def logits(self, source: int, head: PackedMatrix, soft_cap: float = 0.0) -> None: ...
+    def run(
+        self,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        cu_q: NDArray[np.int32],
+        kv_lens: NDArray[np.int32],
+        groups: list[TapeGroup],
+        logits_rows: NDArray[np.int64],
+        best: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float32]:
+        """Replay the tape for one step; gives logits [R, V], valid until the next run.
+
+        `best` [R] receives the token of the largest logit of every row. Raises ValueError for a step that is larger
+        than the tape, or whose indices point outside their arrays; nothing has been run then.
+        """
+
+    def profile(self, on: bool) -> None: ...
+    def clear_costs(self) -> None: ...
+    def costs(self) -> list[tuple[str, int, float, float, float]]:
+        """(name, layer or -1, seconds, bytes, operations) of every call, summed over runs with the profile on."""
+
+    @property
+    def nbytes(self) -> int: ...

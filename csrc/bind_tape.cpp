@@ -1,0 +1,362 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "bindings.h"
+#include "names.h"
+#include "packed_matrix.h"
+#include "tape.h"
+
+namespace nb = nanobind;
+
+namespace headrace {
+namespace {
+
+using Memory = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Longs = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Blocks = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Best = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Group = std::tuple<Blocks, Ints, Longs>;  // block tables, dropped, slots
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+void require(bool holds, const char* otherwise) {
+    if (!holds) refuse(otherwise);
+}
+
+struct Rotation {
+    const float* cos = nullptr;
+    const float* sin = nullptr;
+    int half = 0;
+};
+
+struct Cache {
+    KVCache kv;
+    int group = 0;
+};
+
+// A tape whose buffers, rotations and KV caches Python knows by number, and what they must keep alive.
+class BoundTape {
+public:
+    BoundTape(const KernelSet& kernels, Team& team, int max_tokens, int max_seqs, int max_logits, int vocab_size)
+        : kernels_(*kernels.table), team_(team), tape_(kernels_, team, {max_tokens, max_seqs, max_logits, vocab_size}) {}
+
+    Tape& tape() { return tape_; }
+
+    int add_group(int block_size, int num_blocks, int sink_blocks) {
+        require(block_size > 0 && num_blocks > 0 && sink_blocks >= 0, "a KV group needs blocks");
+        groups_.push_back({block_size, num_blocks, sink_blocks});
+        return tape_.add_group(groups_.back());
+    }
+
+    int add_rows(const std::string& type, int cols, int group) {
+        require(cols > 0 && group >= 0, "rows need columns");
+        return add(buffers_, tape_.rows(dtype_of(type), cols, group));
+    }
+
+    int add_queries(const std::string& type, int features) {
+        Rows rows;
+        rows.type = dtype_of(type);
+        rows.stride = features * dtype_bytes(rows.type);
+        rows.data = tape_.bytes_per_token(rows.stride);
+        return add(buffers_, rows);
+    }
+
+    int add_kv(int group, const std::string& type, const Memory& keys, const Memory& values, int num_kv_heads,
+               int head_dim, std::optional<Memory> key_scales, std::optional<Memory> value_scales) {
+        const KVGroup& of = at(groups_, group);
+        KVCache kv;
+        kv.type = dtype_of(type);
+        kv.keys = keys.data();
+        kv.values = values.data();
+        kv.num_kv_heads = num_kv_heads;
+        kv.head_dim = head_dim;
+        kv.block_size = of.block_size;
+        kv.block_stride = (of.block_size + 15) / 16 * 16;
+        const std::size_t positions = std::size_t(of.num_blocks) * num_kv_heads * kv.block_stride;
+        const std::size_t bytes = positions * head_dim * dtype_bytes(kv.type);
+        require(keys.nbytes() >= bytes && values.nbytes() >= bytes, "the KV memory is too small for its blocks");
+        keep(keys);
+        keep(values);
+        if (kv.type == DType::i8) {
+            require(key_scales && value_scales, "an i8 KV cache needs scales");
+            require(key_scales->nbytes() >= positions * 4 && value_scales->nbytes() >= positions * 4,
+                    "the KV scales are too small for their blocks");
+            kv.key_scales = static_cast<float*>(key_scales->data());
+            kv.value_scales = static_cast<float*>(value_scales->data());
+            keep(*key_scales);
+            keep(*value_scales);
+        }
+        return add(caches_, Cache{kv, group});
+    }
+
+    int rotations(const Doubles& frequencies, double factor, std::optional<std::int64_t> limit) {
+        RotationArgs args;
+        args.frequencies = frequencies.data();
+        args.half = static_cast<int>(frequencies.size());
+        args.factor = factor;
+        args.limit = limit.value_or(INT64_MAX);
+        args.cos = static_cast<float*>(tape_.bytes_per_token(args.half * sizeof(float)));
+        args.sin = static_cast<float*>(tape_.bytes_per_token(args.half * sizeof(float)));
+        keep(frequencies);
+        tape_.append(args, Scope::tokens, "rotations", -1);
+        return add(rotations_, Rotation{args.cos, args.sin, args.half});
+    }
+
+    void embed(const Table& table, int out) {
+        const Rows& rows = at(buffers_, out);
+        EmbedArgs args;
+        args.type = table.itemsize() == 4 ? DType::f32 : DType::bf16;
+        args.table = table.data();
+        args.cols = static_cast<int>(table.shape(1));
+        args.out = static_cast<float*>(rows.data);
+        args.out_stride = rows.stride;
+        require(table.itemsize() == dtype_bytes(args.type), "an embedding is float32, or bfloat16 as uint16");
+        require(static_cast<int>(table.shape(0)) >= tape_.sizes().vocab, "the embedding has too few rows");
+        require(rows.type == DType::f32 && rows.stride >= args.cols * sizeof(float), "the embedding does not fit");
+        keep(table);
+        tape_.append(args, Scope::tokens, "embed", -1);
+    }
+
+    void encode(int source, int out, int cols, std::optional<Floats> norm, float eps, const std::string& scope,
+                const std::string& name, int layer) {
+        const Rows& from = at(buffers_, source);
+        EncodeArgs args;
+        args.in = static_cast<const float*>(from.data);
+        args.in_stride = from.stride;
+        args.eps = eps;
+        args.cols = cols;
+        args.out = at(buffers_, out);
+        args.cols_padded = (cols + kInputAlign - 1) / kInputAlign * kInputAlign;
+        require(from.type == DType::f32 && from.stride >= cols * sizeof(float), "encode reads rows of f32");
+        require(args.out.stride >= args.cols_padded * dtype_bytes(args.out.type), "the encoded rows do not fit");
+        if (norm) {
+            require(static_cast<int>(norm->size()) == cols, "a norm has one weight a column");
+            args.norm = norm->data();
+            keep(*norm);
+        }
+        tape_.append(args, scope_of(scope), name, layer);
+    }
+
+    void linear(int source, const PackedMatrix& weight, int out, const std::string& epilogue, const std::string& gate,
+                const std::string& scope, const std::string& name, int layer) {
+        const Rows& to = at(buffers_, out);
+        const Matrix& m = weight.matrix();
+        LinearArgs args = product(source, m);
+        args.epilogue = epilogue_of(epilogue);
+        args.gate = gate_of(gate);
+        args.out_type = to.type;
+        args.out = to.data;
+        args.out_stride = to.stride;
+        const bool gated = args.epilogue == Epilogue::gate;
+        const std::size_t features = gated ? m.panels * kPanel / 2 : m.rows;
+        require(to.stride >= features * dtype_bytes(to.type), "the product does not fit its buffer");
+        require(to.type == DType::f32 || (to.type == DType::bf16 && args.epilogue != Epilogue::add),
+                "a product is written as f32 or bf16, and added to f32 only");
+        require(!gated || args.gate != Gate::none, "a gated product needs a gate");
+        tape_.append(args, scope_of(scope), name, layer);
+    }
+
+    void rope(int qkv, int cache, int q, int num_heads, int rotated, int rotation, std::optional<int> sink_rotation,
+              std::optional<int> q_sink, std::optional<Floats> q_norm, std::optional<Floats> k_norm, float eps,
+              int layer) {
+        const Cache& to = at(caches_, cache);
+        const Rows& from = at(buffers_, qkv);
+        const Rotation& own = at(rotations_, rotation);
+        RopeArgs args;
+        args.qkv = static_cast<const float*>(from.data);
+        args.qkv_stride = from.stride;
+        args.num_heads = num_heads;
+        args.rotated = rotated;
+        args.eps = eps;
+        args.cos = own.cos;
+        args.sin = own.sin;
+        args.kv = to.kv;
+        args.group = to.group;
+        args.q_type = at(buffers_, q).type;
+        args.q = at(buffers_, q).data;
+        require(own.half * 2 == rotated && rotated <= to.kv.head_dim, "the rotation is not that of these heads");
+        require(args.q_type == (to.kv.type == DType::f32 ? DType::f32 : DType::bf16), "queries do not match the cache");
+        if (sink_rotation && q_sink) {
+            args.sink_cos = at(rotations_, *sink_rotation).cos;
+            args.sink_sin = at(rotations_, *sink_rotation).sin;
+            args.q_sink = at(buffers_, *q_sink).data;
+        }
+        for (const auto* norm : {&q_norm, &k_norm}) {
+            if (!*norm) continue;
+            require(static_cast<int>((*norm)->size()) == to.kv.head_dim, "a head's norm has one weight a feature");
+            keep(**norm);
+        }
+        args.q_norm = q_norm ? q_norm->data() : nullptr;
+        args.k_norm = k_norm ? k_norm->data() : nullptr;
+        tape_.append(args, Scope::tokens, "rope", layer);
+    }
+
+    void attention(int q, std::optional<int> q_sink, int cache, int out, int num_heads, float scale, int window,
+                   int sinks, float soft_cap, int layer) {
+        const Cache& from = at(caches_, cache);
+        const Rows& to = at(buffers_, out);
+        AttentionArgs args;
+        args.q = at(buffers_, q).data;
+        args.q_sink = q_sink ? at(buffers_, *q_sink).data : nullptr;
+        args.kv = from.kv;
+        args.group = from.group;
+        args.num_heads = num_heads;
+        args.scale = scale;
+        args.window = window;
+        args.sinks = sinks;
+        args.soft_cap = soft_cap;
+        args.out_type = to.type;
+        args.out = to.data;
+        args.out_stride = to.stride;
+        require(to.type != DType::i8, "attention is written as f32 or bf16");
+        require(to.stride >= std::size_t(num_heads) * from.kv.head_dim * dtype_bytes(to.type), "attention does not fit");
+        tape_.append(args, Scope::tokens, "attention", layer);
+    }
+
+    void logits(int source, const PackedMatrix& head, float soft_cap) {
+        const Matrix& m = head.matrix();
+        require(m.rows == tape_.sizes().vocab, "the head does not have one row a token");
+        LinearArgs args = product(source, m);
+        args.out = tape_.logits_buffer();
+        args.out_stride = static_cast<std::size_t>(m.rows) * sizeof(float);
+        tape_.append(args, Scope::logits, "head", -1);
+        if (soft_cap > 0) {
+            const SoftCapArgs cap{tape_.logits_buffer(), args.out_stride, 0, m.rows, soft_cap};
+            tape_.append(cap, Scope::logits, "soft_cap", -1);
+        }
+    }
+
+    Logits run(const Longs& ids, const Longs& positions, const Ints& cu_q, const Ints& kv_lens,
+               const std::vector<Group>& groups, const Longs& logits_rows, std::optional<Best> best) {
+        Step step;
+        step.tokens = static_cast<int>(ids.size());
+        step.seqs = static_cast<int>(kv_lens.size());
+        step.logits = static_cast<int>(logits_rows.size());
+        step.ids = ids.data();
+        step.positions = positions.data();
+        step.cu_q = cu_q.data();
+        step.kv_lens = kv_lens.data();
+        step.logits_rows = logits_rows.data();
+        require(positions.size() == ids.size() && cu_q.size() == kv_lens.size() + 1, "a step's arrays differ in length");
+        require(groups.size() == groups_.size(), "a step has one table for each KV group");
+        tables_.clear();
+        for (std::size_t g = 0; g < groups.size(); ++g) {
+            const auto& [blocks, dropped, slots] = groups[g];
+            require(blocks.shape(0) == kv_lens.size() && dropped.size() == kv_lens.size() && slots.size() == ids.size(),
+                    "the arrays of a KV group differ in length from the step's");
+            tables_.push_back({blocks.data(), dropped.data(), slots.data(), static_cast<int>(blocks.shape(1)),
+                               groups_[g].sink_blocks});
+        }
+        step.groups = tables_.data();
+        require(!best || best->size() == logits_rows.size(), "there is one best token a row of logits");
+        {
+            const nb::gil_scoped_release released;
+            tape_.run(step);
+            if (best) {
+                const std::size_t stride = tape_.sizes().vocab * sizeof(float);
+                kernels_.argmax({tape_.logits_buffer(), stride, step.logits, tape_.sizes().vocab, best->data()}, team_);
+            }
+        }
+        const std::size_t shape[] = {static_cast<std::size_t>(step.logits), static_cast<std::size_t>(tape_.sizes().vocab)};
+        return Logits(tape_.logits_buffer(), 2, shape, nb::find(this));
+    }
+
+    std::vector<std::tuple<std::string, int, double, double, double>> costs() const {
+        std::vector<std::tuple<std::string, int, double, double, double>> rows;
+        for (const Instruction& one : tape_.instructions()) {
+            rows.emplace_back(one.name, one.layer, one.nanoseconds * 1e-9, one.bytes, one.operations);
+        }
+        return rows;
+    }
+
+private:
+    template <typename T>
+    static int add(std::vector<T>& things, T thing) {
+        things.push_back(thing);
+        return static_cast<int>(things.size()) - 1;
+    }
+
+    template <typename T>
+    static const T& at(const std::vector<T>& things, int index) {
+        require(index >= 0 && index < static_cast<int>(things.size()), "the tape has nothing of that number");
+        return things[index];
+    }
+
+    template <typename A>
+    void keep(const A& array) {
+        kept_.push_back(nb::ndarray<nb::ro>(array));
+    }
+
+    static Scope scope_of(const std::string& name) {
+        if (name == "tokens") return Scope::tokens;
+        if (name == "gathered") return Scope::gathered;
+        if (name == "logits") return Scope::logits;
+        refuse("scope " + name + " is unknown");
+    }
+
+    LinearArgs product(int source, const Matrix& m) const {
+        LinearArgs args;
+        args.in = at(buffers_, source);
+        args.weight = &m;
+        require(args.in.type == m.input, "the activations are not encoded as the matrix wants them");
+        require(args.in.stride >= m.cols_padded * dtype_bytes(args.in.type), "the activations are too short");
+        require(m.input != DType::i8 || (args.in.group == m.group && args.in.groups == m.groups),
+                "the activations' groups are not those of the matrix");
+        return args;
+    }
+
+    const Kernels& kernels_;
+    Team& team_;
+    Tape tape_;
+    std::vector<KVGroup> groups_;
+    std::vector<Rows> buffers_;
+    std::vector<Rotation> rotations_;
+    std::vector<Cache> caches_;
+    std::vector<GroupTables> tables_;
+    std::vector<nb::ndarray<nb::ro>> kept_;
+};
+
+}  // namespace
+
+void bind_tape(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<BoundTape>(m, "Tape")
+        .def(nb::init<const KernelSet&, Team&, int, int, int, int>(), "kernels"_a, "team"_a, nb::kw_only(),
+             "max_tokens"_a, "max_seqs"_a, "max_logits"_a, "vocab_size"_a, nb::keep_alive<1, 3>())
+        .def("add_group", &BoundTape::add_group, nb::kw_only(), "block_size"_a, "num_blocks"_a, "sink_blocks"_a)
+        .def("add_rows", &BoundTape::add_rows, "type"_a, "cols"_a, "group"_a = 0)
+        .def("add_queries", &BoundTape::add_queries, "type"_a, "features"_a)
+        .def("add_kv", &BoundTape::add_kv, "group"_a, "type"_a, "keys"_a.noconvert(), "values"_a.noconvert(),
+             nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "key_scales"_a.noconvert() = nb::none(),
+             "value_scales"_a.noconvert() = nb::none())
+        .def("rotations", &BoundTape::rotations, "frequencies"_a.noconvert(), "factor"_a, "limit"_a = nb::none())
+        .def("embed", &BoundTape::embed, "table"_a.noconvert(), "out"_a)
+        .def("encode", &BoundTape::encode, "source"_a, "out"_a, "cols"_a, nb::kw_only(),
+             "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1)
+        .def("linear", &BoundTape::linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "epilogue"_a = "store",
+             "gate"_a = "none", "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
+        .def("rope", &BoundTape::rope, "qkv"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a, "rotated"_a,
+             "rotation"_a, "sink_rotation"_a = nb::none(), "q_sink"_a = nb::none(), "q_norm"_a.noconvert() = nb::none(),
+             "k_norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "layer"_a = -1)
+        .def("attention", &BoundTape::attention, "q"_a, "q_sink"_a.none(), "cache"_a, "out"_a, nb::kw_only(),
+             "num_heads"_a, "scale"_a, "window"_a = 0, "sinks"_a = 0, "soft_cap"_a = 0.0F, "layer"_a = -1)
+        .def("logits", &BoundTape::logits, "source"_a, "head"_a, "soft_cap"_a = 0.0F, nb::keep_alive<1, 3>())
+        .def("run", &BoundTape::run, "ids"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
+             "kv_lens"_a.noconvert(), "groups"_a, "logits_rows"_a.noconvert(), "best"_a.noconvert() = nb::none())
+        .def("profile", [](BoundTape& self, bool on) { self.tape().profile(on); }, "on"_a)
+        .def("clear_costs", [](BoundTape& self) { self.tape().clear_profile(); })
+        .def("costs", &BoundTape::costs)
+        .def_prop_ro("nbytes", [](BoundTape& self) { return self.tape().arena_bytes(); });
+}
+
+}  // namespace headrace
