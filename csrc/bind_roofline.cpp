@@ -52,8 +52,7 @@ void bind_roofline(nb::module_& m) {
             check(threads, runs);
             if (!(seconds > 0 && seconds <= 60)) throw std::invalid_argument("seconds must be above 0, at most 60");
             const nb::gil_scoped_release released;
-            Team team(threads);
-            return measure_peak(kernels, team, product, seconds, runs);
+            return measure_peak(kernels, threads, product, seconds, runs);
         },
         nb::arg("kernels"), nb::arg("type"), nb::kw_only(), nb::arg("threads"), nb::arg("seconds"),
         nb::arg("runs"));

@@ -31,7 +31,7 @@ CACHES_OVER = 4
 """The buffer is at least so many times the last-level cache: next to nothing of a pass is left for the next."""
 MOST_OF_MEMORY = 8
 """The buffer takes at most the available memory divided by this."""
-READ_RUNS, PEAK_RUNS = 9, 200
+READ_RUNS, PEAK_RUNS = 9, 100
 PEAK_SECONDS = 0.0005
 """Many short runs: on a machine that others use as well, some of them are left alone."""
 
@@ -130,6 +130,11 @@ class Roofline:
         )
 
 
+def kernel_names() -> tuple[str, ...]:
+    """Instruction sets of the native kernels that run here, best first; none where the kernels are missing."""
+    return () if _native is None else tuple(_native.available_kernels())
+
+
 def measure_roofline(kernels: str | None = None, threads: int | None = None) -> Roofline | None:
     """Measure this machine's limits, in about two seconds; once a process for the same arguments.
 
@@ -138,7 +143,8 @@ def measure_roofline(kernels: str | None = None, threads: int | None = None) -> 
     """
     if _native is None:
         return None
-    return _measured(kernels or _native.available_kernels()[0], threads or detect().cores.usable)
+    cores = detect().cores
+    return _measured(kernels or kernel_names()[0], min(threads or cores.usable, cores.logical))
 
 
 @functools.cache
