@@ -6,19 +6,30 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.bench.work import StepShape, step_shape
 from headrace.bench.workload import Arrival
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
-from headrace.core.types import RequestStats
+from headrace.core.types import Output, RequestStats
 from headrace.errors import HeadraceError
 
 KV_SAMPLE_EVERY = 4  # steps between two looks at the KV occupancy, which costs time
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One step that ran: when it began and ended, in seconds after the start, its shape, and its new tokens."""
+
+    begin_s: float
+    end_s: float
+    shape: StepShape
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Times in seconds, memory in tokens of KV. TTFT counts from arrival; TPOT is the mean gap between the output
-    tokens of one request. KV figures are means over the run."""
+    tokens of one request, ITL every single gap. KV figures are means over the run."""
 
     wall_s: float
     requests: int
@@ -26,9 +37,10 @@ class Measured:
     output_tokens: int
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
+    itl_s: tuple[float, ...]
     e2e_s: tuple[float, ...]
-    steps: int
-    mean_batch: float  # sequences a step
+    steps: tuple[Step, ...]
+    decode_from: int  # the first step in which every request had a token before
     kv_reserved: float
     kv_used: float
     hit_rate: float  # prompt tokens taken from the prefix cache
@@ -44,14 +56,67 @@ class Measured:
         """Prompt and output tokens a second."""
         return (self.prompt_tokens + self.output_tokens) / self.wall_s
 
+    @property
+    def mean_batch(self) -> float:
+        """Sequences a step."""
+        return sum(len(step.shape) for step in self.steps) / max(1, len(self.steps))
+
+    @property
+    def prefill_steps(self) -> tuple[Step, ...]:
+        """Steps up to the last first token."""
+        return self.steps[: self.decode_from]
+
+    @property
+    def decode_steps(self) -> tuple[Step, ...]:
+        """Steps after every request had its first token: nothing in them is prefill."""
+        return self.steps[self.decode_from :]
+
+    @property
+    def prefill_s(self) -> float:
+        """The start until the last first token."""
+        return self.steps[self.decode_from - 1].end_s if self.decode_from else 0.0
+
+    @property
+    def decode_s(self) -> float:
+        """The last first token until the last token."""
+        return self.steps[-1].end_s - self.prefill_s if self.decode_steps else 0.0
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens of the decode steps."""
+        return sum(step.tokens for step in self.decode_steps)
+
 
 @dataclass(slots=True)
 class _Tally:
     done: list[RequestStats] = field(default_factory=list)
-    steps: int = 0
-    slices: int = 0
+    steps: list[Step] = field(default_factory=list)
+    decode_from: int = 0
+    last_token_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
+
+    def take(self, outputs: Sequence[Output], now: float) -> int:
+        """Note the news of one step; returns its new tokens. Raises HeadraceError if a request failed."""
+        tokens = 0
+        for output in outputs:
+            if output.error is not None:
+                raise HeadraceError(f"request {output.request_id} failed: {output.error}")
+            if output.stats is not None:
+                self.done.append(output.stats)
+            if output.tokens:
+                tokens += len(output.tokens)
+                self._gap((output.request_id, output.index), len(output.tokens), now)
+        return tokens
+
+    def _gap(self, name: tuple[str, int], count: int, now: float) -> None:
+        before = self.last_token_s.get(name)
+        if before is None:
+            self.decode_from = len(self.steps) + 1
+        else:  # tokens of one step come together: one gap for all of them, then none
+            self.gaps += [now - before] + [0.0] * (count - 1)
+        self.last_token_s[name] = now
 
 
 def run_workload(
@@ -82,15 +147,12 @@ def run_workload(
         if plan.step_id % KV_SAMPLE_EVERY == 0:
             _look_at_kv(engine, tally)
         outputs = engine.finish(executor.execute(plan), time.monotonic())
-        tally.steps += bool(plan.slices)
-        tally.slices += len(plan.slices)
-        for output in outputs:
-            if output.error is not None:
-                raise HeadraceError(f"request {output.request_id} failed: {output.error}")
-            if output.stats is not None:
-                tally.done.append(output.stats)
+        after = time.monotonic()
+        tokens = tally.take(outputs, after)
+        if plan.slices:
+            tally.steps.append(Step(now - begin, after - begin, step_shape(plan), tokens))
         if on_token is not None:
-            on_token(sum(len(output.tokens) for output in outputs))
+            on_token(tokens)
     return _summary(tally, time.monotonic() - begin)
 
 
@@ -115,9 +177,10 @@ def _summary(tally: _Tally, wall_s: float) -> Measured:
         output_tokens=sum(stats.num_output for stats in done),
         ttft_s=tuple(s.first_token_s - s.arrival_s for s in done if s.first_token_s is not None),
         tpot_s=tuple(tpot for s in done if (tpot := time_per_output_token(s)) is not None),
+        itl_s=tuple(tally.gaps),
         e2e_s=tuple(s.finished_s - s.arrival_s for s in done if s.finished_s is not None),
-        steps=tally.steps,
-        mean_batch=tally.slices / max(1, tally.steps),
+        steps=tuple(tally.steps),
+        decode_from=tally.decode_from,
         kv_reserved=_mean(tally.reserved),
         kv_used=_mean(tally.used),
         hit_rate=sum(stats.num_cached for stats in done) / max(1, prompt),

@@ -38,12 +38,17 @@ def mixed_lengths(
     output_tokens: tuple[int, int],
     vocab_size: int,
     seed: int = 0,
+    prompt_seed: int | None = None,
 ) -> list[Arrival]:
-    """Like `fixed_lengths`, with the lengths of each request drawn evenly from the given inclusive ranges."""
+    """Like `fixed_lengths`, with the lengths of each request drawn evenly from the given inclusive ranges.
+
+    The lengths follow from `seed` alone; the tokens from `prompt_seed`, which is `seed` if None.
+    """
     rng = random.Random(seed)
+    words = random.Random(f"tokens {seed if prompt_seed is None else prompt_seed}")
     arrivals = []
     for index in range(count):
-        prompt = _random_ids(rng, rng.randint(*prompt_tokens), vocab_size)
+        prompt = _random_ids(words, rng.randint(*prompt_tokens), vocab_size)
         params = SamplingParams(temperature=0.0, max_tokens=rng.randint(*output_tokens), ignore_eos=True)
         arrivals.append(Arrival(0.0, NewRequest(f"bench-{index}", prompt, params)))
     return arrivals

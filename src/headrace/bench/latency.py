@@ -1,0 +1,57 @@
+"""How long one request waits: for its first token, and from each token to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from headrace.bench.measure import Measured
+from headrace.bench.report import Row, row_of_runs
+from headrace.bench.subject import Subject, pooled_percentiles
+from headrace.bench.workload import fixed_lengths
+
+Progress = Callable[[str], None]
+"""Told what is measured next; called once a run."""
+
+
+def latency_rows(
+    subject: Subject,
+    *,
+    input_lens: Sequence[int],
+    batch_sizes: Sequence[int],
+    output_len: int,
+    repeats: int,
+    progress: Progress,
+) -> Iterator[Row]:
+    """A row for each prompt length and batch size: `batch` requests of `input_len` random tokens all at once.
+
+    Percentiles are over the requests of all repeats; rates are medians of the repeats. One more run warms up.
+    Raises ConfigError where a batch would not run all at once.
+    """
+    for input_len in input_lens:
+        for batch in batch_sizes:
+            subject.check(batch=batch, length=input_len + output_len)
+    for input_len in input_lens:
+        for batch in batch_sizes:
+            runs = []
+            for repeat in range(repeats + 1):
+                progress(f"prompt {input_len}, batch {batch}")
+                run = subject.run(
+                    fixed_lengths(
+                        batch, prompt_tokens=input_len, output_tokens=output_len,
+                        vocab_size=subject.vocab_size, seed=subject.next_seed(),
+                    )
+                )  # fmt: skip
+                if repeat:
+                    runs.append(run)
+            rates = row_of_runs(
+                {"prompt": input_len, "batch": batch}, [decode_rates(subject, run) for run in runs]
+            )
+            yield Row(rates.labels, {**pooled_percentiles(runs), **rates.values}, rates.samples)
+
+
+def decode_rates(subject: Subject, run: Measured) -> dict[str, float]:
+    """Decode speed of a closed batch and how near its roofline it is; empty where nothing was decoded."""
+    steps, seconds, tokens = run.decode_steps, run.decode_s, run.decode_tokens
+    if not steps:
+        return {}
+    return {"decode_tokens_per_s": tokens / seconds, **subject.against_roofline(steps, seconds, tokens)}

@@ -1,0 +1,86 @@
+"""How many tokens a second many requests get together: closed batches of one size, and mixed traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.bench.latency import Progress, decode_rates
+from headrace.bench.measure import Measured
+from headrace.bench.report import Row, row_of_runs
+from headrace.bench.subject import Subject, pooled_percentiles
+from headrace.bench.workload import fixed_lengths, mixed_lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """`requests` at once, their lengths in tokens drawn evenly from inclusive ranges."""
+
+    requests: int = 64
+    input_len: tuple[int, int] = (32, 1024)
+    output_len: tuple[int, int] = (16, 256)
+
+
+def closed_rows(
+    subject: Subject,
+    *,
+    batch_sizes: Sequence[int],
+    input_len: int,
+    output_len: int,
+    repeats: int,
+    progress: Progress,
+) -> Iterator[Row]:
+    """A row for each batch size: that many equal requests at once. The fraction is that of decoding.
+
+    Raises ConfigError where a batch would not run all at once.
+    """
+    for batch in batch_sizes:
+        subject.check(batch=batch, length=input_len + output_len)
+    for batch in batch_sizes:
+        runs = []
+        for repeat in range(repeats + 1):  # the first run warms up and is not counted
+            progress(f"batch {batch}")
+            run = subject.run(
+                fixed_lengths(
+                    batch, prompt_tokens=input_len, output_tokens=output_len,
+                    vocab_size=subject.vocab_size, seed=subject.next_seed(),
+                )
+            )  # fmt: skip
+            if repeat:
+                runs.append({**decode_rates(subject, run), **_rates(run), **_prefill_rate(run)})
+        yield row_of_runs({"traffic": "closed", "requests": batch}, runs)
+
+
+def mixed_row(subject: Subject, mixed: Mixed, *, repeats: int, progress: Progress, seed: int = 0) -> Row:
+    """All requests at once, prefill and decode in the same steps. The fraction is that of the whole run.
+
+    Every repeat has the lengths of the same seed, so that repeats do the same work, and prompts of its own.
+    """
+    subject.check(batch=1, length=mixed.input_len[1] + mixed.output_len[1])
+    runs, measured = [], []
+    for repeat in range(repeats + 1):
+        progress("mixed traffic")
+        run = subject.run(
+            mixed_lengths(
+                mixed.requests, prompt_tokens=mixed.input_len, output_tokens=mixed.output_len,
+                vocab_size=subject.vocab_size, seed=seed, prompt_seed=subject.next_seed(),
+            )
+        )  # fmt: skip
+        if repeat:
+            measured.append(run)
+            whole = subject.against_roofline(run.steps, run.wall_s, run.output_tokens)
+            runs.append({**_rates(run), **whole, "mean_batch": run.mean_batch})
+    row = row_of_runs({"traffic": "mixed", "requests": mixed.requests}, runs)
+    return Row(row.labels, {**pooled_percentiles(measured), **row.values}, row.samples)
+
+
+def _rates(run: Measured) -> dict[str, float]:
+    return {
+        "output_tokens_per_s": run.output_rate,
+        "total_tokens_per_s": run.total_rate,
+        "wall_s": run.wall_s,
+    }
+
+
+def _prefill_rate(run: Measured) -> dict[str, float]:
+    return {"prefill_tokens_per_s": run.prompt_tokens / run.prefill_s}

@@ -1,0 +1,84 @@
+"""What makes one kind of `headrace bench`: flags, checks, and a benchmark that is ready to run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.bench.latency import Progress
+from headrace.bench.report import Row
+from headrace.bench.roofline import Roofline
+from headrace.bench.subject import Subject, load_subject
+from headrace.cli.engine_flags import engine_config
+from headrace.errors import ConfigError
+
+Flags = argparse.ArgumentParser
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A benchmark ready to run. `rows` measures while it is iterated; `runs` is how often it will tell its progress.
+
+    head: lines for people above the table; notes: lines below it, which the JSON keeps as well.
+    """
+
+    rows: Callable[[Progress], Iterator[Row]]
+    runs: int | None
+    config: Mapping[str, Any]
+    roofline: Roofline | None = None
+    head: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One subcommand. `options` are the arguments that the JSON keeps; `columns` the metrics of the table."""
+
+    summary: str
+    description: str
+    examples: Sequence[str]
+    add_flags: Callable[[Flags], None]
+    prepare: Callable[[argparse.Namespace], Prepared]
+    columns: Sequence[str] | None = None
+    options: Sequence[str] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
+    """The smallest value of an argument, or of each of its values; 1 where nothing is said."""
+    ranges: Sequence[str] = ()
+    """Arguments that are a low and a high value."""
+    repeats: int = 3
+    takes_model: bool = True
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Raises ConfigError for a number that is out of range."""
+        for name in ("repeats", *self.options):
+            value = getattr(args, name)
+            numbers = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+            low = self.least.get(name, 1)
+            if numbers and not isinstance(value, bool) and min(numbers) < low:
+                raise ConfigError(f"{_flag(name)} must be at least {low}, got {min(numbers)}")
+        for name in self.ranges:
+            low, high = getattr(args, name)
+            if low > high:
+                raise ConfigError(f"{_flag(name)} takes the lower length first, got {low} {high}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def prepare_subject(
+    args: argparse.Namespace, rows: Callable[[Subject, Progress], Iterator[Row]], runs: int
+) -> Prepared:
+    """Load the model that the arguments name and measure its limits."""
+    subject = load_subject(engine_config(args))
+    roofline = subject.roofline
+    return Prepared(
+        rows=lambda progress: rows(subject, progress),
+        runs=runs,
+        config=subject.config(),
+        roofline=roofline,
+        head=[subject.describe(), *([] if roofline is None else [roofline.describe()])],
+        notes=[] if roofline is not None else ["no roofline: the native kernels that measure it are missing"],
+    )

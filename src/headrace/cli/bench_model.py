@@ -1,0 +1,215 @@
+"""Benchmarks of a whole model: latency, throughput, prefill, startup."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from types import MappingProxyType
+
+from headrace.bench.latency import Progress, latency_rows
+from headrace.bench.prefill import prefill_rows
+from headrace.bench.report import Row
+from headrace.bench.startup import startup_rows
+from headrace.bench.subject import Subject, load_subject
+from headrace.bench.throughput import Mixed, closed_rows, mixed_row
+from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
+from headrace.cli.engine_flags import engine_config, engine_options
+
+# ---- latency ----
+
+
+def _latency_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--input-len", type=int, nargs="+", default=[128], metavar="N", help="prompt tokens (default: 128)"
+    )
+    parser.add_argument(
+        "--output-len", type=int, default=32, metavar="N", help="output tokens (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="+", default=[1], metavar="B", help="requests at once (default: 1)"
+    )
+
+
+def _latency(args: argparse.Namespace) -> Prepared:
+    def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
+        return latency_rows(
+            subject, input_lens=args.input_len, batch_sizes=args.batch_sizes, output_len=args.output_len,
+            repeats=args.repeats, progress=progress,
+        )  # fmt: skip
+
+    return prepare_subject(args, rows, len(args.input_len) * len(args.batch_sizes) * (args.repeats + 1))
+
+
+# ---- throughput ----
+
+
+def _throughput_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="*", default=[1, 8, 32], metavar="B",
+        help="closed batches, each of so many equal requests (default: 1 8 32); nothing behind it: none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--input-len", type=int, default=128, metavar="N", help="their prompts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output-len", type=int, default=64, metavar="N", help="their outputs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num-prompts", type=int, default=64, metavar="N",
+        help="requests of mixed traffic, 0: none (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mixed-input-len", type=int, nargs=2, default=[32, 1024], metavar=("LOW", "HIGH"),
+        help="prompt tokens of mixed traffic (default: 32 1024)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mixed-output-len", type=int, nargs=2, default=[16, 256], metavar=("LOW", "HIGH"),
+        help="output tokens of mixed traffic (default: 16 256)",
+    )  # fmt: skip
+
+
+def _throughput(args: argparse.Namespace) -> Prepared:
+    mixed = Mixed(args.num_prompts, tuple(args.mixed_input_len), tuple(args.mixed_output_len))
+
+    def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
+        closed = closed_rows(
+            subject, batch_sizes=args.batch_sizes, input_len=args.input_len, output_len=args.output_len,
+            repeats=args.repeats, progress=progress,
+        )  # fmt: skip
+        last = (mixed_row(subject, mixed, repeats=args.repeats, progress=progress) for _ in range(1))
+        return chain(closed, last) if mixed.requests else closed
+
+    return prepare_subject(args, rows, (len(args.batch_sizes) + bool(mixed.requests)) * (args.repeats + 1))
+
+
+# ---- prefill ----
+
+
+def _prefill_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--input-len", type=int, nargs="+", default=[128, 512, 1024], metavar="N",
+        help="prompt tokens (default: 128 512 1024)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="+", default=[1], metavar="B", help="prompts at once (default: 1)"
+    )
+    parser.add_argument(
+        "--chunk-sizes", type=int, nargs="+", default=[], metavar="N",
+        help="most tokens in one step; the model is loaded again for each (default: --max-num-batched-tokens)",
+    )  # fmt: skip
+
+
+def _prefill(args: argparse.Namespace) -> Prepared:
+    def measured(subject: Subject, progress: Progress) -> Iterator[Row]:
+        return prefill_rows(
+            subject,
+            input_lens=args.input_len,
+            batch_sizes=args.batch_sizes,
+            repeats=args.repeats,
+            progress=progress,
+        )
+
+    runs = len(args.input_len) * len(args.batch_sizes) * max(1, len(args.chunk_sizes)) * (args.repeats + 1)
+    if not args.chunk_sizes:
+        return prepare_subject(args, measured, runs)
+    config = engine_config(args)
+    first, *others = (replace(config, max_num_batched_tokens=size) for size in args.chunk_sizes)
+    args.max_num_batched_tokens = first.max_num_batched_tokens
+
+    def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
+        yield from measured(subject, progress)
+        for other in others:
+            yield from measured(load_subject(other), progress)
+
+    return prepare_subject(args, rows, runs)
+
+
+# ---- startup ----
+
+
+def _startup_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--input-len", type=int, default=16, metavar="N", help="prompt tokens (default: %(default)s)"
+    )
+
+
+def _startup(args: argparse.Namespace) -> Prepared:
+    options = {"model": args.model, **engine_options(args)}
+    engine_config(args)  # wrong options are told before anything is launched
+
+    def rows(progress: Progress) -> Iterator[Row]:
+        return startup_rows(options, input_len=args.input_len, repeats=args.repeats, progress=progress)
+
+    return Prepared(
+        rows, args.repeats + 1, options, head=[f"{args.model}: launch of a process to its first token"]
+    )
+
+
+MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "latency": Kind(
+            summary="TTFT, TPOT and the gaps between tokens",
+            description="How long one request waits for its first token (TTFT) and from token to token (TPOT: mean of "
+            "a request; ITL: every gap). GB/s is what decoding read of weights, keys and values; the roofline is the "
+            "same bytes at the memory's full speed.",
+            examples=(
+                "",
+                " -m shape:tinyllama-1.1b --quantization int8 --input-len 128 1024",
+                " --batch-sizes 1 8 --output-len 64 --json latency.json",
+            ),
+            add_flags=_latency_flags,
+            prepare=_latency,
+            columns=(
+                "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "itl_p50_s", "itl_p99_s", "decode_tokens_per_s",
+                "bytes_per_s", "limit_tokens_per_s", "fraction",
+            ),
+            options=("input_len", "output_len", "batch_sizes"),
+            repeats=5,
+        ),
+        "throughput": Kind(
+            summary="tokens a second of closed batches and of mixed traffic",
+            description="Closed batches: equal requests all at once; decode tok/s counts the tokens after every "
+            "request had its first one. Mixed traffic: requests of many lengths all at once, prefill and decode "
+            "together. The roofline of a step is the slower of reading its bytes and doing its products.",
+            examples=(
+                "",
+                " -m shape:tinyllama-1.1b --quantization int4 --batch-sizes 1 8 32 --num-prompts 0",
+                " --batch-sizes --num-prompts 64 --json mixed.json",
+            ),
+            add_flags=_throughput_flags,
+            prepare=_throughput,
+            columns=(
+                "decode_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s", "ttft_p50_s", "ttft_p99_s",
+                "tpot_p50_s", "bytes_per_s", "operations_per_s", "limit_tokens_per_s", "fraction",
+            ),
+            options=(
+                "batch_sizes", "input_len", "output_len", "num_prompts", "mixed_input_len", "mixed_output_len"
+            ),
+            least={"num_prompts": 0},
+            ranges=("mixed_input_len", "mixed_output_len"),
+        ),
+        "prefill": Kind(
+            summary="prompt tokens a second by prompt length and chunk size",
+            description="How fast prompts are read, against the peak of the matrix units: a prompt's products are many "
+            "rows wide, so that arithmetic and not memory is the limit.",
+            examples=("", " -m shape:tinyllama-1.1b --input-len 1024", " --input-len 512 --chunk-sizes 64 256 512"),
+            add_flags=_prefill_flags,
+            prepare=_prefill,
+            columns=(
+                "prefill_tokens_per_s", "seconds", "operations_per_s", "limit_tokens_per_s", "fraction",
+            ),
+            options=("input_len", "batch_sizes", "chunk_sizes"),
+        ),
+        "startup": Kind(
+            summary="launch of a process to its first token, and its memory",
+            description="Launches fresh processes that load the model and answer one prompt; times each phase and the "
+            "peak of resident memory. One launch more comes first, so that files are in the page cache.",
+            examples=("", " -m shape:tinyllama-1.1b --quantization int4", " --repeats 9 --plot startup.png"),
+            add_flags=_startup_flags,
+            prepare=_startup,
+            options=("input_len",),
+        ),
+    }
+)  # fmt: skip
