@@ -34,46 +34,59 @@ struct CodeTile {
     }
 };
 
-constexpr int kCodesAhead = 1536;  // bytes of a panel that are asked for before they are needed
+constexpr int kCodesAhead = 4096;  // bytes of a panel that are asked for before they are needed
 
 // sums[r][p] += sum over the `features` input features from `k` on of (code - offset) * activation; the offset is
-// kByteOffset for bytes and 0 for nibbles.
+// kByteOffset for bytes and 0 for nibbles. Whole numbers may be added in any order: a small tile has several sums for
+// each of its own, which do not wait for each other.
 template <bool kNibbles, int R, int P>
 HEADRACE_INLINE void add_code_products(const CodeTile& tile, int k, int features, I32x16 (&sums)[R][P]) {
     constexpr int kStep = kNibbles ? 8 : 4;  // input features in 64 bytes of a panel
+    constexpr int kWays = R * P >= 8 || kCodePanels == 1 ? 1 : R * P >= 4 ? 2 : 4;
+    constexpr int kVectors = kNibbles ? (kWays + 1) / 2 : kWays;  // loads of 64 bytes a turn
     const std::int8_t* a[R];
     const std::uint8_t* b[P];
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) a[r] = tile.activations<std::int8_t>(r, k);
     HEADRACE_UNROLL for (int p = 0; p < P; ++p) b[p] = tile.codes(p) + static_cast<std::size_t>(k / kStep) * 64;
-    for (int i = 0; i < features; i += kStep) {
-        Codes codes[P];
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-            const std::uint8_t* at = b[p] + i / kStep * 64;
-            codes[p] = Codes::load(at);
-            if (R < kCodeRows) HEADRACE_PREFETCH(at + kCodesAhead);
-        }
+    I32x16 more[kWays][R][P];
+    HEADRACE_UNROLL for (int way = 1; way < kWays; ++way) {
         HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) more[way][r][p] = I32x16::zero();
+        }
+    }
+    for (int i = 0; i < features; i += kStep * kVectors) {
+        HEADRACE_UNROLL for (int v = 0; v < kVectors; ++v) {
+            Codes codes[P];
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                if constexpr (kNibbles) {
-                    sums[r][p] = dot_nibbles(sums[r][p], low_nibbles(codes[p]), a[r] + i);
-                } else {
-                    sums[r][p] = dot_bytes(sums[r][p], codes[p], a[r] + i);
+                const std::uint8_t* at = b[p] + (i / kStep + v) * 64;
+                codes[p] = Codes::load(at);
+                HEADRACE_PREFETCH(at + kCodesAhead);
+            }
+            HEADRACE_UNROLL for (int half = 0; half < (kNibbles ? 2 : 1); ++half) {
+                const int way = (kNibbles ? 2 * v + half : v) % kWays;
+                HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                    HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                        I32x16& sum = way == 0 ? sums[r][p] : more[way][r][p];
+                        const std::int8_t* four = a[r] + i + kStep * v + 4 * half;
+                        if constexpr (kNibbles) {
+                            sum = dot_nibbles(sum, half == 0 ? low_nibbles(codes[p]) : high_nibbles(codes[p]), four);
+                        } else {
+                            sum = dot_bytes(sum, codes[p], four);
+                        }
+                    }
                 }
             }
         }
-        if constexpr (kNibbles) {
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) codes[p] = high_nibbles(codes[p]);
-            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                    sums[r][p] = dot_nibbles(sums[r][p], codes[p], a[r] + i + 4);
-                }
-            }
+    }
+    HEADRACE_UNROLL for (int way = 1; way < kWays; ++way) {
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = sums[r][p] + more[way][r][p];
         }
     }
 }
 
 template <bool kNibbles, int R, int P>
-void multiply_code_tile(const CodeTile& tile) {
+static void multiply_code_tile(const CodeTile& tile) {
     const Matrix& w = *tile.weight;
     const Rows& in = *tile.in;
     constexpr int kMiddle = kNibbles ? 8 : 128, kOffset = kNibbles ? 0 : kByteOffset;
@@ -123,7 +136,7 @@ struct CodePairs<true> {
 
 // The same with bf16 activations: codes less their zero are exact in bf16, sums are f32 in rising order.
 template <bool kNibbles, int R, int P>
-void multiply_code_tile_bf16(const CodeTile& tile) {
+static void multiply_code_tile_bf16(const CodeTile& tile) {
     const Matrix& w = *tile.weight;
     using Decoder = typename CodePairs<kNibbles>::Type;
     constexpr int kStep = kNibbles ? 8 : 4;
@@ -145,7 +158,7 @@ void multiply_code_tile_bf16(const CodeTile& tile) {
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
                 const std::uint8_t* at = tile.codes(p) + static_cast<std::size_t>((k + i) / kStep) * 64;
                 Pairs pairs[kStep / 2];
-                if (R < kCodeRows) HEADRACE_PREFETCH(at + kCodesAhead);
+                HEADRACE_PREFETCH(at + kCodesAhead);
                 decoders[p](Codes::load(at), pairs);
                 HEADRACE_UNROLL for (int j = 0; j < kStep / 2; ++j) {
                     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
@@ -164,55 +177,61 @@ void multiply_code_tile_bf16(const CodeTile& tile) {
     }
 }
 
-using CodeTileFunction = void (*)(const CodeTile&);
-
-template <bool kNibbles, int R, int P>
-HEADRACE_INLINE CodeTileFunction code_tile(bool wide) {
-    return wide ? &multiply_code_tile_bf16<kNibbles, R, P> : &multiply_code_tile<kNibbles, R, P>;
+template <bool kNibbles, bool kWide, int R, int P>
+HEADRACE_INLINE void one_code_tile(const CodeTile& tile) {
+    if constexpr (kWide) {
+        multiply_code_tile_bf16<kNibbles, R, P>(tile);
+    } else {
+        multiply_code_tile<kNibbles, R, P>(tile);
+    }
 }
 
-template <bool kNibbles>
-void run_code_tiles(CodeTile tile, int rows, int panels) {
-    const bool wide = tile.in->type == DType::bf16;
-    const int first_row = tile.row, first_panel = tile.panel;
-    float* const out = tile.out;
-    // A single row takes four panels at a time in bf16, to overlap its chains of additions, and otherwise one: memory
-    // is read as one stream.
-    const int width = rows >= kCodeRows || kCodePanels > 1 ? kCodePanels : 1;
-    for (int p = 0; p < panels;) {
-        const int taken = panels - p >= width ? width : 1;
-        tile.panel = first_panel + p;
-        for (int r = 0; r < rows;) {
-            const int left = rows - r;
-            tile.row = first_row + r;
-            tile.out = out + r * tile.out_stride + kPanel * p;
-            if (left >= kCodeRows) {
-                (taken == 1 ? code_tile<kNibbles, kCodeRows, 1>(wide) : code_tile<kNibbles, kCodeRows, kCodePanels>(wide))(tile);
-                r += kCodeRows;
-            } else if (left >= 4) {
-                (taken == 1 ? code_tile<kNibbles, 4, 1>(wide) : code_tile<kNibbles, 4, kCodePanels>(wide))(tile);
-                r += 4;
-            } else if (left >= 2) {
-                (taken == 1 ? code_tile<kNibbles, 2, 1>(wide) : code_tile<kNibbles, 2, kCodePanels>(wide))(tile);
-                r += 2;
-            } else {
-                (taken == 1 ? code_tile<kNibbles, 1, 1>(wide) : code_tile<kNibbles, 1, kCodePanels>(wide))(tile);
-                r += 1;
-            }
+// `rows` rows by P panels.
+template <bool kNibbles, bool kWide, int P>
+static void column_of_code_tiles(CodeTile tile, int rows) {
+    for (int taken; rows > 0; rows -= taken, tile.row += taken, tile.out += taken * tile.out_stride) {
+        if (rows >= kCodeRows) {
+            one_code_tile<kNibbles, kWide, kCodeRows, P>(tile);
+            taken = kCodeRows;
+        } else if (rows >= 4) {
+            one_code_tile<kNibbles, kWide, 4, P>(tile);
+            taken = 4;
+        } else if (rows >= 2) {
+            one_code_tile<kNibbles, kWide, 2, P>(tile);
+            taken = 2;
+        } else {
+            one_code_tile<kNibbles, kWide, 1, P>(tile);
+            taken = 1;
         }
-        p += taken;
+    }
+}
+
+template <bool kNibbles, bool kWide>
+static void run_code_tiles(CodeTile tile, int rows, int panels) {
+    // One pass of few rows is as fast as memory, which is read fastest as one stream. bf16 sums are in a fixed order, so
+    // that it takes two panels to have enough of them under way.
+    const int width = !kWide && rows <= kCodeRows ? 1 : kCodePanels;
+    for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
+        taken = panels >= width ? width : 1;
+        if (taken == 1) {
+            column_of_code_tiles<kNibbles, kWide, 1>(tile, rows);
+        } else {
+            column_of_code_tiles<kNibbles, kWide, kCodePanels>(tile, rows);
+        }
     }
 }
 
 // out[r, 16p + c] = sum over k of in[row + r, k] * W[16 (panel + p) + c, k], for `rows` rows and `panels` panels.
-// `in` is encoded as weight.input says (i8: with the weight's groups).
-HEADRACE_INLINE void gemm_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels,
-                                float* out, std::size_t out_stride) {
+// `in` is encoded as weight.input says (i8: in the weight's groups). Rows and panels may be cut anyhow: no bit changes.
+// With one scale for all of them, i8 takes up to 2^16 input features (a sum of theirs has to fit into 32 bits).
+static void gemm_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
+                       std::size_t out_stride) {
     const CodeTile tile{&in, &weight, row, panel, out, out_stride};
+    const bool wide = weight.input == DType::bf16;
     if (weight.format == WeightFormat::int4) {
-        run_code_tiles<true>(tile, rows, panels);
+        (wide ? run_code_tiles<true, true> : run_code_tiles<true, false>)(tile, rows, panels);
     } else {
-        run_code_tiles<false>(tile, rows, panels);
+        (wide ? run_code_tiles<false, true> : run_code_tiles<false, false>)(tile, rows, panels);
     }
 }
 

@@ -95,7 +95,7 @@ HEADRACE_INLINE void put_codes(std::uint8_t* panel, int column, int k, const std
 }
 
 template <typename Source, bool kNibbles>
-void quantise_panel(const PackArgs& args, int panel) {
+static void quantise_panel(const PackArgs& args, int panel) {
     const Matrix& w = args.out;
     const auto place = [&](int g) { return (static_cast<std::size_t>(panel) * w.groups + g) * kPanel; };
     std::uint8_t* data = static_cast<std::uint8_t*>(const_cast<void*>(w.data)) + panel * w.panel_bytes;
@@ -130,19 +130,23 @@ void quantise_panel(const PackArgs& args, int panel) {
     }
 }
 
-HEADRACE_INLINE void quantise_panels(const PackArgs& args, int first, int last) {
+static void quantise_panels(const PackArgs& args, int first, int last) {
     const bool nibbles = args.out.format == WeightFormat::int4;
     for (int panel = first; panel < last; ++panel) {
         switch (args.source_type) {
-            case DType::f32: (nibbles ? quantise_panel<F32Source, true> : quantise_panel<F32Source, false>)(args, panel); break;
-            case DType::bf16: (nibbles ? quantise_panel<Bf16Source, true> : quantise_panel<Bf16Source, false>)(args, panel); break;
-            default: (nibbles ? quantise_panel<F16Source, true> : quantise_panel<F16Source, false>)(args, panel); break;
+            case DType::f32:
+                (nibbles ? quantise_panel<F32Source, true> : quantise_panel<F32Source, false>)(args, panel);
+                break;
+            case DType::bf16:
+                (nibbles ? quantise_panel<Bf16Source, true> : quantise_panel<Bf16Source, false>)(args, panel);
+                break;
+            default: (nibbles ? quantise_panel<F16Source, true> : quantise_panel<F16Source, false>)(args, panel);
         }
     }
 }
 
 template <bool kNibbles>
-void copy_codes_of_panel(const PackCodesArgs& args, int panel) {
+static void copy_codes_of_panel(const PackCodesArgs& args, int panel) {
     const Matrix& w = args.out;
     constexpr std::uint8_t kMiddle = kNibbles ? 8 : 128;
     std::uint8_t* data = static_cast<std::uint8_t*>(const_cast<void*>(w.data)) + panel * w.panel_bytes;
@@ -166,7 +170,7 @@ void copy_codes_of_panel(const PackCodesArgs& args, int panel) {
 }
 
 // Quantises rows of floats into int8 or int4 panels.
-HEADRACE_INLINE void pack_quantised(const PackArgs& args, Team& team) {
+static void pack_quantised(const PackArgs& args, Team& team) {
     auto body = [&](int thread, int size) {
         const Share share = share_of(args.out.panels, thread, size);
         quantise_panels(args, share.begin, share.end);
@@ -174,7 +178,7 @@ HEADRACE_INLINE void pack_quantised(const PackArgs& args, Team& team) {
     team.run(body);
 }
 
-HEADRACE_INLINE void pack_codes(const PackCodesArgs& args, Team& team) {
+static void pack_codes(const PackCodesArgs& args, Team& team) {
     auto body = [&](int thread, int size) {
         const Share share = share_of(args.out.panels, thread, size);
         for (int panel = share.begin; panel < share.end; ++panel) {
