@@ -1,0 +1,239 @@
+"""From checkpoint tensors to packed matrices, with little memory beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from headrace.errors import CheckpointError
+from headrace.models.families import read_spec, weight_names
+from headrace.models.floats import to_bfloat16, to_float32
+from headrace.models.loader import as_tensor, load_weights
+from headrace.models.shapes import SHAPES
+from headrace.models.source import resolve_model
+from headrace.models.stacks import expected_tensors
+from headrace.models.weights import DecoderWeights, Projection
+from headrace.quant.format import BF16, F32, WeightFormat, parse_format
+
+native = pytest.importorskip("headrace._native")
+packed_loader = pytest.importorskip("headrace.models.packed_loader")
+
+KERNELS = native.Kernels(native.available_kernels()[0])
+TEAM = native.Team(2)
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def qwen_config(llama_config: dict[str, Any]) -> dict[str, Any]:
+    """Biases, norms on heads, and widths that are no multiple of a panel."""
+    more = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": True,
+        "head_dim": 8,
+    }
+    return {**llama_config, **more, "hidden_size": 20, "intermediate_size": 24}
+
+
+def write(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Tensors:
+    spec = read_spec(config)
+    rng = torch.Generator().manual_seed(0)
+    shapes = expected_tensors(spec, weight_names(spec))
+    tensors = {name: torch.randn(shape, generator=rng).to(dtype) for name, shape in shapes.items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def load(name: Path | str, weights: WeightFormat, dtype: str = "float32", **options: Any) -> DecoderWeights:
+    source = resolve_model(str(name))
+    spec = read_spec(source.config)
+    loaded: DecoderWeights = packed_loader.load_packed(
+        source, spec, dtype=dtype, weights=weights, kernels=KERNELS, team=TEAM, **options
+    )
+    return loaded
+
+
+def unpacked(projection: Projection) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(matrix [O, I], bias [O]) as the products with unit vectors and with zero tell them."""
+    matrix = projection.weight
+    probes = np.concatenate((np.eye(matrix.cols), np.zeros((1, matrix.cols)))).astype(np.float32)
+    made = native.linear(KERNELS, TEAM, probes, matrix)[:, : matrix.rows]
+    return (made[:-1] - made[-1:]).T, made[-1]
+
+
+def test_every_tensor_finds_its_place(tmp_path: Path, qwen_config: dict[str, Any]) -> None:
+    tensors = write(tmp_path, qwen_config)
+    weights = load(tmp_path, F32)
+    prefix = "model.layers.1."
+    layer = weights.layers[1]
+    parts = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
+    matrix, bias = unpacked(layer.attention.qkv)
+    np.testing.assert_allclose(matrix, torch.cat([tensors[f"{part}.weight"] for part in parts]), atol=1e-5)
+    np.testing.assert_allclose(bias, torch.cat([tensors[f"{part}.bias"] for part in parts]), atol=1e-6)
+    for projection, name in (
+        (layer.attention.out, f"{prefix}self_attn.o_proj"),
+        (layer.mlp.down, f"{prefix}mlp.down_proj"),
+    ):
+        np.testing.assert_allclose(unpacked(projection)[0], tensors[f"{name}.weight"], atol=1e-5)
+    np.testing.assert_allclose(unpacked(weights.head)[0], tensors["lm_head.weight"], atol=1e-5)
+    for norm, name in (
+        (layer.input_norm, f"{prefix}input_layernorm.weight"),
+        (layer.post_norm, f"{prefix}post_attention_layernorm.weight"),
+        (layer.attention.query_norm, f"{prefix}self_attn.q_norm.weight"),
+        (layer.attention.key_norm, f"{prefix}self_attn.k_norm.weight"),
+        (weights.final_norm, "model.norm.weight"),
+    ):
+        assert norm.dtype == np.float32 and np.array_equal(norm, tensors[name])
+    assert np.array_equal(weights.embed, tensors["model.embed_tokens.weight"])
+    assert weights.formats == ("f32",)
+
+
+def test_gate_and_up_meet(tmp_path: Path, qwen_config: dict[str, Any]) -> None:
+    tensors = write(tmp_path, qwen_config)
+    matrix = load(tmp_path, F32).layers[0].mlp.gate_up.weight
+    x = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    gate, up = (tensors[f"model.layers.0.mlp.{part}_proj.weight"].numpy() for part in ("gate", "up"))
+    made = native.linear(KERNELS, TEAM, x, matrix, epilogue="gate", gate="silu")[:, :24]
+    gated = x @ gate.T
+    np.testing.assert_allclose(made, gated / (1 + np.exp(-gated)) * (x @ up.T), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_stored_type_is_read(
+    tmp_path: Path, llama_config: dict[str, Any], stored: torch.dtype, dtype: str
+) -> None:
+    tensors = write(tmp_path, llama_config, stored)
+    weights = load(tmp_path, F32 if dtype == "float32" else BF16, dtype)
+    embed = tensors["model.embed_tokens.weight"]
+    assert weights.embed.dtype == (np.float32 if dtype == "float32" else np.uint16)
+    assert torch.equal(as_tensor(weights.embed), embed.to(getattr(torch, dtype)))
+    name = "model.layers.0.self_attn.o_proj.weight"
+    kept = tensors[name].to(getattr(torch, dtype)).float()
+    np.testing.assert_allclose(unpacked(weights.layers[0].attention.out)[0], kept, rtol=1e-6, atol=1e-6)
+
+
+def test_parts_of_one_matrix_may_be_stored_in_different_types(
+    tmp_path: Path, llama_config: dict[str, Any]
+) -> None:
+    tensors = write(tmp_path, llama_config)
+    name = "model.layers.0.self_attn.{}_proj.weight"
+    tensors[name.format("k")] = tensors[name.format("k")].half()
+    save_file(tensors, tmp_path / "model.safetensors")
+    matrix, _ = unpacked(load(tmp_path, F32).layers[0].attention.qkv)
+    expected = torch.cat([tensors[name.format(part)].float() for part in "qkv"])
+    np.testing.assert_allclose(matrix, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["int8", "int8-g32", "int4-g32", "int4-g32-asym", "int8-asym-a16"])
+def test_quantised_at_load(tmp_path: Path, llama_config: dict[str, Any], name: str) -> None:
+    tensors = write(tmp_path, llama_config)
+    weights = load(tmp_path, parse_format(name))
+    assert weights.formats == (name,) == (weights.head.format,)
+    matrix, _ = unpacked(weights.layers[0].mlp.down)
+    stored = tensors["model.layers.0.mlp.down_proj.weight"]
+    worst = stored.abs().max().item() / (127 if "int8" in name else 7)
+    distance = np.abs(matrix - stored.numpy()).max()
+    assert 0 < distance <= (0.51 + 0.01) * worst * (2 if "asym" in name else 1)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_tied_head(tmp_path: Path, llama_config: dict[str, Any], stored: bool) -> None:
+    tensors = write(tmp_path, llama_config)
+    if not stored:
+        del tensors["lm_head.weight"]
+        save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**llama_config, "tie_word_embeddings": True}))
+    weights = load(tmp_path, F32)
+    np.testing.assert_allclose(unpacked(weights.head)[0], weights.embed, atol=1e-6)
+
+
+def test_progress_and_refusals(tmp_path: Path, llama_config: dict[str, Any]) -> None:
+    tensors = write(tmp_path, llama_config)
+    seen: list[tuple[int, int]] = []
+    load(tmp_path, BF16, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(n, len(tensors)) for n in range(1, len(tensors) + 1)]
+    del tensors["model.layers.1.self_attn.k_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="lacks tensor"):
+        load(tmp_path, BF16)
+
+
+@pytest.mark.parametrize("shape", ["tiny", "smollm2-135m-32k"])
+def test_random_weights_are_those_of_torch(shape: str) -> None:
+    dtype = SHAPES[shape]["torch_dtype"]
+    packed = load(f"shape:{shape}", F32 if dtype == "float32" else BF16, dtype, seed=3)
+    source = resolve_model(f"shape:{shape}")
+    dense = load_weights(source, read_spec(source.config), dtype=getattr(torch, dtype), seed=3)
+    assert torch.equal(as_tensor(packed.embed), dense.embed)
+    for mine, other in zip(packed.layers, dense.layers, strict=True):
+        matrix, _ = unpacked(mine.attention.qkv)
+        np.testing.assert_allclose(matrix, other.attention.qkv.weight.float(), rtol=1e-6, atol=1e-7)
+    matrix, _ = unpacked(packed.layers[-1].mlp.down)
+    np.testing.assert_allclose(matrix, dense.layers[-1].mlp.down.weight.float(), rtol=1e-6, atol=1e-7)
+
+
+def test_floats() -> None:
+    values = np.array(
+        [0.0, -0.0, 1.0, 1e-40, 3e38, -np.inf, np.nan, 1.00390625, 1.01171875], dtype=np.float32
+    )
+    many = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    for sample in (values, many, many.astype(np.float64), many.astype(np.float16)):
+        rounded = as_tensor(to_bfloat16(sample))
+        assert torch.equal(rounded.nan_to_num(7), torch.from_numpy(sample).bfloat16().nan_to_num(7))
+    assert np.array_equal(to_float32(to_bfloat16(many)), torch.from_numpy(many).bfloat16().float())
+    hostile = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], dtype=np.uint32).view(np.float32)
+    assert np.isnan(to_float32(to_bfloat16(hostile))).all()
+
+
+MEASURE = """
+import sys
+from headrace._native import Kernels, Team, available_kernels
+from headrace.models.families import read_spec
+from headrace.models.packed_loader import load_packed
+from headrace.models.source import resolve_model
+from headrace.quant.format import parse_format
+def memory(field):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(field))
+source = resolve_model(sys.argv[1])
+before = memory("VmRSS")
+weights = load_packed(source, read_spec(source.config), dtype="bfloat16", weights=parse_format("int4"),
+                      kernels=Kernels(available_kernels()[0]), team=Team(2))
+parts = [p for l in weights.layers for p in (l.attention.qkv, l.attention.out, l.mlp.gate_up, l.mlp.down)]
+packed = weights.embed.nbytes + sum(part.weight.nbytes for part in (*parts, weights.head))
+print(before, memory("VmHWM"), packed, int("torch" in sys.modules))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_peak_memory_is_that_of_the_packed_model(tmp_path: Path) -> None:
+    """200 MB of bfloat16 become 60 MB of int4; the pages of the file must not pile up beside them."""
+    sizes = {
+        "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 7, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "vocab_size": 4096,
+    }  # fmt: skip
+    config = {**SHAPES["tiny"], **sizes, "torch_dtype": "bfloat16"}
+    shapes = expected_tensors(read_spec(config), weight_names(read_spec(config)))
+    write(tmp_path, config, torch.bfloat16)
+    stored = 2 * sum(math.prod(shape) for shape in shapes.values())
+    assert stored > 190_000_000
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    before, peak, packed, torch_loaded = map(int, run.stdout.split())
+    widest = 2 * 1024 * 2 * 2816  # gate and up in bfloat16: the largest tensors that are mapped at once
+    assert packed < stored // 3
+    assert peak - before < packed + widest + (16 << 20)  # threads, numpy, pages beside the tensors
+    assert not torch_loaded
