@@ -117,9 +117,20 @@ HEADRACE_INLINE void gemm_f32(const float* a, std::size_t a_stride, int rows, co
                               std::size_t c_stride, bool accumulate) {
     gemm<F32Product>(a, a_stride, rows, b, panels, c, c_stride, accumulate);
 }
+#if !HEADRACE_TILES
 HEADRACE_INLINE void gemm_bf16(const bf16_t* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
                                std::size_t c_stride, bool accumulate) {
     gemm<Bf16Product>(a, a_stride, rows, b, panels, c, c_stride, accumulate);
 }
 
+// Around many small products: see tiles.h.
+struct TileScope {
+    ~TileScope() {}
+};
+#endif
+
 }  // namespace headrace::HEADRACE_ISA
+
+#if HEADRACE_TILES
+#include "gemm_amx.h"
+#endif

@@ -6,6 +6,9 @@
 #include "epilogue.h"
 #include "gemm.h"
 #include "gemm_codes.h"
+#if HEADRACE_TILES
+#include "gemm_codes_amx.h"
+#endif
 
 namespace headrace::HEADRACE_ISA {
 
@@ -18,7 +21,11 @@ static void multiply(const LinearArgs& args, int first_row, int rows, int first_
                      std::size_t c_stride) {
     const Matrix& weight = *args.weight;
     if (weight.format == WeightFormat::int8 || weight.format == WeightFormat::int4) {
+#if HEADRACE_TILES
+        gemm_codes_amx(args.in, first_row, rows, weight, first_panel, panels, products, c_stride);
+#else
         gemm_codes(args.in, first_row, rows, weight, first_panel, panels, products, c_stride);
+#endif
         return;
     }
     const bool wide = weight.format == WeightFormat::f32;
@@ -48,6 +55,7 @@ static void linear(const LinearArgs& args, Team& team) {
     const int row_cuts = threads == 1 ? 1 : largest(1, least(row_blocks, ceil_div(8 * threads, columns)));
     int next = 0;
     auto work = [&](int, int) {
+        const TileScope scope;
         alignas(64) float products[kBlockRows * kBlockPanels * kPanel];
         for (;;) {
             const int item = take(next);
