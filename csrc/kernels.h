@@ -78,7 +78,7 @@ struct RopeArgs {
 };
 
 // Rotations of a step: cos and sin of position * frequency, times `factor`, computed in double.
-// Positions above `limit` are taken as `limit`.
+// Positions above `limit` are taken as `limit`; 0: no limit.
 struct RotationArgs {
     const Step* step = nullptr;
     const double* frequencies = nullptr;  // [half]

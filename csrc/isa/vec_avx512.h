@@ -125,6 +125,9 @@ HEADRACE_INLINE F32x16 select(Mask16 m, F32x16 a, F32x16 b) {  // a where m, els
 
 HEADRACE_INLINE F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 HEADRACE_INLINE I32x16 round(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest even; |a| < 2^22
+HEADRACE_INLINE F32x16 load_i8(const std::int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 a) {  // clipped to -128..127
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
 }

@@ -185,6 +185,11 @@ HEADRACE_INLINE I32x16 round(F32x16 a) {  // to nearest even; |a| < 2^22
     HEADRACE_LANES r.v[i] = static_cast<std::int32_t>(bits_of(a.v[i] + kMagic) - bits_of(kMagic));
     return r;
 }
+HEADRACE_INLINE F32x16 load_i8(const std::int8_t* p) {
+    F32x16 r;
+    HEADRACE_LANES r.v[i] = p[i];
+    return r;
+}
 HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 a) {  // clipped to -128..127
     HEADRACE_LANES p[i] = static_cast<std::int8_t>(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
 }
