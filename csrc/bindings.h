@@ -13,6 +13,7 @@ struct KernelSet {
     const Kernels* table;
 };
 
+void bind_attention(nanobind::module_& m);
 void bind_cpu_features(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);

@@ -2,6 +2,7 @@
 #include "bindings.h"
 
 NB_MODULE(_native, m) {
+    headrace::bind_attention(m);
     headrace::bind_cpu_features(m);
     headrace::bind_kernels(m);
     headrace::bind_roofline(m);

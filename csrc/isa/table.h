@@ -3,9 +3,11 @@
 #pragma once
 
 #include "../kernels.h"
+#include "attention.h"
 #include "linear.h"
 #include "pack.h"
 #include "peak.h"
+#include "rope.h"
 #include "rowwise.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -16,10 +18,10 @@ const Kernels table = {
     .linear = linear,
     .encode = encode,
     .embed = embed,
-    .rotations = nullptr,
-    .rope_and_write = nullptr,
-    .attention = nullptr,
-    .attention_scratch = nullptr,
+    .rotations = rotations,
+    .rope_and_write = rope_and_write,
+    .attention = attention,
+    .attention_scratch = attention_scratch,
     .pack = pack,
     .pack_codes = pack_codes,
     .argmax = argmax,

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Part = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | tuple[int, str, int, int]
+Queries = NDArray[np.float32] | NDArray[np.uint16]
+Cached = NDArray[np.float32] | NDArray[np.uint16] | NDArray[np.int8]
 
 @final
 class CpuInfo:
@@ -254,3 +256,69 @@ class Tape:
 
     @property
     def nbytes(self) -> int: ...
+
+def rotations(
+    kernels: Kernels,
+    team: Team,
+    positions: NDArray[np.int64],
+    frequencies: NDArray[np.float64],
+    *,
+    factor: float = 1.0,
+    limit: int = 0,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines, [T, R/2] each, of positions [T] (those above `limit` taken as it; 0: none) times frequencies."""
+
+def rope_and_write(
+    kernels: Kernels,
+    team: Team,
+    qkv: NDArray[np.float32],
+    keys: Cached,
+    values: Cached,
+    slots: NDArray[np.int64],
+    cos: NDArray[np.float32],
+    sin: NDArray[np.float32],
+    *,
+    num_heads: int,
+    head_dim: int,
+    block_size: int,
+    key_scales: NDArray[np.float32] | None = None,
+    value_scales: NDArray[np.float32] | None = None,
+    q_norm: NDArray[np.float32] | None = None,
+    k_norm: NDArray[np.float32] | None = None,
+    eps: float = 0.0,
+    sink_cos: NDArray[np.float32] | None = None,
+    sink_sin: NDArray[np.float32] | None = None,
+) -> tuple[Queries, Queries | None]:
+    """Head norms, rope and KV write of qkv [T, (Hq + 2 Hkv) * D]; gives q and (with sink tables) q_sink [Hkv, T, G, D].
+
+    keys, values [N, Hkv, T * D] and scales [N, Hkv, T] are written in place, in the layout of csrc/tensors.h (T:
+    block_size rounded up to 16). q is float32 with a float32 cache, else bfloat16. ValueError where shapes disagree.
+    """
+
+def paged_attention(
+    kernels: Kernels,
+    team: Team,
+    q: Queries,
+    keys: Cached,
+    values: Cached,
+    *,
+    cu_q: NDArray[np.int32],
+    kv_lens: NDArray[np.int32],
+    positions: NDArray[np.int64],
+    block_tables: NDArray[np.int32],
+    dropped: NDArray[np.int32],
+    sink_blocks: int,
+    block_size: int,
+    scale: float,
+    window: int = 0,
+    sinks: int = 0,
+    soft_cap: float = 0.0,
+    q_sink: Queries | None = None,
+    key_scales: NDArray[np.float32] | None = None,
+    value_scales: NDArray[np.float32] | None = None,
+    out_dtype: str = "f32",
+) -> Queries:
+    """headrace.ops.reference.paged_attention on q [Hkv, T, G, D] and a cache as of `rope_and_write`; gives [T, Hq * D].
+
+    Window, sinks and soft cap of 0: none. `out_dtype`: "f32" or "bf16". ValueError where shapes or tables disagree.
+    """

@@ -1,0 +1,93 @@
+// Products of a tile of query rows with panels of 16 keys. A span's panels lie in several cache blocks, so each comes
+// with a pointer of its own; a register tile takes panels of different blocks together.
+#pragma once
+
+#include "gemm.h"
+
+namespace headrace::HEADRACE_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kScoreRows = 6, kScorePanels = 4;  // 24 sums, 4 keys and a query in 32 registers
+#else
+constexpr int kScoreRows = 2, kScorePanels = 2;
+#endif
+
+// The two types that attention computes in.
+struct FloatStep : F32Product {
+    static void store(float* to, F32x16 v) { v.store(to); }
+    static void multiply(const float* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
+                         std::size_t c_stride) {
+        gemm_f32(a, a_stride, rows, b, panels, c, c_stride, false);
+    }
+};
+
+struct PairStep : Bf16Product {
+    static void store(bf16_t* to, F32x16 v) { store_bf16(to, v); }
+    static void multiply(const bf16_t* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
+                         std::size_t c_stride) {
+        gemm_bf16(a, a_stride, rows, b, panels, c, c_stride, false);
+    }
+};
+
+// scores[r][16 p + lane] = sum over features in order of q[r] * keys of panel p, for Rows rows and Count panels.
+template <typename Step, int Rows, int Count>
+inline void score_block(const typename Step::Element* q, int dim, const char* const* panels, std::size_t row_stride,
+                        float* scores, int stride) {
+    F32x16 sums[Rows][Count];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+        for (int p = 0; p < Count; ++p) sums[r][p] = F32x16::zero();
+    }
+    std::size_t at = 0;
+    for (int k = 0; k < dim; k += Step::kStep, at += row_stride) {
+        typename Step::Right keys[Count];
+#pragma GCC unroll 8
+        for (int p = 0; p < Count; ++p) keys[p] = Step::right(panels[p] + at);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+            for (int p = 0; p < Count; ++p) sums[r][p] = Step::add(sums[r][p], q + static_cast<long>(r) * dim + k, keys[p]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+        for (int p = 0; p < Count; ++p) sums[r][p].store(scores + static_cast<long>(r) * stride + 16 * p);
+    }
+}
+
+template <typename Step, int Count>
+inline void score_rows(const typename Step::Element* q, int rows, int dim, const char* const* panels,
+                       std::size_t row_stride, float* scores, int stride) {
+    for (int r = 0; r < rows;) {
+        const int blocks = (rows - r + kScoreRows - 1) / kScoreRows;  // even blocks: 8 rows are 4 + 4, not 6 + 2
+        const int take = (rows - r + blocks - 1) / blocks;
+        const auto* from = q + static_cast<long>(r) * dim;
+        float* to = scores + static_cast<long>(r) * stride;
+        switch (take) {
+            case 1: score_block<Step, 1, Count>(from, dim, panels, row_stride, to, stride); break;
+#if defined(__AVX512F__)
+            case 2: score_block<Step, 2, Count>(from, dim, panels, row_stride, to, stride); break;
+            case 3: score_block<Step, 3, Count>(from, dim, panels, row_stride, to, stride); break;
+            case 4: score_block<Step, 4, Count>(from, dim, panels, row_stride, to, stride); break;
+            case 5: score_block<Step, 5, Count>(from, dim, panels, row_stride, to, stride); break;
+#endif
+            default: score_block<Step, kScoreRows, Count>(from, dim, panels, row_stride, to, stride); break;
+        }
+        r += take;
+    }
+}
+
+// scores[r][16 p + lane] for `count` panels, in columns 0..16 * count - 1 of each row of `scores`.
+template <typename Step>
+inline void score_tile(const typename Step::Element* q, int rows, int dim, const char* const* panels, int count,
+                       std::size_t row_stride, float* scores, int stride) {
+    int p = 0;
+    for (; p + kScorePanels <= count; p += kScorePanels) {
+        score_rows<Step, kScorePanels>(q, rows, dim, panels + p, row_stride, scores + 16 * p, stride);
+    }
+    for (; p < count; ++p) score_rows<Step, 1>(q, rows, dim, panels + p, row_stride, scores + 16 * p, stride);
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,200 @@
+// Attention of one tile of query rows over one span, and the fold of spans into a row's result.
+#pragma once
+
+#include "attention_scores.h"
+#include "attention_span.h"
+
+namespace headrace::HEADRACE_ISA {
+
+constexpr int kScoreStride = kSpanColumns + 16;  // floats; a row more than 1024 bytes, so that rows differ in cache sets
+constexpr float kHidden = -__builtin_inff();
+
+// Softmax over some of a row's keys: sum of exp(score - peak) and of exp(score - peak) * value, not yet divided.
+// `peak` is -infinity where no key was seen; such a row's other fields mean nothing.
+struct Partial {
+    float* peak;     // [rows]
+    float* sum;      // [rows]
+    float* mix;      // [rows][head_dim]
+
+    static std::size_t floats(int rows, int dim) {
+        const std::size_t rounded = static_cast<std::size_t>(rows + 15) / 16 * 16;
+        return 2 * rounded + static_cast<std::size_t>(rows) * dim;
+    }
+    static Partial at(float* memory, int rows) {
+        const int rounded = (rows + 15) / 16 * 16;
+        return {memory, memory + rounded, memory + 2 * rounded};
+    }
+};
+
+// A thread's own memory.
+struct Workspace {
+    float* scores;       // [kQueryRows][kScoreStride]; probabilities take the place of scores
+    float* partial;      // Partial::floats(kQueryRows, head_dim)
+    float* result;       // the same
+    bf16_t* expanded;    // [2][kSpanColumns * head_dim], i8 only
+};
+
+// Probabilities are written over scores as another type: keeps the compiler from moving one across the other.
+inline void settle_memory() {
+#if defined(__GNUC__)
+    __asm__ volatile("" ::: "memory");
+#endif
+}
+
+// Lanes of a panel that a row at `position` (from the tile's lowest) may see; the others become -infinity.
+inline F32x16 hide(F32x16 scores, const Panel& panel, int position, int window) {
+    const F32x16 hidden = F32x16::broadcast(kHidden);
+    const int end = clamped(static_cast<std::int64_t>(position) - panel.start + 1, 0, panel.valid);
+    const int begin = window > 0 ? clamped(static_cast<std::int64_t>(position) - window + 1 - panel.start, 0, kPanel) : 0;
+    const F32x16 before = select(first_lanes(end), scores, hidden);
+    if (begin == 0) return before;
+    const F32x16 sinks = select(first_lanes(panel.sinks), before, hidden);
+    return select(first_lanes(begin), sinks, before);
+}
+
+inline F32x16 load_scale(const float* scales) { return F32x16::load(scales); }
+
+// One row: masks scores, finds their maximum, and replaces them by exp(score - maximum), rounded as values want them.
+// Lane i adds up columns i, i + 16, ...; hidden columns add zero, so they may as well be left out.
+template <typename Step>
+inline void soften_row(const AttentionArgs& args, const Span& span, float* scores, int position, float& peak_out,
+                       float& sum_out) {
+    const F32x16 hidden = F32x16::broadcast(kHidden);
+    const bool coded = span.panel[0].key_scales != nullptr;
+    F32x16 peaks = hidden;
+    for (int p = 0; p < span.panels; ++p) {
+        const Panel& panel = span.panel[p];
+        F32x16 s = F32x16::load(scores + 16 * p);
+        if (coded || args.soft_cap > 0) {
+            if (coded) s = s * load_scale(panel.key_scales);
+            if (args.soft_cap > 0) {
+                s = F32x16::broadcast(args.soft_cap) * tanh(s * F32x16::broadcast(args.scale / args.soft_cap));
+            }
+            s.store(scores + 16 * p);
+        }
+        if (!span.open) {
+            const bool seen = position - panel.start >= kPanel - 1 && panel.valid == kPanel &&
+                              (args.window == 0 || position - panel.start < args.window);
+            if (!seen) {
+                s = hide(s, panel, position, args.window);
+                s.store(scores + 16 * p);
+            }
+        }
+        peaks = max(peaks, s);
+    }
+    const float scale = args.soft_cap > 0 ? 1.0f : args.scale;
+    const float peak = reduce_max(peaks) * scale;
+    const bool any = peak > kHidden;
+    const F32x16 factor = F32x16::broadcast(scale), shift = F32x16::broadcast(any ? -peak : 0.0f);
+    F32x16 sum = F32x16::zero();
+    auto* out = reinterpret_cast<typename Step::Element*>(scores);
+    for (int p = 0; p < span.panels; ++p) {
+        F32x16 e = exp(fma(F32x16::load(scores + 16 * p), factor, shift));
+        sum = sum + e;
+        if (coded) e = e * load_scale(span.panel[p].value_scales);
+        Step::store(out + 16 * p, e);
+    }
+    const int columns = span.segments * span.columns;
+    for (int c = 16 * span.panels; c < columns; c += 16) Step::store(out + c, F32x16::zero());
+    settle_memory();
+    peak_out = peak;
+    sum_out = reduce_add(sum);
+}
+
+// Scores of sink keys come from `q_sink`: 16 columns a panel, lanes that are no sinks keep what they have.
+template <typename Step>
+inline void score_sinks(const typename Step::Element* q_sink, const Tile& tile, int dim, const Span& span,
+                        float* scores) {
+    alignas(64) float own[kQueryRows * 16];
+    for (int p = 0; p < span.panels && span.panel[p].sinks > 0; ++p) {
+        score_tile<Step>(q_sink, tile.rows, dim, span.keys + p, 1, span.row_stride, own, 16);
+        const Mask16 sinks = first_lanes(span.panel[p].sinks);
+        for (int r = 0; r < tile.rows; ++r) {
+            float* row = scores + static_cast<std::size_t>(r) * kScoreStride + 16 * p;
+            select(sinks, F32x16::load(own + 16 * r), F32x16::load(row)).store(row);
+        }
+    }
+}
+
+// The tile's softmax over one span. `group` is query heads a KV head, `tokens` the step's.
+template <typename Step>
+inline void attend_span(const AttentionArgs& args, const Tile& tile, const Span& span, const Workspace& work,
+                        const Partial& out) {
+    using Element = typename Step::Element;
+    const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
+    const std::size_t row = (static_cast<std::size_t>(tile.head) * args.step->tokens + tile.first_token) * group + tile.first_row;
+    const Element* q = static_cast<const Element*>(args.q) + row * dim;
+    score_tile<Step>(q, tile.rows, dim, span.keys, span.panels, span.row_stride, work.scores, kScoreStride);
+    if (args.q_sink != nullptr && span.panel[0].sinks > 0) {
+        score_sinks<Step>(static_cast<const Element*>(args.q_sink) + row * dim, tile, dim, span, work.scores);
+    }
+    settle_memory();
+    for (int r = 0; r < tile.rows; ++r) {
+        const std::int64_t at = args.step->positions[tile.first_token + (tile.first_row + r) / group];
+        soften_row<Step>(args, span, work.scores + static_cast<std::size_t>(r) * kScoreStride,
+                         static_cast<int>(at - tile.lowest), out.peak[r], out.sum[r]);
+    }
+    const Panels values = {
+        .segments = span.values,
+        .num_segments = span.segments,
+        .row_stride = 4 * static_cast<std::size_t>(dim),
+        .panel_stride = 64,
+        .k_per_segment = span.columns,
+    };
+    Step::multiply(reinterpret_cast<const Element*>(work.scores), kScoreStride * sizeof(float), tile.rows, values,
+                   dim / kPanel, out.mix, static_cast<std::size_t>(dim));
+}
+
+inline void clear_partial(const Partial& to, int rows, int dim) {
+    for (int r = 0; r < rows; ++r) {
+        to.peak[r] = kHidden;
+        to.sum[r] = 0;
+    }
+    for (int i = 0; i < rows * dim; i += 16) F32x16::zero().store(to.mix + i);
+}
+
+// Folds one span's result into that of the spans before it. A row that saw nothing of the span keeps every bit.
+inline void fold(const Partial& to, const Partial& from, int rows, int dim) {
+    for (int first = 0; first < rows; first += 16) {
+        const int n = rows - first < 16 ? rows - first : 16;
+        alignas(64) float old_factors[16], new_factors[16];
+        const F32x16 old_peak = F32x16::load(to.peak + first, n), new_peak = F32x16::load(from.peak + first, n);
+        const F32x16 peak = max(old_peak, new_peak);
+        exp(old_peak - peak).store(old_factors);
+        exp(new_peak - peak).store(new_factors);
+        for (int r = first; r < first + n; ++r) {
+            if (!(from.peak[r] > kHidden)) continue;
+            const float a = to.peak[r] > kHidden ? old_factors[r - first] : 0.0f, b = new_factors[r - first];
+            const F32x16 old_factor = F32x16::broadcast(a), new_factor = F32x16::broadcast(b);
+            to.peak[r] = to.peak[r] > from.peak[r] ? to.peak[r] : from.peak[r];
+            to.sum[r] = to.sum[r] * a + from.sum[r] * b;
+            float* old_row = to.mix + static_cast<std::size_t>(r) * dim;
+            const float* new_row = from.mix + static_cast<std::size_t>(r) * dim;
+            for (int i = 0; i < dim; i += 16) {
+                const F32x16 scaled = F32x16::load(new_row + i) * new_factor;
+                fma(F32x16::load(old_row + i), old_factor, scaled).store(old_row + i);
+            }
+        }
+    }
+}
+
+// Divides by the sums and writes the tile's rows of `out`.
+inline void finish(const AttentionArgs& args, const Tile& tile, const Partial& result) {
+    const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
+    for (int r = 0; r < tile.rows; ++r) {
+        const int row = tile.first_row + r;
+        char* to = static_cast<char*>(args.out) + static_cast<std::size_t>(tile.first_token + row / group) * args.out_stride;
+        const std::size_t column = static_cast<std::size_t>(tile.head * group + row % group) * dim;
+        const F32x16 sum = F32x16::broadcast(result.sum[r] > 0 ? result.sum[r] : 1.0f);
+        for (int i = 0; i < dim; i += 16) {
+            const F32x16 v = F32x16::load(result.mix + static_cast<std::size_t>(r) * dim + i) / sum;
+            if (args.out_type == DType::f32) {
+                v.store(reinterpret_cast<float*>(to) + column + i);
+            } else {
+                store_bf16(reinterpret_cast<bf16_t*>(to) + column + i, v);
+            }
+        }
+    }
+}
+
+}  // namespace headrace::HEADRACE_ISA

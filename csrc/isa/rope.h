@@ -1,0 +1,167 @@
+// Rotations of a step, and what stands between the QKV product and attention: head norms, rope, writing keys and
+// values into the cache. Included by the translation unit of an instruction set, behind its vectors.
+#pragma once
+
+#include "../kernels.h"
+
+namespace headrace::HEADRACE_ISA {
+
+constexpr int kMaxHeadDim = 512;  // rows of one head live on the stack
+
+// Runs body(first, last) over the tokens: on the caller alone where waking the others would cost more than they save.
+template <typename F>
+inline void over_tokens(int tokens, int worth, Team& team, F& body) {
+    if (tokens < worth || team.size() == 1) {
+        body(0, tokens);
+        return;
+    }
+    auto work = [&](int thread, int size) {
+        const Share share = share_of(tokens, thread, size);  // whole tokens: a row is never shared
+        body(share.begin, share.end);
+    };
+    team.run(work);
+}
+
+inline void rotations(const RotationArgs& args, Team& team) {
+    auto body = [&](int first, int last) {
+        for (int t = first; t < last; ++t) {
+            std::int64_t position = args.step->positions[t];
+            if (args.limit > 0 && position > args.limit) position = args.limit;
+            const std::size_t row = static_cast<std::size_t>(t) * args.half;
+            for (int i = 0; i < args.half; ++i) {
+                const double angle = static_cast<double>(position) * args.frequencies[i];
+                args.cos[row + i] = static_cast<float>(__builtin_cos(angle) * args.factor);
+                args.sin[row + i] = static_cast<float>(__builtin_sin(angle) * args.factor);
+            }
+        }
+    };
+    over_tokens(args.step->tokens, 4, team, body);
+}
+
+// RMSNorm of one head's row, in place: lane i adds elements i, i + 16, ...
+inline void norm_head(float* x, int dim, const float* weight, float eps) {
+    F32x16 sum = F32x16::zero();
+    for (int i = 0; i < dim; i += 16) {
+        const F32x16 v = F32x16::load(x + i);
+        sum = fma(v, v, sum);
+    }
+    const float mean = reduce_add(sum) / static_cast<float>(dim);
+    const F32x16 factor = F32x16::broadcast(1.0f / __builtin_sqrtf(mean + eps));
+    for (int i = 0; i < dim; i += 16) (F32x16::load(x + i) * factor * F32x16::load(weight + i)).store(x + i);
+}
+
+// out = x with its first 2 * half features rotated; x and out are distinct.
+inline void rotate_head(const float* x, float* out, int dim, const float* cos, const float* sin, int half) {
+    for (int i = 0; i < half; i += 16) {
+        const int n = half - i < 16 ? half - i : 16;
+        const F32x16 first = F32x16::load(x + i, n), second = F32x16::load(x + half + i, n);
+        const F32x16 c = F32x16::load(cos + i, n), s = F32x16::load(sin + i, n);
+        (first * c - second * s).store(out + i, n);
+        (second * c + first * s).store(out + half + i, n);
+    }
+    for (int i = 2 * half; i < dim; ++i) out[i] = x[i];
+}
+
+inline void store_head(const float* x, int dim, DType type, void* out, std::size_t at) {
+    for (int i = 0; i < dim; i += 16) {
+        const F32x16 v = F32x16::load(x + i);
+        if (type == DType::f32) {
+            v.store(static_cast<float*>(out) + at + i);
+        } else {
+            store_bf16(static_cast<bf16_t*>(out) + at + i, v);
+        }
+    }
+}
+
+// Codes of one row with one scale: max|x| / 127, rounded to nearest even. Gives the scale.
+inline float quantize_head(const float* x, int dim, std::int8_t* codes) {
+    F32x16 peak = F32x16::zero();
+    for (int i = 0; i < dim; i += 16) {
+        const F32x16 v = F32x16::load(x + i);
+        peak = max(peak, max(v, F32x16::zero() - v));
+    }
+    const float largest = reduce_max(peak);
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const F32x16 factor = F32x16::broadcast(inverse);
+    for (int i = 0; i < dim; i += 16) store_i8(codes + i, round(F32x16::load(x + i) * factor));
+    return largest / 127.0f;
+}
+
+// A row of keys and one of values to one position of a head's block: `pair` is what two neighbouring features of a
+// key weigh in memory. Each store is as wide as what it owns, since a neighbouring position may be another thread's.
+template <typename T, typename Pair>
+inline void scatter_head(const T* key, const T* value, T* keys, T* values, int dim, int stride, int offset) {
+    static_assert(sizeof(Pair) == 2 * sizeof(T));
+    for (int i = 0; i < dim / 2; ++i) {
+        __builtin_memcpy(keys + 2 * (static_cast<std::size_t>(i) * stride + offset), key + 2 * i, sizeof(Pair));
+    }
+    T* row = values + 2 * static_cast<std::size_t>(offset / 2) * dim + offset % 2;
+    for (int i = 0; i < dim; ++i) row[2 * i] = value[i];
+}
+
+inline void write_head(const KVCache& kv, const float* key, const float* value, std::int64_t slot, int head) {
+    const int dim = kv.head_dim, stride = kv.block_stride;
+    const std::int64_t block = slot / kv.block_size;
+    const int offset = static_cast<int>(slot % kv.block_size);
+    const std::size_t at = static_cast<std::size_t>(block) * kv.num_kv_heads + head;
+    const std::size_t base = at * stride * dim;
+    if (kv.type == DType::f32) {
+        float* keys = static_cast<float*>(kv.keys) + base;
+        float* values = static_cast<float*>(kv.values) + base + static_cast<std::size_t>(offset) * dim;
+        for (int i = 0; i < dim; ++i) keys[static_cast<std::size_t>(i) * stride + offset] = key[i];
+        for (int i = 0; i < dim; ++i) values[i] = value[i];
+    } else if (kv.type == DType::bf16) {
+        alignas(64) bf16_t k[kMaxHeadDim], v[kMaxHeadDim];
+        store_head(key, dim, DType::bf16, k, 0);
+        store_head(value, dim, DType::bf16, v, 0);
+        scatter_head<bf16_t, std::uint32_t>(k, v, static_cast<bf16_t*>(kv.keys) + base,
+                                            static_cast<bf16_t*>(kv.values) + base, dim, stride, offset);
+    } else {
+        alignas(64) std::int8_t k[kMaxHeadDim], v[kMaxHeadDim];
+        kv.key_scales[at * stride + offset] = quantize_head(key, dim, k);
+        kv.value_scales[at * stride + offset] = quantize_head(value, dim, v);
+        scatter_head<std::int8_t, std::uint16_t>(k, v, static_cast<std::int8_t*>(kv.keys) + base,
+                                                 static_cast<std::int8_t*>(kv.values) + base, dim, stride, offset);
+    }
+}
+
+// One token: all its query heads to [Hkv][T][G][D], all its key and value heads to its slot.
+inline void rope_token(const RopeArgs& args, int t) {
+    alignas(64) float x[kMaxHeadDim], rotated[kMaxHeadDim];
+    const KVCache& kv = args.kv;
+    const int dim = kv.head_dim, num_kv = kv.num_kv_heads, group = args.num_heads / num_kv, half = args.rotated / 2;
+    const float* row = reinterpret_cast<const float*>(reinterpret_cast<const char*>(args.qkv) +
+                                                      static_cast<std::size_t>(t) * args.qkv_stride);
+    const std::size_t angle = static_cast<std::size_t>(t) * half;
+    auto load = [&](const float* from, const float* norm) {
+        for (int i = 0; i < dim; i += 16) F32x16::load(from + i).store(x + i);
+        if (norm != nullptr) norm_head(x, dim, norm, args.eps);
+    };
+    for (int head = 0; head < args.num_heads; ++head) {
+        const std::size_t kv_row = static_cast<std::size_t>(head / group) * args.step->tokens + t;
+        const std::size_t at = (kv_row * group + head % group) * dim;
+        load(row + static_cast<std::size_t>(head) * dim, args.q_norm);
+        rotate_head(x, rotated, dim, args.cos + angle, args.sin + angle, half);
+        store_head(rotated, dim, args.q_type, args.q, at);
+        if (args.sink_cos == nullptr) continue;
+        rotate_head(x, rotated, dim, args.sink_cos + angle, args.sink_sin + angle, half);
+        store_head(rotated, dim, args.q_type, args.q_sink, at);
+    }
+    const std::int64_t slot = args.step->groups[args.group].slots[t];
+    const float* keys = row + static_cast<std::size_t>(args.num_heads) * dim;
+    const float* values = keys + static_cast<std::size_t>(num_kv) * dim;
+    for (int head = 0; head < num_kv; ++head) {
+        load(keys + static_cast<std::size_t>(head) * dim, args.k_norm);
+        rotate_head(x, rotated, dim, args.cos + angle, args.sin + angle, half);
+        write_head(kv, rotated, values + static_cast<std::size_t>(head) * dim, slot, head);
+    }
+}
+
+inline void rope_and_write(const RopeArgs& args, Team& team) {
+    auto body = [&](int first, int last) {
+        for (int t = first; t < last; ++t) rope_token(args, t);
+    };
+    over_tokens(args.step->tokens, 4, team, body);
+}
+
+}  // namespace headrace::HEADRACE_ISA
