@@ -26,7 +26,6 @@ std::size_t bytes_of_panel(WeightFormat format, int cols_padded) {
 void check(const std::vector<Part>& parts, const PackOptions& options) {
     if (parts.empty()) refuse("a matrix needs at least one part");
     for (const Part& part : parts) {
-        if (part.type == DType::i8) refuse("a matrix is packed from f32, bf16 or f16");
         if (part.rows < 1 || part.cols < 1) refuse("a part of a matrix is empty");
         if (part.cols != parts[0].cols) refuse("the parts of a matrix differ in their columns");
         if (part.type != parts[0].type) refuse("the parts of a matrix differ in their type");
@@ -40,6 +39,10 @@ void check(const std::vector<Part>& parts, const PackOptions& options) {
     if (!fits) refuse("activations of that type cannot meet weights of that format");
     if (options.group < 0 || options.group % 32 != 0) refuse("a group of weights is a multiple of 32");
     if (options.group != 0 && !is_codes(options.format)) refuse("only int8 and int4 weights have groups");
+    constexpr int kMostInSum = 1 << 16;  // products of two bytes whose sum fits into 32 bits
+    if (options.input == DType::i8 && (options.group == 0 ? parts[0].cols : options.group) > kMostInSum) {
+        refuse("more than 65536 input features cannot share a scale");
+    }
 }
 
 // Row of the packed matrix -> index into the parts' rows put below each other, or -1 for a row of zeros.
@@ -62,10 +65,8 @@ std::vector<int> order_of_rows(const std::vector<Part>& parts, bool gate) {
 
 }  // namespace
 
-PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts,
-                           const PackOptions& options) {
+std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const PackOptions& options) {
     check(parts, options);
-    if (!kernels.pack) refuse(std::string(kernels.name) + " cannot pack matrices");
     const std::vector<int> order = order_of_rows(parts, options.gate);
     Matrix& m = matrix_;
     m.format = options.format;
@@ -88,14 +89,51 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector
         for (std::size_t row = 0; row < order.size(); ++row) bias[row] = order[row] < 0 ? 0.0F : options.bias[order[row]];
         m.bias = bias;
     }
-    std::vector<const void*> sources;  // in the parts' order, then in the packed order
+    return order;
+}
+
+PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts,
+                           const PackOptions& options) {
+    if (!kernels.pack) refuse(std::string(kernels.name) + " cannot pack matrices");
+    for (const Part& part : parts) {
+        if (part.type == DType::i8) refuse("a matrix is packed from f32, bf16 or f16");
+    }
+    const std::vector<int> order = lay_out(parts, options);
+    std::vector<const void*> sources;
     for (const Part& part : parts) {
         const std::size_t stride = part.cols * dtype_bytes(part.type);
         for (int row = 0; row < part.rows; ++row) sources.push_back(static_cast<const char*>(part.data) + row * stride);
     }
     std::vector<const void*> ordered;
     for (int row : order) ordered.push_back(row < 0 ? nullptr : sources[row]);
-    kernels.pack({ordered.data(), parts[0].type, m, options.symmetric}, team);
+    kernels.pack({ordered.data(), parts[0].type, matrix_, options.symmetric}, team);
+}
+
+PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<CodePart>& parts,
+                           PackOptions options) {
+    if (!kernels.pack_codes) refuse(std::string(kernels.name) + " cannot pack codes");
+    if (!is_codes(options.format)) refuse("only int8 and int4 weights are codes");
+    std::vector<Part> shapes;
+    for (const CodePart& part : parts) {
+        shapes.push_back({part.codes, DType::i8, part.rows, part.cols});
+        if ((part.zeros == nullptr) != (parts[0].zeros == nullptr)) refuse("zeros belong to all parts or to none");
+    }
+    options.symmetric = !parts.empty() && parts[0].zeros == nullptr;
+    const std::vector<int> order = lay_out(shapes, options);
+    const int groups = (matrix_.cols + matrix_.group - 1) / matrix_.group;
+    const std::size_t count = order.size();
+    std::vector<const std::uint8_t*> codes(count), zeros(count);
+    std::vector<const f16_t*> scales(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        if (order[i] < 0) continue;  // null: a row of zeros
+        std::size_t row = order[i];
+        const CodePart* part = parts.data();
+        for (; row >= static_cast<std::size_t>(part->rows); ++part) row -= part->rows;
+        codes[i] = part->codes + row * part->cols;
+        scales[i] = part->scales + row * groups;
+        if (part->zeros) zeros[i] = part->zeros + row * groups;
+    }
+    kernels.pack_codes({codes.data(), scales.data(), options.symmetric ? nullptr : zeros.data(), matrix_}, team);
 }
 
 }  // namespace headrace

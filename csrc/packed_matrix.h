@@ -1,4 +1,4 @@
-// A weight matrix with the memory that it lies in, filled once from rows of a checkpoint.
+// A weight matrix with the memory that it lies in, filled once from rows of a checkpoint, or from their codes.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,15 @@ struct Part {
     int cols = 0;
 };
 
+// Rows that are codes already, [rows, cols], with [rows, groups] scales and zeros for the groups that begin before `cols`.
+struct CodePart {
+    const std::uint8_t* codes = nullptr;
+    const f16_t* scales = nullptr;
+    const std::uint8_t* zeros = nullptr;  // null: in the middle; all parts of a matrix alike
+    int rows = 0;
+    int cols = 0;
+};
+
 struct PackOptions {
     WeightFormat format = WeightFormat::f32;
     DType input = DType::f32;  // how activations will be encoded
@@ -31,10 +40,17 @@ public:
     // Puts the parts below each other and packs them. Throws std::invalid_argument where they do not fit together.
     PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts, const PackOptions& options);
 
+    // The same from codes; those of int4, and their zeros, are below 16. `symmetric` follows from the parts' zeros.
+    PackedMatrix(const Kernels& kernels, Team& team, const std::vector<CodePart>& parts, PackOptions options);
+
     const Matrix& matrix() const { return matrix_; }
     std::size_t bytes() const { return arena_.bytes(); }
 
 private:
+    // Takes memory for the parts; returns, for each row of the packed matrix, its index in the parts put below each
+    // other, or -1 for a row of zeros.
+    std::vector<int> lay_out(const std::vector<Part>& parts, const PackOptions& options);
+
     Arena arena_;
     Matrix matrix_;
 };

@@ -59,6 +59,7 @@ HEADRACE_INLINE GroupCode group_code(float least_value, float largest_value, boo
     GroupCode code;
     constexpr float kLargest = 65504.0F;  // of f16
     code.scale = to_f16(scale > kLargest ? kLargest : scale < -kLargest ? -kLargest : scale);
+    if ((code.scale & 0x7fffU) == 0) code.scale = 0;  // no -0, so that equal weights give equal bits
     const float rounded = from_f16(code.scale);
     code.inverse = rounded == 0 ? 0.0F : 1.0F / rounded;
     if (symmetric) {

@@ -81,6 +81,31 @@ class PackedMatrix:
         symmetric: bool = True,
         bias: NDArray[np.float32] | None = None,
     ) -> None: ...
+    @staticmethod
+    def from_codes(
+        kernels: Kernels,
+        team: Team,
+        format: str,
+        parts: list[tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.uint8] | None]],
+        *,
+        gate: bool = False,
+        input: str,
+        group: int = 0,
+        bias: NDArray[np.float32] | None = None,
+    ) -> PackedMatrix:
+        """From codes chosen elsewhere: each part is (codes [rows, cols], scales [rows, groups], zeros or None).
+
+        weight = scale * (code - zero); without zeros, the zero is 128 ("int8") or 8 ("int4").
+        """
+    @property
+    def panels(self) -> NDArray[np.uint8]:
+        """The packed form itself, [panels, bytes of a panel], read-only as the two below."""
+    @property
+    def scales(self) -> NDArray[np.uint16] | None:
+        """[panels, groups, 16], float16 as bits; None for "f32" and "bf16"."""
+    @property
+    def zeros(self) -> NDArray[np.uint8] | None:
+        """[panels, groups, 16]; None where they are all the same."""
     @property
     def format(self) -> str: ...
     @property

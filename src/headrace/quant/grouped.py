@@ -49,7 +49,7 @@ def round_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
 
     Codes are chosen against the rounded scale, so that rounding it costs next to nothing.
     """
-    stored = scales.clamp(-LARGEST_SCALE, LARGEST_SCALE).to(torch.float16)
+    stored = scales.clamp(-LARGEST_SCALE, LARGEST_SCALE).to(torch.float16) + 0.0  # no -0
     rounded = stored.to(torch.float32)
     return stored, torch.where(rounded == 0, 0.0, 1.0 / rounded)
 
