@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.core.types import Retention
 from headrace.models.batch import Batch, GroupBatch, LayerKV
-from headrace.models.rope import inverse_frequencies
+from headrace.models.rope import inverse_frequencies, sink_position
 from headrace.models.spec import AttentionSpec, ModelSpec, RopeSpec
 from headrace.models.weights import AttentionWeights
 from headrace.ops.table import Ops
@@ -49,13 +48,6 @@ class Rotations:
             clamped = positions if limit is None else positions.clamp(max=limit)
             tables[(rope, limit)] = self.ops.rope_tables(clamped, frequencies, factor)
         return tables
-
-
-def sink_position(spec: AttentionSpec) -> int | None:
-    """Where a query stands for the sinks once tokens have left: its index in a full cache (Xiao et al. 2023)."""
-    if spec.retention is not Retention.SINKS or spec.window is None or spec.sinks == 0:
-        return None
-    return spec.sinks + spec.window - 1
 
 
 class Attention:

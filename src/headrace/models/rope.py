@@ -1,10 +1,11 @@
-"""Inverse frequencies of every supported rope scaling, in float64. Standard library only."""
+"""Inverse frequencies of every supported rope scaling, in float64, and positions of sinks. Standard library only."""
 
 from __future__ import annotations
 
 import math
 
-from headrace.models.spec import RopeSpec
+from headrace.core.types import Retention
+from headrace.models.spec import AttentionSpec, RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, max_model_len: int) -> tuple[list[float], float]:
@@ -21,6 +22,13 @@ def inverse_frequencies(rope: RopeSpec, max_model_len: int) -> tuple[list[float]
     if rope.kind == "yarn":
         return _yarn(rope, plain), _yarn_attention_factor(rope)
     return plain, 1.0
+
+
+def sink_position(spec: AttentionSpec) -> int | None:
+    """Where a query stands for the sinks once tokens have left: its index in a full cache (Xiao et al. 2023)."""
+    if spec.retention is not Retention.SINKS or spec.window is None or spec.sinks == 0:
+        return None
+    return spec.sinks + spec.window - 1
 
 
 def dynamic_theta(rope: RopeSpec, max_model_len: int) -> float:

@@ -1,0 +1,50 @@
+"""The native decoder: a whole model's step in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._native import Kernels, Tape, Team
+from headrace.core.types import BlockCopy, KVGroupSpec
+from headrace.models.spec import ModelSpec
+from headrace.models.weights import DecoderWeights
+from headrace.runner.native_kv import NativeKV
+from headrace.runner.step import Step
+from headrace.runner.tape import TapeLimits, compile_tape
+
+
+class NativeDecoder:
+    """A model on the kernels of one instruction set, with its KV storage; a `runner.model.StepModel`.
+
+    Weights are packed (`models.packed_loader`). Rows of logits are bitwise the same in any company: alone or among
+    others, in one piece or in chunks, with one thread or many.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        kv: NativeKV,
+        groups: Sequence[KVGroupSpec],
+        kernels: Kernels,
+        team: Team,
+        limits: TapeLimits,
+    ) -> None:
+        self.spec = spec
+        self.vocab_size = spec.vocab_size
+        self.tape: Tape = compile_tape(spec, weights, kv, groups, kernels, team, limits)
+        self._kv = kv
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self._kv.copy(copies)
+
+    def forward(self, step: Step) -> NDArray[np.float32]:
+        """Logits [R, V] of `logits_rows`, valid until the next call; writes the KV of the step's tokens.
+
+        Raises ValueError for a step larger than the limits, before anything is run.
+        """
+        groups = [(group.block_tables, group.dropped, group.slots) for group in step.groups]
+        return self.tape.run(step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows)

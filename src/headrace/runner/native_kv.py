@@ -1,0 +1,76 @@
+"""Memory for keys and values in the layout of the native kernels, one pool a KV group."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.types import BlockCopy, KVGroupSpec
+from headrace.models.spec import KVLayout, ModelSpec
+
+KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "i8"}
+"""What the kernels call the types that keys and values may have."""
+
+_ELEMENT_BYTES = {"f32": 4, "bf16": 2, "i8": 1}
+_STRIDE = 16  # positions: a block has room for a multiple of this
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMemory:
+    """Keys and values of one layer as csrc/tensors.h lays them out, and for int8 a scale a (block, head, position)."""
+
+    keys: NDArray[np.uint8]  # [N, bytes of a block]
+    values: NDArray[np.uint8]
+    key_scales: NDArray[np.float32] | None = None  # [N, Hkv * T]
+    value_scales: NDArray[np.float32] | None = None
+
+
+class NativeKV:
+    """Keys and values of every layer. Group g of `groups` belongs to `spec.kv_shapes[g]`.
+
+    Memory starts as zero pages, which take room only once they are written.
+    """
+
+    def __init__(self, spec: ModelSpec, groups: Sequence[KVGroupSpec], dtype: str) -> None:
+        self.type = KV_TYPES[dtype]
+        layers: dict[int, LayerMemory] = {}
+        self._pools: list[tuple[NDArray[np.uint8], ...]] = []
+        for layout, group in zip(spec.kv_shapes, groups, strict=True):
+            pool = self._pool(layout, group)
+            self._pools.append(pool)
+            for at, layer in enumerate(layout.layers):
+                scales = [part[at].view(np.float32) for part in pool[2:]]
+                layers[layer] = LayerMemory(pool[0][at], pool[1][at], *scales)
+        self.layers = tuple(layers[index] for index in range(len(spec.layers)))
+
+    def _pool(self, layout: KVLayout, group: KVGroupSpec) -> tuple[NDArray[np.uint8], ...]:
+        """Keys, values and their scales, each [L, N, bytes of a block]."""
+        positions = layout.num_kv_heads * -(-group.block_size // _STRIDE) * _STRIDE
+        sizes = [positions * layout.head_dim * _ELEMENT_BYTES[self.type]] * 2
+        if self.type == "i8":
+            sizes += [positions * _SCALE_BYTES] * 2
+        return tuple(_zeros(len(layout.layers), group.num_blocks, size) for size in sizes)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, one after the other: a later copy may read what an earlier one wrote."""
+        for copy in copies:
+            for part in self._pools[copy.group]:
+                part[:, copy.target] = part[:, copy.source]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for pool in self._pools for part in pool)
+
+
+def _zeros(*shape: int) -> NDArray[np.uint8]:
+    """Zero bytes from a page boundary on; large pages where the system gives them."""
+    size = int(np.prod(shape, dtype=np.int64))
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8).reshape(shape)

@@ -1,0 +1,172 @@
+"""Tiny models of every kind that the spec can say, the same weights for torch and for the native kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace import _native
+from headrace.core.types import Retention
+from headrace.models.decoder import Decoder
+from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
+from headrace.models.weights import AttentionWeights, DecoderWeights, LayerWeights, MLPWeights, Projection
+from headrace.ops.candidates import DEFAULT_TABLE
+from headrace.runner.kv_storage import KVStorage
+from headrace.runner.native_decoder import NativeDecoder
+from headrace.runner.native_kv import NativeKV
+from headrace.runner.tape import TapeLimits
+from headrace.runner.torch_model import TorchModel
+from tests.native.steps import groups_of
+
+VOCAB = 131
+MAX_TOKENS = 256
+MAX_LEN = 512
+
+ROPE = RopeSpec(theta=10_000.0, dim=16)
+ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=ROPE)
+WINDOW = replace(ATTENTION, retention=Retention.WINDOW, window=21)
+SINKS = replace(ATTENTION, retention=Retention.SINKS, window=24, sinks=3)
+MLP = MLPSpec(intermediate_size=72)  # not a multiple of 16: gate and up are padded
+YARN = RopeSpec(theta=500.0, dim=16, kind="yarn", factor=4.0, original_max_position=64)
+
+
+def model(*mixers: AttentionSpec, mlp: MLPSpec = MLP, **fields: Any) -> ModelSpec:
+    """Hidden size 48, so that rows need padding too."""
+    known = {
+        "family": "tiny", "hidden_size": 48, "vocab_size": VOCAB, "max_position": MAX_LEN, "norm_eps": 1e-5,
+        "tie_embeddings": False, "checkpoint_dtype": "float32",
+    }  # fmt: skip
+    return ModelSpec(**{**known, **fields}, layers=tuple(LayerSpec(mixer, mlp) for mixer in mixers))
+
+
+SPECS = {
+    "gqa": model(ATTENTION, ATTENTION, ATTENTION),
+    "mha": model(replace(ATTENTION, num_kv_heads=4), replace(ATTENTION, num_kv_heads=4)),
+    "mqa": model(replace(ATTENTION, num_kv_heads=1), replace(ATTENTION, num_kv_heads=1)),
+    "one-layer": model(ATTENTION),
+    "biases": model(*[replace(ATTENTION, qkv_bias=True, out_bias=True)] * 2, mlp=replace(MLP, bias=True)),
+    "qk-norm": model(*[replace(ATTENTION, qk_norm=True, head_dim=32, rope=replace(ROPE, dim=32))] * 2),
+    "part-of-a-head-rotated": model(*[replace(ATTENTION, head_dim=48)] * 2),
+    "window": model(WINDOW, WINDOW),
+    "full-and-window": model(WINDOW, ATTENTION, WINDOW),
+    "sinks": model(SINKS, SINKS),
+    "soft-caps": model(*[replace(ATTENTION, soft_cap=5.0)] * 2, final_soft_cap=6.0),
+    "yarn": model(*[replace(ATTENTION, rope=YARN)] * 2),
+    "two-ropes": model(ATTENTION, replace(WINDOW, rope=replace(ROPE, theta=300.0))),
+    "gelu": model(ATTENTION, ATTENTION, mlp=replace(MLP, activation="gelu")),
+    "gelu-tanh": model(ATTENTION, ATTENTION, mlp=replace(MLP, activation="gelu_tanh")),
+    "tied": model(ATTENTION, ATTENTION, tie_embeddings=True),
+}
+
+INPUTS = {"f32": "f32", "bf16": "bf16", "int8": "i8", "int4": "i8"}
+
+
+@dataclass(frozen=True)
+class Random:
+    """Draws float32 weights that bfloat16 holds exactly, so that every format starts from the same numbers."""
+
+    generator: torch.Generator
+    scale: float
+
+    def draw(self, *shape: int, around: float = 0.0, scale: float | None = None) -> torch.Tensor:
+        values = torch.randn(shape, generator=self.generator) * (scale or self.scale) + around
+        return values.bfloat16().float()
+
+    def projection(self, rows: int, cols: int, bias: bool) -> Projection:
+        return Projection(self.draw(rows, cols), self.draw(rows) if bias else None)
+
+    def weights(self, spec: ModelSpec) -> DecoderWeights:
+        hidden = spec.hidden_size
+        embed = self.draw(spec.vocab_size, hidden, scale=0.5)
+        layers = tuple(self.layer(layer, hidden) for layer in spec.layers)
+        head = Projection(embed) if spec.tie_embeddings else self.projection(spec.vocab_size, hidden, False)
+        return DecoderWeights(embed, layers, self.draw(hidden, around=1.0), head)
+
+    def layer(self, spec: LayerSpec, hidden: int) -> LayerWeights:
+        mixer, mlp = spec.mixer, spec.feed_forward
+        width, heads = mixer.num_heads * mixer.head_dim, mixer.num_heads + 2 * mixer.num_kv_heads
+        attention = AttentionWeights(
+            self.projection(heads * mixer.head_dim, hidden, mixer.qkv_bias),
+            self.projection(hidden, width, mixer.out_bias),
+            self.draw(mixer.head_dim, around=1.0) if mixer.qk_norm else None,
+            self.draw(mixer.head_dim, around=1.0) if mixer.qk_norm else None,
+        )
+        gate_up = self.projection(2 * mlp.intermediate_size, hidden, mlp.bias)
+        down = self.projection(hidden, mlp.intermediate_size, mlp.bias)
+        return LayerWeights(
+            self.draw(hidden, around=1.0), attention, self.draw(hidden, around=1.0), MLPWeights(gate_up, down)
+        )
+
+
+def random_weights(spec: ModelSpec, scale: float = 0.15, seed: int = 7) -> DecoderWeights:
+    return Random(torch.Generator().manual_seed(seed), scale).weights(spec)
+
+
+def torch_model(spec: ModelSpec, weights: DecoderWeights, block_size: int) -> TorchModel:
+    ops = DEFAULT_TABLE.select(device="cpu", dtype="float32", force="reference").load()
+    device = torch.device("cpu")
+    kv = KVStorage(spec, groups_of(spec, block_size), torch.float32, device)
+    return TorchModel(Decoder(spec, weights, ops, device, MAX_LEN), kv, device)
+
+
+def native_model(
+    spec: ModelSpec,
+    weights: DecoderWeights,
+    block_size: int,
+    kernels: str,
+    *,
+    threads: int = 2,
+    format: str = "f32",
+    kv: str = "float32",
+    group: int = 0,
+) -> NativeDecoder:
+    table, team = _native.Kernels(kernels), _native.Team(threads)
+    pack = _Packing(table, team, format, group)
+    groups = groups_of(spec, block_size)
+    limits = TapeLimits(max_tokens=MAX_TOKENS, max_seqs=40, max_model_len=MAX_LEN)
+    memory = NativeKV(spec, groups, kv)
+    return NativeDecoder(spec, pack.decoder(weights), memory, groups, table, team, limits)
+
+
+@dataclass(frozen=True)
+class _Packing:
+    kernels: _native.Kernels
+    team: _native.Team
+    format: str
+    group: int
+
+    def projection(self, projection: Projection, *, gated: bool = False) -> Projection:
+        weight = projection.weight.numpy()
+        parts = list(np.split(weight, 2)) if gated else [weight]
+        matrix = _native.PackedMatrix(
+            self.kernels, self.team, self.format, parts, gate=gated, input=INPUTS[self.format], group=self.group,
+            bias=None if projection.bias is None else projection.bias.numpy(),
+        )  # fmt: skip
+        return Projection(matrix, format=self.format)
+
+    def layer(self, layer: LayerWeights) -> LayerWeights:
+        attention, mlp = layer.attention, layer.mlp
+        return LayerWeights(
+            layer.input_norm.numpy(),
+            AttentionWeights(
+                self.projection(attention.qkv), self.projection(attention.out), _numpy(attention.query_norm),
+                _numpy(attention.key_norm),
+            ),
+            layer.post_norm.numpy(),
+            MLPWeights(self.projection(mlp.gate_up, gated=True), self.projection(mlp.down)),
+        )  # fmt: skip
+
+    def decoder(self, weights: DecoderWeights) -> DecoderWeights:
+        layers = tuple(self.layer(layer) for layer in weights.layers)
+        embed = weights.embed.numpy()
+        if self.format != "f32":  # exact, see Random
+            embed = (embed.view(np.uint32) >> 16).astype(np.uint16)
+        return DecoderWeights(embed, layers, weights.final_norm.numpy(), self.projection(weights.head))
+
+
+def _numpy(tensor: torch.Tensor | None) -> NDArray[Any] | None:
+    return None if tensor is None else tensor.numpy()
