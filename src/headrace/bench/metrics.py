@@ -51,6 +51,10 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def _fine(value: float) -> str:
+    return f"{value:.4f}"
+
+
 def _plain(value: float) -> str:
     return f"{value:.4g}"
 
@@ -100,7 +104,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         ),
         "fraction": Metric("of roofline", "fraction", "roofline time over measured time", _percent),
         "ratio": Metric("ratio", "ratio", "rate over the rate that it is compared with", _plain),
-        "perplexity": Metric("perplexity", "perplexity", "exp of the mean loss a token", _plain),
+        "perplexity": Metric("perplexity", "perplexity", "exp of the mean loss a token", _fine),
         "relative_error": Metric("error", "ratio", "distance from the reference over its norm", _plain),
     }
 )
