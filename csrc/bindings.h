@@ -21,6 +21,7 @@ void bind_roofline(nanobind::module_& m);
 void bind_packed_matrix(nanobind::module_& m);
 void bind_rowwise(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);
+void bind_sampler(nanobind::module_& m);
 void bind_team(nanobind::module_& m);
 
 }  // namespace headrace

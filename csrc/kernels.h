@@ -145,6 +145,16 @@ struct SoftCapArgs {
     float cap = 0;
 };
 
+// The sampler reads a row of logits in groups of this many.
+constexpr int kSampleGroup = 256;
+
+// The weight of a logit is exp((logit - highest) * inverse_temperature), 0 where the exponent lies below `floor`.
+struct WeighArgs {
+    float inverse_temperature = 1;
+    float highest = 0;
+    float floor = 0;
+};
+
 struct Kernels {
     const char* name;                // "amx", "avx512", "avx512_vnni", "avx2", "portable"
     void (*linear)(const LinearArgs&, Team&);
@@ -164,6 +174,14 @@ struct Kernels {
     // `read` reads a buffer (a multiple of 512 bytes, 64-byte aligned) once, each thread a part of it.
     double (*peak)(DType type, std::int64_t rounds, Team&);
     void (*read)(const void* data, std::size_t bytes, Team&);
+
+    // The sampler's passes over one row, each on the calling thread. `scan_row` gives the largest logit and, for group
+    // g, sixteen largest ones of sixteen logits each: maxima[16 * g + l] of logits 256 * g + l, + 16, + 32, ...; it
+    // returns whether the row holds a NaN, and is about the largest only if not. `weigh_row` adds up the weights of
+    // each group. `collect` writes the rising indices of all logits that are not below `bound`, and returns how many.
+    bool (*scan_row)(const float* row, int cols, float* maxima, float* highest);
+    void (*weigh_row)(const float* row, int cols, const WeighArgs&, double* sums);
+    int (*collect)(const float* row, int cols, float bound, std::int32_t* ids);
 };
 
 // The table of that name, or null if this build or this CPU lacks it. "amx-emulated" is the AMX table with its tile

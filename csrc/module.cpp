@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
     headrace::bind_kernels(m);
     headrace::bind_roofline(m);
     headrace::bind_team(m);
+    headrace::bind_sampler(m);
     headrace::bind_packed_matrix(m);
     headrace::bind_linear(m);
     headrace::bind_rowwise(m);

@@ -9,6 +9,7 @@
 #include "peak.h"
 #include "rope.h"
 #include "rowwise.h"
+#include "sampling.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -28,6 +29,9 @@ const Kernels table = {
     .soft_cap = soft_cap,
     .peak = peak,
     .read = read,
+    .scan_row = scan_row,
+    .weigh_row = weigh_row,
+    .collect = collect,
 };
 
 }  // namespace headrace::HEADRACE_ISA

@@ -167,6 +167,9 @@ HEADRACE_INLINE Mask16 first_lanes(int n) {
     const std::int32_t* mask = lane_masks(n);
     return {_mm256_castsi256_ps(load_half(mask, 0)), _mm256_castsi256_ps(load_half(mask, 1))};
 }
+HEADRACE_INLINE unsigned lane_bits(Mask16 m) {
+    return static_cast<unsigned>(_mm256_movemask_ps(m.a)) | static_cast<unsigned>(_mm256_movemask_ps(m.b)) << 8;
+}
 HEADRACE_INLINE F32x16 select(Mask16 m, F32x16 x, F32x16 y) {  // x where m, else y
     return {_mm256_blendv_ps(y.a, x.a, m.a), _mm256_blendv_ps(y.b, x.b, m.b)};
 }

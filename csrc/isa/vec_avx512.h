@@ -119,6 +119,7 @@ HEADRACE_INLINE void store_f16(f16_t* p, F32x16 a) {
 HEADRACE_INLINE Mask16 less(F32x16 a, F32x16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 HEADRACE_INLINE Mask16 less_equal(F32x16 a, F32x16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
 HEADRACE_INLINE Mask16 first_lanes(int n) { return {mask_of(n)}; }
+HEADRACE_INLINE unsigned lane_bits(Mask16 m) { return m.v; }
 HEADRACE_INLINE F32x16 select(Mask16 m, F32x16 a, F32x16 b) {  // a where m, else b
     return {_mm512_mask_blend_ps(m.v, b.v, a.v)};
 }

@@ -169,6 +169,11 @@ HEADRACE_INLINE Mask16 first_lanes(int n) {
     HEADRACE_LANES m.v[i] = i < n;
     return m;
 }
+HEADRACE_INLINE unsigned lane_bits(Mask16 m) {
+    unsigned bits = 0;
+    HEADRACE_LANES bits |= static_cast<unsigned>(m.v[i]) << i;
+    return bits;
+}
 HEADRACE_INLINE F32x16 select(Mask16 m, F32x16 a, F32x16 b) {  // a where m, else b
     HEADRACE_LANES a.v[i] = m.v[i] ? a.v[i] : b.v[i];
     return a;

@@ -347,3 +347,54 @@ def paged_attention(
 
     Window, sinks and soft cap of 0: none. `out_dtype`: "f32" or "bf16". ValueError where shapes or tables disagree.
     """
+
+def uniform(seed: int, position: int, stream: int = 0) -> float: ...
+
+@final
+class SampleRules:
+    """How one sequence's tokens are chosen, see headrace.core.params.SamplingParams.
+
+    ValueError for token ids outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        seed: int,
+        min_tokens: int,
+        stop_ids: list[int],
+        allowed: list[int] | None,
+        banned: list[int],
+        bias_ids: list[int],
+        biases: list[float],
+    ) -> None: ...
+
+@final
+class Sampler:
+    """Chooses tokens from rows of logits [R, V] float32; `at` names the rows to read, None: all.
+
+    `seen` is empty, or holds for each row None or the distinct tokens that penalties apply to and what is subtracted
+    from their logits. ValueError where lengths, rows or token ids do not fit.
+    """
+
+    def __init__(self, kernels: Kernels, team: Team, vocab_size: int) -> None: ...
+    def sample(
+        self,
+        logits: NDArray[np.float32],
+        rules: list[SampleRules],
+        positions: list[int],
+        seen: list[tuple[NDArray[np.int64], NDArray[np.float32]] | None],
+        at: Sequence[int] | None,
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens, and (row, Fault) of the rows that have none."""
+
+    def logprobs(
+        self, logits: NDArray[np.float32], at: list[int], tokens: list[int], counts: list[int]
+    ) -> list[list[tuple[int, float, int]]]:
+        """For each token (id, log-probability, rank), followed by the likeliest ones of its row."""

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
 from headrace.errors import InvalidParams
-from headrace.runner import sampler as sampler_module
 from headrace.runner.sample_output import NO_TOKEN
-from headrace.runner.sampler import Sampler
 from headrace.runner.sampling_state import SampleRow, SeenTokens, SequenceState
+
+Make = Callable[[int], Any]
 
 VOCAB = 2000
 STOP = frozenset({0, 1})
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def state_of(
-    sampler: Sampler, tokens: tuple[int, ...] = (5, 6, 7), num_prompt: int = 3, seed: int = 0, **options: Any
+    sampler: Any, tokens: tuple[int, ...] = (5, 6, 7), num_prompt: int = 3, seed: int = 0, **options: Any
 ) -> SequenceState:
     return sampler.start(NewSequence(SamplingParams(**options), tokens, num_prompt, seed, STOP))
 
@@ -67,16 +58,16 @@ EVERY_KIND: list[dict[str, Any]] = [
 # ---- Independence of the batch ----
 
 
-def test_a_row_gets_the_same_in_any_batch() -> None:
+def test_a_row_gets_the_same_in_any_batch(make_sampler: Make) -> None:
     count = 3 * len(EVERY_KIND)
-    sampler = Sampler(VOCAB)
+    sampler = make_sampler(VOCAB)
     rows = [
         SampleRow(state_of(sampler, tokens=(5, 6, 7, *range(seed % 5)), seed=seed, **options))
         for seed, options in enumerate(EVERY_KIND * 3)
     ]
     logits = random_logits(count)
     logits[::4] = logits[::4].round()  # ties
-    alone = [Sampler(VOCAB).sample(logits[index : index + 1], [row]) for index, row in enumerate(rows)]
+    alone = [make_sampler(VOCAB).sample(logits[index : index + 1], [row]) for index, row in enumerate(rows)]
     tokens = [output.tokens[0] for output in alone]
     logprobs = [output.logprobs[0] if output.logprobs else None for output in alone]
     assert NO_TOKEN not in tokens
@@ -88,17 +79,17 @@ def test_a_row_gets_the_same_in_any_batch() -> None:
         assert list(got.logprobs or [None] * len(picked)) == [logprobs[index] for index in picked]
 
 
-def test_the_same_sequence_gives_the_same_tokens_after_a_restart() -> None:
+def test_the_same_sequence_gives_the_same_tokens_after_a_restart(make_sampler: Make) -> None:
     logits = random_logits(8, seed=3)
 
     def run(break_at: int) -> list[int]:
         tokens: tuple[int, ...] = (4, 4, 8)
         options: dict[str, Any] = {"temperature": 1.5, "top_k": 300, "repetition_penalty": 1.2}
-        sampler = Sampler(VOCAB)
+        sampler = make_sampler(VOCAB)
         state = state_of(sampler, tokens=tokens, seed=77, **options)
         for step in range(8):
             if step == break_at:  # as after preemption: all that is known is in the tokens
-                sampler = Sampler(VOCAB)
+                sampler = make_sampler(VOCAB)
                 state = state_of(sampler, tokens=tokens, seed=77, **options)
             (token,) = sampler.sample(logits[step : step + 1], [SampleRow(state)]).tokens
             state.extend((token,))
@@ -108,8 +99,8 @@ def test_the_same_sequence_gives_the_same_tokens_after_a_restart() -> None:
     assert run(-1) == run(1) == run(5)
 
 
-def test_seeds_and_positions_make_the_difference() -> None:
-    sampler = Sampler(VOCAB)
+def test_seeds_and_positions_make_the_difference(make_sampler: Make) -> None:
+    sampler = make_sampler(VOCAB)
     logits = random_logits(1, spread=0.1)
 
     def token(seed: int, length: int) -> int:
@@ -121,78 +112,9 @@ def test_seeds_and_positions_make_the_difference() -> None:
     assert len({token(1, length) for length in range(50)}) > 40
 
 
-# ---- Cost ----
-
-
-class Recorder(TorchDispatchMode):
-    """Names of the torch operations that run inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("path", ["_argmax_numpy", "_argmax_torch"])
-def test_a_plain_greedy_batch_costs_one_argmax(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def counted(logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        calls.append(logits)
-        return original(logits)
-
-    original = getattr(sampler_module, path)
-    monkeypatch.setattr(sampler_module, "_argmax", counted)
-    sampler = Sampler(VOCAB)
-    rows = [SampleRow(state_of(sampler, temperature=0.0, ignore_eos=True)) for _ in range(6)]
-    logits = random_logits(6)
-    sampler.sample(logits, rows)
-    with Recorder() as recorder:
-        got = sampler.sample(logits, rows)
-    # NumPy's argmax reads the tensor's own memory, for which torch makes a view.
-    assert (
-        recorder.names == {"_argmax_numpy": ["aten.detach.default"], "_argmax_torch": ["aten.max.dim"]}[path]
-    )
-    assert [call is logits for call in calls] == [True, True]
-    assert got.tokens == logits.argmax(-1).tolist()
-    assert got.logprobs is None
-    assert got.errors == {}
-
-
-def test_a_plan_is_kept_while_the_batch_stays_the_same() -> None:
-    sampler = Sampler(VOCAB)
-    rows = [SampleRow(state_of(sampler, seed=seed)) for seed in range(3)]
-    logits = random_logits(3)
-    sampler.sample(logits, rows)
-    plan = sampler._plan
-    for row in rows:
-        row.state.extend((9,))
-    sampler.sample(logits, [SampleRow(row.state) for row in rows])
-    assert sampler._plan is plan
-    sampler.sample(logits[:2], rows[:2])
-    assert sampler._plan is not plan
-
-
-def test_both_argmax_take_the_lowest_id_and_see_nan() -> None:
-    logits = torch.tensor(
-        [
-            [1.0, 3.0, 3.0, 2.0],
-            [0.0, -0.0, 0.0, 0.0],
-            [1.0, math.nan, 5.0, math.inf],
-            [-math.inf] * 4,
-        ]
-    )
-    tokens, highest = sampler_module._argmax_numpy(logits)
-    assert tokens[:3] == sampler_module._argmax_torch(logits)[0][:3] == [1, 0, 1]
-    assert repr(highest) == repr(sampler_module._argmax_torch(logits)[1]) == "[3.0, 0.0, nan, -inf]"
-
-
 @pytest.mark.parametrize("options", EVERY_KIND, ids=str)
-def test_the_callers_logits_are_not_changed(options: dict[str, Any]) -> None:
-    sampler = Sampler(VOCAB)
+def test_the_callers_logits_are_not_changed(make_sampler: Make, options: dict[str, Any]) -> None:
+    sampler = make_sampler(VOCAB)
     logits = random_logits(2)
     before = logits.clone()
     sampler.sample(logits, [SampleRow(state_of(sampler, **options)) for _ in range(2)])
@@ -212,8 +134,8 @@ def test_the_callers_logits_are_not_changed(options: dict[str, Any]) -> None:
         (-math.inf, slice(None), "finite logit"),
     ],
 )
-def test_a_bad_row_fails_alone(fill: float, where: int | slice, text: str) -> None:
-    sampler = Sampler(VOCAB)
+def test_a_bad_row_fails_alone(make_sampler: Make, fill: float, where: int | slice, text: str) -> None:
+    sampler = make_sampler(VOCAB)
     kinds = [options for options in EVERY_KIND for _ in range(2)]
     rows = [SampleRow(state_of(sampler, seed=seed, **options)) for seed, options in enumerate(kinds)]
     logits = random_logits(len(rows))
@@ -231,8 +153,8 @@ def test_a_bad_row_fails_alone(fill: float, where: int | slice, text: str) -> No
     assert set(got.logprobs[0::2]) == {None}
 
 
-def test_a_plain_greedy_batch_with_bad_rows() -> None:
-    sampler = Sampler(4)
+def test_a_plain_greedy_batch_with_bad_rows(make_sampler: Make) -> None:
+    sampler = make_sampler(4)
     rows = [SampleRow(state_of(sampler, tokens=(1,), num_prompt=1, temperature=0.0)) for _ in range(3)]
     logits = torch.tensor([[0.0, 1, 2, math.nan], [0.0, 5, 1, 1], [-math.inf] * 4])
     got = sampler.sample(logits, rows)
@@ -241,8 +163,8 @@ def test_a_plain_greedy_batch_with_bad_rows() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_masks_that_leave_nothing_are_an_error_of_that_row(temperature: float) -> None:
-    sampler = Sampler(VOCAB)
+def test_masks_that_leave_nothing_are_an_error_of_that_row(make_sampler: Make, temperature: float) -> None:
+    sampler = make_sampler(VOCAB)
     nothing = {"allowed_token_ids": (3, 4), "banned_token_ids": (4, 3), "temperature": temperature}
     only_stop = {"allowed_token_ids": (0, 1), "min_tokens": 2, "temperature": temperature}
     plain = {"temperature": 0.0}
@@ -253,8 +175,8 @@ def test_masks_that_leave_nothing_are_an_error_of_that_row(temperature: float) -
     assert [token == NO_TOKEN for token in got.tokens] == [True, False, True, False]
 
 
-def test_wrong_shapes_and_types_raise() -> None:
-    sampler = Sampler(VOCAB)
+def test_wrong_shapes_and_types_raise(make_sampler: Make) -> None:
+    sampler = make_sampler(VOCAB)
     row = SampleRow(state_of(sampler))
     for logits in (random_logits(2), random_logits(1, VOCAB - 1), random_logits(1).double()):
         with pytest.raises(ValueError, match="expected"):
@@ -272,13 +194,13 @@ def test_wrong_shapes_and_types_raise() -> None:
     ],
     ids=str,
 )
-def test_token_ids_outside_the_vocabulary_are_refused(options: dict[str, Any]) -> None:
+def test_token_ids_outside_the_vocabulary_are_refused(make_sampler: Make, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidParams, match=str(VOCAB)):
-        state_of(Sampler(VOCAB), **options)
+        state_of(make_sampler(VOCAB), **options)
 
 
-def test_stop_and_prompt_ids_outside_the_vocabulary_do_no_harm() -> None:
-    sampler = Sampler(10)
+def test_stop_and_prompt_ids_outside_the_vocabulary_do_no_harm(make_sampler: Make) -> None:
+    sampler = make_sampler(10)
     params = SamplingParams(temperature=0.0, min_tokens=1, repetition_penalty=2.0)
     new = NewSequence(params, (2, 10, 500, 11), 2, 0, frozenset({10, 3}))
     logits = torch.full((2, 10), -50.0)
@@ -290,8 +212,8 @@ def test_stop_and_prompt_ids_outside_the_vocabulary_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}], ids=str)
-def test_stop_ids_wait_for_min_tokens(options: dict[str, Any]) -> None:
-    sampler = Sampler(VOCAB)
+def test_stop_ids_wait_for_min_tokens(make_sampler: Make, options: dict[str, Any]) -> None:
+    sampler = make_sampler(VOCAB)
     logits = random_logits(1)
     logits[0, 0] = 60.0
     logits[0, 1] = 60.0
@@ -303,11 +225,13 @@ def test_stop_ids_wait_for_min_tokens(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", EVERY_KIND, ids=str)
-def test_rows_behind_assumed_tokens_equal_steps_one_by_one(options: dict[str, Any]) -> None:
+def test_rows_behind_assumed_tokens_equal_steps_one_by_one(
+    make_sampler: Make, options: dict[str, Any]
+) -> None:
     draft = (8, 5, 8, 8)
     logits = random_logits(len(draft) + 1, seed=9)
     logits[:, 8] = 1.0 + logits.max()  # the best token, until it has been put out and is penalised
-    sampler = Sampler(VOCAB)
+    sampler = make_sampler(VOCAB)
     state = state_of(sampler, seed=5, **options)
     rows = [SampleRow(state, draft[:length]) for length in range(len(draft) + 1)]
     together = sampler.sample(logits, rows)
@@ -350,8 +274,8 @@ def test_counts_kept_over_many_steps_equal_counts_from_scratch() -> None:
         assert dict(zip(ids, amounts, strict=True)) == dict(zip(fresh_ids, fresh_amounts, strict=True))
 
 
-def test_penalties_move_greedy_choices_as_they_grow() -> None:
-    sampler = Sampler(5)
+def test_penalties_move_greedy_choices_as_they_grow(make_sampler: Make) -> None:
+    sampler = make_sampler(5)
     params = SamplingParams(temperature=0.0, frequency_penalty=0.5)
     state = sampler.start(NewSequence(params, (4,), 1, 0, frozenset()))
     logits = torch.tensor([[0.0, 1.2, 1.0, -3.0, 0.1]])
@@ -364,8 +288,8 @@ def test_penalties_move_greedy_choices_as_they_grow() -> None:
     assert tokens == [1, 2, 1, 2, 1, 4]
 
 
-def test_logit_bias_forces_and_forbids() -> None:
-    sampler = Sampler(VOCAB)
+def test_logit_bias_forces_and_forbids(make_sampler: Make) -> None:
+    sampler = make_sampler(VOCAB)
     logits = random_logits(2, spread=1.0)
     best = int(logits[1].argmax())
     rows = [

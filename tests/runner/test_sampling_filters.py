@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,21 +25,14 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
 from headrace.runner import sampling_draw, sampling_width
 from headrace.runner.randomness import uniforms
-from headrace.runner.sampler import Sampler
 from headrace.runner.sampling_draw import Filters, draw_sorted, draw_whole
 from headrace.runner.sampling_rank import rank, top
 from headrace.runner.sampling_state import SampleRow
 from headrace.runner.sampling_width import first_width
 
+Make = Callable[[int], Any]
+
 STOP = frozenset({1, 3})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["one width", "many widths"], autouse=True)
@@ -139,9 +133,11 @@ def row(draw: st.DrawFn, vocab_size: int) -> Case:
 
 @settings(max_examples=120, deadline=None)
 @given(data=st.data(), vocab_size=st.integers(4, 50), count=st.integers(1, 4))
-def test_tokens_equal_those_of_the_plain_sampler(data: st.DataObject, vocab_size: int, count: int) -> None:
+def test_tokens_equal_those_of_the_plain_sampler(
+    make_sampler: Make, data: st.DataObject, vocab_size: int, count: int
+) -> None:
     rows = [data.draw(row(vocab_size)) for _ in range(count)]
-    sampler = Sampler(vocab_size)
+    sampler = make_sampler(vocab_size)
     states = [
         SampleRow(sampler.start(NewSequence(params, tuple(prompt + output), len(prompt), seed, STOP)))
         for _, params, prompt, output, seed in rows
@@ -223,10 +219,10 @@ def test_shares_are_the_probabilities_after_transformers_processors(
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.25, 2.0])
-def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+def test_the_repetition_penalty_is_that_of_transformers(make_sampler: Make, penalty: float) -> None:
     vocab_size = 80
     prompt, output = [3, 5, 5, 70, 9], [70, 11, 12, 11]
-    sampler = Sampler(vocab_size)
+    sampler = make_sampler(vocab_size)
     params = SamplingParams(temperature=0.0, repetition_penalty=penalty)
     state = sampler.start(NewSequence(params, tuple(prompt + output), len(prompt), 0, STOP))
     for trial in range(20):
@@ -241,12 +237,12 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     "options", [{}, {"top_k": 6}, {"top_p": 0.8}, {"temperature": 1.5, "min_p": 0.05}], ids=str
 )
 @pytest.mark.parametrize("over", ["seeds", "positions"])
-def test_draws_follow_the_distribution(options: dict[str, float], over: str) -> None:
+def test_draws_follow_the_distribution(make_sampler: Make, options: dict[str, float], over: str) -> None:
     vocab_size, count = 12, 5000
     logits = torch.linspace(1.5, -1.5, vocab_size)[torch.randperm(vocab_size, generator=torch.Generator())]
     params = SamplingParams(**options)  # type: ignore[arg-type]
     expected = shares(logits, params)
-    sampler = Sampler(vocab_size)
+    sampler = make_sampler(vocab_size)
     rows = []
     for index in range(count):
         seed, length = (index, 0) if over == "seeds" else (1234, index)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence, TokenLogprobs
 from headrace.runner import logprobs as logprobs_module
 from headrace.runner.logprobs import prompt_logprobs, token_logprobs
-from headrace.runner.sampler import Sampler
 from headrace.runner.sampling_state import SampleRow
+
+Make = Callable[[int], Any]
 
 
 def expected_of(logits: list[float], token: int, k: int) -> TokenLogprobs:
@@ -70,9 +73,9 @@ def test_a_masked_token_has_minus_infinity() -> None:
     assert [entry[0] for entry in got.top] == [0, 2, 1]
 
 
-def test_sampled_rows_report_the_models_own_distribution() -> None:
+def test_sampled_rows_report_the_models_own_distribution(make_sampler: Make) -> None:
     vocab_size = 400
-    sampler = Sampler(vocab_size)
+    sampler = make_sampler(vocab_size)
     logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(8)) * 2
     options = [
         SamplingParams(temperature=0.1, top_k=3, logprobs=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
 from headrace.runner.sampling_width import first_width
+
+if TYPE_CHECKING:
+    from headrace._native import SampleRules
 
 _FIRST_CAPACITY = 64
 
@@ -105,7 +108,7 @@ class SequenceState:
     Raises InvalidParams where the parameters name token ids outside the vocabulary.
     """
 
-    __slots__ = ("draw", "num_output", "params", "seed", "seen", "stop_ids", "width")
+    __slots__ = ("draw", "num_output", "params", "rules", "seed", "seen", "stop_ids", "width")
 
     def __init__(self, new: NewSequence, vocab_size: int) -> None:
         params = new.params
@@ -113,6 +116,7 @@ class SequenceState:
         self.params = params
         self.seed = new.seed
         self.num_output = len(new.tokens) - new.num_prompt
+        self.rules: SampleRules | None = None  # the native sampler's own form of the parameters
         # An end-of-sequence id past the model's vocabulary can never be sampled, so it needs no ban.
         self.stop_ids = np.array(sorted(t for t in new.stop_ids if 0 <= t < vocab_size), dtype=np.int64)
         self.seen: SeenTokens | None = None

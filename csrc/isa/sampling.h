@@ -1,0 +1,70 @@
+// The sampler's passes over one row of logits, on the calling thread.
+#pragma once
+
+#include "../kernels.h"
+#include "scalar.h"
+
+namespace headrace::HEADRACE_ISA {
+
+// Calls body(pointer to kSampleGroup logits, group) for every group; the last one is filled up with -infinity.
+template <typename F>
+HEADRACE_INLINE void each_group(const float* row, int cols, F&& body) {
+    const int whole = cols / kSampleGroup, rest = cols % kSampleGroup;
+    for (int g = 0; g < whole; ++g) body(row + static_cast<std::size_t>(g) * kSampleGroup, g);
+    if (rest == 0) return;
+    const float* from = row + static_cast<std::size_t>(whole) * kSampleGroup;
+    float last[kSampleGroup];
+    for (int i = 0; i < kSampleGroup; ++i) last[i] = i < rest ? from[i] : -__builtin_huge_valf();
+    body(last, whole);
+}
+
+static bool scan_row(const float* row, int cols, float* maxima, float* highest) {
+    const F32x16 zero = F32x16::zero(), one = F32x16::broadcast(1.0F);
+    F32x16 top = F32x16::broadcast(-__builtin_huge_valf()), numbers = one;
+    each_group(row, cols, [&](const float* logits, int g) {
+        F32x16 most = F32x16::broadcast(-__builtin_huge_valf());
+        for (int j = 0; j < kSampleGroup; j += 16) {
+            const F32x16 x = F32x16::load(logits + j);
+            numbers = select(less_equal(x, x), numbers, zero);  // no number is less than or equal to a NaN
+            most = max(x, most);
+        }
+        most.store(maxima + 16 * static_cast<std::size_t>(g));
+        top = max(top, most);
+    });
+    *highest = reduce_max(top);
+    return reduce_add(numbers) < 15.5F;
+}
+
+static void weigh_row(const float* row, int cols, const WeighArgs& a, double* sums) {
+    const F32x16 highest = F32x16::broadcast(a.highest), inverse = F32x16::broadcast(a.inverse_temperature);
+    const F32x16 floor = F32x16::broadcast(a.floor), zero = F32x16::zero();
+    each_group(row, cols, [&](const float* logits, int g) {
+        F32x16 sum = zero;
+        for (int j = 0; j < kSampleGroup; j += 16) {
+            const F32x16 z = (F32x16::load(logits + j) - highest) * inverse;
+            sum = sum + select(less(z, floor), zero, exp(z));
+        }
+        float lanes[16];
+        sum.store(lanes);
+        double total = 0;
+        for (const float lane : lanes) total += static_cast<double>(lane);
+        sums[g] = total;
+    });
+}
+
+static int collect(const float* row, int cols, float bound, std::int32_t* ids) {
+    int count = 0;
+    const F32x16 bounds = F32x16::broadcast(bound);
+    for (int i = 0; i < cols; i += 16) {
+        // Lanes behind the row's end are masked off: a load fills them up with zeros.
+        const int n = least(16, cols - i);
+        const F32x16 x = n == 16 ? F32x16::load(row + i) : F32x16::load(row + i, n);
+        unsigned found = lane_bits(less_equal(bounds, x)) & ((1U << n) - 1U);
+        for (int lane = i; found != 0; ++lane, found >>= 1) {
+            if ((found & 1U) != 0) ids[count++] = lane;
+        }
+    }
+    return count;
+}
+
+}  // namespace headrace::HEADRACE_ISA

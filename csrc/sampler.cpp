@@ -1,0 +1,334 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace headrace {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr double kColdest = 1e-30;       // anything lower has weight on the largest logits alone already
+constexpr int kLanes = 16;               // maxima a group of logits
+constexpr int kSteps = 1024;             // of 1 / kStepsPerUnit below the highest logit
+constexpr float kStepsPerUnit = 32;
+constexpr std::int64_t kParallel = 1 << 17;  // logits from which on waking the team pays
+
+// Rising keys: logits by falling value, equal ones (-0 and 0 too) by rising token id.
+std::uint64_t key_of(float logit, std::int64_t token) {
+    const float value = logit + 0.0F;
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const std::uint32_t rising = (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
+    return static_cast<std::uint64_t>(~rising) << 32 | static_cast<std::uint32_t>(token);
+}
+
+std::int64_t token_of(std::uint64_t key) { return static_cast<std::uint32_t>(key); }
+
+// One row of logits: what a scan finds, and its tokens in order of their logits as far as asked for. One a thread.
+class Row {
+public:
+    Row(const Kernels& kernels, int cols)
+        : kernels_(kernels), cols_(cols), groups_((cols + kSampleGroup - 1) / kSampleGroup) {
+        maxima_.resize(static_cast<std::size_t>(groups_) * kLanes);
+    }
+
+    const float* logits = nullptr;
+    float highest = 0;
+    bool nan = false;
+
+    void scan(const float* row) {
+        logits = row;
+        nan = kernels_.scan_row(row, cols_, maxima_.data(), &highest);
+        sorted_ = 0;
+        keys_.clear();
+        complete_ = false;
+    }
+
+    // The first token with the largest logit.
+    std::int64_t best() const {
+        for (int g = 0; g < groups_; ++g) {
+            const float* maxima = maxima_.data() + static_cast<std::size_t>(g) * kLanes;
+            if (std::find(maxima, maxima + kLanes, highest) == maxima + kLanes) continue;
+            const int begin = g * kSampleGroup, end = std::min(cols_, begin + kSampleGroup);
+            return std::find(logits + begin, logits + end, highest) - logits;
+        }
+        return 0;
+    }
+
+    // Makes at least the first `count` keys exact (all, if there are fewer); returns how many are.
+    int order(int count) {
+        count = std::min(count, cols_);
+        if (sorted_ >= count) return sorted_;
+        if (!complete_ && !gather(count)) {
+            keys_.resize(cols_);
+            for (int i = 0; i < cols_; ++i) keys_[i] = key_of(logits[i], i);
+            complete_ = true;
+            sorted_ = 0;
+        }
+        if (!complete_) {
+            std::sort(keys_.begin(), keys_.end());
+            sorted_ = static_cast<int>(keys_.size());
+        } else {
+            const auto from = keys_.begin() + sorted_, to = keys_.begin() + count;
+            if (to != keys_.end()) std::nth_element(from, to, keys_.end());
+            std::sort(from, to);
+            sorted_ = count;
+        }
+        return sorted_;
+    }
+
+    std::int64_t token(int rank) const { return token_of(keys_[rank]); }
+
+    // Sums of the weights of each group, in order of token id.
+    const std::vector<double>& weigh_all(const WeighArgs& args) {
+        sums_.resize(groups_);
+        kernels_.weigh_row(logits, cols_, args, sums_.data());
+        return sums_;
+    }
+
+private:
+    // Collects every token whose logit is not below some bound: at least `count` tokens, and few more. False where
+    // that would not save work. The bound decides how much is sorted, never what comes out.
+    bool gather(int count) {
+        float bound;
+        if (nan || static_cast<std::size_t>(count) * 4 > maxima_.size() || !find_bound(count, bound)) return false;
+        ids_.resize(cols_);
+        const int found = kernels_.collect(logits, cols_, bound, ids_.data());
+        keys_.resize(found);
+        for (int i = 0; i < found; ++i) keys_[i] = key_of(logits[ids_[i]], ids_[i]);
+        return true;
+    }
+
+    // A bound that `count` of the maxima reach, by counting them in steps below the highest.
+    bool find_bound(int count, float& bound) {
+        std::array<int, kSteps> counts{};
+        steps_.resize(maxima_.size());
+        for (std::size_t i = 0; i < maxima_.size(); ++i) {
+            const float below = (highest - maxima_[i]) * kStepsPerUnit;
+            steps_[i] = below < kSteps ? static_cast<int>(below) : kSteps;  // minus infinity too
+        }
+        for (const int step : steps_) {
+            if (step < kSteps) ++counts[step];
+        }
+        int last = 0, reached = counts[0];
+        while (reached < count && ++last < kSteps) reached += counts[last];
+        if (reached < count) return false;
+        bound = highest;
+        for (std::size_t i = 0; i < maxima_.size(); ++i) {
+            if (steps_[i] <= last) bound = std::min(bound, maxima_[i]);
+        }
+        return true;
+    }
+
+    const Kernels& kernels_;
+    int cols_, groups_;
+    std::vector<float> maxima_;
+    std::vector<int> steps_;
+    std::vector<std::int32_t> ids_;
+    std::vector<double> sums_;
+    std::vector<std::uint64_t> keys_;  // the first sorted_ of them are in place and final
+    int sorted_ = 0;
+    bool complete_ = false;            // keys_ holds the whole row
+};
+
+}  // namespace
+
+class Sampler::Drawer {
+public:
+    Drawer(const Kernels& kernels, int cols) : cols_(cols), row_(kernels, cols) {}
+
+    Sampled sample(const SampleTask& task) {
+        const SampleRules& rules = *task.rules;
+        row_.scan(task.logits);
+        if (row_.nan) return {0, Fault::nan};
+        if (std::isinf(row_.highest)) return {0, row_.highest > 0 ? Fault::infinite : Fault::no_logits};
+        if (rules.edits(task.position) || task.num_seen != 0) {
+            edit(task);
+            row_.scan(edited_.data());
+            if (row_.nan || std::isinf(row_.highest)) {
+                const bool nothing = !row_.nan && row_.highest < 0;
+                return {0, nothing ? Fault::nothing_left : Fault::infinite};
+            }
+        }
+        if (rules.temperature == 0) return {row_.best(), Fault::none};
+        temperature_ = std::max(rules.temperature, kColdest);
+        log_min_p_ = rules.log_min_p;
+        const double number = uniform(rules.seed, task.position, 0);
+        if (rules.top_k != 0) return {draw_ranked(rules, number), Fault::none};
+        if (rules.top_p < 1) return {draw_nucleus(rules, number), Fault::none};
+        return {draw_whole(number), Fault::none};
+    }
+
+    void logprobs(const LogprobTask& task, std::vector<Likely>& out) {
+        row_.scan(task.logits);
+        const double highest = row_.highest;
+        temperature_ = 1;
+        log_min_p_ = kNever;
+        const double log_total = highest + std::log(total_weight());
+        const float chosen = task.logits[task.token];
+        std::int64_t greater = 0;
+        for (int i = 0; i < cols_; ++i) greater += task.logits[i] > chosen ? 1 : 0;
+        out.push_back({task.token, chosen - log_total, greater + 1});
+        if (task.top == 0) return;
+        const int count = std::min({task.top, row_.order(task.top), cols_});
+        std::int64_t rank = 1;
+        for (int at = 0; at < count; ++at) {
+            const std::int64_t token = row_.token(at);
+            const float logit = task.logits[token];
+            if (at > 0 && task.logits[row_.token(at - 1)] > logit) rank = at + 1;
+            out.push_back({token, logit - log_total, rank});
+        }
+    }
+
+private:
+    void edit(const SampleTask& task) {
+        const SampleRules& rules = *task.rules;
+        const float* from = task.logits;
+        if (rules.limited) {
+            edited_.assign(cols_, kNever);
+            for (const auto token : rules.allowed) edited_[token] = from[token];
+        } else {
+            edited_.assign(from, from + cols_);
+        }
+        for (const auto token : rules.banned) edited_[token] = kNever;
+        if (task.position < rules.min_tokens) {
+            for (const auto token : rules.stop_ids) edited_[token] = kNever;
+        }
+        for (const auto& [token, bias] : rules.bias) edited_[token] += bias;
+        for (std::size_t i = 0; i < task.num_seen; ++i) {
+            float& logit = edited_[task.seen[i]];
+            logit = logit > 0 ? logit / rules.repetition_penalty : logit * rules.repetition_penalty;
+            logit -= task.penalties[i];
+        }
+    }
+
+    double weight(std::int64_t token) const {
+        const double z = (static_cast<double>(row_.logits[token]) - row_.highest) / temperature_;
+        return z < log_min_p_ ? 0 : std::exp(z);
+    }
+
+    // Of the whole row; also leaves the sums of its groups in sums_.
+    double total_weight() {
+        sums_ = &row_.weigh_all({static_cast<float>(1 / temperature_), row_.highest, static_cast<float>(log_min_p_)});
+        double total = 0;
+        for (const double sum : *sums_) total += sum;
+        return total;
+    }
+
+    // From the whole distribution, in order of token id.
+    std::int64_t draw_whole(double number) {
+        const double target = number * total_weight();
+        const auto& sums = *sums_;
+        double running = 0;
+        std::size_t group = 0;
+        while (group + 1 < sums.size() && running + sums[group] <= target) running += sums[group++];
+        while (group > 0 && sums[group] == 0) running -= sums[--group];  // behind the last weight, by rounding
+        const int begin = static_cast<int>(group) * kSampleGroup, end = std::min(cols_, begin + kSampleGroup);
+        int last = begin;
+        for (int token = begin; token < end; ++token) {
+            const double mass = weight(token);
+            if (mass == 0) continue;
+            running += mass;
+            last = token;
+            if (running > target) break;
+        }
+        return last;
+    }
+
+    // Exactly the top_k first in order, of them the shortest prefix whose mass reaches top_p.
+    std::int64_t draw_ranked(const SampleRules& rules, double number) {
+        row_.order(rules.top_k);
+        double total = 0;
+        for (int rank = 0; rank < rules.top_k; ++rank) total += weight(row_.token(rank));
+        shares_.clear();
+        reaches(rules.top_p, total, rules.top_k);
+        return invert(number);
+    }
+
+    // The shortest prefix whose mass, measured over the whole vocabulary, reaches top_p.
+    std::int64_t draw_nucleus(const SampleRules& rules, double number) {
+        const double total = total_weight();
+        shares_.clear();
+        for (int width = 64;; width *= 4) {
+            const int known = row_.order(width);
+            if (reaches(rules.top_p, total, known) || known == cols_) return invert(number);
+        }
+    }
+
+    // Adds the running shares of `total` of the ranks up to `end`, or up to the first that reaches top_p: true then.
+    bool reaches(double top_p, double total, int end) {
+        double running = shares_.empty() ? 0 : shares_.back();
+        for (int rank = static_cast<int>(shares_.size()); rank < end; ++rank) {
+            running += weight(row_.token(rank)) / total;
+            shares_.push_back(running);
+            if (running >= top_p && top_p < 1) return true;
+        }
+        return false;
+    }
+
+    // The first rank whose running share exceeds its part of the last one.
+    std::int64_t invert(double number) const {
+        const auto above = std::upper_bound(shares_.begin(), shares_.end(), number * shares_.back());
+        return row_.token(static_cast<int>(std::min(above, shares_.end() - 1) - shares_.begin()));
+    }
+
+    int cols_;
+    Row row_;
+    double temperature_ = 1, log_min_p_ = kNever;
+    const std::vector<double>* sums_ = nullptr;
+    std::vector<float> edited_;
+    std::vector<double> shares_;
+};
+
+double uniform(std::uint64_t seed, std::uint64_t position, std::uint32_t stream) {
+    std::uint32_t counter[4] = {static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32),
+                                stream, 0};
+    std::uint32_t key[2] = {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
+    for (int round = 0; round < 10; ++round) {
+        const std::uint64_t first = std::uint64_t{0xD2511F53U} * counter[0];
+        const std::uint64_t second = std::uint64_t{0xCD9E8D57U} * counter[2];
+        const std::uint32_t words[4] = {
+            static_cast<std::uint32_t>(second >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(second),
+            static_cast<std::uint32_t>(first >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(first)};
+        std::copy(words, words + 4, counter);
+        key[0] += 0x9E3779B9U;
+        key[1] += 0xBB67AE85U;
+    }
+    const std::uint64_t bits = std::uint64_t{counter[0]} << 20 | counter[1] >> 12;  // 52 of them
+    return (static_cast<double>(bits) + 0.5) * 0x1p-52;
+}
+
+Sampler::Sampler(const Kernels& kernels, Team& team, int vocab_size) : team_(team), vocab_size_(vocab_size) {
+    for (int i = 0; i < team.size(); ++i) drawers_.push_back(std::make_unique<Drawer>(kernels, vocab_size));
+}
+
+Sampler::~Sampler() = default;
+
+// Calls body(drawer, index) for each of `count` rows, on the whole team if they are many.
+template <typename F>
+void Sampler::for_rows(std::size_t count, F&& body) {
+    const std::lock_guard lock(busy_);
+    std::atomic<std::size_t> next{0};
+    auto work = [&](int thread, int) {
+        for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(*drawers_[thread], i);
+    };
+    if (count > 1 && static_cast<std::int64_t>(count) * vocab_size_ >= kParallel) {
+        team_.run(work);
+    } else {
+        work(0, 1);
+    }
+}
+
+void Sampler::sample(const std::vector<SampleTask>& tasks, Sampled* out) {
+    for_rows(tasks.size(), [&](Drawer& drawer, std::size_t i) { out[i] = drawer.sample(tasks[i]); });
+}
+
+void Sampler::logprobs(const std::vector<LogprobTask>& tasks, std::vector<Likely>* out) {
+    for_rows(tasks.size(), [&](Drawer& drawer, std::size_t i) { drawer.logprobs(tasks[i], out[i]); });
+}
+
+}  // namespace headrace

@@ -1,0 +1,93 @@
+// The sampler: rows of logits in, one token a row out. Order of operations and results are those of
+// src/headrace/runner/sampler.py, which says what each means. A row's token depends on that row and its rules alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+#include "team.h"
+
+namespace headrace {
+
+// One of a sequence's uniform numbers in (0, 1): Philox4x32-10, see src/headrace/runner/randomness.py.
+double uniform(std::uint64_t seed, std::uint64_t position, std::uint32_t stream);
+
+// How one sequence's tokens are chosen: its parameters, checked and in the form that the sampler reads.
+struct SampleRules {
+    int vocab_size = 0;
+    double temperature = 1;                // 0: greedy
+    double log_min_p = 0;                  // -infinity: no min_p
+    int top_k = 0;                         // 0: no top_k; below vocab_size
+    double top_p = 1;                      // from 1 on: no top_p
+    float repetition_penalty = 1;
+    std::uint64_t seed = 0;
+    std::uint64_t min_tokens = 0;
+    bool limited = false;                  // only `allowed` may be chosen
+    std::vector<std::int32_t> allowed;
+    std::vector<std::int32_t> banned;
+    std::vector<std::int32_t> stop_ids;    // banned before position min_tokens
+    std::vector<std::pair<std::int32_t, float>> bias;
+
+    bool edits(std::uint64_t position) const {
+        return limited || !banned.empty() || (position < min_tokens && !stop_ids.empty()) || !bias.empty();
+    }
+};
+
+struct SampleTask {
+    const float* logits = nullptr;         // [vocab_size], left as they are
+    const SampleRules* rules = nullptr;
+    std::uint64_t position = 0;            // of the token to be chosen, counted from the first output token
+    const std::int64_t* seen = nullptr;    // [num_seen] distinct tokens of prompt and output that penalties apply to
+    const float* penalties = nullptr;      // [num_seen]: what is subtracted from their logits
+    std::size_t num_seen = 0;
+};
+
+enum class Fault : std::uint8_t { none, nan, infinite, no_logits, nothing_left };
+
+struct Sampled {
+    std::int64_t token = 0;                // meaningless with a fault
+    Fault fault = Fault::none;
+};
+
+// A token with its log-probability and 1 + the number of tokens with a greater logit.
+struct Likely {
+    std::int64_t token = 0;
+    double logprob = 0;
+    std::int64_t rank = 0;
+};
+
+struct LogprobTask {
+    const float* logits = nullptr;         // [vocab_size]
+    std::int64_t token = 0;
+    int top = 0;                           // how many of the likeliest to list
+};
+
+class Sampler {
+public:
+    Sampler(const Kernels& kernels, Team& team, int vocab_size);
+    ~Sampler();
+
+    int vocab_size() const { return vocab_size_; }
+
+    void sample(const std::vector<SampleTask>& tasks, Sampled* out);
+
+    // For each task the token itself, then the `top` likeliest by falling logit, equal ones by rising id.
+    void logprobs(const std::vector<LogprobTask>& tasks, std::vector<Likely>* out);
+
+private:
+    class Drawer;  // what one thread needs for one row after the other
+
+    template <typename F>
+    void for_rows(std::size_t count, F&& body);
+
+    Team& team_;
+    int vocab_size_;
+    std::mutex busy_;
+    std::vector<std::unique_ptr<Drawer>> drawers_;  // one a thread of the team
+};
+
+}  // namespace headrace

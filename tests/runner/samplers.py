@@ -1,0 +1,43 @@
+"""The samplers that must give the same, behind the interface of the torch one: logits as tensors, states by `start`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from headrace.core.types import NewSequence
+from headrace.runner.sample_output import SampleOutput
+from headrace.runner.sampler import Sampler
+from headrace.runner.sampling_state import SampleRow, SequenceState
+
+try:
+    from headrace import _native
+    from headrace.runner.native_sampler import NativeSampler
+except ImportError:
+    _native = None
+
+
+class OnTensors:
+    """The native sampler, given its logits as tensors."""
+
+    def __init__(self, vocab_size: int, kernels: str, threads: int) -> None:
+        self.vocab_size = vocab_size
+        self._inner = NativeSampler(vocab_size, _native.Kernels(kernels), _native.Team(threads))
+
+    def start(self, new: NewSequence) -> SequenceState:
+        return SequenceState(new, self.vocab_size)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow], at: Any = None) -> SampleOutput:
+        return self._inner.sample(logits.numpy(), rows, at)
+
+    def score(self, logits: torch.Tensor, first: int, targets: Sequence[int], k: int) -> Any:
+        return self._inner.score(logits.numpy(), first, targets, k)
+
+
+SAMPLERS: dict[str, Callable[[int], Any]] = {"torch": Sampler}
+if _native is not None:
+    best = _native.available_kernels()[0]
+    SAMPLERS[best] = lambda vocab_size: OnTensors(vocab_size, best, threads=2)
+    SAMPLERS["portable"] = lambda vocab_size: OnTensors(vocab_size, "portable", threads=1)
