@@ -1,5 +1,6 @@
 """The C++ extension (csrc/). Absent where it could not be built: import it inside try."""
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -291,7 +292,7 @@ def rotations(
     factor: float = 1.0,
     limit: int = 0,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines, [T, R/2] each, of positions [T] (those above `limit` taken as it; 0: none) times frequencies."""
+    """Cosines and sines, [T, R/2] each, of positions [T] (above `limit` taken as it; 0: none) times frequencies."""
 
 def rope_and_write(
     kernels: Kernels,
