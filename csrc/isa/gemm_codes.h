@@ -2,39 +2,10 @@
 // activations) or of bf16 pairs, scaled into the row's accumulator. The order is the same for one row as for many.
 #pragma once
 
-#include "scalar.h"
+#include "code_tile.h"
+#include "gemm_codes_bf16.h"
 
 namespace headrace::HEADRACE_ISA {
-
-#if defined(__GNUC__)
-#define HEADRACE_UNROLL _Pragma("GCC unroll 16")  // register tiles stay in registers only if their loops are unrolled
-#else
-#define HEADRACE_UNROLL
-#endif
-
-// One tile's view: `R` rows from `row` on by `P` panels from `panel` on.
-struct CodeTile {
-    const Rows* in;
-    const Matrix* weight;
-    int row, panel;
-    float* out;
-    std::size_t out_stride;  // floats
-
-    template <typename T>
-    HEADRACE_METHOD const T* activations(int r, int k) const {
-        return reinterpret_cast<const T*>(static_cast<const char*>(in->data) + (row + r) * in->stride) + k;
-    }
-    HEADRACE_METHOD const std::uint8_t* codes(int p) const {
-        return static_cast<const std::uint8_t*>(weight->data) + (panel + p) * weight->panel_bytes;
-    }
-    HEADRACE_METHOD std::size_t group_index(int p, int g) const { return static_cast<std::size_t>(panel + p) * weight->groups + g; }
-    HEADRACE_METHOD F32x16 scales(int p, int g) const { return load_f16(weight->scales + kPanel * group_index(p, g)); }
-    HEADRACE_METHOD const std::uint8_t* zeros(int p, int g) const {
-        return weight->zeros == nullptr ? nullptr : weight->zeros + kPanel * group_index(p, g);
-    }
-};
-
-constexpr int kCodesAhead = 4096;  // bytes of a panel that are asked for before they are needed
 
 // sums[r][p] += sum over the `features` input features from `k` on of (code - offset) * activation; the offset is
 // kByteOffset for bytes and 0 for nibbles. Whole numbers may be added in any order: a small tile has several sums for
@@ -125,58 +96,6 @@ static void multiply_code_tile(const CodeTile& tile) {
     }
 }
 
-template <bool kNibbles>
-struct CodePairs {
-    using Type = BytePairs;
-};
-template <>
-struct CodePairs<true> {
-    using Type = NibblePairs;
-};
-
-// The same with bf16 activations: codes less their zero are exact in bf16, sums are f32 in rising order.
-template <bool kNibbles, int R, int P>
-static void multiply_code_tile_bf16(const CodeTile& tile) {
-    const Matrix& w = *tile.weight;
-    using Decoder = typename CodePairs<kNibbles>::Type;
-    constexpr int kStep = kNibbles ? 8 : 4;
-    F32x16 acc[R][P];
-    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
-    }
-    for (int g = 0, k = 0; g < w.groups; ++g, k += w.group) {
-        F32x16 sums[R][P];
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = F32x16::zero();
-        }
-        const bf16_t* a[R];
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) a[r] = tile.activations<bf16_t>(r, k);
-        Decoder decoders[P];
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) decoders[p] = Decoder::of(tile.zeros(p, g));
-        const int features = least(w.group, w.cols_padded - k);
-        for (int i = 0; i < features; i += kStep) {
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                const std::uint8_t* at = tile.codes(p) + static_cast<std::size_t>((k + i) / kStep) * 64;
-                Pairs pairs[kStep / 2];
-                HEADRACE_PREFETCH(at + kCodesAhead);
-                decoders[p](Codes::load(at), pairs);
-                HEADRACE_UNROLL for (int j = 0; j < kStep / 2; ++j) {
-                    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                        sums[r][p] = dot(sums[r][p], pairs[j], Pairs::broadcast(a[r] + i + 2 * j));
-                    }
-                }
-            }
-        }
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-            const F32x16 scale = tile.scales(p, g);
-            HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r][p] = fma(sums[r][p], scale, acc[r][p]);
-        }
-    }
-    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p].store(tile.out + r * tile.out_stride + kPanel * p);
-    }
-}
-
 template <bool kNibbles, bool kWide, int R, int P>
 HEADRACE_INLINE void one_code_tile(const CodeTile& tile) {
     if constexpr (kWide) {
@@ -189,6 +108,13 @@ HEADRACE_INLINE void one_code_tile(const CodeTile& tile) {
 // `rows` rows by P panels.
 template <bool kNibbles, bool kWide, int P>
 static void column_of_code_tiles(CodeTile tile, int rows) {
+    if constexpr (kWide) {
+        for (; rows > kCodeRows; rows -= least(rows, kDecodedRows)) {
+            multiply_decoded<kNibbles, P>(tile, least(rows, kDecodedRows));
+            tile.row += kDecodedRows;
+            tile.out += kDecodedRows * tile.out_stride;
+        }
+    }
     for (int taken; rows > 0; rows -= taken, tile.row += taken, tile.out += taken * tile.out_stride) {
         if (rows >= kCodeRows) {
             one_code_tile<kNibbles, kWide, kCodeRows, P>(tile);

@@ -1,0 +1,48 @@
+// What products with int8 and int4 weights read: a few rows of activations, a few panels of codes, their scales.
+#pragma once
+
+#include "scalar.h"
+
+namespace headrace::HEADRACE_ISA {
+
+#if defined(__GNUC__)
+#define HEADRACE_UNROLL _Pragma("GCC unroll 16")  // register tiles stay in registers only if their loops are unrolled
+#else
+#define HEADRACE_UNROLL
+#endif
+
+// One tile's view: `R` rows from `row` on by `P` panels from `panel` on.
+struct CodeTile {
+    const Rows* in;
+    const Matrix* weight;
+    int row, panel;
+    float* out;
+    std::size_t out_stride;  // floats
+
+    template <typename T>
+    HEADRACE_METHOD const T* activations(int r, int k) const {
+        return reinterpret_cast<const T*>(static_cast<const char*>(in->data) + (row + r) * in->stride) + k;
+    }
+    HEADRACE_METHOD const std::uint8_t* codes(int p) const {
+        return static_cast<const std::uint8_t*>(weight->data) + (panel + p) * weight->panel_bytes;
+    }
+    HEADRACE_METHOD std::size_t group_index(int p, int g) const { return static_cast<std::size_t>(panel + p) * weight->groups + g; }
+    HEADRACE_METHOD F32x16 scales(int p, int g) const { return load_f16(weight->scales + kPanel * group_index(p, g)); }
+    HEADRACE_METHOD const std::uint8_t* zeros(int p, int g) const {
+        return weight->zeros == nullptr ? nullptr : weight->zeros + kPanel * group_index(p, g);
+    }
+};
+
+constexpr int kCodesAhead = 4096;  // bytes of a panel that are asked for before they are needed
+
+// What turns 64 bytes of a panel into pairs of bf16.
+template <bool kNibbles>
+struct CodePairs {
+    using Type = BytePairs;
+};
+template <>
+struct CodePairs<true> {
+    using Type = NibblePairs;
+};
+
+}  // namespace headrace::HEADRACE_ISA
