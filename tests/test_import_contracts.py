@@ -29,6 +29,7 @@ LATE_IMPORTS = {
     "msgspec": "extra: server",
     "headrace.server": "needs the server extra",
     "headrace.serving": "needs the server extra",
+    "headrace.runner.native_backend": "needs the C++ extension",
     "headrace.runner.torch_backend": "imports torch, which takes longer than a whole start without it",
     "matplotlib": "extra: bench",
     "huggingface_hub": "only a model named by hub id needs it, and it loads an HTTP stack",

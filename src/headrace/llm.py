@@ -109,6 +109,10 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
 
 
 def _load_executor(plan: Survey, progress: Progress | None) -> Executor:
+    if plan.resolved.kernels is not None:
+        from headrace.runner import native_backend
+
+        return native_backend.load_executor(plan.source, plan.spec, plan.resolved, progress)
     from headrace.runner import torch_backend
 
     return torch_backend.load_executor(plan.source, plan.spec, plan.resolved, plan.ops, progress)

@@ -114,6 +114,7 @@ def _detect_native(module: ModuleType) -> CpuFeatures:
         caches=Caches(l1d=info.l1d_bytes or None, l2=info.l2_bytes or None, l3=info.l3_bytes or None),
         native=True,
         note="native kernels built",
+        kernels=tuple(module.available_kernels()),
     )
 
 
