@@ -3,6 +3,9 @@
 #pragma once
 
 #include "../kernels.h"
+#if HEADRACE_TILES
+#include "tiles.h"
+#endif
 
 namespace headrace::HEADRACE_ISA {
 
@@ -68,8 +71,41 @@ inline float peak_i8(const PeakInputs& inputs, std::int64_t rounds) {
     return reduce_add(to_float(sums[0]));
 }
 
+#if HEADRACE_TILES
+
+constexpr int kPeakTileSteps = 4;  // of four products each, into four tiles of sums, as the kernels do it
+constexpr double kTileFloats = 16 * 16 * 32, kTileCodes = 16 * 16 * 64;  // multiplications of one product
+
+inline void peak_tiles(bool codes, std::int64_t rounds) {
+    const TileScope scope;
+    shape_tiles(16, 16, 64);  // which makes every tile zero
+    for (std::int64_t step = 0; step < rounds * kPeakTileSteps; ++step) {
+        if (codes) {
+            dot_tiles_i8<0, 4, 6>();
+            dot_tiles_i8<1, 4, 7>();
+            dot_tiles_i8<2, 5, 6>();
+            dot_tiles_i8<3, 5, 7>();
+        } else {
+            dot_tiles_bf16<0, 4, 6>();
+            dot_tiles_bf16<1, 4, 7>();
+            dot_tiles_bf16<2, 5, 6>();
+            dot_tiles_bf16<3, 5, 7>();
+        }
+    }
+}
+
+#endif
+
 // See Kernels::peak.
 inline double peak(DType type, std::int64_t rounds, Team& team) {
+#if HEADRACE_TILES
+    if (type == DType::bf16 || type == DType::i8) {
+        auto tiled = [&](int, int) { peak_tiles(type == DType::i8, rounds); };
+        team.run(tiled);
+        const double products = 4.0 * kPeakTileSteps * static_cast<double>(rounds);
+        return 2 * products * (type == DType::i8 ? kTileCodes : kTileFloats) * team.size();
+    }
+#endif
     const double products = static_cast<double>(kPeakSums) * kPeakInputs * static_cast<double>(rounds);
     const double width = type == DType::f32 ? 16 : type == DType::bf16 ? 32 : 64;
     if (type == DType::f16) return 0;
