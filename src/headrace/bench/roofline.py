@@ -130,6 +130,11 @@ class Roofline:
         )
 
 
+def native_module() -> ModuleType | None:
+    """headrace._native, or None where it could not be built."""
+    return _native
+
+
 def kernel_names() -> tuple[str, ...]:
     """Instruction sets of the native kernels that run here, best first; none where the kernels are missing."""
     return () if _native is None else tuple(_native.available_kernels())

@@ -11,6 +11,7 @@ from headrace.bench.progress import ProgressBar
 from headrace.bench.report import Row, make_report
 from headrace.cli.bench_kind import Kind
 from headrace.cli.bench_model import MODEL_KINDS
+from headrace.cli.bench_native import NATIVE_KINDS
 from headrace.cli.bench_quality import QUALITY_KINDS
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag
 
@@ -20,7 +21,7 @@ examples:
   headrace bench throughput -m shape:tinyllama-1.1b --quantization int4 --json result.json
   headrace bench profile --help
 """
-KINDS = {**MODEL_KINDS, **QUALITY_KINDS}
+KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **QUALITY_KINDS}
 INTERRUPTED = 130
 
 

@@ -47,7 +47,7 @@ class ModelExecutor(Generic[Logits]):
         *,
         max_seqs: int,
     ) -> None:
-        self._model = model
+        self.model = model
         self._sampler = sampler
         self._tables = tuple(BlockTables(group, max_seqs) for group in groups)
         self._free_rows = list(range(max_seqs - 1, -1, -1))
@@ -58,7 +58,7 @@ class ModelExecutor(Generic[Logits]):
         for request_id in plan.released:
             self._release(request_id)
         if plan.copies:
-            self._model.copy_blocks(plan.copies)
+            self.model.copy_blocks(plan.copies)
         failed: list[SliceResult] = []
         slices: list[SeqSlice] = []
         for work in plan.slices:
@@ -84,7 +84,7 @@ class ModelExecutor(Generic[Logits]):
         return None
 
     def _start(self, new: NewSequence) -> _Sequence:
-        state = SequenceState(new, self._model.vocab_size)
+        state = SequenceState(new, self.model.vocab_size)
         prompt = () if new.params.prompt_logprobs is None else new.tokens[: new.num_prompt]
         return _Sequence(self._free_rows.pop(), state, prompt)
 
@@ -100,7 +100,7 @@ class ModelExecutor(Generic[Logits]):
         scored = [_scored(work, sequence) for work, sequence in zip(slices, sequences, strict=True)]
         wanted, rows = logits_rows(slices, scored)
         step = pack(slices, [sequence.row for sequence in sequences], self._tables, wanted)
-        logits = self._model.forward(step)  # [R, V]
+        logits = self.model.forward(step)  # [R, V]
         samples = self._sample(logits, slices, sequences, rows)
         results = []
         at = 0

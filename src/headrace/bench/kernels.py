@@ -1,0 +1,290 @@
+"""Single kernels at the shapes of a model: time, bytes and operations a second, and the fraction of the roofline.
+
+Weights and KV caches are laid out several times, as the layers of a model are, until they are far larger than the
+caches: what is read comes from memory, as in a real step. Times are those of the tape's own profile, so that nothing of
+Python is in them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.bench.latency import Progress
+from headrace.bench.report import Label, Row
+from headrace.bench.roofline import Roofline, Work, buffer_bytes
+from headrace.bench.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
+from headrace.bench.work import SliceShape, visible
+from headrace.models.spec import KVLayout, ModelSpec
+from headrace.ops.cpu_features import detect
+from headrace.plan.hardware import this_machine
+from headrace.quant.format import INPUT_ALIGN, WeightFormat
+
+OPS = ("linear", "attention", "encode")
+DECODE_ROWS = 64
+"""Up to so many rows are one token of as many sequences; more rows are one prompt."""
+HOT_COPIES = 2
+LEAST_SECONDS = 0.15
+"""A case is run at least so long, and at least `repeats` times."""
+_ROWS = {"f32": "f32", "bf16": "bf16", "int8": "i8"}
+"""Types of activations, and of the factors of a product, as the kernels call them."""
+_KV_TYPES = {"f32": ("f32", 4), "bf16": ("bf16", 2), "int8": ("i8", 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A weight matrix [rows, cols] of a layer; gate and up are one."""
+
+    name: str
+    rows: int
+    cols: int
+    gated: bool = False
+
+
+def products_of(spec: ModelSpec) -> tuple[Product, ...]:
+    """The products of a model's first layer, and its head."""
+    layer, hidden = spec.layers[0], spec.hidden_size
+    mixer, inner = layer.mixer, layer.feed_forward.intermediate_size
+    queries = mixer.num_heads * mixer.head_dim
+    return (
+        Product("qkv", queries + 2 * mixer.num_kv_heads * mixer.head_dim, hidden),
+        Product("out", hidden, queries),
+        Product("gate_up", 2 * inner, hidden, gated=True),
+        Product("down", hidden, inner),
+        Product("head", spec.vocab_size, hidden),
+    )
+
+
+class KernelBench:
+    """Measures the kernels of one instruction set. `native` is headrace._native."""
+
+    def __init__(
+        self, native: ModuleType, kernels: str, roofline: Roofline, *, repeats: int, pin: bool = False
+    ) -> None:
+        self._native: Any = native
+        self._name = kernels
+        self._kernels = self._native.Kernels(kernels)
+        self._team = self._native.Team(roofline.threads, pin)
+        self._roofline = roofline
+        self._repeats = repeats
+        self._cold_bytes = buffer_bytes(detect().caches.l3 or 0, this_machine().memory_available)
+        self._random = np.random.default_rng(0)
+
+    # ---- linear ----
+
+    def linear(self, product: Product, weights: WeightFormat, row_counts: Sequence[int]) -> Iterator[Row]:
+        """A row for each number of rows. The encoding of activations is not in the time."""
+        counts = [count for count in row_counts if product.name != "head" or count <= DECODE_ROWS]
+        if not counts:
+            return
+        cold = [self._pack(product, weights)]
+        cold += [self._pack(product, weights) for _ in range(min(511, self._cold_bytes // cold[0].nbytes))]
+        for count in counts:
+            used = cold if count <= DECODE_ROWS else cold[:HOT_COPIES]
+            tape = self._linear_tape(product, weights, used, count)
+            seconds = self._time(tape, "linear", self._one_prompt(count))
+            work = Work(
+                cold[0].nbytes, {_ROWS[weights.activations]: 2.0 * count * product.rows * product.cols}
+            )
+            shape = f"{product.rows}x{product.cols}"
+            yield self._row(
+                {"op": product.name, "format": weights.name, "shape": shape, "rows": count}, seconds, work
+            )
+
+    def _pack(self, product: Product, weights: WeightFormat) -> Any:
+        half = product.rows // 2 if product.gated else product.rows
+        parts = [self._weights(half, product.cols)] * (2 if product.gated else 1)
+        return self._native.PackedMatrix(
+            self._kernels, self._team, weights.storage, parts, gate=product.gated, group=weights.group or 0,
+            input=_ROWS[weights.activations], symmetric=weights.symmetric,
+        )  # fmt: skip
+
+    def _weights(self, rows: int, cols: int) -> NDArray[np.uint16]:
+        """bfloat16 of either sign between 2^-7 and 2^-5; the same numbers at every call for the same shape."""
+        bits = np.frombuffer(np.random.default_rng(rows).bytes(rows * cols * 2), np.uint16)
+        return ((bits & np.uint16(0x80FF)) | np.uint16(0x3C00)).reshape(rows, cols)
+
+    def _linear_tape(self, product: Product, weights: WeightFormat, matrices: list[Any], rows: int) -> Any:
+        tape = self._tape(rows, 1)
+        x = tape.add_rows("f32", product.cols)
+        encoded = tape.add_rows(_ROWS[weights.activations], product.cols, _group(weights, matrices[0]))
+        tape.embed(self._table(product.cols), x)
+        tape.encode(x, encoded, product.cols, name="encode")
+        features = -(-product.rows // 2 // 16) * 16 if product.gated else product.rows
+        out = tape.add_rows("f32", features)
+        for matrix in matrices:
+            tape.linear(
+                encoded, matrix, out, name="linear",
+                epilogue="gate" if product.gated else "store", gate="silu" if product.gated else "none",
+            )  # fmt: skip
+        return tape
+
+    # ---- encode ----
+
+    def encode(self, cols: int, weights: WeightFormat, row_counts: Sequence[int]) -> Iterator[Row]:
+        """RMSNorm and encoding of activations; they stay in caches, so there is no roofline to hold them against."""
+        norm = np.ones(cols, np.float32)
+        for count in row_counts:
+            tape = self._tape(count, 1)
+            x = tape.add_rows("f32", cols)
+            encoded = tape.add_rows(
+                _ROWS[weights.activations], cols, weights.group or -(-cols // INPUT_ALIGN) * INPUT_ALIGN
+            )
+            tape.embed(self._table(cols), x)
+            for _ in range(16):
+                tape.encode(x, encoded, cols, norm=norm, eps=1e-5, name="encode")
+            seconds = self._time(tape, "encode", self._one_prompt(count))
+            width = {"f32": 4, "bf16": 2, "int8": 1}[weights.activations]
+            work = Work(count * cols * (4.0 + width))
+            labels: dict[str, Label] = {
+                "op": "encode", "format": weights.activations, "shape": f"{cols}", "rows": count
+            }  # fmt: skip
+            yield self._row(labels, seconds, work, against_roofline=False)
+
+    # ---- attention ----
+
+    def attention(
+        self, spec: ModelSpec, kv_type: str, row_counts: Sequence[int], context: int
+    ) -> Iterator[Row]:
+        """Decoding `count` sequences that hold `context` tokens each, or one prompt of `count` tokens."""
+        mixer = spec.layers[0].mixer
+        shape = f"{mixer.num_heads}/{mixer.num_kv_heads}x{mixer.head_dim}"
+        layout = KVLayout("one", (0,), mixer.retention, None, 0, mixer.num_kv_heads, mixer.head_dim)
+        scale = 0 if kv_type != "int8" else 4
+        token_bytes = 2 * mixer.num_kv_heads * (mixer.head_dim * _KV_TYPES[kv_type][1] + scale)
+        for count in row_counts:
+            decoding = count <= DECODE_ROWS
+            step = self._decode(count, context) if decoding else self._one_prompt(count)
+            slices = [SliceShape(1, context - 1, 1)] * count if decoding else [SliceShape(count, 0, 1)]
+            pairs, keys = (
+                sum(numbers) for numbers in zip(*(visible(s, layout) for s in slices), strict=True)
+            )
+            tape = self._attention_tape(spec, kv_type, step)
+            seconds = self._time(tape, "attention", step)
+            product = "f32" if kv_type == "f32" else "bf16"
+            work = Work(keys * token_bytes, {product: 4.0 * pairs * mixer.num_heads * mixer.head_dim})
+            labels: dict[str, Label] = {
+                "op": "attention", "format": kv_type, "shape": shape, "rows": count,
+                "context": context if decoding else count,
+            }  # fmt: skip
+            yield self._row(labels, seconds, work)
+
+    def _attention_tape(self, spec: ModelSpec, kv_type: str, step: TapeStep) -> Any:
+        mixer = spec.layers[0].mixer
+        name, width = _KV_TYPES[kv_type]
+        tape = self._tape(step.tokens, step.seqs)
+        group = tape.add_group(block_size=BLOCK_SIZE, num_blocks=step.num_blocks, sink_blocks=0)
+        per_token = mixer.num_kv_heads * mixer.head_dim * width
+        size = step.num_blocks * BLOCK_SIZE * per_token
+        copies = min(64, 1 + self._cold_bytes // (2 * size)) if step.seqs == step.tokens else HOT_COPIES
+        activations = "f32" if kv_type == "f32" else "bf16"
+        q = tape.add_queries(activations, mixer.num_heads * mixer.head_dim)
+        out = tape.add_rows(activations, mixer.num_heads * mixer.head_dim)
+        heads = step.num_blocks * mixer.num_kv_heads * BLOCK_SIZE
+        scales = (
+            {"key_scales": np.full(heads, 0.01, np.float32), "value_scales": np.full(heads, 0.01, np.float32)}
+            if kv_type == "int8"
+            else {}
+        )
+        for _ in range(copies):
+            # 0x3c3c is 0.011 in bfloat16 and float32: written, or all pages would be the one page of zeros.
+            keys, values = np.full(size, 0x3C, np.uint8), np.full(size, 0x3C, np.uint8)
+            cache = tape.add_kv(
+                group, name, keys, values, num_kv_heads=mixer.num_kv_heads, head_dim=mixer.head_dim, **scales
+            )
+            tape.attention(q, None, cache, out, num_heads=mixer.num_heads, scale=mixer.scale)
+        return tape
+
+    # ---- steps and times ----
+
+    def _tape(self, tokens: int, seqs: int) -> Any:
+        return self._native.Tape(
+            self._kernels, self._team, max_tokens=tokens, max_seqs=seqs, max_logits=1, vocab_size=VOCAB_SIZE
+        )
+
+    def _table(self, cols: int) -> NDArray[np.float32]:
+        return self._random.standard_normal((VOCAB_SIZE, cols), dtype=np.float32)
+
+    def _one_prompt(self, tokens: int) -> TapeStep:
+        return TapeStep.of([tokens], [0])
+
+    def _decode(self, seqs: int, context: int) -> TapeStep:
+        return TapeStep.of([1] * seqs, [context - 1] * seqs)
+
+    def _time(self, tape: Any, name: str, step: TapeStep) -> list[float]:
+        """Seconds of one call of that name, a median for each run of the tape; the first run warms up."""
+        tape.profile(True)
+        medians: list[float] = []
+        begin = 0.0
+        while len(medians) <= self._repeats or time.monotonic() - begin < LEAST_SECONDS:
+            tape.clear_costs()
+            step.run(tape, paged=name == "attention")
+            costs = tape.costs()
+            medians.append(statistics.median(cost[2] for cost in costs if cost[0] == name))
+            begin = begin or time.monotonic()
+        return medians[1:]
+
+    def _row(
+        self, labels: dict[str, Label], seconds: list[float], work: Work, *, against_roofline: bool = True
+    ) -> Row:
+        middle = statistics.median(seconds)
+        values = {
+            "seconds": middle,
+            "bytes_per_s": work.bytes / middle,
+            "operations_per_s": work.all_operations / middle,
+        }
+        if not work.operations:
+            del values["operations_per_s"]
+        if against_roofline:
+            limit = self._roofline.limit(work)
+            labels = {**labels, "bound": limit.bound}
+            values["fraction"] = limit.seconds / middle
+        return Row({"kernels": self._name, **labels}, values, {"seconds": tuple(seconds)})
+
+
+def _group(weights: WeightFormat, matrix: Any) -> int:
+    """Features of activations that share a scale."""
+    return int(matrix.group) if weights.activations == "int8" else 0
+
+
+def kernel_rows(
+    native: ModuleType,
+    spec: ModelSpec,
+    rooflines: Sequence[Roofline],
+    *,
+    ops: Sequence[str],
+    formats: Sequence[WeightFormat],
+    row_counts: Sequence[int],
+    context: int,
+    repeats: int,
+    pin: bool,
+    progress: Progress,
+) -> Iterator[Row]:
+    """Rows of every op for every instruction set of `rooflines`, at the shapes of a model's first layer.
+
+    KV caches are of the types that go with the formats: f32 with f32, bf16 with bf16, int8 with codes.
+    """
+    kinds = dict.fromkeys("int8" if one.quantized else one.storage for one in formats)
+    encodings = {one.activations: one for one in formats}
+    for roofline in rooflines:
+        bench = KernelBench(native, roofline.kernels, roofline, repeats=repeats, pin=pin)
+        if "linear" in ops:
+            for weights in formats:
+                for product in products_of(spec):
+                    progress(f"{roofline.kernels} {product.name} {weights.name}")
+                    yield from bench.linear(product, weights, row_counts)
+        if "attention" in ops:
+            for kind in kinds:
+                progress(f"{roofline.kernels} attention {kind}")
+                yield from bench.attention(spec, kind, row_counts, context)
+        if "encode" in ops:
+            for weights in encodings.values():
+                progress(f"{roofline.kernels} encode {weights.activations}")
+                yield from bench.encode(spec.hidden_size, weights, row_counts)

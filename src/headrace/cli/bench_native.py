@@ -1,0 +1,186 @@
+"""Benchmarks of the native kernels: each by itself, and all of them in the steps of a model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from headrace.bench.kernels import OPS, kernel_rows
+from headrace.bench.latency import Progress
+from headrace.bench.profile import profile_rows, tape_of
+from headrace.bench.report import Row
+from headrace.bench.roofline import Roofline, kernel_names, measure_roofline, native_module
+from headrace.bench.subject import Subject
+from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
+from headrace.errors import ConfigError
+from headrace.models.families import read_spec
+from headrace.models.source import resolve_model
+from headrace.models.spec import ModelSpec
+from headrace.ops.cpu_features import detect
+from headrace.quant.format import BF16, F32, WeightFormat, parse_format
+
+DEFAULT_SHAPE = "shape:tinyllama-1.1b"
+_DENSE = {"f32": F32, "bf16": BF16}
+
+# ---- kernels ----
+
+
+def _kernels_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "-m", "--model", default=DEFAULT_SHAPE,
+        help="where the shapes come from; no weights are read (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ops",
+        nargs="+",
+        choices=OPS,
+        default=list(OPS),
+        metavar="OP",
+        help=f"of {', '.join(OPS)} (default: all)",
+    )
+    parser.add_argument(
+        "--formats", nargs="+", default=["bf16", "int8", "int4"], metavar="FORMAT",
+        help="f32, bf16, or formats as --quantization takes them (default: bf16 int8 int4)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 8, 32, 512], metavar="N",
+        help="tokens of a step: up to 64 are one of as many sequences, more are one prompt (default: 1 8 32 512)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=int, default=1024, metavar="N",
+        help="tokens that each sequence holds when it decodes (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--instruction-sets", nargs="+", default=["best"], metavar="NAME",
+        help=f"best, all, or of {', '.join(kernel_names()) or 'none that is here'} (default: best)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-threads", type=int, default=None, metavar="N", help="CPU threads (default: all cores)"
+    )
+    parser.add_argument(
+        "--pin-threads", action="store_true", help="bind each CPU thread to a core of its own"
+    )
+
+
+def _kernels(args: argparse.Namespace) -> Prepared:
+    native = native_module()
+    if native is None:
+        raise ConfigError(f"there are no native kernels to measure: {detect().note}")
+    formats = [_format(name) for name in args.formats]
+    spec = _spec(args.model)
+    rooflines = [_roofline(name, args.num_threads) for name in _sets(args.instruction_sets)]
+
+    def rows(progress: Progress) -> Iterator[Row]:
+        return kernel_rows(
+            native, spec, rooflines, ops=args.ops, formats=formats, row_counts=args.rows, context=args.context,
+            repeats=args.repeats, pin=args.pin_threads, progress=progress,
+        )  # fmt: skip
+
+    return Prepared(
+        rows,
+        None,
+        {"model": args.model, "num_threads": rooflines[0].threads, "pin_threads": args.pin_threads},
+        roofline=rooflines[0],
+        head=[f"shapes of {args.model}", *(roofline.describe() for roofline in rooflines)],
+    )
+
+
+def _sets(names: list[str]) -> list[str]:
+    """Raises ConfigError for an instruction set that is not here. The emulation is only taken by name: it is slow."""
+    here = kernel_names()
+    if names == ["best"]:
+        return [here[0]]
+    if names == ["all"]:
+        return [name for name in here if not name.endswith("-emulated")]
+    for name in names:
+        if name not in here:
+            raise ConfigError(f"there are no kernels {name!r:.80} here: best, all, or of {', '.join(here)}")
+    return names
+
+
+def _roofline(kernels: str, threads: int | None) -> Roofline:
+    roofline = measure_roofline(kernels, threads)
+    assert roofline is not None  # the native kernels are here
+    return roofline
+
+
+def _format(name: str) -> WeightFormat:
+    return _DENSE[name] if name in _DENSE else parse_format(name)
+
+
+def _spec(model: str) -> ModelSpec:
+    source = resolve_model(model)
+    return read_spec(source.config, source.generation_config)
+
+
+# ---- profile ----
+
+
+def _profile_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="+", default=[1], metavar="B", help="requests at once (default: 1)"
+    )
+    parser.add_argument(
+        "--input-len", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output-len", type=int, default=64, metavar="N", help="output tokens (default: %(default)s)"
+    )
+    parser.add_argument("--prefill", action="store_true", help="the steps of the prompts instead of decoding")
+
+
+def _profile(args: argparse.Namespace) -> Prepared:
+    def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
+        tape = tape_of(subject.parts.executor)
+        if tape is None:
+            raise ConfigError(
+                f"only native kernels can be profiled; {args.model} runs on torch here (see `headrace inspect`)"
+            )
+        return profile_rows(
+            subject, tape, batch_sizes=args.batch_sizes, input_len=args.input_len, output_len=args.output_len,
+            prefill=args.prefill, repeats=args.repeats, progress=progress,
+        )  # fmt: skip
+
+    return prepare_subject(args, rows, len(args.batch_sizes) * (args.repeats + 1))
+
+
+NATIVE_KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "kernels": Kind(
+            summary="each native kernel at a model's shapes",
+            description="Each kernel by itself at the shapes of a model's layer. Weights and KV lie in memory many "
+            "times over, so that they are read from memory and not from a cache, as in a real step; with more than 64 "
+            "rows arithmetic is the limit, and two copies do. Encoding stays in caches: it has no roofline.",
+            examples=(
+                "",
+                " --ops linear --formats int4 int4-g32 int4-a16 --rows 1 32",
+                " --ops attention --rows 1 --context 8192",
+                " --instruction-sets all --ops linear --formats bf16 --rows 1 512",
+            ),
+            add_flags=_kernels_flags,
+            prepare=_kernels,
+            columns=("seconds", "bytes_per_s", "operations_per_s", "fraction"),
+            options=("ops", "formats", "rows", "context", "instruction_sets"),
+            takes_model=False,
+        ),
+        "profile": Kind(
+            summary="where the time of a step goes, op by op",
+            description="Means over the steps of a closed batch: every op over all layers with its bytes and "
+            "operations, then the engine's overhead (all that is not the model: scheduler, packing, sampler), then the "
+            "whole step. An op whose bytes stay in a cache may exceed the roofline, which is that of memory.",
+            examples=(
+                "",
+                " -m shape:tinyllama-1.1b --quantization int4 --batch-sizes 1 32",
+                " -m shape:tinyllama-1.1b --prefill --input-len 1024",
+            ),
+            add_flags=_profile_flags,
+            prepare=_profile,
+            columns=(
+                "calls", "seconds", "share", "bytes", "bytes_per_s", "operations_per_s", "fraction",
+            ),
+            options=("batch_sizes", "input_len", "output_len", "prefill"),
+            repeats=1,
+        ),
+    }
+)  # fmt: skip
