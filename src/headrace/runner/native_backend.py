@@ -5,14 +5,10 @@ Imported only where that path is taken: it needs the C++ extension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace._native import Kernels, Team
-from headrace.core.types import TokenLogprobs
 from headrace.models.packed_loader import load_packed
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
@@ -21,9 +17,7 @@ from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
-from headrace.runner.sample_output import SampleOutput
-from headrace.runner.sampler import Sampler
-from headrace.runner.sampling_state import SampleRow
+from headrace.runner.native_sampler import NativeSampler
 from headrace.runner.tape import TapeLimits
 
 
@@ -50,23 +44,5 @@ def load_executor(
     kv = NativeKV(spec, resolved.kv_groups, resolved.kv_cache_dtype)
     limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs, resolved.max_model_len)
     decoder = NativeDecoder(spec, weights, kv, resolved.kv_groups, kernels, team, limits)
-    return ModelExecutor(
-        decoder, _TensorSampler(spec.vocab_size), resolved.kv_groups, max_seqs=resolved.max_num_seqs
-    )
-
-
-class _TensorSampler:
-    """The torch sampler on numpy logits; a `runner.model.StepSampler`."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._sampler = Sampler(vocab_size, torch.device("cpu"))
-
-    def sample(
-        self, logits: NDArray[np.float32], rows: Sequence[SampleRow], at: Sequence[int] | None = None
-    ) -> SampleOutput:
-        return self._sampler.sample(torch.from_numpy(logits), rows, at)
-
-    def score(
-        self, logits: NDArray[np.float32], first: int, targets: Sequence[int], k: int
-    ) -> tuple[TokenLogprobs, ...]:
-        return self._sampler.score(torch.from_numpy(logits), first, targets, k)
+    sampler = NativeSampler(spec.vocab_size, kernels, team)
+    return ModelExecutor(decoder, sampler, resolved.kv_groups, max_seqs=resolved.max_num_seqs)
