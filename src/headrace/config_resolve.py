@@ -81,11 +81,12 @@ def resolve(
     _check_context(config, spec, streamed)
     defaults = _DEFAULTS[device]
     seqs = _num_seqs(config, defaults, reasons)
+    threads = config.num_threads or machine.cores
     default_block = _NATIVE_BLOCK_SIZE if native else _BLOCK_SIZE
     fit = Fit(
         spec=streamed,
         memory=machine.memory_available,
-        stored=memory_format(dtype, kv_dtype, kernels.weights),
+        stored=memory_format(dtype, kv_dtype, kernels.weights, threads),
         max_num_seqs=seqs,
         block_size=None if config.kv_layout == "contiguous" else config.block_size or default_block,
         batched_tokens=config.max_num_batched_tokens,
@@ -131,7 +132,7 @@ def resolve(
         scheduling_policy=config.scheduling_policy,
         preemption_victim=config.preemption_victim,
         seed=config.seed,
-        num_threads=config.num_threads or machine.cores,
+        num_threads=threads,
         pin_threads=config.pin_threads,
         ops_force=config.ops_force,
         kernels=kernels.name,

@@ -52,8 +52,8 @@ QUALITY_KINDS: Mapping[str, Kind] = MappingProxyType(
         "perplexity": Kind(
             summary="perplexity of a text under several weight formats and KV types",
             description="Every token of the texts is predicted from those before it by the engine as it serves: "
-            "batched, chunked, with the kernels and formats asked for. Perplexity is exp of the mean loss; the ratio is to the "
-            "first row. Nothing is sampled, so that one run is enough.",
+            "batched, chunked, with the kernels and formats asked for. Perplexity is exp of the mean loss; the ratio "
+            "is to the first row. Nothing is sampled, so that one run is enough.",
             examples=(
                 "",
                 " --weights bfloat16 int8 int4 int4-g32 int4-asym --kv auto int8",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.models.spec import ModelSpec
+from headrace.plan.arena import arena_bytes
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.units import format_count
 
@@ -28,6 +29,8 @@ def activation_parts(
     Layers run one after the other in the same buffers, so the widest layer counts, once. Buffers of attention
     and feed-forward are added up although they are not live together: a bound for a runner without reuse.
     """
+    if memory.weights is not None:
+        return _arena_parts(spec, tokens, rows, memory)
     element_bytes = memory.element_bytes
     qkv = max((_qkv_width(spec, index) for index in range(len(spec.layers))), default=0)
     attended = max((layer.mixer.num_heads * layer.mixer.head_dim for layer in spec.layers), default=0)
@@ -56,6 +59,19 @@ def activation_parts(
             f"{format_count(rows)} rows x 2 x {spec.vocab_size} x {LOGITS_BYTES} B: logits and a copy",
         ),
     )
+
+
+def _arena_parts(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat) -> tuple[ActivationPart, ...]:
+    """The native path shares less between layers but never holds a part twice."""
+    sizes = arena_bytes(spec, max(1, tokens), rows, memory)
+    steps = f"steps of up to {format_count(tokens)} tokens: "
+    said = {
+        "hidden": "residual stream, normed input",
+        "attention": f"q, k, v, output, rotations, scratch of {memory.threads} threads",
+        "feed-forward": "gated product",
+        "logits": "a row a token, resident only where they are asked for",
+    }
+    return tuple(ActivationPart(name, sizes[name], steps + how) for name, how in said.items())
 
 
 def activation_bytes(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat) -> int:

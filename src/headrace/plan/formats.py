@@ -47,11 +47,15 @@ def kv_format(dtype: str, *, native: bool) -> KVFormat:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFormat:
-    """How a model lies in memory: `weights` None is plain tensors in the compute type, else packed matrices."""
+    """How a model lies in memory: `weights` None is plain tensors in the compute type, else packed matrices.
+
+    threads: CPU threads, which have scratch memory of their own on the native path.
+    """
 
     dtype: str
     kv: KVFormat
     weights: WeightFormat | None = None
+    threads: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -59,6 +63,6 @@ class MemoryFormat:
         return DTYPE_BYTES[self.dtype]
 
 
-def memory_format(dtype: str, kv_dtype: str, weights: WeightFormat | None) -> MemoryFormat:
+def memory_format(dtype: str, kv_dtype: str, weights: WeightFormat | None, threads: int = 1) -> MemoryFormat:
     """`weights` says whether the native kernels run, and in which format."""
-    return MemoryFormat(dtype, kv_format(kv_dtype, native=weights is not None), weights)
+    return MemoryFormat(dtype, kv_format(kv_dtype, native=weights is not None), weights, threads)

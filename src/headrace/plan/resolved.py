@@ -65,7 +65,7 @@ class ResolvedConfig:
     @property
     def memory_format(self) -> MemoryFormat:
         """How everything lies in memory."""
-        return memory_format(self.dtype, self.kv_cache_dtype, self.weight_format)
+        return memory_format(self.dtype, self.kv_cache_dtype, self.weight_format, self.num_threads)
 
     def explain(self) -> list[tuple[str, object, str]]:
         """(name, value, reason) of every setting, each once, in the order above."""

@@ -1,0 +1,67 @@
+"""The plan of the native path against what it really allocates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.llm import assemble
+from headrace.plan.activations import activation_bytes
+from headrace.plan.formats import memory_format
+from headrace.plan.ledger import ledger
+from headrace.quant.format import PAGE, parse_format
+
+pytest.importorskip("headrace._native")
+native_decoder = pytest.importorskip("headrace.runner.native_decoder")
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("tale", {}),
+    ("tale", {"dtype": "float32", "kv_cache_dtype": "bfloat16", "num_threads": 3}),
+    ("tale", {"quantization": "int4", "kv_cache_dtype": "int8", "max_num_batched_tokens": 77}),
+    ("tale", {"quantization": "int8-g64-asym", "block_size": 20, "num_kv_blocks": 70}),
+    ("tale", {"quantization": "int4-channel-a16", "attention_sinks": 4, "sliding_window": 64}),
+    ("tale", {"kv_layout": "contiguous", "max_model_len": 100, "quantization": "int4-g32-asym"}),
+    ("shape:tiny", {"dtype": "bfloat16", "quantization": "int8"}),
+    ("shape:smollm2-135m", {"quantization": "int4", "kv_cache_memory": "64MiB", "max_model_len": 256}),
+]
+
+
+@pytest.mark.parametrize(("model", "options"), VARIANTS, ids=lambda value: str(value))
+def test_the_ledger_is_what_is_allocated(model: str, options: dict[str, Any]) -> None:
+    recorded: dict[str, Any] = {}
+
+    class Recorded(native_decoder.NativeDecoder):  # type: ignore[name-defined, misc]
+        def __init__(self, spec: Any, weights: Any, kv: Any, *rest: Any) -> None:
+            recorded.update(weights=weights, kv=kv)
+            super().__init__(spec, weights, kv, *rest)
+            recorded["tape"] = self.tape
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.runner.native_backend.NativeDecoder", Recorded)
+        parts = assemble(EngineConfig.from_kwargs(model=model, **{"num_threads": 2, **options}))
+    book = ledger(parts.spec, parts.resolved)
+    lines = {line.name: line.bytes for line in book.weights}
+    weights = recorded["weights"]
+    layers = weights.layers
+    assert lines["embeddings"] == weights.embed.nbytes
+    for name, matrices in {
+        "attention": [part for layer in layers for part in (layer.attention.qkv, layer.attention.out)],
+        "feed-forward": [part for layer in layers for part in (layer.mlp.gate_up, layer.mlp.down)],
+        "head": [weights.head],
+    }.items():
+        assert lines[name] == sum(matrix.weight.nbytes for matrix in matrices)
+    norms = [weights.final_norm, *(norm for layer in layers for norm in (layer.input_norm, layer.post_norm))]
+    assert lines["norms"] == sum(norm.nbytes for norm in norms)
+    assert book.kv_pool_bytes == recorded["kv"].nbytes == parts.resolved.kv_cache_memory
+    # Attention's scratch memory is planned as a bound, so that the plan need not know how it is cut up.
+    assert 0 <= book.activation_bytes - recorded["tape"].nbytes <= PAGE
+
+
+def test_never_falls() -> None:
+    spec = assemble(EngineConfig("shape:tiny")).spec
+    memory = memory_format("bfloat16", "int8", parse_format("int4"), threads=2)
+    sizes = [activation_bytes(spec, tokens, 8, memory) for tokens in range(1, 200, 3)]
+    assert sizes == sorted(sizes) and np.diff(sizes).max() < 100 * PAGE
