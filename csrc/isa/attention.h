@@ -16,8 +16,16 @@ inline Workspace workspace_of(const Plan& plan, const ScratchSizes& sizes, int t
     auto* scores = reinterpret_cast<float*>(memory);
     auto* partial = reinterpret_cast<float*>(memory += sizes.scores);
     auto* result = reinterpret_cast<float*>(memory += sizes.partial);
-    return {scores, partial, result, reinterpret_cast<bf16_t*>(memory + sizes.partial)};
+    return {scores, partial, result, reinterpret_cast<bf16_t*>(memory + sizes.partial), nullptr};
 }
+
+// A piece of work for one thread: some spans of an item.
+struct Job {
+    Tile tile;
+    SpanList spans;
+    int from, to;    // of `spans`
+    int split;       // the split item, or -1: a whole item
+};
 
 template <typename Step>
 struct Attention {
@@ -25,17 +33,11 @@ struct Attention {
     SpanShape shape;
     Plan& plan;
 
-    void attend(const Tile& tile, int index, const Workspace& work, const Partial& out) const {
-        Span span;
-        open_span(args, shape, tile, index, work.expanded, span);
-        if (span.panels == 0) {  // only dropped blocks: nobody sees them
-            for (int r = 0; r < tile.rows; ++r) out.peak[r] = kHidden;
-            return;
-        }
-        attend_span<Step>(args, tile, span, work, out);
+    Job job_at(int index) const {
+        return index < plan.units ? unit_at(index) : whole_at(static_cast<std::int64_t>(index) - plan.units);
     }
 
-    void whole_item(std::int64_t index, const Workspace& work) const {
+    Job whole_at(std::int64_t index) const {
         int low = 0, high = args.step->seqs;  // the sequence with before[low] <= index < before[low + 1]
         while (high - low > 1) {
             const int middle = low + (high - low) / 2;
@@ -44,35 +46,86 @@ struct Attention {
         const int tiles = tiles_of(args, low), within = static_cast<int>(index - plan.whole_before[low]);
         // Later tiles see more keys: first come, so that the last ones to be taken are short.
         const Tile tile = tile_at(args, low, within / tiles, tiles - 1 - within % tiles);
-        const int dim = args.kv.head_dim;
-        const Partial result = Partial::at(work.result, tile.rows), partial = Partial::at(work.partial, tile.rows);
-        clear_partial(result, tile.rows, dim);
         const SpanList spans = SpanList::of(args, shape, tile);
-        for (int i = 0; i < spans.count(); ++i) {
-            attend(tile, spans[i], work, partial);
-            fold(result, partial, tile.rows, dim);
-        }
-        finish(args, tile, result);
+        return {tile, spans, 0, spans.count(), -1};
     }
 
-    void split_unit(int unit, const Workspace& work) const {
+    Job unit_at(int unit) const {
         int which = 0;
         for (; unit >= plan.split[which].units; ++which) unit -= plan.split[which].units;
-        SplitItem& item = plan.split[which];
+        const SplitItem& item = plan.split[which];
         const Tile tile = tile_at(args, item.seq, item.head, item.tile);
-        const SpanList spans = SpanList::of(args, shape, tile);
-        const int left = item.spans - plan.first_span, wave = left < plan.wave ? left : plan.wave;
-        float* partials = plan.pool + plan.partial_floats * static_cast<std::size_t>(which) * plan.wave;
-        const auto partial = [&](int i) { return Partial::at(partials + plan.partial_floats * static_cast<std::size_t>(i), tile.rows); };
-        for (int i = unit * plan.step; i < wave && i < (unit + 1) * plan.step; ++i) {
-            attend(tile, spans[plan.first_span + i], work, partial(i));
+        const int from = plan.first_span + unit * plan.step, to = from + plan.step, end = wave_end(item);
+        return {tile, SpanList::of(args, shape, tile), from, to < end ? to : end, which};
+    }
+
+    int wave_end(const SplitItem& item) const {
+        return item.spans - plan.first_span < plan.wave ? item.spans : plan.first_span + plan.wave;
+    }
+
+    // Attends to span `index`. Fetches what follows ahead: the job's next span, or the first of job `next`.
+    void attend(const Job& job, int index, const Job* next, const Workspace& work, const Partial& out) const {
+        if (index + 1 < job.to) {
+            work.ahead->look(args, shape, job.tile, job.spans[index + 1]);
+        } else if (next != nullptr) {
+            work.ahead->look(args, shape, next->tile, next->spans[next->from]);
+        } else {
+            work.ahead->regions = 0;
         }
+        Span span;
+        open_span(args, shape, job.tile, job.spans[index], work.expanded, span);
+        if (span.panels == 0) {  // only dropped blocks: nobody sees them
+            for (int r = 0; r < job.tile.rows; ++r) out.peak[r] = kHidden;
+        } else {
+            attend_span<Step>(args, job.tile, span, work, out);
+        }
+    }
+
+    void do_whole(const Job& job, const Job* next, const Workspace& work) const {
+        const int rows = job.tile.rows, dim = args.kv.head_dim;
+        const Partial result = Partial::at(work.result, rows), partial = Partial::at(work.partial, rows);
+        clear_partial(result, rows, dim);
+        for (int i = job.from; i < job.to; ++i) {
+            attend(job, i, next, work, partial);
+            fold(result, partial, rows, dim);
+        }
+        finish(args, job.tile, result);
+    }
+
+    void do_unit(const Job& job, const Job* next, const Workspace& work) const {
+        const int rows = job.tile.rows, dim = args.kv.head_dim;
+        const auto which = static_cast<std::size_t>(job.split);
+        SplitItem& item = plan.split[which];
+        const auto partial = [&](int i) {
+            return Partial::at(plan.pool + plan.partial_floats * (which * plan.wave + (i - plan.first_span)), rows);
+        };
+        for (int i = job.from; i < job.to; ++i) attend(job, i, next, work, partial(i));
         if (__atomic_sub_fetch(&item.open, 1, __ATOMIC_ACQ_REL) > 0) return;
-        const int dim = args.kv.head_dim;  // the last one to finish folds the wave
-        const Partial result = Partial::at(plan.results + plan.partial_floats * static_cast<std::size_t>(which), tile.rows);
-        if (plan.first_span == 0) clear_partial(result, tile.rows, dim);
-        for (int i = 0; i < wave; ++i) fold(result, partial(i), tile.rows, dim);
-        if (left <= plan.wave) finish(args, tile, result);
+        const Partial result = Partial::at(plan.results + plan.partial_floats * which, rows);
+        if (plan.first_span == 0) clear_partial(result, rows, dim);  // the last one to finish folds the wave
+        const int end = wave_end(item);
+        for (int i = plan.first_span; i < end; ++i) fold(result, partial(i), rows, dim);
+        if (end == item.spans) finish(args, job.tile, result);
+    }
+
+    // Takes one job ahead of the one it does, so that it knows what to fetch.
+    void work_on(int count, int thread, const Workspace& work) const {
+        if (thread >= count) return;
+        Job jobs[2] = {job_at(thread), {}};
+        for (int turn = 0;; turn ^= 1) {
+            const int taken = __atomic_fetch_add(&plan.next, 1, __ATOMIC_RELAXED);
+            const Job* next = nullptr;
+            if (taken < count) {
+                jobs[turn ^ 1] = job_at(taken);
+                next = &jobs[turn ^ 1];
+            }
+            if (jobs[turn].split < 0) {
+                do_whole(jobs[turn], next, work);
+            } else {
+                do_unit(jobs[turn], next, work);
+            }
+            if (next == nullptr) return;
+        }
     }
 
     void run(Team& team) const {
@@ -82,26 +135,19 @@ struct Attention {
             if (plan.split[i].spans > most_spans) most_spans = plan.split[i].spans;
         }
         for (int first = 0; first < most_spans; first += plan.wave) {
-            start_wave(plan, first);
+            start_wave(plan, first, team.size());
             const int count = plan.units + (first == 0 ? plan.whole_items : 0);
             auto body = [&](int thread, int) {
-                const Workspace work = workspace_of(plan, sizes, thread);
-                for (;;) {
-                    const int next = __atomic_fetch_add(&plan.next, 1, __ATOMIC_RELAXED);
-                    if (next >= count) return;
-                    if (next < plan.units) {
-                        split_unit(next, work);
-                    } else {
-                        whole_item(next - plan.units, work);
-                    }
-                }
+                Ahead ahead;
+                Workspace work = workspace_of(plan, sizes, thread);
+                work.ahead = &ahead;
+                work_on(count, thread, work);
             };
             if (count == 1) {
                 body(0, 1);
             } else {
                 team.run(body);
             }
-            if (plan.splits == 0) return;
         }
     }
 };

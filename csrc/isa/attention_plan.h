@@ -28,7 +28,7 @@ struct Plan {
     int first_span;  // of the current wave
     int units;       // of the current wave, all split items together
     int whole_items; // items done in one piece, in the first wave only
-    int next;        // the next unit or item to take; changed atomically
+    int next;        // the next job (units, then items) to take; changed atomically
     std::size_t partial_floats;
     SplitItem* split;
     std::int64_t* whole_before;  // [seqs + 1]: whole items of the sequences before one
@@ -54,7 +54,7 @@ struct ScratchSizes {
         const std::size_t wanted = kPoolFloats * sizeof(float) * threads;
         s.pool = wanted > s.results ? wanted : s.results;
         s.scores = sizeof(float) * kQueryRows * kScoreStride;
-        s.expanded = args.kv.type == DType::i8 ? lined(2 * sizeof(bf16_t) * kSpanColumns * static_cast<std::size_t>(dim)) : 0;
+        s.expanded = args.kv.type == DType::i8 ? lined(sizeof(bf16_t) * kSpanColumns * static_cast<std::size_t>(dim)) : 0;
         return s;
     }
     std::size_t workspace() const { return scores + 2 * partial + expanded; }
@@ -130,15 +130,16 @@ inline Plan& make_plan(const AttentionArgs& args, const SpanShape& shape, int th
         plan.partial_floats = lined(Partial::floats(largest_rows, args.kv.head_dim) * sizeof(float)) / sizeof(float);
         const std::size_t room = sizes.pool / sizeof(float) / plan.partial_floats / plan.splits;
         plan.wave = room < static_cast<std::size_t>(most_spans) ? static_cast<int>(room) : most_spans;
-        plan.step = plan.wave * plan.splits / (8 * threads);  // longer units: the next span can be fetched ahead
+        plan.step = plan.wave * plan.splits / (16 * threads);
         if (plan.step < 1) plan.step = 1;
     }
     return plan;
 }
 
-inline void start_wave(Plan& plan, int first_span) {
+// Every thread's first job is the one of its own number.
+inline void start_wave(Plan& plan, int first_span, int threads) {
     plan.first_span = first_span;
-    plan.next = 0;
+    plan.next = threads;
     plan.units = 0;
     for (int i = 0; i < plan.splits; ++i) {
         SplitItem& item = plan.split[i];

@@ -57,9 +57,9 @@ inline void score_block(const typename Step::Element* q, int dim, const char* co
     }
 }
 
-template <typename Step, int Count>
+template <typename Step, int Count, typename F>
 inline void score_rows(const typename Step::Element* q, int rows, int dim, const char* const* panels,
-                       std::size_t row_stride, float* scores, int stride) {
+                       std::size_t row_stride, float* scores, int stride, F& meanwhile) {
     for (int r = 0; r < rows;) {
         const int blocks = (rows - r + kScoreRows - 1) / kScoreRows;  // even blocks: 8 rows are 4 + 4, not 6 + 2
         const int take = (rows - r + blocks - 1) / blocks;
@@ -76,18 +76,24 @@ inline void score_rows(const typename Step::Element* q, int rows, int dim, const
             default: score_block<Step, kScoreRows, Count>(from, dim, panels, row_stride, to, stride); break;
         }
         r += take;
+        meanwhile();
     }
 }
 
-// scores[r][16 p + lane] for `count` panels, in columns 0..16 * count - 1 of each row of `scores`.
-template <typename Step>
+inline int score_pauses(int rows, int panels) {
+    return ceil_div(rows, kScoreRows) * (panels / kScorePanels + panels % kScorePanels);
+}
+
+// scores[r][16 p + lane] for `count` panels, in columns 0..16 * count - 1 of each row of `scores`. `meanwhile` is called
+// between register tiles, score_pauses() times.
+template <typename Step, typename F>
 inline void score_tile(const typename Step::Element* q, int rows, int dim, const char* const* panels, int count,
-                       std::size_t row_stride, float* scores, int stride) {
+                       std::size_t row_stride, float* scores, int stride, F&& meanwhile) {
     int p = 0;
     for (; p + kScorePanels <= count; p += kScorePanels) {
-        score_rows<Step, kScorePanels>(q, rows, dim, panels + p, row_stride, scores + 16 * p, stride);
+        score_rows<Step, kScorePanels>(q, rows, dim, panels + p, row_stride, scores + 16 * p, stride, meanwhile);
     }
-    for (; p < count; ++p) score_rows<Step, 1>(q, rows, dim, panels + p, row_stride, scores + 16 * p, stride);
+    for (; p < count; ++p) score_rows<Step, 1>(q, rows, dim, panels + p, row_stride, scores + 16 * p, stride, meanwhile);
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -18,12 +18,20 @@ struct SpanShape {
     int chunks;      // segments that a block is cut into; 1 unless a block is larger than a span
     int blocks;      // blocks of a span; 1 where chunks > 1
     int block_size;
+    int block_stride;
 
     static SpanShape of(const KVCache& kv) {
         const int chunks = (kv.block_stride + kSpanColumns - 1) / kSpanColumns;
-        if (chunks > 1) return {kSpanColumns, chunks, 1, kv.block_size};
-        return {kv.block_stride, 1, kSpanColumns / kv.block_stride, kv.block_size};
+        if (chunks > 1) return {kSpanColumns, chunks, 1, kv.block_size, kv.block_stride};
+        return {kv.block_stride, 1, kSpanColumns / kv.block_stride, kv.block_size, kv.block_stride};
     }
+
+    // Where in their blocks the positions of a span begin.
+    int offset(int span) const { return span % chunks * kSpanColumns; }
+
+    // Columns of a segment that begins at `offset` of its block, and how many of them hold positions.
+    int width(int offset) const { return block_stride - offset < columns ? block_stride - offset : columns; }
+    int held(int offset) const { return block_size - offset < width(offset) ? block_size - offset : width(offset); }
 
     // The span that holds a position.
     int at(std::int64_t position) const {
@@ -88,77 +96,122 @@ inline int clamped(std::int64_t x, int low, int high) {
     return static_cast<int>(x < low ? low : x > high ? high : x);
 }
 
-// Turns a segment's codes into bf16: `count` runs of `width` codes, `stride` codes apart.
-inline void expand_codes(const std::int8_t* codes, int count, int width, std::size_t stride, bf16_t* out) {
+// Turns a segment's codes into bf16, which holds them exactly: `count` runs of `width` codes, `stride` codes apart.
+inline void expand_codes(const std::int8_t* codes, int count, int width, int stride, bf16_t* out) {
     for (int i = 0; i < count; ++i, codes += stride, out += width) {
-        for (int c = 0; c < width; c += 16) store_bf16(out + c, load_i8(codes + c));
+        for (int c = 0; c < width; c += 32) store_bf16_of_i8(out + c, codes + c);
     }
 }
 
-// Finds the blocks of span `index` for a tile. i8 caches are expanded into `expanded` (2 * 256 * head_dim values).
-inline void open_span(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index,
-                      bf16_t* expanded, Span& span) {
+// Does so with the values of a span, and makes it read them from `expanded` (kSpanColumns * head_dim values).
+inline void expand_values(Span& span, int dim, bf16_t* expanded) {
+    for (int s = 0; s < span.segments; ++s) {
+        expand_codes(static_cast<const std::int8_t*>(span.values[s]), span.columns / 2, 2 * dim, 2 * dim, expanded);
+        span.values[s] = expanded;
+        expanded += static_cast<std::size_t>(span.columns) * dim;
+    }
+}
+
+// Calls visit(start, at) for every block of span `index` that a row of the tile may see: its first position, and its
+// place in the cache, counted in blocks of one head.
+template <typename F>
+inline void over_blocks(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index, F&& visit) {
     const KVCache& kv = args.kv;
     const GroupTables& tables = args.step->groups[args.group];
     const std::int32_t* table = tables.block_tables + static_cast<std::size_t>(tile.seq) * tables.table_width;
-    const int dropped = tables.dropped[tile.seq];
-    const int chunk = index % shape.chunks, offset = chunk * kSpanColumns;
-    const std::int64_t first_block = shape.chunks > 1 ? index / shape.chunks : static_cast<std::int64_t>(index) * shape.blocks;
+    const int dropped = tables.dropped[tile.seq], offset = shape.offset(index);
+    const std::int64_t first = shape.chunks > 1 ? index / shape.chunks : static_cast<std::int64_t>(index) * shape.blocks;
     const std::int64_t low = args.window > 0 ? tile.lowest - args.window + 1 : 0;
-    const std::size_t size = static_cast<std::size_t>(kv.block_stride) * kv.head_dim;  // of a head's block
-    const std::size_t element = dtype_bytes(kv.type);
-    const int depth = kv.type == DType::f32 ? 1 : 2;  // positions, features side by side
-
-    span.segments = 0;
-    span.panels = 0;
-    span.columns = offset + shape.columns > kv.block_stride ? kv.block_stride - offset : shape.columns;
-    span.row_stride = 4 * static_cast<std::size_t>(kv.block_stride);
-    if (kv.type == DType::i8) span.row_stride = 4 * static_cast<std::size_t>(span.columns);
-    std::int64_t seen_from = INT64_MAX, seen_to = 0;
-    bool full = true;
-    for (int b = 0; b < shape.blocks; ++b) {
-        const std::int64_t block = first_block + b, start = block * kv.block_size + offset;
-        if (start > tile.highest) break;
-        const int valid = kv.block_size - offset < span.columns ? kv.block_size - offset : span.columns;
-        const bool out_of_window = start + valid - 1 < low;
-        if (out_of_window && start >= args.sinks) continue;
+    for (std::int64_t block = first; block < first + shape.blocks; ++block) {
+        const std::int64_t start = block * kv.block_size + offset;
+        if (start > tile.highest) return;
+        if (start + shape.held(offset) <= low && start >= args.sinks) continue;
         const std::int64_t entry = block < tables.sink_blocks ? block : block - dropped;
         if (block >= tables.sink_blocks && entry < tables.sink_blocks) continue;  // dropped: left of every window
-        const std::size_t at = static_cast<std::size_t>(table[entry]) * kv.num_kv_heads + tile.head;
-        const char* keys = static_cast<const char*>(kv.keys) + (at * size + static_cast<std::size_t>(offset) * depth) * element;
-        const char* values = static_cast<const char*>(kv.values) +
-                             (at * size + static_cast<std::size_t>(offset) * kv.head_dim) * element;
-        if (kv.type == DType::i8) {
-            const int width = 2 * span.columns;
-            bf16_t* key_out = expanded;
-            bf16_t* value_out = expanded + static_cast<std::size_t>(span.columns) * kv.head_dim;
-            expand_codes(reinterpret_cast<const std::int8_t*>(keys), kv.head_dim / 2, width,
-                         2 * static_cast<std::size_t>(kv.block_stride), key_out);
-            expand_codes(reinterpret_cast<const std::int8_t*>(values), span.columns / 2, 2 * kv.head_dim,
-                         2 * static_cast<std::size_t>(kv.head_dim), value_out);
-            expanded = value_out + static_cast<std::size_t>(span.columns) * kv.head_dim;
-            keys = reinterpret_cast<const char*>(key_out);
-            values = reinterpret_cast<const char*>(value_out);
+        visit(start, static_cast<std::size_t>(table[entry]) * kv.num_kv_heads + tile.head);
+    }
+}
+
+// Finds what a tile reads of span `index`. Keys of i8 caches are expanded into `expanded` (kSpanColumns * head_dim
+// values); values are still codes.
+inline void open_span(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index,
+                      bf16_t* expanded, Span& span) {
+    const KVCache& kv = args.kv;
+    const bool coded = kv.type == DType::i8;
+    const int offset = shape.offset(index), dim = kv.head_dim;
+    const std::size_t element = dtype_bytes(kv.type);
+    const std::size_t key_offset = static_cast<std::size_t>(offset) * (kv.type == DType::f32 ? 1 : 2) * element;
+    const std::size_t value_offset = static_cast<std::size_t>(offset) * dim * element;
+    const std::size_t block_bytes = static_cast<std::size_t>(kv.block_stride) * dim * element;
+    span.segments = 0;
+    span.panels = 0;
+    span.columns = shape.width(offset);
+    span.row_stride = 4 * static_cast<std::size_t>(coded ? span.columns : kv.block_stride);
+    std::int64_t seen_from = INT64_MAX, seen_to = 0;
+    bool full = true;
+    over_blocks(args, shape, tile, index, [&](std::int64_t start, std::size_t at) {
+        const char* keys = static_cast<const char*>(kv.keys) + at * block_bytes + key_offset;
+        const char* values = static_cast<const char*>(kv.values) + at * block_bytes + value_offset;
+        if (coded) {
+            expand_codes(reinterpret_cast<const std::int8_t*>(keys), dim / 2, 2 * span.columns, 2 * kv.block_stride, expanded);
+            keys = reinterpret_cast<const char*>(expanded);
+            expanded += static_cast<std::size_t>(span.columns) * dim;
         }
         span.values[span.segments++] = values;
-        for (int p = 0; p < span.columns; p += kPanel) {
-            if (start + p > tile.highest && p >= kPanel) break;  // behind every row; a segment's first panel stays
+        const int held = shape.held(offset);
+        for (int p = 0; p < span.columns && start + p <= tile.highest; p += kPanel) {
             const std::size_t scale = at * kv.block_stride + offset + p;
             span.keys[span.panels] = keys + 4 * p;
             span.panel[span.panels++] = {
                 .start = clamped(start + p - tile.lowest, -(1 << 30), 1 << 30),
-                .valid = clamped(valid - p, 0, kPanel),
+                .valid = clamped(held - p, 0, kPanel),
                 .sinks = clamped(args.sinks - start - p, 0, kPanel),
-                .key_scales = kv.type == DType::i8 ? kv.key_scales + scale : nullptr,
-                .value_scales = kv.type == DType::i8 ? kv.value_scales + scale : nullptr,
+                .key_scales = coded ? kv.key_scales + scale : nullptr,
+                .value_scales = coded ? kv.value_scales + scale : nullptr,
             };
-            full = full && valid - p >= kPanel;
+            full = full && held - p >= kPanel;
             if (start + p < seen_from) seen_from = start + p;
             seen_to = start + p + kPanel - 1;
         }
-    }
+    });
     const bool in_window = args.window == 0 || seen_from > tile.highest - args.window;
     span.open = full && in_window && seen_to <= tile.lowest;
 }
+
+// The memory of a span that comes next, fetched into the cache bit by bit while another one is computed: blocks lie
+// anywhere, and the hardware does not guess where. Only few query rows wait for memory.
+struct Ahead {
+    static constexpr int kFewestRows = 3, kMostRows = 16;
+    int regions = 0;
+    int region = 0;
+    std::size_t bytes = 0;       // of a region
+    std::size_t done = 0;        // of the current one
+    const char* at[2 * kSpanPanels];
+
+    void look(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index) {
+        regions = region = 0;
+        done = 0;
+        if (tile.rows < kFewestRows || tile.rows > kMostRows || shape.chunks > 1) return;
+        bytes = static_cast<std::size_t>(args.kv.block_stride) * args.kv.head_dim * dtype_bytes(args.kv.type);
+        over_blocks(args, shape, tile, index, [&](std::int64_t, std::size_t block) {
+            at[regions++] = static_cast<const char*>(args.kv.keys) + block * bytes;
+            at[regions++] = static_cast<const char*>(args.kv.values) + block * bytes;
+        });
+    }
+
+    // Lines to fetch at each of `calls` occasions.
+    int share(int calls) const { return static_cast<int>(regions * ((bytes + 63) / 64) / calls) + 1; }
+
+    void fetch(int lines) {
+        for (; region < regions && lines > 0; --lines) {
+            HEADRACE_PREFETCH_L2(at[region] + done);
+            done += 64;
+            if (done >= bytes) {
+                ++region;
+                done = 0;
+            }
+        }
+    }
+};
 
 }  // namespace headrace::HEADRACE_ISA

@@ -9,7 +9,8 @@ namespace headrace::HEADRACE_ISA {
 constexpr int kScoreStride = kSpanColumns + 16;  // floats; a row more than 1024 bytes, so that rows differ in cache sets
 constexpr float kHidden = -__builtin_inff();
 
-// Softmax over some of a row's keys: sum of exp(score - peak) and of exp(score - peak) * value, not yet divided.
+// Softmax over some of a row's keys: sum of 2^(score - peak) and of 2^(score - peak) * value, not yet divided. Scores
+// carry log2(e), so that e^x is a power of two.
 // `peak` is -infinity where no key was seen; such a row's other fields mean nothing.
 struct Partial {
     float* peak;     // [rows]
@@ -31,7 +32,8 @@ struct Workspace {
     float* scores;       // [kQueryRows][kScoreStride]; probabilities take the place of scores
     float* partial;      // Partial::floats(kQueryRows, head_dim)
     float* result;       // the same
-    bf16_t* expanded;    // [2][kSpanColumns * head_dim], i8 only
+    bf16_t* expanded;    // [kSpanColumns * head_dim], i8 only: keys, then values
+    Ahead* ahead;
 };
 
 // Probabilities are written over scores as another type: keeps the compiler from moving one across the other.
@@ -52,9 +54,20 @@ inline F32x16 hide(F32x16 scores, const Panel& panel, int position, int window) 
     return select(first_lanes(begin), sinks, before);
 }
 
-inline F32x16 load_scale(const float* scales) { return F32x16::load(scales); }
+// 2^x for x <= 0: relative error <= 2e-7, exactly 1 at 0, 0 below -126.
+inline F32x16 shrink(F32x16 x) {
+    const I32x16 n = round(x);
+    const F32x16 r = x - to_float(n);
+    F32x16 q = F32x16::broadcast(1.326472686e-3f);  // (2^r - 1) / r for |r| <= 1/2: a least-maximum fit, error 9e-8
+    q = fma(q, r, F32x16::broadcast(9.671512931e-3f));
+    q = fma(q, r, F32x16::broadcast(5.550733747e-2f));
+    q = fma(q, r, F32x16::broadcast(2.402224208e-1f));
+    q = fma(q, r, F32x16::broadcast(6.931469776e-1f));
+    const F32x16 power = times_power(fma(q, r, F32x16::broadcast(1.0f)), n);
+    return select(less(x, F32x16::broadcast(-126.0f)), F32x16::zero(), power);
+}
 
-// One row: masks scores, finds their maximum, and replaces them by exp(score - maximum), rounded as values want them.
+// One row: masks scores, finds their maximum, and replaces them by 2^(score - maximum), rounded as values want them.
 // Lane i adds up columns i, i + 16, ...; hidden columns add zero, so they may as well be left out.
 template <typename Step>
 inline void soften_row(const AttentionArgs& args, const Span& span, float* scores, int position, float& peak_out,
@@ -66,7 +79,7 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
         const Panel& panel = span.panel[p];
         F32x16 s = F32x16::load(scores + 16 * p);
         if (coded || args.soft_cap > 0) {
-            if (coded) s = s * load_scale(panel.key_scales);
+            if (coded) s = s * F32x16::load(panel.key_scales);
             if (args.soft_cap > 0) {
                 s = F32x16::broadcast(args.soft_cap) * tanh(s * F32x16::broadcast(args.scale / args.soft_cap));
             }
@@ -82,16 +95,16 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
         }
         peaks = max(peaks, s);
     }
-    const float scale = args.soft_cap > 0 ? 1.0f : args.scale;
+    const float scale = (args.soft_cap > 0 ? 1.0f : args.scale) * 1.44269504f;  // log2(e)
     const float peak = reduce_max(peaks) * scale;
     const bool any = peak > kHidden;
     const F32x16 factor = F32x16::broadcast(scale), shift = F32x16::broadcast(any ? -peak : 0.0f);
     F32x16 sum = F32x16::zero();
     auto* out = reinterpret_cast<typename Step::Element*>(scores);
     for (int p = 0; p < span.panels; ++p) {
-        F32x16 e = exp(fma(F32x16::load(scores + 16 * p), factor, shift));
+        F32x16 e = shrink(fma(F32x16::load(scores + 16 * p), factor, shift));
         sum = sum + e;
-        if (coded) e = e * load_scale(span.panel[p].value_scales);
+        if (coded) e = e * F32x16::load(span.panel[p].value_scales);
         Step::store(out + 16 * p, e);
     }
     const int columns = span.segments * span.columns;
@@ -107,7 +120,7 @@ inline void score_sinks(const typename Step::Element* q_sink, const Tile& tile, 
                         float* scores) {
     alignas(64) float own[kQueryRows * 16];
     for (int p = 0; p < span.panels && span.panel[p].sinks > 0; ++p) {
-        score_tile<Step>(q_sink, tile.rows, dim, span.keys + p, 1, span.row_stride, own, 16);
+        score_tile<Step>(q_sink, tile.rows, dim, span.keys + p, 1, span.row_stride, own, 16, [] {});
         const Mask16 sinks = first_lanes(span.panel[p].sinks);
         for (int r = 0; r < tile.rows; ++r) {
             float* row = scores + static_cast<std::size_t>(r) * kScoreStride + 16 * p;
@@ -116,15 +129,18 @@ inline void score_sinks(const typename Step::Element* q_sink, const Tile& tile, 
     }
 }
 
-// The tile's softmax over one span. `group` is query heads a KV head, `tokens` the step's.
+// The tile's softmax over one span, while the memory of the next one is fetched.
 template <typename Step>
-inline void attend_span(const AttentionArgs& args, const Tile& tile, const Span& span, const Workspace& work,
+inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span, const Workspace& work,
                         const Partial& out) {
     using Element = typename Step::Element;
     const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
     const std::size_t row = (static_cast<std::size_t>(tile.head) * args.step->tokens + tile.first_token) * group + tile.first_row;
     const Element* q = static_cast<const Element*>(args.q) + row * dim;
-    score_tile<Step>(q, tile.rows, dim, span.keys, span.panels, span.row_stride, work.scores, kScoreStride);
+    const int lines = work.ahead->share(score_pauses(tile.rows, span.panels) + tile.rows);
+    const auto fetch = [&] { work.ahead->fetch(lines); };
+    score_tile<Step>(q, tile.rows, dim, span.keys, span.panels, span.row_stride, work.scores, kScoreStride,
+                     fetch);
     if (args.q_sink != nullptr && span.panel[0].sinks > 0) {
         score_sinks<Step>(static_cast<const Element*>(args.q_sink) + row * dim, tile, dim, span, work.scores);
     }
@@ -133,7 +149,9 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, const Span&
         const std::int64_t at = args.step->positions[tile.first_token + (tile.first_row + r) / group];
         soften_row<Step>(args, span, work.scores + static_cast<std::size_t>(r) * kScoreStride,
                          static_cast<int>(at - tile.lowest), out.peak[r], out.sum[r]);
+        fetch();
     }
+    if (args.kv.type == DType::i8) expand_values(span, dim, work.expanded);  // in the place of the keys
     const Panels values = {
         .segments = span.values,
         .num_segments = span.segments,
@@ -160,8 +178,8 @@ inline void fold(const Partial& to, const Partial& from, int rows, int dim) {
         alignas(64) float old_factors[16], new_factors[16];
         const F32x16 old_peak = F32x16::load(to.peak + first, n), new_peak = F32x16::load(from.peak + first, n);
         const F32x16 peak = max(old_peak, new_peak);
-        exp(old_peak - peak).store(old_factors);
-        exp(new_peak - peak).store(new_factors);
+        shrink(old_peak - peak).store(old_factors);
+        shrink(new_peak - peak).store(new_factors);
         for (int r = first; r < first + n; ++r) {
             if (!(from.peak[r] > kHidden)) continue;
             const float a = to.peak[r] > kHidden ? old_factors[r - first] : 0.0f, b = new_factors[r - first];

@@ -98,8 +98,8 @@ static void gemm(const typename Product::Element* a, std::size_t a_stride, int r
                  float* c, std::size_t c_stride, bool accumulate) {
     for (int first = 0; first < panels;) {
         const int wide = panels - first >= kTilePanels ? kTilePanels : 1;
-        for (int r = 0; r < rows; r += kTileRows) {
-            const int some = least(kTileRows, rows - r);
+        for (int r = 0, some; r < rows; r += some) {
+            some = ceil_div(rows - r, ceil_div(rows - r, kTileRows));  // even tiles: 8 rows are 4 + 4, not 6 + 2
             float* out = c + r * c_stride + 16 * first;
             if (wide == kTilePanels) {
                 tile_of<Product, kTilePanels>(some, offset(a, r * a_stride), a_stride, b, first, out, c_stride, accumulate);

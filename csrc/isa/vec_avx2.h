@@ -183,6 +183,10 @@ HEADRACE_INLINE F32x16 load_i8(const std::int8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
+HEADRACE_INLINE void store_bf16_of_i8(bf16_t* to, const std::int8_t* codes) {  // 32 of them
+    store_bf16(to, load_i8(codes));
+    store_bf16(to + 16, load_i8(codes + 16));
+}
 HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 x) {  // clipped to -128..127
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));

@@ -129,6 +129,15 @@ HEADRACE_INLINE I32x16 round(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  //
 HEADRACE_INLINE F32x16 load_i8(const std::int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
+HEADRACE_INLINE void store_bf16_of_i8(bf16_t* to, const std::int8_t* codes) {  // 32 of them
+#if defined(__AVX512BF16__)
+    const __m512bh both = _mm512_cvtne2ps_pbh(load_i8(codes + 16).v, load_i8(codes).v);
+    _mm512_storeu_si512(to, (__m512i)both);
+#else
+    store_bf16(to, load_i8(codes));
+    store_bf16(to + 16, load_i8(codes + 16));
+#endif
+}
 HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 a) {  // clipped to -128..127
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
 }

@@ -195,6 +195,10 @@ HEADRACE_INLINE F32x16 load_i8(const std::int8_t* p) {
     HEADRACE_LANES r.v[i] = p[i];
     return r;
 }
+HEADRACE_INLINE void store_bf16_of_i8(bf16_t* to, const std::int8_t* codes) {  // 32 of them
+    store_bf16(to, load_i8(codes));
+    store_bf16(to + 16, load_i8(codes + 16));
+}
 HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 a) {  // clipped to -128..127
     HEADRACE_LANES p[i] = static_cast<std::int8_t>(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
 }
