@@ -42,10 +42,11 @@ def add_parser(commands: Any) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         kind.add_flags(added)
-        added.add_argument(
-            "--repeats", type=int, default=kind.repeats, metavar="N",
-            help="measured runs, medians are shown (default: %(default)s)",
-        )  # fmt: skip
+        if kind.takes_repeats:
+            added.add_argument(
+                "--repeats", type=int, default=kind.repeats, metavar="N",
+                help="measured runs, medians are shown (default: %(default)s)",
+            )  # fmt: skip
         added.add_argument(
             "--json", metavar="PATH", help="write the result to this file, - for standard output"
         )
@@ -86,4 +87,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace, kind: Kind) -> dict[str, object]:
-    return {name: getattr(args, name) for name in (*kind.options, "repeats")}
+    return {name: getattr(args, name) for name in kind.kept}

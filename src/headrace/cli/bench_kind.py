@@ -15,6 +15,7 @@ from headrace.cli.engine_flags import engine_config
 from headrace.errors import ConfigError
 
 Flags = argparse.ArgumentParser
+NO_ROOFLINE = "no roofline: the native kernels that measure it are missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,17 @@ class Kind:
     ranges: Sequence[str] = ()
     """Arguments that are a low and a high value."""
     repeats: int = 3
+    takes_repeats: bool = True
     takes_model: bool = True
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Arguments that the JSON keeps."""
+        return (*self.options, *(("repeats",) if self.takes_repeats else ()))
 
     def check(self, args: argparse.Namespace) -> None:
         """Raises ConfigError for a number that is out of range."""
-        for name in ("repeats", *self.options):
+        for name in self.kept:
             value = getattr(args, name)
             numbers = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
             low = self.least.get(name, 1)
@@ -69,16 +76,20 @@ def _flag(name: str) -> str:
 
 
 def prepare_subject(
-    args: argparse.Namespace, rows: Callable[[Subject, Progress], Iterator[Row]], runs: int
+    args: argparse.Namespace,
+    rows: Callable[[Subject, Progress], Iterator[Row]],
+    runs: int,
+    *,
+    roofline: bool = True,
 ) -> Prepared:
     """Load the model that the arguments name and measure its limits."""
-    subject = load_subject(engine_config(args))
-    roofline = subject.roofline
+    subject = load_subject(engine_config(args), roofline=roofline)
+    limits = subject.roofline
     return Prepared(
         rows=lambda progress: rows(subject, progress),
         runs=runs,
         config=subject.config(),
-        roofline=roofline,
-        head=[subject.describe(), *([] if roofline is None else [roofline.describe()])],
-        notes=[] if roofline is not None else ["no roofline: the native kernels that measure it are missing"],
+        roofline=limits,
+        head=[subject.describe(), *([] if limits is None else [limits.describe()])],
+        notes=[NO_ROOFLINE] if roofline and limits is None else [],
     )

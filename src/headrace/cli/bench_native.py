@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from headrace.bench.kernels import OPS, kernel_rows
 from headrace.bench.latency import Progress
+from headrace.bench.overhead import SAMPLING, overhead_rows, prepared_logits
 from headrace.bench.profile import profile_rows, tape_of
 from headrace.bench.report import Row
 from headrace.bench.roofline import Roofline, kernel_names, measure_roofline, native_module
@@ -15,10 +16,12 @@ from headrace.bench.subject import Subject
 from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
 from headrace.errors import ConfigError
 from headrace.models.families import read_spec
-from headrace.models.source import resolve_model
+from headrace.models.source import BUNDLED_FOLDER, resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.ops.cpu_features import detect
 from headrace.quant.format import BF16, F32, WeightFormat, parse_format
+from headrace.runner.executor import ModelExecutor
+from headrace.text.tokenizer import Tokenizer
 
 DEFAULT_SHAPE = "shape:tinyllama-1.1b"
 _DENSE = {"f32": F32, "bf16": BF16}
@@ -145,6 +148,45 @@ def _profile(args: argparse.Namespace) -> Prepared:
     return prepare_subject(args, rows, len(args.batch_sizes) * (args.repeats + 1))
 
 
+# ---- overhead ----
+
+
+def _overhead_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--batch-sizes",
+        type=int,
+        nargs="+",
+        default=[1, 8, 32],
+        metavar="B",
+        help="sequences (default: 1 8 32)",
+    )
+    parser.add_argument(
+        "--sampling", nargs="+", choices=tuple(SAMPLING), default=["greedy", "top-p"], metavar="NAME",
+        help=f"of {', '.join(SAMPLING)} (default: greedy top-p)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, default=300, metavar="N", help="decode steps of each run (default: %(default)s)"
+    )
+
+
+def _overhead(args: argparse.Namespace) -> Prepared:
+    def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
+        executor = subject.parts.executor
+        if tape_of(executor) is None or not isinstance(executor, ModelExecutor):
+            raise ConfigError(f"only the native path is measured; {args.model} runs on torch here")
+        tokenizer = subject.parts.tokenizer or Tokenizer.from_folder(BUNDLED_FOLDER / "tale")
+        vocab = subject.vocab_size
+        for name in args.sampling:
+            for batch in args.batch_sizes:
+                progress(f"{name}, batch {batch}")
+                logits = prepared_logits(batch, vocab, tokenizer.vocab_size)
+                yield from overhead_rows(
+                    logits, vocab, executor.sampler, tokenizer, (batch,), (name,), args.steps
+                )
+
+    return prepare_subject(args, rows, len(args.sampling) * len(args.batch_sizes), roofline=False)
+
+
 NATIVE_KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "kernels": Kind(
@@ -181,6 +223,18 @@ NATIVE_KINDS: Mapping[str, Kind] = MappingProxyType(
             ),
             options=("batch_sizes", "input_len", "output_len", "prefill"),
             repeats=1,
+        ),
+        "overhead": Kind(
+            summary="what a step costs beside the model",
+            description="The real scheduler, packing, sampler and output side around a model that answers at once. "
+            "plan and commit are the scheduler; pack makes the arrays of a step; output turns tokens into text. "
+            "Medians over the decode steps of one run.",
+            examples=("", " -m shape:smollm2-135m-32k --batch-sizes 1 32", " --sampling top-k --steps 1000"),
+            add_flags=_overhead_flags,
+            prepare=_overhead,
+            columns=("seconds", "share", "overhead_s"),
+            options=("batch_sizes", "sampling", "steps"),
+            takes_repeats=False,
         ),
     }
 )  # fmt: skip

@@ -48,7 +48,7 @@ class ModelExecutor(Generic[Logits]):
         max_seqs: int,
     ) -> None:
         self.model = model
-        self._sampler = sampler
+        self.sampler = sampler
         self._tables = tuple(BlockTables(group, max_seqs) for group in groups)
         self._free_rows = list(range(max_seqs - 1, -1, -1))
         self._sequences: dict[int, _Sequence] = {}
@@ -120,7 +120,7 @@ class ModelExecutor(Generic[Logits]):
         at = None
         if any(part.num_prompt for part in rows):
             at = [row for part in rows for row in range(part.first + part.num_prompt, _end(part))]
-        return self._sampler.sample(logits, sample_rows, at)
+        return self.sampler.sample(logits, sample_rows, at)
 
     def _score(
         self, logits: Logits, work: SeqSlice, sequence: _Sequence, part: Rows
@@ -129,7 +129,7 @@ class ModelExecutor(Generic[Logits]):
         if not part.num_prompt or k is None:
             return ()
         targets = sequence.prompt[work.start + 1 : work.start + 1 + part.num_prompt]
-        return self._sampler.score(logits, part.first, targets, k)
+        return self.sampler.score(logits, part.first, targets, k)
 
 
 def _end(part: Rows) -> int:
