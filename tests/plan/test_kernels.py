@@ -129,7 +129,7 @@ def test_the_ledger_counts_packed_bytes(
     assert plain.parameters == parameters and plain.weight_bytes == matrices * 2 + beside
     four = ledger(spec, decide(quantization="int4"))
     assert four.weight_bytes == matrices // 2 + matrices // 128 * 2 + beside
-    eight = ledger(spec, decide(quantization="int8"))
+    eight = ledger(spec, decide(quantization="int8-channel"))
     rows = 22 * (2560 + 2048 + 2 * 5632 + 2048) + 32_000
     padding = eight.weight_bytes - (matrices + rows * 2 + beside)
     assert 0 <= padding < 89 * 4096  # scales lie in whole pages

@@ -15,9 +15,9 @@ from headrace.quant.format import BF16, F32, GROUPS, PAGE, WeightFormat, dense_f
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("int8", WeightFormat("int8", None)),
+        ("int8", WeightFormat("int8", 128)),
         ("int4", WeightFormat("int4", 128)),
-        ("int8-g128", WeightFormat("int8", 128)),
+        ("int8-channel", WeightFormat("int8", None)),
         ("int4-g32-asym", WeightFormat("int4", 32, symmetric=False)),
         ("int4-a16", WeightFormat("int4", 128, activations="bf16")),
         ("int4-channel-asym-a16", WeightFormat("int4", None, False, "bf16")),
@@ -34,6 +34,7 @@ def test_every_format_has_one_name() -> None:
     assert [parse_format(one.name) for one in formats] == formats
     assert len({one.name for one in formats}) == len(formats) == 32
     assert parse_format("int4-g128") == parse_format("int4")
+    assert parse_format("int8-g128") == parse_format("int8")
 
 
 @pytest.mark.parametrize("text", ["", "int3", "INT4", "int4-g16", "int4-asym-g32", "int4 ", "bf16", "int4-"])
@@ -64,7 +65,7 @@ def test_bytes_by_hand() -> None:
     assert BF16.packed_bytes(2 * 20, 640, gated=True) == 64 * 640 * 2  # gate and up are padded to 32 each
     assert parse_format("int4").bits_per_weight == 4.125
     assert parse_format("int4-g32-asym").bits_per_weight == 4.75
-    assert parse_format("int8").bits_per_weight == BF16.bits_per_weight / 2 == 8
+    assert parse_format("int8-channel").bits_per_weight == BF16.bits_per_weight / 2 == 8
 
 
 def test_descriptions_tell_formats_apart() -> None:

@@ -26,7 +26,9 @@ GROUPS = (32, 64, 128)
 """Sizes of a group of input features that share a scale."""
 
 _BITS: dict[str, int] = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
-_DEFAULT_GROUP: dict[str, int | None] = {"int8": None, "int4": 128}
+# int8 is grouped because its activations are: one large value in a row then coarsens 128 of its features, not all.
+# docs/quantization.md has the figures.
+_DEFAULT_GROUP = 128
 _SCALE_BYTES, _ZERO_BYTES, _BIAS_BYTES = 2, 1, 4
 
 _NAME = re.compile(r"(int8|int4)(?:-(channel|g(?:32|64|128)))?(-asym)?(-a16)?")
@@ -58,7 +60,7 @@ class WeightFormat:
 
     @property
     def quantized(self) -> bool:
-        return self.storage in _DEFAULT_GROUP
+        return self.storage in ("int8", "int4")
 
     @property
     def name(self) -> str:
@@ -66,7 +68,7 @@ class WeightFormat:
         if not self.quantized:
             return self.storage
         parts: list[str] = [self.storage]
-        if self.group != _DEFAULT_GROUP[self.storage]:
+        if self.group != _DEFAULT_GROUP:
             parts.append("channel" if self.group is None else f"g{self.group}")
         if not self.symmetric:
             parts.append("asym")
@@ -123,7 +125,7 @@ def dense_format(dtype: str) -> WeightFormat:
 def parse_format(text: str) -> WeightFormat:
     """A quantised format from its name: the codes, then the group, then -asym, then -a16.
 
-    "int8" has one scale an output feature and "int4" groups of 128; -a16 keeps activations in bf16.
+    "int8" and "int4" have groups of 128; -channel has one scale an output feature; -a16 keeps activations in bf16.
     Raises ConfigError for any other text.
     """
     match = _NAME.fullmatch(text)
@@ -131,7 +133,7 @@ def parse_format(text: str) -> WeightFormat:
         raise ConfigError(f"quantization {text!r:.80} is none of the formats here: {GRAMMAR}")
     storage: Storage = "int8" if match[1] == "int8" else "int4"
     _, grouping, asymmetric, wide = match.groups()
-    group = _DEFAULT_GROUP[storage]
+    group: int | None = _DEFAULT_GROUP
     if grouping is not None:
         group = None if grouping == "channel" else int(grouping[1:])
     return WeightFormat(storage, group, asymmetric is None, "int8" if wide is None else "bf16")
