@@ -1,7 +1,10 @@
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <nanobind/stl/vector.h>
+
+#include <atomic>
 
 #include "bindings.h"
 #include "team.h"
@@ -11,10 +14,15 @@ namespace nb = nanobind;
 namespace headrace {
 namespace {
 
-// The operating system's ids of the team's threads, each reported by itself.
+// The operating system's ids of the team's threads, each reported by itself: everyone waits in its share for the others.
 std::vector<std::int64_t> thread_ids(Team& team) {
     std::vector<std::int64_t> ids(team.size());
-    auto report = [&](int thread, int) { ids[thread] = syscall(SYS_gettid); };
+    std::atomic<int> here{0};
+    auto report = [&](int thread, int size) {
+        ids[thread] = syscall(SYS_gettid);
+        here.fetch_add(1);
+        while (here.load() < size) sched_yield();
+    };
     team.run(report);
     return ids;
 }

@@ -131,20 +131,29 @@ void stay_on(int cpu) {
 
 }  // namespace
 
+// A run cuts its work into one share for each thread. Whoever is there first does a share: the thread that it is meant
+// for, or a faster one that has finished its own. So nobody waits for a thread that sleeps, or whose core the system has
+// given to somebody else; only for one that has begun.
 struct Team::Shared {
-    alignas(64) Word epoch{0};     // a run begins when it changes
-    alignas(64) Word working{0};   // threads that have not finished the run
-    alignas(64) Word asleep{0};    // threads that wait for the next epoch in the kernel
+    struct alignas(64) Share {
+        Word taken{0};             // the last run in which somebody took it
+    };
+
+    alignas(64) Word epoch{0};     // the number of the run; one begins when it changes
+    alignas(64) Word unfinished{0};  // shares of the run that are not done
+    alignas(64) Word asleep{0};    // threads that wait for the next run in the kernel
     Word caller_asleep{0};
-    Work work = nullptr;           // null: go home
+    std::atomic<bool> closing{false};
+    Work work = nullptr;           // read by whoever has taken a share: the run lasts at least until that is done
     void* context = nullptr;
     const int size;
     const bool patient;            // never spins
     const unsigned depth;
     std::mutex one_run;            // two Python threads may call with the GIL released
+    std::vector<Share> shares;
     std::vector<std::thread> threads;
 
-    Shared(int size, bool pin) : size(size), patient(crowded(size)), depth(current_fork_depth()) {
+    Shared(int size, bool pin) : size(size), patient(crowded(size)), depth(current_fork_depth()), shares(size) {
         std::vector<int> places;
 #ifdef __linux__
         if (pin) places = cores();
@@ -167,10 +176,17 @@ struct Team::Shared {
         for (;;) {
             await_change(seen);
             seen = epoch.load(std::memory_order_acquire);
-            if (work == nullptr) return;
-            work(context, thread, size);
-            if (working.fetch_sub(1) == 1 && caller_asleep.load() != 0) wake(working);
+            if (closing.load()) return;
+            for (int i = 0; i < size; ++i) do_share((thread + i) % size, seen);
         }
+    }
+
+    // Does a share of the run if it is still free. A thread that is late to a run that has ended finds all taken.
+    void do_share(int share, std::uint32_t run) {
+        std::uint32_t before = run - 1;
+        if (!shares[share].taken.compare_exchange_strong(before, run)) return;
+        work(context, share, size);
+        if (unfinished.fetch_sub(1) == 1 && caller_asleep.load() != 0) wake(unfinished);
     }
 
     void await_change(std::uint32_t seen) {
@@ -181,19 +197,22 @@ struct Team::Shared {
         asleep.fetch_sub(1);
     }
 
-    void begin(Work next, void* its_context) {
-        work = next;
-        context = its_context;
-        working.store(size - 1, std::memory_order_relaxed);
+    void announce() {
         epoch.fetch_add(1);  // in one order with `asleep`: whoever goes to sleep after this sees the new epoch
         if (asleep.load() != 0) wake(epoch);
     }
 
-    void finish() {
-        const auto done = [&] { return working.load(std::memory_order_acquire) == 0; };
+    void run(Work next, void* its_context) {
+        work = next;
+        context = its_context;
+        unfinished.store(size, std::memory_order_relaxed);
+        announce();
+        const std::uint32_t current = epoch.load(std::memory_order_relaxed);
+        for (int share = 0; share < size; ++share) do_share(share, current);
+        const auto done = [&] { return unfinished.load(std::memory_order_acquire) == 0; };
         if (!patient && spin_until(done)) return;
         caller_asleep.store(1);
-        while (const std::uint32_t left = working.load()) sleep_while(working, left);
+        while (const std::uint32_t left = unfinished.load()) sleep_while(unfinished, left);
         caller_asleep.store(0);
     }
 };
@@ -204,7 +223,8 @@ Team::Team(int size, bool pin) : size_(size < 1 ? 1 : size), pin_(pin) {
 
 Team::~Team() {
     if (shared_->depth != current_fork_depth()) return;  // its threads are the parent's; nothing may be touched
-    shared_->begin(nullptr, nullptr);
+    shared_->closing.store(true);
+    shared_->announce();
     for (std::thread& thread : shared_->threads) thread.join();
     delete shared_;
 }
@@ -216,9 +236,7 @@ void Team::run(Work work, void* context) {
         work(context, 0, 1);
         return;
     }
-    shared_->begin(work, context);
-    work(context, 0, size_);
-    shared_->finish();
+    shared_->run(work, context);
 }
 
 }  // namespace headrace

@@ -16,8 +16,10 @@ public:
 
     int size() const { return size_; }
 
-    // Calls work(context, thread, size) once on every thread of the team and returns when all are done. Callers on
-    // several threads take turns; work must not call run itself. After a fork the child gets threads of its own.
+    // Calls work(context, thread, size) once for every thread of the team and returns when all are done. A thread that
+    // is late finds its share done by another, so `thread` numbers a share: what is kept by that number, such as
+    // scratch, is nobody else's. Callers on several threads take turns; work must not call run itself. After a fork the
+    // child gets threads of its own.
     using Work = void (*)(void* context, int thread, int size);
     void run(Work work, void* context);
 
