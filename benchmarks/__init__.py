@@ -1,0 +1,1 @@
+"""Measurements against other engines; no part of the installed package."""
