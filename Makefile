@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-long lint bench clean native
+.PHONY: help demo serve test test-long lint bench bench-peers clean native
 
 BIN := .venv/bin
 
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-long  the tests that take long'
 	@echo 'make lint       lint, types and import contracts'
 	@echo 'make bench      latency and throughput of the bundled model'
+	@echo 'make bench-peers  the same work on other engines: installs them, measures, writes docs/results.md'
 	@echo 'make native     build the C++ kernels again'
 	@echo 'make clean      remove build folders and caches; .venv stays'
 	@echo 'Each sets up what it needs in .venv first.'
@@ -44,6 +45,9 @@ serve: $(SERVER)
 bench: $(DEV)
 	$(BIN)/headrace bench latency --model tale
 	$(BIN)/headrace bench throughput --model tale
+
+bench-peers: $(DEV)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 # The first stage that fails ends the run.
 lint: $(DEV)

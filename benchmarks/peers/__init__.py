@@ -1,1 +1,1 @@
-"""Headrace and the engines that a user would pick instead, side by side on the same work: `python -m benchmarks.peers`."""
+"""Headrace beside the engines that a user would pick instead, on the same work: `python -m benchmarks.peers`."""

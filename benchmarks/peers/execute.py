@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -35,7 +36,9 @@ def run_driver(peer: Peer, python: Path, job: Job, log: Path, limit_s: float) ->
         job_file, report = Path(folder) / "job.json", Path(folder) / "report.json"
         environment = {**os.environ, **variables(peer, job.threads, job.kv_gib)}
         # Only what the driver's own environment holds; and the caller's path would lead it to other packages.
-        environment = {name: text for name, text in environment.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        environment = {
+            name: text for name, text in environment.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+        }
         begin = time.monotonic()
         started = replace(job, report=str(report), launched_at=time.time())
         job_file.write_text(json.dumps(started.to_json()), encoding="utf-8")
@@ -67,10 +70,8 @@ def _wait(command: list[str], environment: dict[str, str], log: Path, limit_s: f
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """End what is left of the driver's process group, also when we are interrupted."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -32,7 +32,7 @@ def install(peer: Peer, workplace: Workplace, say: Say) -> bool:
 
     Raises InstallError with pip's last words.
     """
-    wanted = {"packages": list(peer.packages), "wheel": peer.wheel}
+    wanted: dict[str, object] = {"packages": list(peer.packages), "wheel": peer.wheel}
     mark = workplace.installed_mark(peer.name)
     if mark.is_file() and _same(json.loads(mark.read_text()), wanted):
         return False
@@ -111,7 +111,9 @@ def _pip(python: Path, words: Sequence[str], log: Path) -> None:
                 command, stdout=out, stderr=subprocess.STDOUT, timeout=INSTALL_LIMIT_S, check=False
             ).returncode
         except subprocess.TimeoutExpired as error:
-            raise InstallError(f"pip {words[0]} took longer than {INSTALL_LIMIT_S:.0f} s; see {log}") from error
+            raise InstallError(
+                f"pip {words[0]} took longer than {INSTALL_LIMIT_S:.0f} s; see {log}"
+            ) from error
     if code:
         lines = [line for line in log.read_text(errors="replace").splitlines() if "WARNING" not in line]
         raise InstallError("pip failed:\n" + "\n".join(lines[-12:]))

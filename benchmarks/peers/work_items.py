@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 SMALLEST_VOCABULARY = 32_000
 _FIRST_ID = 259  # behind the special tokens and bytes
@@ -68,6 +69,14 @@ class Sizes:
         return max(self.prefill + 1, self.prompt + self.outputs, mixed)
 
 
+def sizes_from_json(data: Mapping[str, Any]) -> Sizes:
+    """Sizes from their fields as JSON gives them back, pairs as lists."""
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+    }
+    return Sizes(**fields)
+
+
 def requests(column: str, sizes: Sizes, seed: int = 0) -> list[Request]:
     """The work of a column. Another `seed` gives other prompts of the same lengths, for warming up."""
     rng = random.Random(f"{column}-lengths")
@@ -90,7 +99,9 @@ def requests(column: str, sizes: Sizes, seed: int = 0) -> list[Request]:
     ]
 
 
-def figure(column: str, work: Sequence[Request], begin_s: float, token_times: Sequence[Sequence[float]]) -> float:
+def figure(
+    column: str, work: Sequence[Request], begin_s: float, token_times: Sequence[Sequence[float]]
+) -> float:
     """What a column reports, from the time of every token of every request, on the clock of `begin_s`.
 
     Decode counts the tokens that come after every sequence has had its first one, over the time they take, so that no

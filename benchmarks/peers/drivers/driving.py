@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.peers.work_items import Request, Sizes, figure, requests
+from benchmarks.peers.work_items import Request, Sizes, figure, requests, sizes_from_json
 
 WARM_UP_OUTPUTS = 8
 
@@ -39,8 +39,7 @@ class Job:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Job:
         """Inverse of `to_json`."""
-        sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in data["sizes"].items()}
-        return cls(**{**data, "columns": tuple(data["columns"]), "sizes": Sizes(**sizes)})
+        return cls(**{**data, "columns": tuple(data["columns"]), "sizes": sizes_from_json(data["sizes"])})
 
 
 class Engine(Protocol):
@@ -51,7 +50,7 @@ class Engine(Protocol):
         ...
 
 
-def main(load: Callable[[Job], Engine], versions: Sequence[str] = ()) -> None:
+def main(load: Callable[[Job], Engine]) -> None:
     """Do the job in the file that the command line names. `load` makes the engine."""
     job = Job.from_json(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     figures: dict[str, float] = {}

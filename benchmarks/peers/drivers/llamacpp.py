@@ -46,7 +46,9 @@ class LlamaCppEngine:
 
     def __init__(self, job: Job) -> None:
         llama_cpp.llama_backend_init()
-        model = llama_cpp.llama_model_load_from_file(job.model.encode(), llama_cpp.llama_model_default_params())
+        model = llama_cpp.llama_model_load_from_file(
+            job.model.encode(), llama_cpp.llama_model_default_params()
+        )
         if not model:
             raise RuntimeError(f"llama.cpp cannot load {job.model}")
         head_dim = llama_cpp.llama_model_n_embd(model) // llama_cpp.llama_model_n_head(model)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
 from benchmarks.peers.drivers.driving import Job, main
 from benchmarks.peers.work_items import Request
@@ -23,8 +23,8 @@ class TransformersEngine:
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.threads)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16)
-        self._model.eval()
+        models: Any = AutoModelForCausalLM
+        self._model: Any = models.from_pretrained(job.model, dtype=torch.bfloat16).eval()
 
     def run(self, work: Sequence[Request]) -> list[list[float]]:
         times: list[list[float]] = []
@@ -45,8 +45,13 @@ class TransformersEngine:
             row[longest - len(request.prompt) :] = 1
         outputs = max(request.outputs for request in batch)
         clock = _Clock()
-        config = GenerationConfig(
-            do_sample=False, max_new_tokens=outputs, min_new_tokens=outputs, pad_token_id=PAD, eos_token_id=None
+        make_config: Any = GenerationConfig
+        config = make_config(
+            do_sample=False,
+            max_new_tokens=outputs,
+            min_new_tokens=outputs,
+            pad_token_id=PAD,
+            eos_token_id=None,
         )
         self._model.generate(
             ids,
@@ -57,7 +62,7 @@ class TransformersEngine:
         return clock.times
 
 
-class _Clock(StoppingCriteria):  # type: ignore[misc]
+class _Clock(StoppingCriteria):
     """Stops nothing; it is asked after every token."""
 
     def __init__(self) -> None:

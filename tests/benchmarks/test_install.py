@@ -1,0 +1,61 @@
+"""Requirements of a wheel as pip would see them, less what is left out. No network: nothing is installed here."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import install as installing
+from benchmarks.peers.install import InstallError, install, requirements
+from benchmarks.peers.peers import BY_NAME
+from benchmarks.peers.workplace import Workplace
+
+METADATA = """Metadata-Version: 2.1
+Name: engine
+Version: 1
+Requires-Dist: torch==2.13.0
+Requires-Dist: Torch_Audio
+Requires-Dist: numpy>=2
+Requires-Dist: winlib; sys_platform == "win32"
+Requires-Dist: pandas; extra == "bench"
+Requires-Dist: fastapi[standard]<1; python_version > "3"
+"""
+
+
+def test_requirements_of_a_wheel(tmp_path: Path) -> None:
+    wheel = tmp_path / "engine-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("engine-1.dist-info/METADATA", METADATA)
+    assert requirements(wheel, ("torch", "torch-audio")) == ["numpy>=2", "fastapi[standard]<1"]
+
+
+def test_what_is_installed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(installing, "_pip", lambda python, words, log: calls.append(words))
+    monkeypatch.setattr(installing, "installed_versions", lambda python: {"openvino-genai": "1"})
+    monkeypatch.setattr(
+        installing.venv, "create", lambda folder, **_: folder.mkdir(parents=True, exist_ok=True)
+    )
+    workplace, peer, said = Workplace(tmp_path), BY_NAME["openvino"], []
+    assert install(peer, workplace, said.append) is True
+    assert install(peer, workplace, said.append) is False
+    assert [words[0] for words in calls] == ["install"]
+    mark = workplace.installed_mark("openvino")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "packages": ["openvino-genai==1"]}))
+    assert install(peer, workplace, said.append) is True  # another version is asked for
+
+
+def test_a_failed_install_leaves_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise InstallError("pip failed")
+
+    monkeypatch.setattr(installing, "_pip", fail)
+    monkeypatch.setattr(
+        installing.venv, "create", lambda folder, **_: folder.mkdir(parents=True, exist_ok=True)
+    )
+    with pytest.raises(InstallError, match="pip failed"):
+        install(BY_NAME["openvino"], Workplace(tmp_path), lambda text: None)
+    assert not Workplace(tmp_path).installed_mark("openvino").exists()
