@@ -10,6 +10,7 @@ import pytest
 
 from headrace.bench.metrics import METRICS, show_seconds
 from headrace.bench.report import Report, Row, make_report, row_of_runs
+from headrace.cli.bench import KINDS
 from headrace.errors import ConfigError
 
 
@@ -85,3 +86,11 @@ def test_seconds_are_shown_in_the_unit_that_suits(seconds: float, text: str) -> 
 def test_every_metric_says_what_it_means() -> None:
     for metric in METRICS.values():
         assert metric.meaning and metric.heading and metric.show(1.5)
+
+
+def test_the_page_lists_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for name, metric in METRICS.items():
+        assert f"| `{name}` | {metric.unit} | {metric.meaning} |" in page
+    for kind in KINDS:
+        assert f"| `{kind}` |" in page

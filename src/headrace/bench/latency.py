@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from headrace.bench.measure import Measured
 from headrace.bench.report import Row, row_of_runs
-from headrace.bench.subject import Subject, pooled_percentiles
+from headrace.bench.subject import Subject, with_percentiles
 from headrace.bench.workload import fixed_lengths
 
 Progress = Callable[[str], None]
@@ -46,7 +46,7 @@ def latency_rows(
             rates = row_of_runs(
                 {"prompt": input_len, "batch": batch}, [decode_rates(subject, run) for run in runs]
             )
-            yield Row(rates.labels, {**pooled_percentiles(runs), **rates.values}, rates.samples)
+            yield with_percentiles(rates, runs)
 
 
 def decode_rates(subject: Subject, run: Measured) -> dict[str, float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.bench.measure import Measured, Step, percentile, run_workload
+from headrace.bench.report import Row
 from headrace.bench.roofline import Roofline, Work, measure_roofline
 from headrace.bench.work import ModelWork, model_work
 from headrace.bench.workload import Arrival
@@ -102,16 +103,17 @@ def achieved(work: Work, seconds: float) -> dict[str, float]:
     return {"bytes_per_s": work.bytes / seconds, "operations_per_s": work.all_operations / seconds}
 
 
-def pooled_percentiles(runs: Sequence[Measured]) -> dict[str, float]:
-    """TTFT, TPOT and ITL over the requests of all runs together; what has no samples is left out."""
+def with_percentiles(row: Row, runs: Sequence[Measured]) -> Row:
+    """The row with TTFT, TPOT and ITL over the requests of all runs together; what has no samples is left out."""
     pools: Mapping[str, list[float]] = {
         "ttft": [value for run in runs for value in run.ttft_s],
         "tpot": [value for run in runs for value in run.tpot_s],
         "itl": [value for run in runs for value in run.itl_s],
     }
-    return {
+    values = {
         f"{name}_p{share}_s": percentile(pool, share / 100)
         for name, pool in pools.items()
         if pool
         for share in (50, 99)
     }
+    return Row(row.labels, {**values, **row.values}, row.samples)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.bench.latency import Progress, decode_rates
 from headrace.bench.measure import Measured
 from headrace.bench.report import Row, row_of_runs
-from headrace.bench.subject import Subject, pooled_percentiles
+from headrace.bench.subject import Subject, with_percentiles
 from headrace.bench.workload import fixed_lengths, mixed_lengths
 
 
@@ -37,7 +37,7 @@ def closed_rows(
     for batch in batch_sizes:
         subject.check(batch=batch, length=input_len + output_len)
     for batch in batch_sizes:
-        runs = []
+        runs, measured = [], []
         for repeat in range(repeats + 1):  # the first run warms up and is not counted
             progress(f"batch {batch}")
             run = subject.run(
@@ -47,8 +47,9 @@ def closed_rows(
                 )
             )  # fmt: skip
             if repeat:
+                measured.append(run)
                 runs.append({**decode_rates(subject, run), **_rates(run), **_prefill_rate(run)})
-        yield row_of_runs({"traffic": "closed", "requests": batch}, runs)
+        yield with_percentiles(row_of_runs({"traffic": "closed", "requests": batch}, runs), measured)
 
 
 def mixed_row(subject: Subject, mixed: Mixed, *, repeats: int, progress: Progress, seed: int = 0) -> Row:
@@ -70,8 +71,7 @@ def mixed_row(subject: Subject, mixed: Mixed, *, repeats: int, progress: Progres
             measured.append(run)
             whole = subject.against_roofline(run.steps, run.wall_s, run.output_tokens)
             runs.append({**_rates(run), **whole, "mean_batch": run.mean_batch})
-    row = row_of_runs({"traffic": "mixed", "requests": mixed.requests}, runs)
-    return Row(row.labels, {**pooled_percentiles(measured), **row.values}, row.samples)
+    return with_percentiles(row_of_runs({"traffic": "mixed", "requests": mixed.requests}, runs), measured)
 
 
 def _rates(run: Measured) -> dict[str, float]:
