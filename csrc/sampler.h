@@ -82,7 +82,7 @@ private:
     class Drawer;  // what one thread needs for one row after the other
 
     template <typename F>
-    void for_rows(std::size_t count, F&& body);
+    void for_rows(std::size_t count, std::int64_t passes, F&& body);
 
     Team& team_;
     int vocab_size_;

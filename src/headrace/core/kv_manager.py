@@ -33,6 +33,8 @@ class KVManager:
         if any(group.block_size != self.block_size for group in groups):
             raise ValueError("all KV groups must have one block size")
         self.cache = PrefixCache(groups) if prefix_caching else None
+        self._unchanged = (None,) * len(self.groups)
+        self._windows = any(group.window is not None for group in self.groups)
         evict = None if self.cache is None else self.cache.evict
         self.pools = tuple(
             BlockPool(group.num_blocks, None if evict is None else partial(evict, index))
@@ -117,6 +119,8 @@ class KVManager:
         written (appending to `copies`). False, with no block taken, when some group has too few free blocks.
         """
         end_block = -(-(request.num_computed + num_tokens) // self.block_size)
+        if self._has_room(request, end_block):
+            return True
         wanted: list[tuple[int, list[int]]] = []
         for spec, pool, table in zip(self.groups, self.pools, request.tables, strict=True):
             self._drop(spec, pool, table, request.num_computed)
@@ -136,13 +140,23 @@ class KVManager:
             table.live.extend(pool.allocate() for _ in range(new))
         return True
 
+    def _has_room(self, request: Request, end_block: int) -> bool:
+        """True where the last block held takes the tokens and is nobody else's: most steps of a decoding sequence."""
+        last = end_block - 1
+        if self._windows or request.num_computed // self.block_size != last:
+            return False
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            if len(table.live) != end_block or pool.references(table.live[last]) != 1:
+                return False
+        return True
+
     def register(self, request: Request, first: int, last: int) -> None:
         """Make the full blocks among tokens first … last - 1 findable; their KV has been computed."""
         if self.cache is None:
             return
         last = min(last, request.num_computed)
         indices = range(first // self.block_size, last // self.block_size)
-        if not indices:
+        if not indices:  # no block was filled
             return
         request.keys.extend(request.tokens)
         for index in indices:
@@ -161,7 +175,10 @@ class KVManager:
 
     def updates(self, request: Request) -> tuple[TableUpdate | None, ...]:
         """What the executor has not been told of the request's tables; asking again gives None."""
-        return tuple(_tell(table) for table in request.tables)
+        for table in request.tables:
+            if table.changed_from < len(table.live) or table.dropped != table.told_dropped:
+                return tuple(_tell(table) for table in request.tables)
+        return self._unchanged
 
     def usage(self, requests: Sequence[Request]) -> KVUsage:
         """Exact occupancy by the given sequences. O(blocks held): for reports, not for every step."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.core.kv_manager import KVManager
-from headrace.core.policy import Batching, SchedulerConfig, batch_room, choose_victim
+from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim
 from headrace.core.prefix_cache import Hit
 from headrace.core.request import Request
 from headrace.core.types import (
@@ -53,6 +53,7 @@ class Scheduler:
         self.service = ServiceCounter()
         self.waiting = WaitingQueue(config.order, self.service)
         self.running: list[Request] = []
+        self._in_order = True  # running requests stand in the order in which they are served
         self.stats = SchedulerStats()
         self._released: list[int] = []
         self._step_id = 0
@@ -110,7 +111,9 @@ class Scheduler:
         copies: list[BlockCopy] = []
         granted: list[tuple[Request, int]] = []
         preemptions = self.stats.preemptions
-        self.running.sort(key=self.waiting.sort_key)
+        if not self._in_order or self.config.order is Order.FAIR:  # other orders stay as they are once sorted
+            self.running.sort(key=self.waiting.sort_key)
+            self._in_order = True
         for request in tuple(self.running):
             if request.status is not Status.RUNNING:
                 continue  # became a victim in this very step
@@ -147,7 +150,7 @@ class Scheduler:
         known = len(request.tokens) - request.num_computed  # drafts may be cut short, prompts may not
         if known > budget and not self.config.chunked_prefill and budget < self.config.max_num_batched_tokens:
             return 0  # whole prompts only: wait for a step that has the full budget
-        return min(request.gap, budget)
+        return min(known + len(request.draft), budget)
 
     def _admit_waiting(
         self, budget: int, copies: list[BlockCopy], granted: list[tuple[Request, int]], now: float
@@ -220,6 +223,7 @@ class Scheduler:
     def _join(self, request: Request, now: float) -> None:
         self.waiting.remove(request)
         self.running.append(request)
+        self._in_order = False
         request.status = Status.RUNNING
         if request.stats.first_scheduled_s is None:
             request.stats.first_scheduled_s = now
@@ -227,12 +231,15 @@ class Scheduler:
     def _slice(self, request: Request, count: int) -> SeqSlice:
         start, known = request.num_computed, len(request.tokens)
         end = start + count
-        num_draft = max(0, end - known)
-        tokens = tuple(request.tokens[start:end]) + request.draft[:num_draft]
+        num_draft = end - known if end > known else 0
+        tokens = tuple(request.tokens[start:end])
+        if num_draft:
+            tokens += request.draft[:num_draft]
         new = None if request.known else request.describe()
         request.known = True
-        self.service.charge(request.user, max(0, end - max(start, request.charged)))
-        request.charged = max(request.charged, end)
+        if end > request.charged:
+            self.service.charge(request.user, end - max(start, request.charged))
+            request.charged = end
         return SeqSlice(
             request.number, tokens, start, sample=end >= known, num_draft=num_draft,
             tables=self.kv.updates(request), new=new,
@@ -285,11 +292,13 @@ class Scheduler:
                 error=error,
                 stats=replace(request.stats),
             )
-        rejected = work.num_draft - max(0, len(part.tokens) - 1)
         first = request.num_computed
-        request.num_computed = work.start + len(work.tokens) - rejected
-        request.stats.num_drafted += work.num_draft
-        request.stats.num_accepted += work.num_draft - rejected
+        request.num_computed = work.start + len(work.tokens)
+        if work.num_draft:
+            rejected = work.num_draft - max(0, len(part.tokens) - 1)
+            request.num_computed -= rejected
+            request.stats.num_drafted += work.num_draft
+            request.stats.num_accepted += work.num_draft - rejected
         emitted, reason, stop_token = self._append(request, part.tokens)
         if emitted:
             request.stats.last_token_s = now
@@ -297,14 +306,14 @@ class Scheduler:
                 request.stats.first_token_s = now
         self.kv.register(request, first, len(request.tokens) - bool(emitted))
         self.stats.output_tokens += emitted
-        prompt_logprobs = self._new_prompt_logprobs(request, work, part)
+        prompt_logprobs = self._new_prompt_logprobs(request, work, part) if part.prompt_logprobs else ()
         if reason is not None:
             self.end(request, reason, now)
         else:
-            request.draft = part.draft[: max(0, request.limit - len(request.tokens) - 1)]
+            request.draft = part.draft and part.draft[: max(0, request.limit - len(request.tokens) - 1)]
             if not self.config.kv_cache and emitted:
                 self._forget_kv(request)
-            if request.num_computed >= request.num_prompt or not self.config.kv_cache:
+            if request.followers and (request.num_computed >= request.num_prompt or not self.config.kv_cache):
                 self._release_followers(request)
         if not (emitted or prompt_logprobs or reason):
             return None
@@ -332,8 +341,6 @@ class Scheduler:
         self, request: Request, work: SeqSlice, part: SliceResult
     ) -> tuple[TokenLogprobs, ...]:
         """Prompt positions that were not reported before: a recomputed prompt reports them again."""
-        if not part.prompt_logprobs:
-            return ()
         fresh = part.prompt_logprobs[max(0, request.prompt_logprobs_done - work.start) :]
         request.prompt_logprobs_done += len(fresh)
         return fresh
@@ -351,6 +358,8 @@ class Scheduler:
 
 def _fault(work: SeqSlice, part: SliceResult) -> str | None:
     """What is wrong with an executor's answer; wrong tokens would poison the KV of all who share it."""
+    if not work.num_draft and len(part.tokens) == work.sample:
+        return None
     draft = work.tokens[len(work.tokens) - work.num_draft :]
     count = len(part.tokens)
     if bool(count) != work.sample or count > len(draft) + 1:

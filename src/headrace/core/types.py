@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field
 
 from headrace.core.params import SamplingParams
+from headrace.core.record import record
 from headrace.errors import InvalidParams
 
 NO_USER = ""
@@ -69,7 +70,7 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TableUpdate:
     """Change of one request's block table in one KV group.
 
@@ -104,7 +105,7 @@ class NewSequence:
     stop_ids: frozenset[int]  # ids that end the request; banned while min_tokens is not reached
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SeqSlice:
     """The work granted to one sequence in one step: compute KV of `tokens` at positions start, start+1, …
 
@@ -121,7 +122,7 @@ class SeqSlice:
     new: NewSequence | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepPlan:
     """One step. `released` ids are forgotten first, then `copies` are made, then `slices` run."""
 
@@ -137,7 +138,7 @@ class StepPlan:
         return not (self.slices or self.released or self.copies)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TokenLogprobs:
     """Log-probabilities at one position, natural logarithm, of the model's own distribution.
 
@@ -150,7 +151,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SliceResult:
     """What one slice produced. `tokens` is empty without sampling, else accepted drafts plus one sampled token."""
 
@@ -162,7 +163,7 @@ class SliceResult:
     error: str | None = None  # only this request fails
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepResult:
     step_id: int
     results: tuple[SliceResult, ...] = ()
@@ -220,7 +221,7 @@ class NewRequest:
             raise InvalidParams(f"priority must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Output:
     """News about completion `index` of a request after one step."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from headrace.core.record import record
 from headrace.core.types import SeqSlice
 from headrace.runner.block_tables import BlockTables
 from headrace.runner.step import Step
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rows:
     """Which rows of the logits belong to slice s: first those that score prompt tokens, then those to sample from."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from headrace.core.record import record
 from headrace.core.types import TokenLogprobs
 
 NO_TOKEN = -1
@@ -16,7 +17,7 @@ NO_LOGITS = "the model gave no token of the vocabulary a finite logit"
 NOTHING_LEFT = "allowed and banned tokens, stop tokens and logit_bias leave no token to choose from"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SampleOutput:
     """Tokens of R rows. A row that failed has NO_TOKEN, no log-probabilities and a sentence in `errors`."""
 

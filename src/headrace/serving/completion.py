@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headrace.core.params import SamplingParams
+from headrace.core.record import record
 from headrace.core.types import FinishReason, Output, RequestStats, TokenLogprobs
 from headrace.serving.outputs import CompletionOutput, Logprob, LogprobsByToken
 from headrace.text.detokenizer import IncrementalDetokenizer
@@ -12,7 +11,7 @@ from headrace.text.stop import StopChecker
 from headrace.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Delta:
     """What one core output adds to a completion; the fields are those of CompletionOutput.
 

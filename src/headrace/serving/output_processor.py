@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from headrace.core.record import record
 from headrace.core.types import NewRequest, Output, TokenLogprobs
 from headrace.errors import InvalidParams
 from headrace.serving.completion import Completion, Delta, by_token
@@ -13,7 +13,7 @@ from headrace.serving.request_metrics import request_metrics
 from headrace.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Progress:
     """What a batch of core outputs means.
 
