@@ -15,9 +15,9 @@ constexpr double kColdest = 1e-30;       // anything lower has weight on the lar
 constexpr int kLanes = 16;               // maxima a group of logits
 constexpr int kSteps = 1024;             // of 1 / kStepsPerUnit below the highest logit
 constexpr float kStepsPerUnit = 32;
-// Waking the team, and waiting for its slowest thread, pays from about 150 microseconds of work on: so many logits
+// Waking the team, and waiting for its slowest thread, pays from about a millisecond of work on: so many logits
 // looked at once, where a draw among the top_k, another draw and log-probabilities count as several looks.
-constexpr std::int64_t kParallel = 3 << 20;
+constexpr std::int64_t kParallel = 16 << 20;
 constexpr std::int64_t kRankedPasses = 3, kDrawPasses = 8, kLogprobPasses = 16;
 
 // Rising keys: logits by falling value, equal ones (-0 and 0 too) by rising token id.
