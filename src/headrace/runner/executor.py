@@ -121,8 +121,8 @@ class ModelExecutor(Generic[Logits]):
     def _decode(self, slices: list[SeqSlice], sequences: list[_Sequence]) -> list[SliceResult]:
         """The usual step, in which every sequence computes one token and gets the next: what `_run` does, quicker."""
         step = pack(slices, [sequence.row for sequence in sequences], self._tables, range(len(slices)))
-        logits = self._model.forward(step)  # [S, V]
-        samples = self._sampler.sample(logits, [sequence.next for sequence in sequences])
+        logits = self.model.forward(step)  # [S, V]
+        samples = self.sampler.sample(logits, [sequence.next for sequence in sequences])
         if samples.errors or samples.logprobs is not None:
             return [
                 _emit(work, sequence, samples, at, 1, ())
