@@ -16,15 +16,8 @@ struct Panels {
     std::size_t row_stride;       // bytes from one k (f32) or pair of k (bf16) to the next
     std::size_t panel_stride;     // bytes from panel to panel
     int k_per_segment;            // bf16: even
+    const void* ahead = nullptr;  // as many bytes of as many panels that are needed next: asked for on the way
 };
-
-#if defined(__AVX512F__)
-constexpr int kTileRows = 6, kTilePanels = 4;  // 24 of 32 registers hold sums
-#elif defined(__AVX2__)
-constexpr int kTileRows = 6, kTilePanels = 1;  // 12 of 16 (two a panel)
-#else
-constexpr int kTileRows = 4, kTilePanels = 1;
-#endif
 
 struct F32Product {
     using Element = float;
@@ -47,27 +40,38 @@ HEADRACE_INLINE T* offset(T* p, std::size_t bytes) {
     return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(p) + bytes);
 }
 
-// kRows rows times kPanels panels, from panel `first` on.
-template <typename Product, int kRows, int kPanels>
+// What a tile asks for while it works, since products of few rows wait for memory and hardware alone does not look
+// ahead far enough: nothing, one panel of those that come next, or (a positive number) its own panels that many lines
+// early, and towards their end those that come next.
+constexpr int kAskNothing = 0, kAskNext = -1;
+
+// kRows rows times kPanels panels, from panel `first` on. `next`: where the panels lie that come next.
+template <typename Product, int kRows, int kPanels, int kAsk>
 static void tile(const typename Product::Element* a, std::size_t a_stride, const Panels& b, int first, float* c,
-                 std::size_t c_stride, bool accumulate) {
+                 std::size_t c_stride, bool accumulate, const void* next) {
     F32x16 sums[kRows][kPanels];
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 32
         for (int p = 0; p < kPanels; ++p) {
             sums[r][p] = accumulate ? F32x16::load(c + r * c_stride + 16 * p) : F32x16::zero();
         }
     }
-    for (int s = 0; s < b.num_segments; ++s) {
-        const void* panel = offset(b.segments[s], first * b.panel_stride);
-        for (int k = 0; k < b.k_per_segment; k += Product::kStep) {
+    const auto run = [&](const void* panel, int lines, const void* early) __attribute__((always_inline)) {
+        for (int line = 0; line < lines; ++line) {
             typename Product::Right right[kPanels];
-#pragma GCC unroll 8
+#pragma GCC unroll 32
             for (int p = 0; p < kPanels; ++p) right[p] = Product::right(offset(panel, p * b.panel_stride));
-#pragma GCC unroll 8
+            if constexpr (kAsk != kAskNothing) {
+#pragma GCC unroll 32
+                for (int p = 0; p < (kAsk == kAskNext ? 1 : kPanels); ++p) {
+                    HEADRACE_PREFETCH(offset(early, p * b.panel_stride));
+                }
+                early = offset(early, 64);
+            }
+#pragma GCC unroll 32
             for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 32
                 for (int p = 0; p < kPanels; ++p) {
                     sums[r][p] = Product::add(sums[r][p], offset(a, r * a_stride), right[p]);
                 }
@@ -75,52 +79,110 @@ static void tile(const typename Product::Element* a, std::size_t a_stride, const
             panel = offset(panel, b.row_stride);
             a += Product::kStep;
         }
+    };
+    for (int s = 0; s < b.num_segments; ++s) {
+        const void* panel = offset(b.segments[s], first * b.panel_stride);
+        int lines = b.k_per_segment / Product::kStep;
+        if (kAsk > 0 && lines > kAsk) {
+            run(panel, lines - kAsk, offset(panel, kAsk * 64));
+            panel = offset(panel, (lines - kAsk) * b.row_stride);
+            lines = kAsk;
+        }
+        run(panel, lines, next);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 32
         for (int p = 0; p < kPanels; ++p) sums[r][p].store(c + r * c_stride + 16 * p);
     }
 }
 
-template <typename Product, int kPanels, int kRows = kTileRows>
-HEADRACE_INLINE void tile_of(int rows, const typename Product::Element* a, std::size_t a_stride, const Panels& b,
-                             int first, float* c, std::size_t c_stride, bool accumulate) {
-    if (rows == kRows) {
-        tile<Product, kRows, kPanels>(a, a_stride, b, first, c, c_stride, accumulate);
-    } else if constexpr (kRows > 1) {
-        tile_of<Product, kPanels, kRows - 1>(rows, a, a_stride, b, first, c, c_stride, accumulate);
+template <typename Product>
+using TileFunction = void (*)(const typename Product::Element*, std::size_t, const Panels&, int, float*, std::size_t, bool,
+                      const void*);
+
+template <typename Product, int kPanels, int kAsk, int kLeast, int kRows>
+HEADRACE_INLINE TileFunction<Product> tile_of(int rows) {  // for kLeast to kRows rows
+    if constexpr (kRows > kLeast) {
+        if (rows < kRows) return tile_of<Product, kPanels, kAsk, kLeast, kRows - 1>(rows);
     }
+    return tile<Product, kRows, kPanels, kAsk>;
 }
 
 template <typename Product>
-static void gemm(const typename Product::Element* a, std::size_t a_stride, int rows, const Panels& b, int panels,
-                 float* c, std::size_t c_stride, bool accumulate) {
-    for (int first = 0; first < panels;) {
-        const int wide = panels - first >= kTilePanels ? kTilePanels : 1;
-        for (int r = 0, some; r < rows; r += some) {
-            some = ceil_div(rows - r, ceil_div(rows - r, kTileRows));  // even tiles: 8 rows are 4 + 4, not 6 + 2
-            float* out = c + r * c_stride + 16 * first;
-            if (wide == kTilePanels) {
-                tile_of<Product, kTilePanels>(some, offset(a, r * a_stride), a_stride, b, first, out, c_stride, accumulate);
-            } else {
-                tile_of<Product, 1>(some, offset(a, r * a_stride), a_stride, b, first, out, c_stride, accumulate);
-            }
-        }
-        first += wide;
+struct GemmArgs {
+    const typename Product::Element* a;
+    std::size_t a_stride;
+    int rows;
+    const Panels& b;
+    int panels;
+    float* c;
+    std::size_t c_stride;
+    bool accumulate;
+};
+
+// Few rows, kLeast to kRows: all at once, kPanels panels at a time.
+template <typename Product, int kLeast, int kRows, int kPanels, int kAsk>
+static void stream(const GemmArgs<Product>& g) {
+    const bool ask = g.b.ahead != nullptr;
+    for (int first = 0, wide; first < g.panels; first += wide) {
+        wide = g.panels - first >= kPanels ? kPanels : 1;
+        const void* next = first + wide < g.panels ? offset(g.b.segments[0], (first + wide) * g.b.panel_stride) : g.b.ahead;
+        const auto run = wide == 1 ? tile_of<Product, 1, kAskNothing, kLeast, kRows>(g.rows)
+                         : ask     ? tile_of<Product, kPanels, kAsk, kLeast, kRows>(g.rows)
+                                   : tile_of<Product, kPanels, kAskNothing, kLeast, kRows>(g.rows);
+        run(g.a, g.a_stride, g.b, first, g.c + kPanel * first, g.c_stride, g.accumulate, next);
     }
+}
+
+// More rows, shared out evenly (8 rows are 4 + 4, not 6 + 2) over passes of kLeast to kRows, over kPanels panels that
+// stay in the second cache meanwhile. Every pass asks for a panel of the next ones.
+template <typename Product, int kLeast, int kRows, int kPanels>
+static void sweep(const GemmArgs<Product>& g) {
+    int asked = g.b.ahead == nullptr ? g.panels : 0;
+    for (int first = 0, wide; first < g.panels; first += wide) {
+        wide = g.panels - first >= kPanels ? kPanels : 1;
+        for (int r = 0, some; r < g.rows; r += some) {
+            some = ceil_div(g.rows - r, ceil_div(g.rows - r, kRows));
+            const bool ask = asked < g.panels;
+            const auto run = wide == 1 ? (ask ? tile_of<Product, 1, kAskNext, kLeast, kRows>(some)
+                                              : tile_of<Product, 1, kAskNothing, kLeast, kRows>(some))
+                                       : (ask ? tile_of<Product, kPanels, kAskNext, kLeast, kRows>(some)
+                                              : tile_of<Product, kPanels, kAskNothing, kLeast, kRows>(some));
+            run(offset(g.a, r * g.a_stride), g.a_stride, g.b, first, g.c + r * g.c_stride + kPanel * first, g.c_stride,
+                g.accumulate, offset(g.b.ahead, asked * g.b.panel_stride));
+            asked += ask;
+        }
+    }
+}
+
+// The shapes are measured (one core, 2048 by 5632): rows at once fill the registers, and the fewer panels are read side
+// by side, the earlier each must be asked for.
+template <typename Product>
+static void gemm(const GemmArgs<Product>& g) {
+#if defined(__AVX512F__)
+    if (g.rows == 1) return stream<Product, 1, 1, 4, kAskNothing>(g);
+    if (g.rows <= 6) return stream<Product, 2, 6, 4, 32>(g);
+    if (g.rows <= 12) return stream<Product, 7, 12, 2, 96>(g);
+    if (g.rows <= 24) return sweep<Product, 6, 12, 2>(g);
+    sweep<Product, 5, 6, 4>(g);  // 24 of 32 registers hold sums
+#elif defined(__AVX2__)
+    sweep<Product, 1, 6, 1>(g);  // 12 of 16, two a panel
+#else
+    sweep<Product, 1, 4, 1>(g);
+#endif
 }
 
 // c[r][16 p + lane] (+)= the sum over segments, and over k in order, of a[r][k] * b[k][16 p + lane]. a_stride in bytes,
 // c_stride in floats. k of `a` runs through the segments one after the other. Any rows >= 1 and panels >= 1.
 HEADRACE_INLINE void gemm_f32(const float* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
                               std::size_t c_stride, bool accumulate) {
-    gemm<F32Product>(a, a_stride, rows, b, panels, c, c_stride, accumulate);
+    gemm<F32Product>({a, a_stride, rows, b, panels, c, c_stride, accumulate});
 }
 #if !HEADRACE_TILES
 HEADRACE_INLINE void gemm_bf16(const bf16_t* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
                                std::size_t c_stride, bool accumulate) {
-    gemm<Bf16Product>(a, a_stride, rows, b, panels, c, c_stride, accumulate);
+    gemm<Bf16Product>({a, a_stride, rows, b, panels, c, c_stride, accumulate});
 }
 
 // Around many small products: see tiles.h.

@@ -54,10 +54,10 @@ HEADRACE_INLINE void step_tiles(const char* a, std::size_t a_stride, const char*
     }
 }
 
+// Asks for `lines` lines of `ahead` with every step.
 template <int kRowTiles, int kPanels>
 static void tile_block(const bf16_t* a, std::size_t a_stride, const Panels& b, int first, float* c, std::size_t c_stride,
-                       bool accumulate, int step) {
-    constexpr int kAhead = 4 * 1024;  // bytes of a panel that are asked for early, where rows are too few to reuse it
+                       bool accumulate, int step, const void* ahead, int lines) {
     const std::size_t stride = c_stride * sizeof(float);
     if (accumulate) {
         start_sums<kRowTiles, kPanels, true>(c, stride);
@@ -68,11 +68,9 @@ static void tile_block(const bf16_t* a, std::size_t a_stride, const Panels& b, i
     for (int s = 0; s < b.num_segments; ++s) {
         const char* right = static_cast<const char*>(b.segments[s]) + first * b.panel_stride;
         for (int k = 0; k < b.k_per_segment; k += step) {
-            if constexpr (kRowTiles == 1) {
-                for (int row = 0; row < step / 2; ++row) {
-                    HEADRACE_PREFETCH(right + kAhead + row * b.row_stride);
-                    if constexpr (kPanels == 2) HEADRACE_PREFETCH(right + b.panel_stride + kAhead + row * b.row_stride);
-                }
+            for (int line = 0; line < lines; ++line) {
+                HEADRACE_PREFETCH(ahead);
+                ahead = offset(ahead, 64);
             }
             step_tiles<kRowTiles, kPanels, false>(left, a_stride, right, b.row_stride, b.panel_stride);
             left += step * sizeof(bf16_t);
@@ -88,10 +86,14 @@ static void tile_rows(const bf16_t* a, std::size_t a_stride, int rows, const Pan
     const int step = b.k_per_segment % 32 == 0 ? 32 : 16;
     shape_tiles(least(16, rows), rows % 32 == 0 ? 16 : largest(0, rows - 16), 2 * step);
     for (int p = 0; p < panels; p += 2) {
-        const bool two = panels - p >= 2;
-        const auto block = rows > 16 ? (two ? tile_block<2, 2> : tile_block<2, 1>) : (two ? tile_block<1, 2> : tile_block<1, 1>);
+        const int some = least(2, panels - p);
+        const auto block = rows > 16 ? (some == 2 ? tile_block<2, 2> : tile_block<2, 1>)
+                                     : (some == 2 ? tile_block<1, 2> : tile_block<1, 1>);
+        // As many panels ahead as are used here, all of them while the first rows pass.
+        const int lines = b.ahead == nullptr ? 0 : some * step / 2;
         for (int row = 0; row < rows; row += 32) {
-            block(offset(a, row * a_stride), a_stride, b, p, c + row * c_stride + p * kPanel, c_stride, accumulate, step);
+            block(offset(a, row * a_stride), a_stride, b, p, c + row * c_stride + p * kPanel, c_stride, accumulate, step,
+                  offset(b.ahead, p * b.panel_stride), row == 0 ? lines : 0);
         }
     }
 }

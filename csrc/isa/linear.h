@@ -13,33 +13,52 @@
 namespace headrace::HEADRACE_ISA {
 
 constexpr int kBlockPanels = 4;
-constexpr int kBlockRows = 96;      // whole register tiles, and whole AMX tiles
-constexpr int kBlockFeatures = 256;  // input features: 4 panels of them stay in the first cache while 96 rows pass
+constexpr int kFewRows = 16;
+#if HEADRACE_TILES
+constexpr int kBlockRows = 192;      // whole rows of tiles
+constexpr int kBlockFeatures = 512;  // input features: two panels of them stay in the first cache while the rows pass
+#else
+constexpr int kBlockRows = 96;        // whole register tiles
+constexpr int kBlockFeatures = 2048;  // input features: four panels of them stay in the second cache
+#endif
 
-// products[r][16 p + lane] for `rows` rows from first_row on and `panels` panels from first_panel on.
-static void multiply(const LinearArgs& args, int first_row, int rows, int first_panel, int panels, float* products,
-                     std::size_t c_stride) {
+// Where a block of the output lies.
+struct OutputBlock {
+    int row, rows, panel, panels;
+};
+
+// products[r][16 p + lane] for a block. `next_panel`: the panels whose turn it is afterwards, or -1.
+static void multiply(const LinearArgs& args, OutputBlock block, int next_panel, float* products, std::size_t c_stride) {
     const Matrix& weight = *args.weight;
     if (weight.format == WeightFormat::int8 || weight.format == WeightFormat::int4) {
 #if HEADRACE_TILES
-        gemm_codes_amx(args.in, first_row, rows, weight, first_panel, panels, products, c_stride);
+        gemm_codes_amx(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride);
 #else
-        gemm_codes(args.in, first_row, rows, weight, first_panel, panels, products, c_stride);
+        gemm_codes(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride);
 #endif
         return;
     }
     const bool wide = weight.format == WeightFormat::f32;
-    const char* in = static_cast<const char*>(args.in.data) + first_row * args.in.stride;
-    const char* data = static_cast<const char*>(weight.data) + first_panel * weight.panel_bytes;
-    // Few rows pass once, so a panel is read from end to end; otherwise sums are kept in `products` between blocks.
-    const int features = rows <= kTileRows ? weight.cols_padded : wide ? kBlockFeatures / 2 : kBlockFeatures;
-    for (int k = 0; k < weight.cols_padded; k += features) {
-        const void* segment = data + static_cast<std::size_t>(k) * (wide ? 64 : 32);
-        const Panels b = {&segment, 1, 64, weight.panel_bytes, least(features, weight.cols_padded - k)};
+    const int line = wide ? 1 : 2;  // input features in 64 bytes of a panel
+    const char* in = static_cast<const char*>(args.in.data) + block.row * args.in.stride;
+    const auto panel_at = [&](int panel, int k) {
+        return static_cast<const char*>(weight.data) + panel * weight.panel_bytes + static_cast<std::size_t>(k / line) * 64;
+    };
+    // Few rows pass over panels once, from end to end. For more, sums are kept in `products` from block to block.
+    const int most = block.rows <= kFewRows ? weight.cols_padded : kBlockFeatures / 2 * line;
+    for (int k = 0; k < weight.cols_padded; k += most) {
+        const int features = least(most, weight.cols_padded - k), next = k + features;
+        const void* segment = panel_at(block.panel, k);
+        const void* ahead = next < weight.cols_padded ? panel_at(block.panel, next)
+                            : next_panel >= 0         ? panel_at(next_panel, 0)
+                                                      : nullptr;
+        const Panels b = {&segment, 1, 64, weight.panel_bytes, features, ahead};
         if (wide) {
-            gemm_f32(reinterpret_cast<const float*>(in) + k, args.in.stride, rows, b, panels, products, c_stride, k > 0);
+            gemm_f32(reinterpret_cast<const float*>(in) + k, args.in.stride, block.rows, b, block.panels, products, c_stride,
+                     k > 0);
         } else {
-            gemm_bf16(reinterpret_cast<const bf16_t*>(in) + k, args.in.stride, rows, b, panels, products, c_stride, k > 0);
+            gemm_bf16(reinterpret_cast<const bf16_t*>(in) + k, args.in.stride, block.rows, b, block.panels, products,
+                      c_stride, k > 0);
         }
     }
 }
@@ -53,20 +72,24 @@ static void linear(const LinearArgs& args, Team& team) {
     // Rows are cut too where columns alone are few, at a multiple of a block.
     const int row_blocks = ceil_div(args.rows, kBlockRows);
     const int row_cuts = threads == 1 ? 1 : largest(1, least(row_blocks, ceil_div(8 * threads, columns)));
-    int next = 0;
+    const int items = columns * row_cuts;
+    int counter = 0;
     auto work = [&](int, int) {
         const TileScope scope;
         alignas(64) float products[kBlockRows * kBlockPanels * kPanel];
-        for (;;) {
-            const int item = take(next);
-            if (item >= columns * row_cuts) return;
-            const int first_panel = item / row_cuts * wide, some_panels = least(wide, panels - first_panel);
+        constexpr std::size_t kStride = kBlockPanels * kPanel;
+        for (int item = take(counter); item < items;) {
+            const int following = take(counter);  // known early, so that its weights can be on their way
             const Share blocks = share_of(row_blocks, item % row_cuts, row_cuts);
-            for (int block = blocks.begin; block < blocks.end; ++block) {
-                const int row = block * kBlockRows, rows = least(kBlockRows, args.rows - row);
-                multiply(args, row, rows, first_panel, some_panels, products, kBlockPanels * kPanel);
-                finish(args, row, rows, first_panel, some_panels, products, kBlockPanels * kPanel);
+            const int panel = item / row_cuts * wide;
+            for (int i = blocks.begin; i < blocks.end; ++i) {
+                const int row = i * kBlockRows;
+                const OutputBlock block = {row, least(kBlockRows, args.rows - row), panel, least(wide, panels - panel)};
+                const bool last = i + 1 == blocks.end && following < items;
+                multiply(args, block, last ? following / row_cuts * wide : -1, products, kStride);
+                finish(args, block.row, block.rows, block.panel, block.panels, products, kStride);
             }
+            item = following;
         }
     };
     team.run(work);
