@@ -138,6 +138,9 @@ struct Attention {
             start_wave(plan, first, team.size());
             const int count = plan.units + (first == 0 ? plan.whole_items : 0);
             auto body = [&](int thread, int) {
+#if HEADRACE_TILES
+                const TileScope scope;
+#endif
                 Ahead ahead;
                 Workspace work = workspace_of(plan, sizes, thread);
                 work.ahead = &ahead;

@@ -14,6 +14,7 @@ constexpr int kScoreRows = 2, kScorePanels = 2;
 
 // The two types that attention computes in.
 struct FloatStep : F32Product {
+    static constexpr bool kTiles = false;
     static void store(float* to, F32x16 v) { v.store(to); }
     static void multiply(const float* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
                          std::size_t c_stride) {
@@ -22,6 +23,11 @@ struct FloatStep : F32Product {
 };
 
 struct PairStep : Bf16Product {
+#if HEADRACE_TILES
+    static constexpr bool kTiles = true;
+#else
+    static constexpr bool kTiles = false;
+#endif
     static void store(bf16_t* to, F32x16 v) { store_bf16(to, v); }
     static void multiply(const bf16_t* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
                          std::size_t c_stride) {
@@ -80,7 +86,42 @@ inline void score_rows(const typename Step::Element* q, int rows, int dim, const
     }
 }
 
+#if HEADRACE_TILES
+// As score_block, on tiles: up to 32 rows (two rows of tiles) by one or two panels, wherever these lie.
+template <int kRowTiles, int kPanels>
+inline void score_block_on_tiles(const bf16_t* q, int dim, const char* const* panels, std::size_t row_stride, float* scores,
+                                 int stride, int step) {
+    const std::size_t apart = kPanels == 2 ? static_cast<std::size_t>(panels[1] - panels[0]) : 0;
+    start_sums<kRowTiles, kPanels, false>(scores, 0);
+    for (int k = 0; k < dim; k += step) {
+        step_tiles<kRowTiles, kPanels, false>(reinterpret_cast<const char*>(q + k), 2 * static_cast<std::size_t>(dim),
+                                              panels[0] + k / 2 * row_stride, row_stride, apart);
+    }
+    end_sums<kRowTiles, kPanels>(scores, sizeof(float) * static_cast<std::size_t>(stride));
+}
+
+template <typename F>
+inline void score_on_tiles(const bf16_t* q, int rows, int dim, const char* const* panels, int count, std::size_t row_stride,
+                           float* scores, int stride, F& meanwhile) {
+    const int step = dim % 32 == 0 ? 32 : 16;
+    for (int row = 0; row < rows; row += 32) {
+        const int some = least(32, rows - row);
+        shape_tiles(least(16, some), largest(0, some - 16), 2 * step);
+        for (int p = 0; p < count; p += 2) {
+            const bool two = count - p >= 2;
+            const auto block = some > 16 ? (two ? score_block_on_tiles<2, 2> : score_block_on_tiles<2, 1>)
+                                         : (two ? score_block_on_tiles<1, 2> : score_block_on_tiles<1, 1>);
+            block(q + static_cast<long>(row) * dim, dim, panels + p, row_stride,
+                  scores + static_cast<long>(row) * stride + 16 * p, stride, step);
+            meanwhile();
+        }
+    }
+}
+#endif
+
+template <typename Step>
 inline int score_pauses(int rows, int panels) {
+    if constexpr (Step::kTiles) return ceil_div(rows, 32) * ceil_div(panels, 2);
     return ceil_div(rows, kScoreRows) * (panels / kScorePanels + panels % kScorePanels);
 }
 
@@ -89,6 +130,12 @@ inline int score_pauses(int rows, int panels) {
 template <typename Step, typename F>
 inline void score_tile(const typename Step::Element* q, int rows, int dim, const char* const* panels, int count,
                        std::size_t row_stride, float* scores, int stride, F&& meanwhile) {
+#if HEADRACE_TILES
+    if constexpr (Step::kTiles) {
+        score_on_tiles(q, rows, dim, panels, count, row_stride, scores, stride, meanwhile);
+        return;
+    }
+#endif
     int p = 0;
     for (; p + kScorePanels <= count; p += kScorePanels) {
         score_rows<Step, kScorePanels>(q, rows, dim, panels + p, row_stride, scores + 16 * p, stride, meanwhile);

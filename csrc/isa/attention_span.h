@@ -11,7 +11,11 @@ namespace headrace::HEADRACE_ISA {
 
 constexpr int kSpanColumns = 256;                 // keys of a span, padding included
 constexpr int kSpanPanels = kSpanColumns / kPanel;
-constexpr int kQueryRows = 48;                     // query rows that share a pass over the keys
+#if HEADRACE_TILES
+constexpr int kQueryRows = 64;                    // query rows that share a pass over the keys: two by 32
+#else
+constexpr int kQueryRows = 48;                    // eight by six
+#endif
 
 struct SpanShape {
     int columns;     // of a segment (one block's part of a span), a multiple of 16

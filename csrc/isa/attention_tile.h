@@ -137,7 +137,7 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
     const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
     const std::size_t row = (static_cast<std::size_t>(tile.head) * args.step->tokens + tile.first_token) * group + tile.first_row;
     const Element* q = static_cast<const Element*>(args.q) + row * dim;
-    const int lines = work.ahead->share(score_pauses(tile.rows, span.panels) + tile.rows);
+    const int lines = work.ahead->share(score_pauses<Step>(tile.rows, span.panels) + tile.rows);
     const auto fetch = [&] { work.ahead->fetch(lines); };
     score_tile<Step>(q, tile.rows, dim, span.keys, span.panels, span.row_stride, work.scores, kScoreStride,
                      fetch);
