@@ -1,0 +1,140 @@
+"""Bitwise batch invariance of the native paths, through the whole engine.
+
+The requests of tests/test_exactness.py, each alone and then together under events that change its company: a batch,
+chunks, a prefix hit, preemption, rejected drafts. Every log-probability must be the same float. The matrix itself is
+tested with a model whose kernels depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+
+from headrace.core.executor import Executor  # noqa: E402
+from headrace.core.types import NewRequest  # noqa: E402
+from headrace.models.packed_loader import load_packed  # noqa: E402
+from headrace.models.source import resolve_model  # noqa: E402
+from headrace.quant.format import BF16  # noqa: E402
+from headrace.runner.executor import ModelExecutor  # noqa: E402
+from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
+from headrace.runner.step import Step  # noqa: E402
+from headrace.runner.tape import TapeLimits  # noqa: E402
+from tests.test_exactness import CASES, Guessing, Run, Wrap, requests_for, run  # noqa: E402
+
+SETS = _native.available_kernels()
+BEST = SETS[0]
+
+# How weights and KV are kept -> the options that ask for it.
+FORMATS: dict[str, dict[str, object]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16, KV int8": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "int4-g32-asym-a16": {"dtype": "bfloat16", "quantization": "int4-g32-asym-a16"},
+}
+TALE: dict[str, object] = {"model": "tale", "num_threads": 2}
+ALONE: dict[str, object] = {
+    **TALE, "num_threads": 1, "max_num_seqs": 1, "max_num_batched_tokens": 2048, "enable_prefix_caching": False,
+}  # fmt: skip
+
+
+def requests() -> list[NewRequest]:
+    made = requests_for(max_tokens=30)
+    return [replace(one, params=replace(one.params, logprobs=2)) for one in made]
+
+
+@functools.cache
+def alone(format: str, kernels: str, block_size: object) -> Run:
+    """Every request by itself, in one piece, on one thread. Attention rounds by whole blocks, so these are the same."""
+    result = Run()
+    for request in requests():
+        options = {**ALONE, **FORMATS[format], "ops_force": kernels, "block_size": block_size}
+        seen = run(options, [request])
+        assert seen.largest_batch == 1 and seen.preemptions == seen.hits == seen.split_prompts == 0
+        result.tokens |= seen.tokens
+        result.logprobs |= seen.logprobs
+    return result
+
+
+def check(case: str, format: str, kernels: str) -> None:
+    options, happened = CASES[case]
+    expected = alone(format, kernels, options["block_size"])
+    assert all(len(found) == 30 for found in expected.logprobs.values())
+    seen = run({**TALE, **options, **FORMATS[format], "ops_force": kernels}, requests())
+    assert happened(seen), seen
+    assert seen.tokens == expected.tokens
+    assert seen.logprobs == expected.logprobs  # floats, compared bit for bit (none of them is a NaN)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_logprob_is_the_same_float(format: str, case: str) -> None:
+    check(case, format, BEST)
+
+
+@pytest.mark.parametrize("kernels", SETS[1:])
+@pytest.mark.parametrize("format", ["float32", "bfloat16, KV int8", "int4"])
+def test_on_every_instruction_set(format: str, kernels: str) -> None:
+    check("everything", format, kernels)
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "int4"])
+def test_verified_drafts_change_no_logprob(format: str) -> None:
+    expected = alone(format, BEST, 8)
+    seen = run(
+        {**TALE, "block_size": 8, **FORMATS[format], "ops_force": BEST},
+        requests(),
+        wrap=lambda executor: Guessing(executor, expected.tokens),
+    )
+    assert seen.accepted >= 20 and seen.drafted - seen.accepted >= 5
+    assert seen.logprobs == expected.logprobs
+
+
+class ByRows:
+    """What other engines do: one kernel for a single row, another one for many. Both are right to a rounding."""
+
+    def __init__(self, many: NativeDecoder, single: NativeDecoder) -> None:
+        self._many, self._single = many, single
+        self.vocab_size = many.vocab_size
+        self.copy_blocks = many.copy_blocks  # one KV memory serves both
+
+    def forward(self, step: Step) -> NDArray[np.float32]:
+        return (self._single if len(step.ids) == 1 else self._many).forward(step)
+
+
+def depends_on_rows(executor: Executor) -> Executor:
+    assert isinstance(executor, ModelExecutor)
+    model = executor.model
+    assert isinstance(model, NativeDecoder)
+    groups = [table._group for table in executor._tables]
+    kernels, team = _native.Kernels("portable"), _native.Team(1)
+    weights = load_packed(
+        resolve_model("tale"), model.spec, dtype="bfloat16", weights=BF16, kernels=kernels, team=team
+    )
+    limits = TapeLimits(16, 16, model.spec.max_position)
+    single = NativeDecoder(model.spec, weights, model._kv, groups, kernels, team, limits)
+    executor.model = ByRows(model, single)
+    return executor
+
+
+@pytest.mark.skipif(BEST == "portable", reason="needs two instruction sets that round differently")
+@pytest.mark.parametrize("case", CASES)
+def test_the_matrix_notices_a_kernel_that_depends_on_the_number_of_rows(case: str) -> None:
+    wrap: Wrap = depends_on_rows
+    options, happened = CASES[case]
+    lone = {**ALONE, **FORMATS["bfloat16"], "ops_force": BEST, "block_size": options["block_size"]}
+    expected = Run()
+    for request in requests():
+        expected.logprobs |= run(lone, [request], wrap=wrap).logprobs
+    crowd: Mapping[str, object] = {**TALE, **options, **FORMATS["bfloat16"], "ops_force": BEST}
+    seen = run(crowd, requests(), wrap=wrap)
+    assert happened(seen), seen
+    assert seen.logprobs != expected.logprobs
