@@ -126,7 +126,9 @@ static void multiply_decoded(const CodeTile& tile, int rows) {
                 const Decoder decoder = Decoder::of(tile.zeros(p, k / w.group));
                 for (const int stop = least((k / w.group + 1) * w.group, end); k < stop; k += kStep) {
                     Pairs pairs[kStep / 2];
-                    decoder(Codes::load(tile.codes(p) + static_cast<std::size_t>(k / kStep) * 64), pairs);
+                    const std::uint8_t* at = tile.codes(p) + static_cast<std::size_t>(k / kStep) * 64;
+                    HEADRACE_PREFETCH(at + kCodesAhead);
+                    decoder(Codes::load(at), pairs);
                     HEADRACE_UNROLL for (int j = 0; j < kStep / 2; ++j) {
                         pairs[j].store(chunk.pairs[(k - begin) / 2 + j][p]);
                     }
