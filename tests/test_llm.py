@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -272,6 +274,36 @@ def test_unknown_models_and_options() -> None:
         LLM("tale", max_model_length=3)
     with pytest.raises(ConfigError, match="none of the formats here"):
         LLM("tale", quantization="int3")
+
+
+NATIVE = """
+import sys
+from headrace import LLM, SamplingParams
+llm = LLM("tale", quantization=%r, num_threads=1, show_progress=False)
+(output,) = llm.generate("Once upon a time", SamplingParams(max_tokens=4, seed=1), use_tqdm=False)
+assert len(output.outputs[0].token_ids) == 4 and llm.parts.resolved.kernels is not None
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"torch", "transformers", "huggingface_hub", "fastapi", "matplotlib"}, loaded
+"""
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_the_native_path_never_loads_torch(quantization: str | None) -> None:
+    """Importing it alone takes longer than a whole start without it."""
+    pytest.importorskip("headrace._native")
+    done = subprocess.run(
+        [sys.executable, "-c", NATIVE % quantization], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["torch", "reference"])
+def test_torch_gives_the_tokens_of_the_native_kernels(llm: LLM, name: str) -> None:
+    other = LLM("tale", dtype="float32", num_threads=1, show_progress=False, ops_force=name)
+    assert other.parts.resolved.kernels is None
+    assert generate(other, ["Once upon a time"]) == generate(llm, ["Once upon a time"])
+    with pytest.raises(ConfigError, match="needs the native CPU kernels"):
+        LLM("tale", quantization="int4", ops_force=name)
 
 
 def test_a_shape_runs_on_token_ids_alone() -> None:

@@ -78,3 +78,24 @@ def test_files(tmp_path: Path) -> None:
             read_documents(tmp_path / name)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_documents(tmp_path / "nothing.txt")
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv", "worst"),
+    [
+        ("bfloat16", "auto", 1.002),
+        ("bfloat16", "int8", 1.004),
+        ("int8", "auto", 1.004),
+        ("int4", "int8", 1.03),
+    ],
+)
+def test_what_fewer_bits_cost(tale: LLM, weights: str, kv: str, worst: float) -> None:
+    """A layout read wrongly would cost a factor, not a percent."""
+    if tale.parts.resolved.kernels is None:
+        pytest.skip("only the native kernels read these formats")
+    (row,) = perplexity_rows(
+        EngineConfig("tale", num_threads=1), TEXTS, weights=[weights], kv=[kv], progress=lambda what: None
+    )
+    ratio = row.values["perplexity"] / score(tale, TEXTS).perplexity
+    assert 1 / worst < ratio < worst
+    assert row.labels["weights"] == weights and row.labels["kv"] == ("int8" if kv == "int8" else "bfloat16")

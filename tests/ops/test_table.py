@@ -179,3 +179,12 @@ def test_a_suite_without_an_op_serves_nothing() -> None:
 
 def test_names_for_ops_force() -> None:
     assert set(OPS_NAMES) == {*INSTRUCTION_SETS, EMULATED, "torch", "reference"}
+
+
+def test_native_candidates_name_functions_that_exist() -> None:
+    pytest.importorskip("headrace._native")
+    chosen = DEFAULT_TABLE.select(
+        device="cpu", dtype="float32", formats=("f32",), facts=native_facts(("portable",), "", (64,))
+    )
+    assert chosen.suite == "portable"
+    assert all(callable(choice.candidate.load()) for choice in chosen.choices)

@@ -29,7 +29,7 @@ _FUNCTIONS = {
     "rope_tables": "rotations",
     "apply_rope": "rope_and_write",
     "write_kv": "rope_and_write",
-    "paged_attention": "attention",
+    "paged_attention": "paged_attention",
     "linear": "linear",
     "gated_mlp": "linear",
 }
