@@ -31,6 +31,8 @@ LATE_IMPORTS = {
     "headrace.serving": "needs the server extra",
     "headrace.runner.native_backend": "needs the C++ extension",
     "headrace.runner.torch_backend": "imports torch, which takes longer than a whole start without it",
+    "tqdm": "only a bar needs it; as long to import as all that a start without a bar imports of its own",
+    "headrace.text.chat": "loads jinja2, which only a chat needs",
     "matplotlib": "extra: bench",
     "huggingface_hub": "only a model named by hub id needs it, and it loads an HTTP stack",
     "transformers": "a baseline of the benchmarks",
@@ -153,3 +155,14 @@ def test_torch_free_packages_load_without_torch(package: str):
         for path in files
     ]
     assert "torch" not in loaded_after("\n".join(f"import {name}" for name in names))
+
+
+def test_generating_on_the_native_path_loads_neither_torch_nor_what_only_chats_and_servers_need():
+    pytest.importorskip("headrace._native", reason="native kernels not built")
+    statement = (
+        "from headrace.cli import main\n"
+        "assert main(['generate', 'Once upon a time', '--max-tokens', '3', '--temperature', '0.5']) == 0"
+    )
+    loaded = loaded_after(f"{statement}\nimport sys\nprint()")
+    assert "numpy" in loaded
+    assert not loaded & {"torch", "jinja2", "tqdm", "fastapi", "asyncio", "multiprocessing", "matplotlib"}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, cast
 
 from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
@@ -32,6 +31,9 @@ from headrace.serving.inprocess import InProcessClient
 from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from headrace.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 __all__ = [
     "LLM",
@@ -258,22 +260,20 @@ class LLM:
 
     def _run(self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool) -> list[RequestOutput]:
         names = [new.request_id for new, _ in requests]
-        bar = tqdm(total=len(names), unit="req", desc="generating", disable=None if use_tqdm else True)
+        bar = _GeneratingBar(len(names)) if use_tqdm and sys.stderr.isatty() else None
         try:
             self._add(requests)
-            left, tokens = set(names), 0
-            started = time.monotonic()
+            left = set(names)
             while left:
-                tokens += self._step()
+                tokens = self._step()
                 ended = left & self._done.keys()
                 left -= ended
-                bar.set_postfix_str(
-                    f"{tokens / max(1e-9, time.monotonic() - started):.0f} tok/s", refresh=False
-                )
-                bar.update(len(ended))
+                if bar is not None:
+                    bar.add(tokens, len(ended))
             return [self._done[name] for name in names]
         finally:
-            bar.close()
+            if bar is not None:
+                bar.close()
             for name in names:
                 self._forget(name)
 
@@ -300,20 +300,46 @@ class LLM:
 
 
 class _LoadingBar:
-    """A progress bar that appears once the number of tensors is known."""
+    """A progress bar that appears when loading takes longer than most."""
+
+    _PATIENCE_S = 0.5
 
     def __init__(self, title: str) -> None:
         self._title = title
+        self._started = time.monotonic()
         self._bar: tqdm[object] | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._bar = tqdm(total=total, desc=self._title, unit="tensor", leave=False, delay=0.5)
-        self._bar.update(done - self._bar.n)
+        if self._bar is None and time.monotonic() - self._started > self._PATIENCE_S:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=self._title, unit="tensor", leave=False)
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class _GeneratingBar:
+    """Requests that have ended, and the speed so far."""
+
+    def __init__(self, requests: int) -> None:
+        from tqdm import tqdm
+
+        self._bar: tqdm[object] = tqdm(total=requests, unit="req", desc="generating")
+        self._started = time.monotonic()
+        self._tokens = 0
+
+    def add(self, tokens: int, ended: int) -> None:
+        self._tokens += tokens
+        speed = self._tokens / max(1e-9, time.monotonic() - self._started)
+        self._bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
+        self._bar.update(ended)
+
+    def close(self) -> None:
+        self._bar.close()
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.bench.measure import Measured, milliseconds, percentile, run_workload
+from headrace.bench.measure import Measured, percentile, run_workload
 from headrace.bench.workload import Arrival
 from headrace.config import EngineConfig
 from headrace.llm import assemble
 from headrace.plan.report import table
 from headrace.plan.resolved import ResolvedConfig
-from headrace.plan.units import format_bytes
+from headrace.plan.units import format_bytes, milliseconds
 
 MAX_MODEL_LEN = 512
 BATCH = 8

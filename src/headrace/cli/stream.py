@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from headrace.bench.measure import milliseconds
 from headrace.llm import RequestOutput
+from headrace.plan.units import milliseconds
 
 
 def print_stream(outputs: Iterator[RequestOutput]) -> RequestOutput:

@@ -55,3 +55,8 @@ def format_bytes(size: int) -> str:
 def format_count(count: int) -> str:
     """A count with thousands separated: 1,100,048,384."""
     return f"{count:,}"
+
+
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds, with a decimal below 100: 0.0123 -> "12.3 ms"."""
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"

@@ -10,19 +10,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from headrace.errors import HeadraceError, RequestError, TokenizerError
 from headrace.text.byte_scheme import ByteJoiner, ByteScheme, scheme_of_decoder
-from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer_files import (
     MAX_TOKENIZER_BYTES,
     TokenizerFiles,
     read_text,
     read_tokenizer_files,
 )
+
+if TYPE_CHECKING:
+    from headrace.text.chat import ChatTemplate
 
 
 class Tokenizer:
@@ -192,6 +194,8 @@ class Tokenizer:
         return twice[len(once) :].encode("utf-8", "replace")
 
     def _template(self, wanted: str | None, with_tools: bool) -> ChatTemplate:
+        from headrace.text.chat import ChatTemplate
+
         sources = self._files.chat_templates
         name = wanted or ("tool_use" if with_tools and "tool_use" in sources else "default")
         if name in self._templates:
