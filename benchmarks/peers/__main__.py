@@ -31,10 +31,12 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     workplace = Workplace(options.work.resolve())
     steps = [options.step] if options.step != "all" else ["setup", "models", "run", "report"]
-    for step in steps:
-        if not _STEPS[step](options, workplace):
-            return 1
-    return 0
+    try:
+        done = all(_STEPS[step](options, workplace) for step in steps)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from here")
+        return 130
+    return 0 if done else 1
 
 
 def _say(text: str) -> None:

@@ -22,9 +22,13 @@ _MAX_REASON = 300
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Figures by column, and why some are missing; `reason` is None where all are there."""
+    """Figures by column, and why some are missing; `reason` is None where all are there.
+
+    shares: by column, the part of its threads' time that the driver was given.
+    """
 
     figures: Mapping[str, float]
+    shares: Mapping[str, float]
     reason: str | None
     wall_s: float
 
@@ -44,10 +48,11 @@ def run_driver(peer: Peer, python: Path, job: Job, log: Path, limit_s: float) ->
         job_file.write_text(json.dumps(started.to_json()), encoding="utf-8")
         reason = _wait([str(python), "-m", peer.driver, str(job_file)], environment, log, limit_s)
         wall_s = time.monotonic() - begin
-        figures = json.loads(report.read_text(encoding="utf-8"))["figures"] if report.is_file() else {}
+        found = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    figures, shares = found.get("figures", {}), found.get("shares", {})
     if reason is None and set(figures) != set(job.columns):
         reason = "the driver ended without its figures"
-    return Outcome(figures, reason, wall_s)
+    return Outcome(figures, shares, reason, wall_s)
 
 
 def _wait(command: list[str], environment: dict[str, str], log: Path, limit_s: float) -> str | None:

@@ -15,23 +15,34 @@ FILE = "processes.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One process. others_cores: cores that other programs kept busy meanwhile; figures are worth less the more."""
+    """One process. others_cores: cores that other programs kept busy meanwhile; figures are worth less the more.
+
+    shares: by column, the part of its threads' time that the engine was given.
+    """
 
     planned: Planned
     figures: Mapping[str, float]
     reason: str | None  # why figures are missing
     wall_s: float
     others_cores: float
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for one line of the file."""
-        return {**asdict(self), "figures": dict(self.figures)}
+        return {**asdict(self), "figures": dict(self.figures), "shares": dict(self.shares)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
         """Inverse of `to_json`."""
         planned = Planned(**{**data["planned"], "columns": tuple(data["planned"]["columns"])})
-        return cls(planned, data["figures"], data["reason"], data["wall_s"], data["others_cores"])
+        return cls(
+            planned,
+            data["figures"],
+            data["reason"],
+            data["wall_s"],
+            data["others_cores"],
+            data.get("shares", {}),
+        )
 
 
 @dataclass(slots=True)

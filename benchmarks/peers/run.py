@@ -72,6 +72,7 @@ def run(engines: Sequence[Peer], settings: Settings, workplace: Workplace, out: 
         if record.has(process):
             say(f"{title}: done before")
             continue
+        say(f"{title}: {', '.join(kept)}")
         measured = _measure(process, settings, workplace)
         record.add(measured)
         say(f"{title}: {_summary(measured)}")
@@ -115,7 +116,9 @@ def _measure(process: Planned, settings: Settings, workplace: Workplace) -> Meas
     log = workplace.logs / f"{process.engine}-{process.model}-{process.format}-{process.columns[0]}.log"
     meter = _Meter()
     outcome = run_driver(peer, _python(peer, workplace), job, log, settings.limit_s)
-    return Measured(process, outcome.figures, outcome.reason, outcome.wall_s, meter.others_cores())
+    return Measured(
+        process, outcome.figures, outcome.reason, outcome.wall_s, meter.others_cores(), outcome.shares
+    )
 
 
 def _read_into_cache(path: Path) -> None:
@@ -172,7 +175,10 @@ def _facts(engines: Sequence[Peer], settings: Settings, workplace: Workplace) ->
 
 
 def _summary(measured: Measured) -> str:
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in measured.figures.items())
+    figures = ", ".join(
+        f"{name} {value:.4g} ({measured.shares.get(name, 0.0):.0%} of its threads)"
+        for name, value in measured.figures.items()
+    )
     busy = f"; others used {measured.others_cores:.1f} cores" if measured.others_cores >= 0.1 else ""
     failed = "" if measured.reason is None else f"; FAILED: {measured.reason}"
     return f"{figures or 'nothing'} in {measured.wall_s:.0f} s{busy}{failed}"

@@ -54,24 +54,29 @@ def main(load: Callable[[Job], Engine]) -> None:
     """Do the job in the file that the command line names. `load` makes the engine."""
     job = Job.from_json(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     figures: dict[str, float] = {}
+    shares: dict[str, float] = {}
     engine = load(job)
-    loaded_s = time.time() - job.launched_at
     for column in job.columns:
-        figures[column] = _measure(engine, job, column)
-        _write(job, figures, loaded_s)
+        figures[column], shares[column] = _measure(engine, job, column)
+        _write(job, figures, shares)
 
 
-def _measure(engine: Engine, job: Job, column: str) -> float:
+def _measure(engine: Engine, job: Job, column: str) -> tuple[float, float]:
+    """The figure, and which share of its threads' time this process was really given; 1 on a quiet machine.
+
+    Threads that wait asleep lower the share too, so it shows trouble but corrects nothing.
+    """
     work = requests(column, job.sizes)
+    if column not in ("startup", "memory"):
+        _warm_up(engine, job, column)
+    begin, cpu_s = time.perf_counter(), time.process_time()
+    times = engine.run(work)
+    share = (time.process_time() - cpu_s) / ((time.perf_counter() - begin) * job.threads)
     if column == "startup":
-        engine.run(work)
-        return time.time() - job.launched_at
+        return time.time() - job.launched_at, share
     if column == "memory":
-        engine.run(work)
-        return float(peak_rss_bytes())
-    _warm_up(engine, job, column)
-    begin = time.perf_counter()
-    return figure(column, work, begin, engine.run(work))
+        return float(peak_rss_bytes()), share
+    return figure(column, work, begin, times), share
 
 
 def _warm_up(engine: Engine, job: Job, column: str) -> None:
@@ -82,9 +87,9 @@ def _warm_up(engine: Engine, job: Job, column: str) -> None:
     engine.run([Request(request.prompt, min(request.outputs, WARM_UP_OUTPUTS)) for request in work])
 
 
-def _write(job: Job, figures: dict[str, float], loaded_s: float) -> None:
+def _write(job: Job, figures: dict[str, float], shares: dict[str, float]) -> None:
     """After every column, so that what was measured before a crash counts."""
-    Path(job.report).write_text(json.dumps({"figures": figures, "loaded_s": loaded_s}), encoding="utf-8")
+    Path(job.report).write_text(json.dumps({"figures": figures, "shares": shares}), encoding="utf-8")
 
 
 def peak_rss_bytes() -> int:
