@@ -154,10 +154,18 @@ def test_json_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> No
     assert Report.from_json(json.loads(capsys.readouterr().out)).kind == "latency"
 
 
-@pytest.mark.parametrize("kind", ["latency", "startup"])
+DRAWN = {
+    "latency": ["--output-len", "3", "--repeats", "1"],
+    "startup": ["--repeats", "1"],
+    "profile": ["--input-len", "4", "--output-len", "3"],
+    "overhead": ["--batch-sizes", "1", "--steps", "10"],
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
 def test_a_plot_is_drawn(kind: str, tmp_path: Path) -> None:
-    words = ["--output-len", "3"] if kind == "latency" else []
     path = tmp_path / "plot.svg"
-    assert main(["bench", kind, "-m", "shape:tiny", *SMALL, *words, "--plot", str(path)]) == 0
+    words = ["bench", kind, "-m", "shape:tiny", "--num-threads", "1", *DRAWN[kind], "--plot", str(path)]
+    assert main(words) == 0
     drawn = path.read_text(encoding="utf-8")
     assert drawn.startswith("<?xml") and len(drawn) > 2000

@@ -9,7 +9,12 @@ from headrace.bench.metrics import METRICS
 from headrace.bench.report import Report, Row
 from headrace.errors import ConfigError, MissingDependency
 
-_RATES = ("decode_tokens_per_s", "output_tokens_per_s", "prefill_tokens_per_s")
+_DRAWN = (
+    "decode_tokens_per_s", "output_tokens_per_s", "prefill_tokens_per_s", "bytes_per_s", "perplexity", "seconds"
+)  # fmt: skip
+"""The figure that is drawn of a row: the first one that it has."""
+_TIMES = {"profile": "seconds", "overhead": "seconds"}
+"""Kinds whose rows are parts of one time."""
 _PHASES = ("launch_s", "import_s", "config_s", "load_s", "first_token_s")
 _FORMATS = ("png", "svg", "pdf")
 
@@ -22,16 +27,18 @@ def plot_report(report: Report, path: str) -> None:
         raise MissingDependency("--plot needs matplotlib: pip install 'headrace[bench]'") from None
     if not path.endswith(tuple(f".{name}" for name in _FORMATS)):
         raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}; {path!r:.200} is none of them")
-    rows = [row for row in report.rows if _measure(row) or _phases(row)]
-    if not rows:
+    phases = [row for row in report.rows if "startup_s" in row.values]
+    bars = [(row, name) for row in report.rows if (name := _drawn(report.kind, row)) is not None]
+    if not phases and not bars:
         raise ConfigError(f"there is nothing to draw in a {report.kind} report")
-    figure = Figure(figsize=(8.0, 1.2 + 0.45 * len(rows)), layout="constrained")
+    rows = phases or [row for row, _ in bars]
+    figure = Figure(figsize=(8.0, 1.4 + 0.34 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    if _phases(rows[0]):
-        _draw_phases(axes, rows)
+    if phases:
+        _draw_phases(axes, phases)
     else:
-        _draw_rates(axes, rows)
-    axes.set_yticks(range(len(rows)), [_name(row) for row in rows])
+        _draw_bars(axes, bars)
+    axes.set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_title(
         f"{report.kind}: {report.config.get('model', '')} on {report.machine.describe()}", fontsize=9
@@ -43,19 +50,21 @@ def plot_report(report: Report, path: str) -> None:
         raise ConfigError(f"the plot cannot be written to {path}: {error.strerror}") from None
 
 
-def _draw_rates(axes: Any, rows: Sequence[Row]) -> None:
-    """Bars of what was reached, with a tick where the roofline is."""
-    names = [_measure(row) or _RATES[0] for row in rows]
-    values = [row.values.get(name, 0.0) for row, name in zip(rows, names, strict=True)]
-    bars = axes.barh(range(len(rows)), values, height=0.6, color="#3b7ea1")
-    shown = [METRICS[name].show(value) for name, value in zip(names, values, strict=True)]
-    axes.bar_label(bars, shown, padding=4, fontsize=8)
-    for at, (row, value) in enumerate(zip(rows, values, strict=True)):
+def _draw_bars(axes: Any, bars: Sequence[tuple[Row, str]]) -> None:
+    """What was reached, with a mark where the roofline is."""
+    values = [row.values[name] for row, name in bars]
+    drawn = axes.barh(range(len(bars)), values, height=0.6, color="#3b7ea1")
+    shown = [METRICS[name].show(row.values[name]) for row, name in bars]
+    axes.bar_label(drawn, shown, padding=4, fontsize=8)
+    marked = False
+    for at, (row, name) in enumerate(bars):
         fraction = row.values.get("fraction")
         if fraction:
-            axes.plot([value / fraction] * 2, [at - 0.4, at + 0.4], color="#c4572e", lw=2)
-    headings = dict.fromkeys(METRICS[name].heading for name in names)
-    axes.set_xlabel(f"{', '.join(headings)}; mark: roofline")
+            limit = row.values[name] * fraction if METRICS[name].unit == "s" else row.values[name] / fraction
+            axes.plot([limit] * 2, [at - 0.4, at + 0.4], color="#c4572e", lw=2)
+            marked = True
+    headings = ", ".join(dict.fromkeys(f"{METRICS[name].heading} ({METRICS[name].unit})" for _, name in bars))
+    axes.set_xlabel(headings + ("; mark: roofline" if marked else ""))
     axes.set_xlim(left=0)
     axes.margins(x=0.12)
 
@@ -68,19 +77,15 @@ def _draw_phases(axes: Any, rows: Sequence[Row]) -> None:
         axes.barh(range(len(rows)), widths, left=left, height=0.6, label=METRICS[name].heading)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_xlabel("seconds since the launch")
-    axes.legend(fontsize=8, frameon=False)
+    axes.figure.legend(fontsize=8, frameon=False, ncols=len(_PHASES), loc="outside lower center")
 
 
-def _measure(row: Row) -> str | None:
-    """What to draw of a row: its rate, or the seconds and operations where there is none."""
-    return next((name for name in (*_RATES, "bytes_per_s", "seconds") if name in row.values), None)
-
-
-def _phases(row: Row) -> bool:
-    return "startup_s" in row.values
+def _drawn(kind: str, row: Row) -> str | None:
+    """The metric that is drawn of a row, or None."""
+    wanted = (_TIMES[kind],) if kind in _TIMES else _DRAWN
+    return next((name for name in wanted if name in row.values), None)
 
 
 def _name(row: Row) -> str:
-    return ", ".join(
-        f"{key} {value}" if not isinstance(value, str) else value for key, value in row.labels.items()
-    )
+    labels = {key: value for key, value in row.labels.items() if key != "bound"}
+    return ", ".join(value if isinstance(value, str) else f"{key} {value}" for key, value in labels.items())
