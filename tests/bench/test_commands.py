@@ -104,6 +104,7 @@ def test_a_launch_that_fails_says_why() -> None:
         (["prefill", "-m", "shape:tiny", "--input-len", "600"], "--max-model-len 601"),
         (["latency", "-m", "nowhere"], "no model"),
         (["startup", "--dtype", "int3"], "dtype"),
+        (["overhead", "-m", "shape:tiny"], "too few for that of tale"),
         (
             ["latency", "-m", "shape:tiny", "--repeats", "1", "--output-len", "2", "--plot", "x.bmp"],
             "png, svg, pdf",
@@ -165,7 +166,8 @@ DRAWN = {
 @pytest.mark.parametrize("kind", DRAWN)
 def test_a_plot_is_drawn(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "plot.svg"
-    words = ["bench", kind, "-m", "shape:tiny", "--num-threads", "1", *DRAWN[kind], "--plot", str(path)]
+    model = "tale" if kind == "overhead" else "shape:tiny"
+    words = ["bench", kind, "-m", model, "--num-threads", "1", *DRAWN[kind], "--plot", str(path)]
     assert main(words) == 0
     drawn = path.read_text(encoding="utf-8")
     assert drawn.startswith("<?xml") and len(drawn) > 2000

@@ -176,6 +176,10 @@ def _overhead(args: argparse.Namespace) -> Prepared:
             raise ConfigError(f"only the native path is measured; {args.model} runs on torch here")
         tokenizer = subject.parts.tokenizer or Tokenizer.from_folder(BUNDLED_FOLDER / "tale")
         vocab = subject.vocab_size
+        if vocab < tokenizer.vocab_size:
+            raise ConfigError(
+                f"{args.model} has no tokenizer, and {vocab} ids are too few for that of tale: {tokenizer.vocab_size}"
+            )
         for name in args.sampling:
             for batch in args.batch_sizes:
                 progress(f"{name}, batch {batch}")
