@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.peers.models import MODELS
 from benchmarks.peers.peers import BY_NAME, ENGINES, FORMATS, HEADRACE
 from benchmarks.peers.work_items import COLUMNS
 
@@ -38,8 +39,9 @@ class Comparison:
         )
 
     def models(self) -> list[str]:
-        """Models with figures, in the order in which they were first measured."""
-        return list(dict.fromkeys(model for model, _, _, _ in self.medians))
+        """Models with figures, in the order of MODELS."""
+        found = {model for model, _, _, _ in self.medians}
+        return [model for model in MODELS if model in found]
 
     def formats(self, model: str) -> list[str]:
         """Formats with figures of a model."""

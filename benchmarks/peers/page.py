@@ -51,6 +51,8 @@ def _head(record: Record, comparison: Comparison, sizes: Sizes) -> str:
     machine = MachineFacts(**{**facts["machine"], "flags": tuple(facts["machine"]["flags"])})
     roofline = facts["roofline"]
     limit = "not measured" if roofline is None else roofline_from_json(roofline).describe()
+    count = comparison.rounds
+    rounds = "one round, so no median" if count == 1 else f"medians of {count} rounds"
     versions = ", ".join(f"{name} {text}" for name, text in facts["versions"].items())
     return f"""# Beside other engines
 
@@ -60,7 +62,7 @@ differ, and so do those of the same machine an hour later: only ratios within on
 - Machine: {machine.describe()}, {machine.system}. Instruction sets: {", ".join(machine.flags)}.
 - Limits of this machine, measured at the start of the run: {limit}.
 - Versions: {versions}. Run of {facts["created"]}.
-- {facts["settings"]["threads"]} threads for every engine, which take turns; medians of {comparison.rounds} rounds.
+- {facts["settings"]["threads"]} threads for every engine, which take turns; {rounds}.
 - {_quiet(record.others_cores())}
 
 {_columns(sizes)}
@@ -132,7 +134,7 @@ def _cells(figures: Mapping[str, float | None]) -> list[str]:
 
 def _share(comparison: Comparison, model: str, format_: str, column: str, limit: Limits) -> str:
     ours = comparison.figure(model, format_, HEADRACE.name, column)
-    if ours is None or column not in limit:
+    if ours is None or column not in limit or COLUMNS[column].lower_is_better:
         return "-"
     return f"{ours / limit[column]:.2f}"
 

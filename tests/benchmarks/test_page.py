@@ -95,6 +95,14 @@ def test_the_page_shows_ratios_limits_machine_and_what_is_missing(record: Record
     assert any(line.startswith("| **Headrace, bf16** | 20.0 | 2.00 s | ") for line in rows)
 
 
+def test_models_stand_in_their_order(record: Record) -> None:
+    for model in ("l135m", "l1b"):
+        record.add(
+            Measured(Planned(1, model, "int4", "vllm", ("decode1",)), {"decode1": 1.0}, None, 1.0, 0.0)
+        )
+    assert Comparison.of(record.samples()).models() == ["l1b", "l135m"]
+
+
 def test_the_plot_is_the_same_file_for_the_same_figures(record: Record, tmp_path: Path) -> None:
     draw(record, tmp_path / "a.svg")
     draw(record, tmp_path / "b.svg")
