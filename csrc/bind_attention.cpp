@@ -66,7 +66,7 @@ KVCache cache_of(const AnyArray& keys, const AnyArray& values, const std::option
     kv.block_size = block_size;
     kv.block_stride = (block_size + 15) / 16 * 16;
     require(head_dim > 0 && head_dim % 16 == 0, "head_dim must be a multiple of 16");
-    require(head_dim <= 512, "head_dim must not exceed 512");
+    require(head_dim <= kMaxHeadDim, "head_dim must not exceed 1024");
     require(block_size > 0, "block_size must be positive");
     require(type_of(values) == kv.type, "keys and values must have one type");
     require(keys.ndim() == 3 && values.ndim() == 3 && keys.shape(0) == values.shape(0) &&

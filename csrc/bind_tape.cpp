@@ -82,6 +82,8 @@ public:
         kv.head_dim = head_dim;
         kv.block_size = of.block_size;
         kv.block_stride = (of.block_size + 15) / 16 * 16;
+        require(head_dim > 0 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
+                "head_dim must be a multiple of 16 and at most 1024");
         const std::size_t positions = std::size_t(of.num_blocks) * num_kv_heads * kv.block_stride;
         const std::size_t bytes = positions * head_dim * dtype_bytes(kv.type);
         require(keys.nbytes() >= bytes && values.nbytes() >= bytes, "the KV memory is too small for its blocks");

@@ -17,6 +17,7 @@ using f16_t = std::uint16_t;
 constexpr int kPanel = 16;       // output features that lie side by side in a packed matrix
 constexpr int kInputAlign = 64;  // input features are padded with zeros to a multiple of this: one AMX int8 tile row
 constexpr int kMaxGroup = 1 << 30;
+constexpr int kMaxHeadDim = 1024;  // features of a head; a head's row lives on the stack
 
 constexpr std::size_t dtype_bytes(DType type) {
     return type == DType::f32 ? 4 : type == DType::i8 ? 1 : 2;

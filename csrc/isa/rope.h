@@ -6,8 +6,6 @@
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int kMaxHeadDim = 512;  // rows of one head live on the stack
-
 // Runs body(first, last) over the tokens: on the caller alone where waking the others would cost more than they save.
 template <typename F>
 inline void over_tokens(int tokens, int worth, Team& team, F& body) {

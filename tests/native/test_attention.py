@@ -92,6 +92,13 @@ def test_one_block_a_sequence(name: str, teams: dict[int, _native.Team]) -> None
             assert error(problem.solve(_native.Kernels(name), teams[2], kind), problem.expected(kind)) < limit
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_wide_heads(name: str, teams: dict[int, _native.Team]) -> None:
+    problem = Problem.make(Shape(dim=1024, slices=((1, 300), (20, 20))))
+    for kind, limit in KINDS.items():
+        assert error(problem.solve(_native.Kernels(name), teams[2], kind), problem.expected(kind)) < limit
+
+
 def test_writes_bfloat16(teams: dict[int, _native.Team]) -> None:
     problem = Problem.make(Shape())
     kernels = _native.Kernels(SETS[0])

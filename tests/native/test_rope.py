@@ -149,6 +149,7 @@ CASES = (
     (96, 96, 32, True, False),
     (128, 128, 100, True, True),
     (256, 64, 16, True, False),
+    (1024, 1024, 16, True, True),
 )
 
 
