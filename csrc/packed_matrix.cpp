@@ -30,9 +30,9 @@ void check(const std::vector<Part>& parts, const PackOptions& options) {
         if (part.cols != parts[0].cols) refuse("the parts of a matrix differ in their columns");
         if (part.type != parts[0].type) refuse("the parts of a matrix differ in their type");
     }
-    if (options.gate && (parts.size() != 2 || parts[0].rows != parts[1].rows)) {
-        refuse("a gated matrix has two parts of the same size");
-    }
+    int rows = 0;
+    for (const Part& part : parts) rows += part.rows;
+    if (options.gate && rows % 2 != 0) refuse("a gated matrix has as many rows of gate as of up");
     const bool fits = options.format == WeightFormat::f32    ? options.input == DType::f32
                       : options.format == WeightFormat::bf16 ? options.input == DType::bf16
                                                              : options.input == DType::i8 || options.input == DType::bf16;
@@ -54,7 +54,7 @@ std::vector<int> order_of_rows(const std::vector<Part>& parts, bool gate) {
         for (int row = 0; row < round_up(total, kPanel); ++row) order.push_back(row < total ? row : -1);
         return order;
     }
-    const int half = parts[0].rows;
+    const int half = total / 2;
     for (int first = 0; first < half; first += kPanel) {
         for (int offset : {0, half}) {
             for (int row = first; row < first + kPanel; ++row) order.push_back(row < half ? offset + row : -1);

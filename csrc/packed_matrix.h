@@ -31,7 +31,7 @@ struct PackOptions {
     DType input = DType::f32;  // how activations will be encoded
     int group = 0;             // int8, int4: features that share a scale, a multiple of 32; 0: all
     bool symmetric = true;
-    bool gate = false;         // the two parts are gate and up, to alternate by 16 features
+    bool gate = false;         // the first half of the rows is the gate, the rest is up; they alternate by 16 features
     const float* bias = nullptr;  // of the parts' rows, one part after the other, or null
 };
 

@@ -65,8 +65,9 @@ class PackedMatrix:
 
     `format`: "f32", "bf16", "int8" or "int4"; `input`: how activations are to be encoded, "f32", "bf16" or "i8".
     `parts` are put below each other: arrays [rows, cols] of float32, float16 or bfloat16 (as uint16), or
-    (address, "f32" | "bf16" | "f16", rows, cols) of memory that lives as long as the call. With `gate` they are gate
-    and up. `group` (a multiple of 32) input features share a scale, 0: all. Raises ValueError where this does not fit.
+    (address, "f32" | "bf16" | "f16", rows, cols) of memory that lives as long as the call. With `gate` the first half
+    of all rows is the gate and the rest is up. `group` (a multiple of 32) input features share a scale, 0: all. Raises
+    ValueError where this does not fit.
     """
 
     def __init__(

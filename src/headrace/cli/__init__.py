@@ -37,7 +37,9 @@ COMMANDS = (
     Command(
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
     ),
-    Command("bench", "headrace.cli.bench", "measure speed, start-up and quality beside what the machine can do"),
+    Command(
+        "bench", "headrace.cli.bench", "measure speed, start-up and quality beside what the machine can do"
+    ),
     Command("demo", "headrace.cli.demo", "a story, then one workload run five ways"),
     Command("engine-process", "headrace.cli.engine_process", None),
 )

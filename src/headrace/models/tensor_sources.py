@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.models.families import MAX_INTERMEDIATE
 from headrace.models.floats import to_dtype, to_float32
 from headrace.models.random_weights import POOL, RandomTensors
 from headrace.models.safetensors_reader import Checkpoint
@@ -31,7 +32,8 @@ class TensorSource(Protocol):
         ...
 
     def matrices(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[NDArray[Any]]:
-        """Matrices [rows, columns] of one type, float32, float16 or the bits of bfloat16; valid until `done`."""
+        """Matrices [rows, columns] in one piece or in several, each of whole rows, all of one type: float32, float16
+        or the bits of bfloat16. Valid until `done`."""
         ...
 
     def done(self, names: Sequence[str]) -> None:
@@ -88,13 +90,15 @@ class CheckpointTensors:
 
 
 class RandomSource:
-    """The numbers of RandomTensors, in the compute type. Matrices share one buffer, filled anew for each stack."""
+    """The numbers of RandomTensors, in the compute type. Matrices are views of the pool, a run of rows at a time."""
 
     def __init__(self, seed: int, dtype: str) -> None:
         self._tensors = RandomTensors(seed)
         self._dtype = dtype
-        self._pool = to_dtype(self._tensors.pool, dtype)
-        self._buffer = self._pool[:0]
+        pool = to_dtype(self._tensors.pool, dtype)
+        self._pool = np.concatenate(
+            (pool, pool[:MAX_INTERMEDIATE])
+        )  # so that a row that runs over the end is in one piece
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         values = np.empty(size, dtype=np.float32)
@@ -102,26 +106,18 @@ class RandomSource:
         return values
 
     def table(self, name: str, rows: int, columns: int, dtype: str) -> NDArray[Any]:
-        table = np.empty(rows * columns, dtype=self._pool.dtype)
-        self._fill(table)
-        return table.reshape(rows, columns)
+        return np.concatenate(self.matrices([name], [rows], columns))
 
     def matrices(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[NDArray[Any]]:
-        if self._buffer.size < sum(rows) * columns:
-            self._buffer = np.empty(sum(rows) * columns, dtype=self._pool.dtype)
-        self._fill(self._buffer[: sum(rows) * columns])
-        ends = np.cumsum(rows) * columns
-        return [
-            self._buffer[end - count * columns : end].reshape(count, columns)
-            for end, count in zip(ends.tolist(), rows, strict=True)
-        ]
+        total, views = sum(rows), []
+        start = self._tensors.take(total * columns)
+        while total:
+            count = min(
+                total, 1 + (POOL - start - 1) // columns
+            )  # the last of them may begin just before the end
+            views.append(self._pool[start : start + count * columns].reshape(count, columns))
+            start, total = (start + count * columns) % POOL, total - count
+        return views
 
     def done(self, names: Sequence[str]) -> None:
         pass
-
-    def _fill(self, values: NDArray[Any]) -> None:
-        start, at = self._tensors.take(values.size), 0
-        while at < values.size:
-            count = min(values.size - at, POOL - start)
-            values[at : at + count] = self._pool[start : start + count]
-            at, start = at + count, (start + count) % POOL
