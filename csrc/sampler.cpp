@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace headrace {
 namespace {
@@ -46,9 +47,7 @@ public:
     void scan(const float* row) {
         logits = row;
         nan = kernels_.scan_row(row, cols_, maxima_.data(), &highest);
-        sorted_ = 0;
         keys_.clear();
-        complete_ = false;
     }
 
     // The first token with the largest logit.
@@ -62,26 +61,16 @@ public:
         return 0;
     }
 
-    // Makes at least the first `count` keys exact (all, if there are fewer); returns how many are.
+    // Puts at least the first `count` tokens in order (all, if there are fewer); returns how many are.
     int order(int count) {
-        count = std::min(count, cols_);
-        if (sorted_ >= count) return sorted_;
-        if (!complete_ && !gather(count)) {
-            keys_.resize(cols_);
-            for (int i = 0; i < cols_; ++i) keys_[i] = key_of(logits[i], i);
-            complete_ = true;
-            sorted_ = 0;
+        if (static_cast<int>(keys_.size()) < std::min(count, cols_)) {
+            if (!gather(count)) {
+                keys_.resize(cols_);
+                for (int i = 0; i < cols_; ++i) keys_[i] = key_of(logits[i], i);
+            }
+            sort_keys();
         }
-        if (!complete_) {
-            std::sort(keys_.begin(), keys_.end());
-            sorted_ = static_cast<int>(keys_.size());
-        } else {
-            const auto from = keys_.begin() + sorted_, to = keys_.begin() + count;
-            if (to != keys_.end()) std::nth_element(from, to, keys_.end());
-            std::sort(from, to);
-            sorted_ = count;
-        }
-        return sorted_;
+        return static_cast<int>(keys_.size());
     }
 
     std::int64_t token(int rank) const { return token_of(keys_[rank]); }
@@ -94,11 +83,16 @@ public:
     }
 
 private:
-    // Collects every token whose logit is not below some bound: at least `count` tokens, and few more. False where
-    // that would not save work. The bound decides how much is sorted, never what comes out.
+    // Keys of all tokens whose logit is not below some bound: at least `count`, and few more. False where that would
+    // not save work. The bound decides how much is sorted, never what comes out.
     bool gather(int count) {
         float bound;
-        if (nan || static_cast<std::size_t>(count) * 4 > maxima_.size() || !find_bound(count, bound)) return false;
+        const bool few = static_cast<std::size_t>(count) * 4 <= maxima_.size();
+        if (nan || static_cast<std::int64_t>(count) * 2 > cols_ ||
+            !(few ? find_bound(maxima_.data(), maxima_.size(), count, bound)
+                  : find_bound(logits, static_cast<std::size_t>(cols_), count, bound))) {
+            return false;
+        }
         ids_.resize(cols_);
         const int found = kernels_.collect(logits, cols_, bound, ids_.data());
         keys_.resize(found);
@@ -106,25 +100,38 @@ private:
         return true;
     }
 
-    // A bound that `count` of the maxima reach, by counting them in steps below the highest.
-    bool find_bound(int count, float& bound) {
-        std::array<int, kSteps> counts{};
-        steps_.resize(maxima_.size());
-        for (std::size_t i = 0; i < maxima_.size(); ++i) {
-            const float below = (highest - maxima_[i]) * kStepsPerUnit;
+    // A bound that `count` of the values reach, by counting them in steps below the highest.
+    bool find_bound(const float* values, std::size_t size, int count, float& bound) {
+        std::array<int, kSteps + 1> counts{};
+        steps_.resize(size);
+        for (std::size_t i = 0; i < size; ++i) {
+            const float below = (highest - values[i]) * kStepsPerUnit;
             steps_[i] = below < kSteps ? static_cast<int>(below) : kSteps;  // minus infinity too
         }
-        for (const int step : steps_) {
-            if (step < kSteps) ++counts[step];
-        }
+        for (const int step : steps_) ++counts[step];
         int last = 0, reached = counts[0];
         while (reached < count && ++last < kSteps) reached += counts[last];
-        if (reached < count) return false;
+        if (reached < count || last == kSteps) return false;
         bound = highest;
-        for (std::size_t i = 0; i < maxima_.size(); ++i) {
-            if (steps_[i] <= last) bound = std::min(bound, maxima_[i]);
+        for (std::size_t i = 0; i < size; ++i) {
+            if (steps_[i] <= last) bound = std::min(bound, values[i]);
         }
         return true;
+    }
+
+    // Keys come with rising tokens: a stable sort by the logits' half, byte by byte, leaves equal ones in that order.
+    void sort_keys() {
+        if (keys_.size() < 64) return std::sort(keys_.begin(), keys_.end());
+        spare_.resize(keys_.size());
+        for (int shift = 32; shift < 64; shift += 8) {
+            std::array<std::size_t, 256> starts{};
+            for (const auto key : keys_) ++starts[key >> shift & 255];
+            if (starts[keys_[0] >> shift & 255] == keys_.size()) continue;  // all the same
+            std::size_t start = 0;
+            for (auto& place : starts) start += std::exchange(place, start);
+            for (const auto key : keys_) spare_[starts[key >> shift & 255]++] = key;
+            keys_.swap(spare_);
+        }
     }
 
     const Kernels& kernels_;
@@ -133,9 +140,7 @@ private:
     std::vector<int> steps_;
     std::vector<std::int32_t> ids_;
     std::vector<double> sums_;
-    std::vector<std::uint64_t> keys_;  // the first sorted_ of them are in place and final
-    int sorted_ = 0;
-    bool complete_ = false;            // keys_ holds the whole row
+    std::vector<std::uint64_t> keys_, spare_;
 };
 
 std::int64_t passes_of(const SampleRules& rules) {
@@ -250,28 +255,34 @@ private:
     // Exactly the top_k first in order, of them the shortest prefix whose mass reaches top_p.
     std::int64_t draw_ranked(const SampleRules& rules, double number) {
         row_.order(rules.top_k);
+        weigh_ranks(rules.top_k);
         double total = 0;
-        for (int rank = 0; rank < rules.top_k; ++rank) total += weight(row_.token(rank));
-        shares_.clear();
-        reaches(rules.top_p, total, rules.top_k);
+        for (const double weight : weights_) total += weight;
+        reaches(rules.top_p, total);
         return invert(number);
     }
 
     // The shortest prefix whose mass, measured over the whole vocabulary, reaches top_p.
     std::int64_t draw_nucleus(const SampleRules& rules, double number) {
         const double total = total_weight();
-        shares_.clear();
-        for (int width = 64;; width *= 4) {
+        for (int width = 128;; width *= 8) {
             const int known = row_.order(width);
-            if (reaches(rules.top_p, total, known) || known == cols_) return invert(number);
+            weigh_ranks(known);
+            if (reaches(rules.top_p, total) || known == cols_) return invert(number);
         }
     }
 
-    // Adds the running shares of `total` of the ranks up to `end`, or up to the first that reaches top_p: true then.
-    bool reaches(double top_p, double total, int end) {
-        double running = shares_.empty() ? 0 : shares_.back();
-        for (int rank = static_cast<int>(shares_.size()); rank < end; ++rank) {
-            running += weight(row_.token(rank)) / total;
+    void weigh_ranks(int end) {
+        weights_.resize(end);
+        for (int rank = 0; rank < end; ++rank) weights_[rank] = weight(row_.token(rank));
+    }
+
+    // Fills shares_ with the running shares that weights_ have of `total`, up to the first that reaches top_p: true then.
+    bool reaches(double top_p, double total) {
+        double running = 0;
+        shares_.clear();
+        for (const double weight : weights_) {
+            running += weight / total;
             shares_.push_back(running);
             if (running >= top_p && top_p < 1) return true;
         }
@@ -289,7 +300,7 @@ private:
     double temperature_ = 1, log_min_p_ = kNever;
     const std::vector<double>* sums_ = nullptr;
     std::vector<float> edited_;
-    std::vector<double> shares_;
+    std::vector<double> weights_, shares_;
 };
 
 double uniform(std::uint64_t seed, std::uint64_t position, std::uint32_t stream) {
