@@ -1,0 +1,50 @@
+"""What a step costs beside the model: measured part by part, and far below what a model's forward takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.bench.overhead import PARTS, SAMPLING, measure_overhead, overhead_rows, prepared_logits
+from headrace.models.source import BUNDLED_FOLDER
+from headrace.text.tokenizer import Tokenizer
+
+_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+
+from headrace.runner.native_sampler import NativeSampler  # noqa: E402 (needs the extension)
+
+VOCAB = 32_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(BUNDLED_FOLDER / "tale")
+
+
+@pytest.fixture(scope="module")
+def sampler() -> NativeSampler:
+    return NativeSampler(VOCAB, _native.Kernels(_native.available_kernels()[0]), _native.Team(1))
+
+
+@pytest.mark.parametrize(("sequences", "limit_s"), [(1, 0.3e-3), (32, 1e-3)])
+def test_a_decode_step_stays_far_below_a_forward(
+    sequences: int, limit_s: float, sampler: NativeSampler, tokenizer: Tokenizer
+) -> None:
+    logits = prepared_logits(sequences, VOCAB, tokenizer.vocab_size)
+    spent = measure_overhead(
+        logits, VOCAB, sampler, SAMPLING["greedy"], sequences, tokenizer, steps=60, block_size=16
+    )
+    steps = [sum(step) for step in zip(*spent.parts.values(), strict=True)]
+    assert len(steps) == 60
+    assert all(value > 0 for values in spent.parts.values() for value in values)
+    assert min(steps) < limit_s  # the quickest: how busy the machine is should not matter
+    assert spent.medians()["step"] >= max(spent.medians()[part] for part in PARTS)
+
+
+def test_rows_name_every_part_and_the_whole(sampler: NativeSampler, tokenizer: Tokenizer) -> None:
+    logits = prepared_logits(2, VOCAB, tokenizer.vocab_size)
+    rows = overhead_rows(logits, VOCAB, sampler, tokenizer, sizes=(1, 2), samplings=("top-p",), steps=5)
+    assert [row.labels["part"] for row in rows] == [*PARTS, "step"] * 2
+    assert [row.labels["batch"] for row in rows] == [1] * 6 + [2] * 6
+    assert all(row.values["overhead_s"] > 0 for row in rows if row.labels["part"] == "step")
+    shares = sum(row.values["share"] for row in rows[: len(PARTS)])
+    assert 0.5 < shares < 1.5  # medians of parts need not add up to the median of the whole
