@@ -9,7 +9,7 @@ import pytest
 
 from headrace.bench.report import Report
 from headrace.bench.startup import launch
-from headrace.bench.throughput import closed_rows
+from headrace.bench.throughput import Mixed, closed_rows
 from headrace.cli import main
 from headrace.cli.bench import KINDS
 from headrace.errors import HeadraceError
@@ -53,6 +53,7 @@ def test_throughput(tmp_path: Path) -> None:
     report = bench("throughput", *CLOSED, *MIXED, path=tmp_path / "out.json")
     one, three, mixed = report.rows
     assert [row.labels["traffic"] for row in report.rows] == ["closed", "closed", "mixed"]
+    assert (one.labels["prompts"], mixed.labels["prompts"]) == ("9", "3-20")
     assert one.labels["requests"] == 1 and three.labels["requests"] == 3 and mixed.labels["requests"] == 4
     for row in (one, three):
         names = ("decode_tokens_per_s", "limit_tokens_per_s", "fraction")
@@ -66,6 +67,15 @@ def test_throughput(tmp_path: Path) -> None:
 def test_throughput_of_closed_batches_alone(tmp_path: Path) -> None:
     report = bench("throughput", *CLOSED, "--num-prompts", "0", path=tmp_path / "out.json")
     assert [row.labels["traffic"] for row in report.rows] == ["closed", "closed"]
+
+
+def test_mixed_lengths_fit_the_model_where_nobody_asks_for_others(tmp_path: Path) -> None:
+    """The shape tiny has 512 positions."""
+    words = ["--batch-sizes", "--num-prompts", "2", "--max-model-len", "64"]
+    (row,) = bench("throughput", *words, path=tmp_path / "out.json").rows
+    assert (row.labels["prompts"], row.labels["outputs"]) == ("32-48", "16-16")
+    assert Mixed(64).within(1024) == Mixed(64, (32, 768), (16, 256))
+    assert Mixed(64).within(4096) == Mixed(64)
 
 
 def test_prefill_in_chunks(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.bench.latency import Progress, decode_rates
 from headrace.bench.measure import Measured
-from headrace.bench.report import Row, row_of_runs
+from headrace.bench.report import Label, Row, row_of_runs
 from headrace.bench.subject import Subject, with_percentiles
 from headrace.bench.workload import fixed_lengths, mixed_lengths
 
@@ -19,6 +19,13 @@ class Mixed:
     requests: int = 64
     input_len: tuple[int, int] = (32, 1024)
     output_len: tuple[int, int] = (16, 256)
+
+    def within(self, max_model_len: int) -> Mixed:
+        """The same with the longest requests cut to the model's length: a quarter of it for the output at most."""
+        low, high = self.output_len
+        output = (min(low, max(1, max_model_len // 4)), min(high, max(1, max_model_len // 4)))
+        room = max(1, max_model_len - output[1])
+        return Mixed(self.requests, (min(self.input_len[0], room), min(self.input_len[1], room)), output)
 
 
 def closed_rows(
@@ -49,7 +56,9 @@ def closed_rows(
             if repeat:
                 measured.append(run)
                 runs.append({**decode_rates(subject, run), **_rates(run), **_prefill_rate(run)})
-        yield with_percentiles(row_of_runs({"traffic": "closed", "requests": batch}, runs), measured)
+        yield with_percentiles(
+            row_of_runs(_labels("closed", batch, f"{input_len}", f"{output_len}"), runs), measured
+        )
 
 
 def mixed_row(subject: Subject, mixed: Mixed, *, repeats: int, progress: Progress, seed: int = 0) -> Row:
@@ -71,7 +80,13 @@ def mixed_row(subject: Subject, mixed: Mixed, *, repeats: int, progress: Progres
             measured.append(run)
             whole = subject.against_roofline(run.steps, run.wall_s, run.output_tokens)
             runs.append({**_rates(run), **whole, "mean_batch": run.mean_batch})
-    return with_percentiles(row_of_runs({"traffic": "mixed", "requests": mixed.requests}, runs), measured)
+    prompts, outputs = ("{}-{}".format(*ends) for ends in (mixed.input_len, mixed.output_len))
+    labels = _labels("mixed", mixed.requests, prompts, outputs)
+    return with_percentiles(row_of_runs(labels, runs), measured)
+
+
+def _labels(traffic: str, requests: int, prompts: str, outputs: str) -> dict[str, Label]:
+    return {"traffic": traffic, "requests": requests, "prompts": prompts, "outputs": outputs}
 
 
 def _rates(run: Measured) -> dict[str, float]:

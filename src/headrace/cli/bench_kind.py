@@ -66,7 +66,7 @@ class Kind:
             if numbers and not isinstance(value, bool) and min(numbers) < low:
                 raise ConfigError(f"{_flag(name)} must be at least {low}, got {min(numbers)}")
         for name in self.ranges:
-            low, high = getattr(args, name)
+            low, high = getattr(args, name) or (0, 0)
             if low > high:
                 raise ConfigError(f"{_flag(name)} takes the lower length first, got {low} {high}")
 

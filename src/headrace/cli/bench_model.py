@@ -61,27 +61,40 @@ def _throughput_flags(parser: Flags) -> None:
         help="requests of mixed traffic, 0: none (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--mixed-input-len", type=int, nargs=2, default=[32, 1024], metavar=("LOW", "HIGH"),
-        help="prompt tokens of mixed traffic (default: 32 1024)",
+        "--mixed-input-len", type=int, nargs=2, default=None, metavar=("LOW", "HIGH"),
+        help="prompt tokens of mixed traffic (default: 32 1024, as far as the model's length allows)",
     )  # fmt: skip
     parser.add_argument(
-        "--mixed-output-len", type=int, nargs=2, default=[16, 256], metavar=("LOW", "HIGH"),
-        help="output tokens of mixed traffic (default: 16 256)",
+        "--mixed-output-len", type=int, nargs=2, default=None, metavar=("LOW", "HIGH"),
+        help="output tokens of mixed traffic (default: 16 256, at most a quarter of the model's length)",
     )  # fmt: skip
 
 
 def _throughput(args: argparse.Namespace) -> Prepared:
-    mixed = Mixed(args.num_prompts, tuple(args.mixed_input_len), tuple(args.mixed_output_len))
-
     def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
         closed = closed_rows(
             subject, batch_sizes=args.batch_sizes, input_len=args.input_len, output_len=args.output_len,
             repeats=args.repeats, progress=progress,
         )  # fmt: skip
+        if not args.num_prompts:
+            return closed
+        mixed = _mixed(args, subject.parts.resolved.max_model_len)
+        subject.check(batch=1, length=mixed.input_len[1] + mixed.output_len[1])  # before anything is measured
         last = (mixed_row(subject, mixed, repeats=args.repeats, progress=progress) for _ in range(1))
-        return chain(closed, last) if mixed.requests else closed
+        return chain(closed, last)
 
-    return prepare_subject(args, rows, (len(args.batch_sizes) + bool(mixed.requests)) * (args.repeats + 1))
+    return prepare_subject(args, rows, (len(args.batch_sizes) + bool(args.num_prompts)) * (args.repeats + 1))
+
+
+def _mixed(args: argparse.Namespace, max_model_len: int) -> Mixed:
+    """The lengths that were asked for; those that were not, cut to the model's length."""
+    fitting = Mixed(args.num_prompts).within(max_model_len)
+    inputs, outputs = args.mixed_input_len, args.mixed_output_len
+    return replace(
+        fitting,
+        input_len=tuple(inputs) if inputs else fitting.input_len,
+        output_len=tuple(outputs) if outputs else fitting.output_len,
+    )
 
 
 # ---- prefill ----
