@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from headrace.bench.measure import Measured
+from headrace.bench.repeats import Repeats
 from headrace.bench.report import Row, row_of_runs
 from headrace.bench.subject import Subject, with_percentiles
 from headrace.bench.workload import fixed_lengths
@@ -32,21 +34,24 @@ def latency_rows(
             subject.check(batch=batch, length=input_len + output_len)
     for input_len in input_lens:
         for batch in batch_sizes:
-            runs = []
-            for repeat in range(repeats + 1):
-                progress(f"prompt {input_len}, batch {batch}")
-                run = subject.run(
-                    fixed_lengths(
-                        batch, prompt_tokens=input_len, output_tokens=output_len,
-                        vocab_size=subject.vocab_size, seed=subject.next_seed(),
-                    )
-                )  # fmt: skip
-                if repeat:
-                    runs.append(run)
-            rates = row_of_runs(
-                {"prompt": input_len, "batch": batch}, [decode_rates(subject, run) for run in runs]
+            found = Repeats(
+                partial(closed_batch, subject, batch, input_len, output_len),
+                repeats,
+                partial(progress, f"prompt {input_len}, batch {batch}"),
             )
-            yield with_percentiles(rates, runs)
+            rates = [decode_rates(subject, run) for run in found.runs]
+            yield with_percentiles(row_of_runs({"prompt": input_len, "batch": batch}, rates), found.runs)
+            found.go_on()
+
+
+def closed_batch(subject: Subject, batch: int, input_len: int, output_len: int) -> Measured:
+    """One run of `batch` equal requests at once, with prompts that the subject has not seen."""
+    return subject.run(
+        fixed_lengths(
+            batch, prompt_tokens=input_len, output_tokens=output_len, vocab_size=subject.vocab_size,
+            seed=subject.next_seed(),
+        )
+    )  # fmt: skip
 
 
 def decode_rates(subject: Subject, run: Measured) -> dict[str, float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from headrace.bench.latency import Progress
+from headrace.bench.latency import Progress, closed_batch
 from headrace.bench.measure import Measured
+from headrace.bench.repeats import Repeats
 from headrace.bench.report import Row, row_of_runs
 from headrace.bench.subject import Subject
-from headrace.bench.workload import fixed_lengths
 
 
 def prefill_rows(
@@ -28,18 +29,16 @@ def prefill_rows(
         subject.check(batch=batch, length=input_len + 1)
     chunk = subject.parts.resolved.max_num_batched_tokens
     for input_len, batch in cases:
-        runs = []
-        for repeat in range(repeats + 1):  # the first run warms up and is not counted
-            progress(f"prompt {input_len}, chunk {chunk}")
-            run = subject.run(
-                fixed_lengths(
-                    batch, prompt_tokens=input_len, output_tokens=1,
-                    vocab_size=subject.vocab_size, seed=subject.next_seed(),
-                )
-            )  # fmt: skip
-            if repeat:
-                runs.append(_rates(subject, run))
-        yield row_of_runs({"prompt": input_len, "batch": batch, "chunk": min(chunk, batch * input_len)}, runs)
+        found = Repeats(
+            partial(closed_batch, subject, batch, input_len, 1),
+            repeats,
+            partial(progress, f"prompt {input_len}, chunk {chunk}"),
+        )
+        rates = [_rates(subject, run) for run in found.runs]
+        yield row_of_runs(
+            {"prompt": input_len, "batch": batch, "chunk": min(chunk, batch * input_len)}, rates
+        )
+        found.go_on()
 
 
 def _rates(subject: Subject, run: Measured) -> dict[str, float]:

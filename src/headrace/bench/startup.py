@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from headrace.bench.latency import Progress
+from headrace.bench.repeats import Repeats
 from headrace.bench.report import Row, row_of_runs
 from headrace.errors import HeadraceError
 
@@ -25,13 +27,9 @@ def startup_rows(
     One more launch comes first and is not counted: it brings the files into the page cache. `options` are those
     of EngineConfig. Raises HeadraceError with the process's own last line where it fails.
     """
-    runs = []
-    for repeat in range(repeats + 1):
-        progress("launch")
-        run = launch(options, input_len=input_len)
-        if repeat:
-            runs.append(run)
-    yield row_of_runs({"model": str(options["model"])}, runs)
+    found = Repeats(partial(launch, options, input_len=input_len), repeats, partial(progress, "launch"))
+    yield row_of_runs({"model": str(options["model"])}, found.runs)
+    found.go_on()
 
 
 def launch(options: Mapping[str, object], *, input_len: int) -> dict[str, float]:

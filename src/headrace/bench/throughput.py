@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from headrace.bench.latency import Progress, decode_rates
+from headrace.bench.latency import Progress, closed_batch, decode_rates
 from headrace.bench.measure import Measured
+from headrace.bench.repeats import Repeats
 from headrace.bench.report import Label, Row, row_of_runs
 from headrace.bench.subject import Subject, with_percentiles
-from headrace.bench.workload import fixed_lengths, mixed_lengths
+from headrace.bench.workload import mixed_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +46,47 @@ def closed_rows(
     for batch in batch_sizes:
         subject.check(batch=batch, length=input_len + output_len)
     for batch in batch_sizes:
-        runs, measured = [], []
-        for repeat in range(repeats + 1):  # the first run warms up and is not counted
-            progress(f"batch {batch}")
-            run = subject.run(
-                fixed_lengths(
-                    batch, prompt_tokens=input_len, output_tokens=output_len,
-                    vocab_size=subject.vocab_size, seed=subject.next_seed(),
-                )
-            )  # fmt: skip
-            if repeat:
-                measured.append(run)
-                runs.append({**decode_rates(subject, run), **_rates(run), **_prefill_rate(run)})
-        yield with_percentiles(
-            row_of_runs(_labels("closed", batch, f"{input_len}", f"{output_len}"), runs), measured
+        found = Repeats(
+            partial(closed_batch, subject, batch, input_len, output_len),
+            repeats,
+            partial(progress, f"batch {batch}"),
         )
+        figures = [{**decode_rates(subject, run), **_rates(run), **_prefill_rate(run)} for run in found.runs]
+        row = row_of_runs(_labels("closed", batch, f"{input_len}", f"{output_len}"), figures)
+        yield with_percentiles(row, found.runs)
+        found.go_on()
 
 
-def mixed_row(subject: Subject, mixed: Mixed, *, repeats: int, progress: Progress, seed: int = 0) -> Row:
-    """All requests at once, prefill and decode in the same steps. The fraction is that of the whole run.
+def mixed_rows(
+    subject: Subject, mixed: Mixed, *, repeats: int, progress: Progress, seed: int = 0
+) -> Iterator[Row]:
+    """A row: all requests at once, prefill and decode in the same steps. The fraction is that of the whole run.
 
     Every repeat has the lengths of the same seed, so that repeats do the same work, and prompts of its own.
     """
     subject.check(batch=1, length=mixed.input_len[1] + mixed.output_len[1])
-    runs, measured = [], []
-    for repeat in range(repeats + 1):
-        progress("mixed traffic")
-        run = subject.run(
+
+    def run() -> Measured:
+        return subject.run(
             mixed_lengths(
                 mixed.requests, prompt_tokens=mixed.input_len, output_tokens=mixed.output_len,
                 vocab_size=subject.vocab_size, seed=seed, prompt_seed=subject.next_seed(),
             )
         )  # fmt: skip
-        if repeat:
-            measured.append(run)
-            whole = subject.against_roofline(run.steps, run.wall_s, run.output_tokens)
-            runs.append({**_rates(run), **whole, "mean_batch": run.mean_batch})
+
+    found = Repeats(run, repeats, partial(progress, "mixed traffic"))
+    figures = [
+        {
+            **_rates(one),
+            **subject.against_roofline(one.steps, one.wall_s, one.output_tokens),
+            "mean_batch": one.mean_batch,
+        }
+        for one in found.runs
+    ]
     prompts, outputs = ("{}-{}".format(*ends) for ends in (mixed.input_len, mixed.output_len))
-    labels = _labels("mixed", mixed.requests, prompts, outputs)
-    return with_percentiles(row_of_runs(labels, runs), measured)
+    row = row_of_runs(_labels("mixed", mixed.requests, prompts, outputs), figures)
+    yield with_percentiles(row, found.runs)
+    found.go_on()
 
 
 def _labels(traffic: str, requests: int, prompts: str, outputs: str) -> dict[str, Label]:

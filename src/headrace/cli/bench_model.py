@@ -13,7 +13,7 @@ from headrace.bench.prefill import prefill_rows
 from headrace.bench.report import Row
 from headrace.bench.startup import startup_rows
 from headrace.bench.subject import Subject, load_subject
-from headrace.bench.throughput import Mixed, closed_rows, mixed_row
+from headrace.bench.throughput import Mixed, closed_rows, mixed_rows
 from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
 from headrace.cli.engine_flags import engine_config, engine_options
 
@@ -80,8 +80,7 @@ def _throughput(args: argparse.Namespace) -> Prepared:
             return closed
         mixed = _mixed(args, subject.parts.resolved.max_model_len)
         subject.check(batch=1, length=mixed.input_len[1] + mixed.output_len[1])  # before anything is measured
-        last = (mixed_row(subject, mixed, repeats=args.repeats, progress=progress) for _ in range(1))
-        return chain(closed, last)
+        return chain(closed, mixed_rows(subject, mixed, repeats=args.repeats, progress=progress))
 
     return prepare_subject(args, rows, (len(args.batch_sizes) + bool(args.num_prompts)) * (args.repeats + 1))
 

@@ -1,0 +1,35 @@
+"""The same measurement several times, of which an interrupt leaves what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Repeats(Generic[T]):
+    """`runs` holds the results of `repeats` runs, after one that warms up; `before` is called ahead of each.
+
+    An interrupt ends them early, and is raised again by `go_on`, once the caller has used what there is. With no
+    result at all it is raised at once.
+    """
+
+    def __init__(self, run: Callable[[], T], repeats: int, before: Callable[[], None]) -> None:
+        self.runs: list[T] = []
+        self._interrupted = False
+        try:
+            for repeat in range(repeats + 1):
+                before()
+                result = run()
+                if repeat:
+                    self.runs.append(result)
+        except KeyboardInterrupt:
+            if not self.runs:
+                raise
+            self._interrupted = True
+
+    def go_on(self) -> None:
+        """Raises KeyboardInterrupt if the runs were interrupted."""
+        if self._interrupted:
+            raise KeyboardInterrupt
