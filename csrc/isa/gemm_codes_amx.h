@@ -110,12 +110,21 @@ static void multiply_code_block(const CodeBlock& block) {
         return static_cast<const std::uint8_t*>(w.data) + (block.panel + p) * w.panel_bytes +
                static_cast<std::size_t>(k) * (kNibbles ? 8 : 16);
     };
+    // Asks for what lies kCodesAhead behind a chunk; hardware looks ahead too little between products.
+    const auto ask = [&](int k, int features) {
+        const int bytes_here = features * (kNibbles ? 8 : 16);
+        for (int p = 0; p < block.panels; ++p) {
+            const std::uint8_t* at = codes(p, k) + kCodesAhead;
+            for (int i = 0; i < bytes_here; i += 64) HEADRACE_PREFETCH(at + i);
+        }
+    };
     CodeChunk chunk;
     for (int g = 0; g < w.groups; ++g) {
         const int begin = g * w.group, end = least(begin + w.group, w.cols_padded);
-        const int most = kAsStored ? end - begin : kChunkTiles * kTileFeatures;
+        constexpr int most = kChunkTiles * kTileFeatures;
         for (int k = begin; k < end; k += most) {
             const int features = least(most, end - k);
+            ask(k, features);
             if constexpr (kAsStored) {
                 run_code_rows<kPairs>(block, reinterpret_cast<const char*>(codes(0, k)), w.panel_bytes, k, features, bytes,
                                       k == begin);
@@ -133,9 +142,15 @@ static void multiply_code_block(const CodeBlock& block) {
     }
 }
 
-// As gemm_codes of gemm_codes.h.
+// As gemm_codes of gemm_codes.h, with the same bits for int8 activations: their sums are whole numbers, and scales are
+// applied in the same order. So few such rows are left to it; they read memory as fast without tiles.
+constexpr int kFewCodeRows = 8;
 static void gemm_codes_amx(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                            std::size_t out_stride) {
+    if (in.type == DType::i8 && rows <= kFewCodeRows) {
+        gemm_codes(in, row, rows, weight, panel, panels, out, out_stride);
+        return;
+    }
     const TileScope scope;
     alignas(64) unsigned char sums[kCodeBlockRows * kSumsStride];
     const bool nibbles = weight.format == WeightFormat::int4, pairs = in.type == DType::bf16;
