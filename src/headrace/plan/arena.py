@@ -15,9 +15,9 @@ from headrace.quant.format import INPUT_ALIGN, PAGE, WeightFormat
 _BYTES = {"f32": 4, "bf16": 2, "int8": 1}
 _CACHE_LINE = 64
 
-# Attention's scratch memory for each thread, see csrc/isa/attention_plan.h: rows of a tile, columns of a span, partial
-# results kept at once, and the least room for them in floats.
-_TILE_ROWS, _SPAN, _PARTIALS, _POOL_FLOATS = 48, 256, 8, 1 << 18
+# Attention's scratch memory for each thread, see csrc/isa/attention_plan.h: the most rows of a tile on any instruction
+# set, columns of a span, partial results kept at once, and the least room for them in floats.
+_TILE_ROWS, _SPAN, _PARTIALS, _POOL_FLOATS = 64, 256, 8, 1 << 18
 
 
 @dataclass(slots=True)
@@ -99,8 +99,9 @@ def _direct(weights: WeightFormat) -> str:
 
 
 def _scratch(mixer: AttentionSpec, memory: MemoryFormat, seqs: int) -> int:
+    """A bound: instruction sets cut attention into tiles of different sizes."""
     partial = _round((2 * _round(_TILE_ROWS, 16) + _TILE_ROWS * mixer.head_dim) * 4, _CACHE_LINE)
-    expanded = 2 * 2 * _SPAN * mixer.head_dim if memory.kv.dtype == "int8" else 0
+    expanded = 2 * _SPAN * mixer.head_dim if memory.kv.dtype == "int8" else 0
     results = partial * _PARTIALS
     work = 4 * _TILE_ROWS * (_SPAN + 16) + 2 * partial + expanded
     tables = 4 * _CACHE_LINE + 32 * _PARTIALS * memory.threads + 8 * (seqs + 1)
