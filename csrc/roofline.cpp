@@ -56,7 +56,7 @@ struct Freed {
 
 std::vector<double> measure_read(const Kernels& kernels, Team& team, std::size_t buffer_bytes, int runs) {
     constexpr std::size_t kPage = 4096;
-    constexpr std::size_t kParts = 4;  // timed one by one: the shorter, the fewer interruptions fall into each
+    constexpr std::size_t kParts = 16;  // timed one by one: the shorter, the fewer interruptions fall into each
     const std::size_t bytes = (buffer_bytes + kPage - 1) / kPage * kPage;
     const std::unique_ptr<unsigned char, Freed> owner(static_cast<unsigned char*>(::operator new(bytes, kAlign)));
     unsigned char* data = owner.get();

@@ -9,7 +9,7 @@
 
 namespace headrace {
 
-// Bytes a second at which the whole team reads, in each quarter of `runs` passes over `buffer_bytes` of memory (rounded
+// Bytes a second at which the whole team reads, in each sixteenth of `runs` passes over `buffer_bytes` of memory (rounded
 // up to whole pages); a pass must not fit any cache. Throws std::bad_alloc where there is not so much memory.
 std::vector<double> measure_read(const Kernels& kernels, Team& team, std::size_t buffer_bytes, int runs);
 
