@@ -73,6 +73,7 @@ Rows Tape::rows(DType type, int cols, int group) {
     Rows rows;
     rows.type = type;
     rows.stride = (padded * dtype_bytes(type) + 63) / 64 * 64;
+    if (rows.stride % 4096 == 0) rows.stride += 64;  // else the same feature of many rows falls into one set of the L1 cache
     rows.data = arena_.take(rows.stride * sizes_.tokens);
     if (type == DType::i8) {
         rows.group = group > 0 && group < padded ? group : padded;

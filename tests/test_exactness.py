@@ -71,14 +71,18 @@ def run(
     requests: Sequence[NewRequest],
     hook: Hook | None = None,
     wrap: Wrap = lambda executor: executor,
+    *,
+    at_once: bool = False,
 ) -> Run:
-    """Run the requests together, one more of them arriving at every second step. `hook` runs before each step,
-    `wrap` may put something between engine and executor."""
+    """Run the requests together, one more of them arriving at every second step, or all `at_once`. `hook` runs before
+    each step, `wrap` may put something between engine and executor."""
     parts = assemble(EngineConfig.from_kwargs(**{"dtype": "float32", "num_threads": 1, **options}))
     engine, executor, seen, queue = parts.engine, wrap(parts.executor), Run(), list(requests)
     while queue or engine.has_work:
-        if queue and seen.steps % 2 == 0:
+        while queue and (at_once or seen.steps % 2 == 0):
             engine.add(queue.pop(0), float(seen.steps))
+            if not at_once:
+                break
         if hook is not None:
             hook(parts, seen.steps)
         plan = engine.begin(float(seen.steps))

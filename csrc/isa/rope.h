@@ -79,8 +79,7 @@ inline float quantize_head(const float* x, int dim, std::int8_t* codes) {
         peak = max(peak, max(v, F32x16::zero() - v));
     }
     const float largest = reduce_max(peak);
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    const F32x16 factor = F32x16::broadcast(inverse);
+    const F32x16 factor = F32x16::broadcast(codes_per_unit(largest));
     for (int i = 0; i < dim; i += 16) store_i8(codes + i, round(F32x16::load(x + i) * factor));
     return largest / 127.0f;
 }

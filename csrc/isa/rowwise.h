@@ -87,7 +87,7 @@ static inline float encode_group(const Features& f, int begin, int end, std::int
         strange = strange + (x - x);  // stays 0, or becomes NaN with the first infinity or NaN
     }
     const float top = reduce_max(most);
-    const F32x16 inverse = F32x16::broadcast(top > 0.0F ? 127.0F / top : 0.0F);
+    const F32x16 inverse = F32x16::broadcast(codes_per_unit(top));
     I32x16 total = I32x16::zero();
     for (int i = begin; i < end; i += 16) {
         const I32x16 code = round(f.at(i) * inverse);

@@ -26,6 +26,13 @@ namespace headrace::HEADRACE_ISA {
 
 HEADRACE_INLINE int least(int a, int b) { return a < b ? a : b; }
 HEADRACE_INLINE int largest(int a, int b) { return a > b ? a : b; }
+
+// What values are multiplied by to become int8 codes, the largest magnitude becoming 127. Finite for subnormal ones too:
+// infinity times zero would be NaN.
+HEADRACE_INLINE float codes_per_unit(float top) {
+    const float inverse = top > 0.0F ? 127.0F / top : 0.0F;
+    return inverse < 3e38F ? inverse : 3e38F;
+}
 HEADRACE_INLINE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Thread `thread` of `size` takes [begin, end) of `count` things; the shares differ by one at most.

@@ -46,8 +46,8 @@ ALONE: dict[str, object] = {
 }  # fmt: skip
 
 
-def requests() -> list[NewRequest]:
-    made = requests_for(max_tokens=30)
+def requests(seed: int = 0) -> list[NewRequest]:
+    made = requests_for(seed=seed, max_tokens=30)
     return [replace(one, params=replace(one.params, logprobs=2)) for one in made]
 
 
@@ -78,6 +78,27 @@ def check(case: str, format: str, kernels: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_logprob_is_the_same_float(format: str, case: str) -> None:
     check(case, format, BEST)
+
+
+@pytest.mark.parametrize("window", [{}, {"attention_sinks": 4, "sliding_window": 40}], ids=["full", "sinks"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_alone_and_among_31_others(format: str, window: dict[str, object]) -> None:
+    crowd = [
+        replace(one, request_id=f"{one.request_id}-{seed}") for seed in range(5) for one in requests(seed)
+    ][:32]
+    options = {
+        **TALE,
+        **FORMATS[format],
+        **window,
+        "ops_force": BEST,
+        "block_size": 16,
+        "enable_prefix_caching": False,
+    }
+    seen = run({**options, "max_num_seqs": 32, "max_num_batched_tokens": 4096}, crowd, at_once=True)
+    assert seen.largest_batch == 32
+    for request in crowd[::5]:
+        single = run({**options, "max_num_seqs": 1, "max_num_batched_tokens": 4096}, [request])
+        assert single.logprobs[request.request_id, 0] == seen.logprobs[request.request_id, 0]
 
 
 @pytest.mark.parametrize("kernels", SETS[1:])

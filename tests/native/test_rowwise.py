@@ -118,6 +118,16 @@ def test_codes_round_to_the_nearest_even(kernels: Any, team: Any) -> None:
     assert codes[0, :6].tolist() == [127, 0, 2, 2, 0, -2]
 
 
+def test_tiny_rows_become_small_codes_and_no_nan(kernels: Any, team: Any) -> None:
+    for size in (1e-37, 1e-38, 1e-40, 1e-45):
+        x = np.full((2, 64), size, dtype=np.float32)
+        x[:, 3] = 0
+        codes, scales, sums = encode_i8(kernels, team, x, 64)
+        assert np.isfinite(scales).all() and (scales >= 0).all()
+        assert not codes[:, 3].any() and (codes >= 0).all()
+        assert np.array_equal(sums[:, 0], codes.astype(np.int32).sum(axis=1))
+
+
 def test_what_is_not_finite_is_not_hidden(kernels: Any, team: Any) -> None:
     for strange in (np.nan, np.inf, -np.inf):
         x = sample(3, 128)

@@ -38,7 +38,8 @@ class _Arena:
             return
         self.seen.add((role, kind, columns, group))
         padded = _round(columns, INPUT_ALIGN)
-        self.take(part, self.tokens * _round(padded * _BYTES[kind], _CACHE_LINE))
+        stride = _round(padded * _BYTES[kind], _CACHE_LINE)
+        self.take(part, self.tokens * (stride if stride % PAGE else stride + _CACHE_LINE))
         if kind == "int8":
             groups = 1 if group is None else -(-padded // group)
             self.take(part, *[self.tokens * groups * 4] * 2)
