@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import openai
 import pytest
@@ -142,7 +141,6 @@ def test_a_signal_while_the_model_loads() -> None:
     )
     assert process.stdout is not None
     assert "loading" in process.stdout.readline()
-    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) in (0, 130)
     assert "ready" not in process.stdout.read()
