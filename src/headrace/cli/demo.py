@@ -25,6 +25,8 @@ examples:
   headrace demo --requests 96 --rate 100
 """
 MAX_RATE = 1e6
+NATIVE, TORCH = (192, 1000.0), (48, 60.0)
+"""Requests and arrivals a second that keep two cores busy, on the native kernels and on torch."""
 STORY = "Tell me a story about a fox who wants a boat."
 
 
@@ -36,16 +38,20 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "--requests", type=int, default=48, help="requests in the workload (default: %(default)s)"
-    )
+        "--requests", type=int, default=None,
+        help=f"requests in the workload (default: {NATIVE[0]}, or {TORCH[0]} without native kernels)",
+    )  # fmt: skip
     parser.add_argument(
-        "--rate", type=float, default=60.0, help="arrivals a second on average (default: %(default)s)"
-    )
+        "--rate", type=float, default=None,
+        help=f"arrivals a second on average (default: {NATIVE[1]:g}, or {TORCH[1]:g} without native kernels)",
+    )  # fmt: skip
     parser.add_argument("--num-threads", type=int, default=None, help="CPU threads")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.requests < 1 or not 0 < args.rate <= MAX_RATE:
+    if (args.requests is not None and args.requests < 1) or (
+        args.rate is not None and not 0 < args.rate <= MAX_RATE
+    ):
         raise ConfigError(f"--requests must be at least 1 and --rate between 0 and {MAX_RATE:g} a second")
     options = {} if args.num_threads is None else {"num_threads": args.num_threads}
     llm = LLM(DEFAULT_MODEL, show_progress=False, **options)
@@ -53,14 +59,15 @@ def run(args: argparse.Namespace) -> int:
     messages = [{"role": "user", "content": STORY}]
     print_stream(llm.stream_chat(messages, SamplingParams(temperature=0.0, max_tokens=300)))
 
-    tokenizer = llm.tokenizer
-    arrivals = shared_prompt_chats(args.requests, tokenizer.encode_chat, rate_per_s=args.rate)
-    memory = BATCH * MAX_MODEL_LEN * kv_token_bytes(llm.parts.resolved)
-    prompt, output = total_tokens(arrivals)
     resolved = llm.parts.resolved
+    usual = TORCH if resolved.kernels is None else NATIVE
+    count, rate = args.requests or usual[0], args.rate or usual[1]
+    arrivals = shared_prompt_chats(count, llm.tokenizer.encode_chat, rate_per_s=rate)
+    memory = BATCH * MAX_MODEL_LEN * kv_token_bytes(resolved)
+    prompt, output = total_tokens(arrivals)
     print(
         f"\nOne workload, five ways: {len(arrivals)} chats behind one system prompt, {prompt} prompt and {output} "
-        f"output tokens,\narriving at {args.rate:g} a second, each way with {format_bytes(memory)} of KV memory.\n"
+        f"output tokens,\narriving at {rate:g} a second, each way with {format_bytes(memory)} of KV memory.\n"
         f"{detect().brand or 'unknown CPU'}, {resolved.num_threads} threads, {resolved.dtype}.\n"
     )
     with tqdm(total=output * len(BASELINES), unit="tok", file=sys.stderr, leave=False) as bar:
