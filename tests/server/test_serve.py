@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import openai
 import pytest
@@ -141,6 +142,7 @@ def test_a_signal_while_the_model_loads() -> None:
     )
     assert process.stdout is not None
     assert "loading" in process.stdout.readline()
+    time.sleep(0.05)  # the engine process is starting; the whole load takes a quarter of a second
     process.send_signal(signal.SIGINT)
     assert process.wait(30) in (0, 130)
     assert "ready" not in process.stdout.read()
