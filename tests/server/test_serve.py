@@ -134,15 +134,32 @@ def test_a_signal_lets_streams_finish_and_leaves_no_child() -> None:
         socket.create_connection((host, int(port)))
 
 
-def test_a_signal_while_the_model_loads() -> None:
-    process = subprocess.Popen(
+def _interrupted(delay_s: float) -> tuple[int, str]:
+    """Exit code and later output of a server that is interrupted so long after it began to load."""
+    with subprocess.Popen(
         [sys.executable, "-m", "headrace.cli", "serve", "tale", "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout is not None
-    assert "loading" in process.stdout.readline()
-    time.sleep(0.05)  # the engine process is starting; the whole load takes a quarter of a second
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) in (0, 130)
-    assert "ready" not in process.stdout.read()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "loading" in process.stdout.readline()
+            time.sleep(delay_s)
+            process.send_signal(signal.SIGINT)
+            code = process.wait(30)
+            return code, process.stdout.read()
+        finally:
+            process.kill()
+
+
+def test_a_signal_while_the_model_loads() -> None:
+    code, output = _interrupted(
+        0.05
+    )  # the engine process is starting; the whole load takes a quarter of a second
+    assert code == 0
+    assert "ready" not in output
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.2, 0.25, 0.3, 0.35])
+def test_no_signal_of_the_start_is_lost(delay_s: float) -> None:
+    assert _interrupted(delay_s)[0] in (0, 130)

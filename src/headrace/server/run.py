@@ -100,11 +100,15 @@ async def _serve(
             ),
             lambda: ready(url(listener)),
         )  # fmt: skip
-        if not stop.is_set():
-            try:
-                await server.serve(sockets=[listener])
-            except OSError as error:  # somebody else listened there while the model was loading
-                raise _unusable(options.host, options.port, error) from error
+        # uvicorn sees the signals that come while it serves; one that came before, while this code kept the event loop
+        # from seeing it, reaches it here.
+        watching = asyncio.ensure_future(_exit_after(stop, server))
+        try:
+            await server.serve(sockets=[listener])
+        except OSError as error:  # somebody else listened there while the model was loading
+            raise _unusable(options.host, options.port, error) from error
+        finally:
+            watching.cancel()
     finally:
         await client.aclose()
     return 0
@@ -127,6 +131,11 @@ async def _start(config: EngineConfig, options: ServeOptions, stop: asyncio.Even
         return None
     finally:
         stopping.cancel()
+
+
+async def _exit_after(stop: asyncio.Event, server: uvicorn.Server) -> None:
+    await stop.wait()
+    server.should_exit = True
 
 
 class _Server(uvicorn.Server):
