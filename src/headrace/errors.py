@@ -28,6 +28,9 @@ class HeadraceError(Exception):
     code: str = "internal_error"
     """Short machine-readable name, the `code` field of an error body."""
 
+    retry_after_s: int | None = None
+    """Seconds after which it makes sense to try again; None where it does not."""
+
 
 class RequestError(HeadraceError):
     status = 400
@@ -50,6 +53,7 @@ class UnknownModelName(RequestError):
 class Overloaded(RequestError):
     status = 429
     code = "overloaded"
+    retry_after_s = 1
 
 
 class ConfigError(HeadraceError):
@@ -82,6 +86,7 @@ class TokenizerError(ModelError):
 class EngineDead(HeadraceError):
     status = 503
     code = "engine_dead"
+    retry_after_s = 1
 
 
 class MissingDependency(HeadraceError):

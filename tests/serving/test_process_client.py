@@ -28,6 +28,7 @@ from headrace.errors import (
 from headrace.serving.frames import frame
 from headrace.serving.messages import Hello, encode
 from headrace.serving.process_client import ProcessClient
+from headrace.serving.state import EngineState
 from headrace.serving.stream import OutputStream
 from headrace.serving.translate import request_to_wire
 from tests.serving.tiny_engine import COMMAND, CRASH, FAIL
@@ -177,7 +178,7 @@ async def test_a_killed_engine_ends_everything_at_once() -> None:
             with pytest.raises(EngineDead, match="was killed by SIGKILL"):
                 await reader
         assert time.monotonic() - killed < 2.0
-        assert not client.healthy
+        assert client.state is EngineState.DEAD
         with pytest.raises(EngineDead):
             await client.submit(NewRequest("late", (1,)))
         with pytest.raises(EngineDead):
@@ -193,7 +194,7 @@ async def test_an_executor_that_raises_ends_everything_with_its_reason() -> None
         for one in (crashing, stream):
             with pytest.raises(EngineDead, match="the tiny executor crashed"):
                 await read(one)
-        assert not client.healthy
+        assert client.state is EngineState.DEAD
 
 
 @run_async

@@ -12,9 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from headrace.errors import HeadraceError, Overloaded
+from headrace.errors import HeadraceError
 
-RETRY_AFTER_S = 1
 MAX_MESSAGE_CHARS = 2000
 
 _log = logging.getLogger(__name__)
@@ -47,7 +46,8 @@ def install(app: FastAPI) -> None:
 
 async def _headrace_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HeadraceError)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Overloaded) else None
+    after = error.retry_after_s
+    headers = None if after is None else {"Retry-After": str(after)}
     return JSONResponse(headrace_error_body(error), error.status, headers)
 
 

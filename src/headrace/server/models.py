@@ -24,10 +24,11 @@ async def model(name: str, service: Annotated[Service, Depends(service_of)]) -> 
 
 @router.get("/health")
 async def health(service: Annotated[Service, Depends(service_of)]) -> Response:
-    """200 while requests can be served, 503 once the engine has ended."""
-    if service.client.healthy:
+    """200 while an engine runs, 503 with a reason while none does."""
+    state, trouble = service.client.state, service.client.trouble
+    if state.alive:
         return JSONResponse({"status": "ok"})
-    return JSONResponse({"status": "engine dead"}, 503)
+    return JSONResponse({"status": f"engine {state.value}", "reason": trouble}, 503)
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ Modules, in reading order:
 - `inprocess`: the client of an engine in the same process.
 - `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written.
 - `connection`, `engine_loop`: the engine process.
-- `child`, `stream`, `process_client`: the client of an engine in another process; `client` is its contract.
+- `state`, `child`, `stream`, `process_client`: the client of an engine in another process; `client` is its contract.
 - `generation`: one request at such a client, from submission to result.
 
 Import from the modules; this package imports nothing by itself.

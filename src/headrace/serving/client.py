@@ -6,6 +6,7 @@ from typing import Protocol
 
 from headrace.core.engine import EngineStats
 from headrace.core.types import NewRequest
+from headrace.serving.state import EngineState
 from headrace.serving.stream import OutputStream
 
 
@@ -13,8 +14,13 @@ class AsyncClient(Protocol):
     """Calls come from one event loop."""
 
     @property
-    def healthy(self) -> bool:
-        """False once the engine has ended."""
+    def state(self) -> EngineState:
+        """Whether there is an engine, and whether it is for new callers."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no engine, in one sentence that anybody may read; None while there is one."""
         ...
 
     async def submit(self, new: NewRequest) -> OutputStream:

@@ -32,6 +32,7 @@ from headrace.serving.messages import (
     decode_from_engine,
     encode,
 )
+from headrace.serving.state import EngineState
 from headrace.serving.stream import MAX_UNREAD, OutputStream
 from headrace.serving.translate import (
     error_from_wire,
@@ -55,7 +56,7 @@ class ProcessClient:
     """Starts an engine process and talks to it; made by `start`, ended by `aclose`. An AsyncClient.
 
     When the engine process ends by itself, every stream and every call that waits raises EngineDead at once,
-    `healthy` turns False, and further requests are refused with the same error.
+    `state` turns DEAD, and further requests are refused with the same error.
     """
 
     def __init__(
@@ -104,9 +105,16 @@ class ProcessClient:
         return self._facts
 
     @property
-    def healthy(self) -> bool:
-        """False once the engine process has ended."""
-        return self._error is None
+    def state(self) -> EngineState:
+        """STARTING until the model is loaded, then READY, and DEAD once the engine process has ended."""
+        if self._error is not None:
+            return EngineState.DEAD
+        return EngineState.STARTING if self._facts is None else EngineState.READY
+
+    @property
+    def trouble(self) -> str | None:
+        """How the engine process ended, if it did."""
+        return self._error
 
     @property
     def pid(self) -> int:
