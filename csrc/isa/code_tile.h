@@ -18,6 +18,12 @@ struct CodeTile {
     int row, panel;
     float* out;
     std::size_t out_stride;  // floats
+    // What the tile asks for while it works: from `ask` on `ask_step` bytes further with each 64 bytes of a panel that
+    // it reads, and from `turn` on when it comes to group `turn_group`.
+    const std::uint8_t* ask = nullptr;
+    std::size_t ask_step = 0;
+    const std::uint8_t* turn = nullptr;
+    int turn_group = -1;
 
     template <typename T>
     HEADRACE_METHOD const T* activations(int r, int k) const {

@@ -11,7 +11,8 @@ namespace headrace::HEADRACE_ISA {
 // kByteOffset for bytes and 0 for nibbles. Whole numbers may be added in any order: a small tile has several sums for
 // each of its own, which do not wait for each other.
 template <bool kNibbles, int R, int P>
-HEADRACE_INLINE void add_code_products(const CodeTile& tile, int k, int features, I32x16 (&sums)[R][P]) {
+HEADRACE_INLINE void add_code_products(const CodeTile& tile, int k, int features, const std::uint8_t*& ask,
+                                       I32x16 (&sums)[R][P]) {
     constexpr int kStep = kNibbles ? 8 : 4;  // input features in 64 bytes of a panel
     constexpr int kWays = R * P >= 8 || kCodePanels == 1 ? 1 : R * P >= 4 ? 2 : 4;
     constexpr int kVectors = kNibbles ? (kWays + 1) / 2 : kWays;  // loads of 64 bytes a turn
@@ -29,10 +30,10 @@ HEADRACE_INLINE void add_code_products(const CodeTile& tile, int k, int features
         HEADRACE_UNROLL for (int v = 0; v < kVectors; ++v) {
             Codes codes[P];
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                const std::uint8_t* at = b[p] + (i / kStep + v) * 64;
-                codes[p] = Codes::load(at);
-                HEADRACE_PREFETCH(at + kCodesAhead);
+                codes[p] = Codes::load(b[p] + (i / kStep + v) * 64);
             }
+            HEADRACE_PREFETCH(ask);
+            ask += tile.ask_step;
             HEADRACE_UNROLL for (int half = 0; half < (kNibbles ? 2 : 1); ++half) {
                 const int way = (kNibbles ? 2 * v + half : v) % kWays;
                 HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
@@ -65,7 +66,9 @@ static void multiply_code_tile(const CodeTile& tile) {
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
         HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
     }
+    const std::uint8_t* ask = tile.ask;
     for (int g = 0, k = 0; g < w.groups; ++g, k += w.group) {
+        if (g == tile.turn_group) ask = tile.turn;
         // Whole numbers: starting from -(zero - offset) * sum of activations gives the sum of (code - zero) * activation.
         I32x16 sums[R][P];
         HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
@@ -81,7 +84,7 @@ static void multiply_code_tile(const CodeTile& tile) {
                 }
             }
         }
-        add_code_products<kNibbles, R, P>(tile, k, least(w.group, w.cols_padded - k), sums);
+        add_code_products<kNibbles, R, P>(tile, k, least(w.group, w.cols_padded - k), ask, sums);
         F32x16 scales[P];
         HEADRACE_UNROLL for (int p = 0; p < P; ++p) scales[p] = tile.scales(p, g);
         HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
@@ -96,68 +99,104 @@ static void multiply_code_tile(const CodeTile& tile) {
     }
 }
 
-template <bool kNibbles, bool kWide, int R, int P>
-HEADRACE_INLINE void one_code_tile(const CodeTile& tile) {
-    if constexpr (kWide) {
-        multiply_code_tile_bf16<kNibbles, R, P>(tile);
-    } else {
-        multiply_code_tile<kNibbles, R, P>(tile);
+template <bool kNibbles, int R, int P>
+HEADRACE_INLINE void code_tile_of(const CodeTile& tile, int rows) {  // for 1 to R rows
+    if constexpr (R > 1) {
+        if (rows < R) return code_tile_of<kNibbles, R - 1, P>(tile, rows);
+    }
+    multiply_code_tile<kNibbles, R, P>(tile);
+}
+
+// int8 activations: `rows` rows by P panels. `next`: the panels whose turn it is afterwards, or null.
+//
+// Memory is asked early. A single pass asks for its own panels, and then for the first lines of the next ones. More rows
+// are shared out evenly over passes, which find their panels in the second cache; each asks for its part of the next ones.
+template <bool kNibbles, int P>
+static void column_of_code_tiles(CodeTile tile, int rows, const std::uint8_t* next) {
+    const Matrix& w = *tile.weight;
+    const int passes = ceil_div(rows, kCodeRows);
+    if (next == nullptr) next = tile.codes(0);
+    if (passes == 1) {
+        tile.ask = tile.codes(0) + kCodesAhead;
+        tile.ask_step = 64;
+        tile.turn = next;
+        tile.turn_group = largest(0, w.groups - ceil_div(kCodesAhead * w.groups, static_cast<int>(w.panel_bytes)));
+        code_tile_of<kNibbles, kCodeRows, P>(tile, rows);
+        return;
+    }
+    tile.ask = next;
+    tile.ask_step = next == tile.codes(0) ? 0 : ceil_div(64 * P, passes);
+    for (int left = passes; left > 0; --left) {
+        const int some = ceil_div(rows, left);
+        code_tile_of<kNibbles, kCodeRows, P>(tile, some);
+        rows -= some;
+        tile.row += some;
+        tile.out += some * tile.out_stride;
+        tile.ask += w.panel_bytes / 64 * tile.ask_step;
     }
 }
 
-// `rows` rows by P panels.
-template <bool kNibbles, bool kWide, int P>
-static void column_of_code_tiles(CodeTile tile, int rows) {
-    if constexpr (kWide) {
-        for (; rows > kCodeRows; rows -= least(rows, kDecodedRows)) {
-            multiply_decoded<kNibbles, P>(tile, least(rows, kDecodedRows));
-            tile.row += kDecodedRows;
-            tile.out += kDecodedRows * tile.out_stride;
+// bf16 activations.
+template <bool kNibbles, int P>
+static void column_of_wide_code_tiles(CodeTile tile, int rows) {
+    for (int taken; rows > 0; rows -= taken, tile.row += taken, tile.out += taken * tile.out_stride) {
+        if (rows > kCodeRows) {
+            taken = least(rows, kDecodedRows);
+            multiply_decoded<kNibbles, P>(tile, taken);
+        } else if (rows == kCodeRows) {
+            taken = kCodeRows;
+            multiply_code_tile_bf16<kNibbles, kCodeRows, P>(tile);
+        } else if (rows >= 4) {
+            taken = 4;
+            multiply_code_tile_bf16<kNibbles, 4, P>(tile);
+        } else if (rows >= 2) {
+            taken = 2;
+            multiply_code_tile_bf16<kNibbles, 2, P>(tile);
+        } else {
+            taken = 1;
+            multiply_code_tile_bf16<kNibbles, 1, P>(tile);
         }
     }
-    for (int taken; rows > 0; rows -= taken, tile.row += taken, tile.out += taken * tile.out_stride) {
-        if (rows >= kCodeRows) {
-            one_code_tile<kNibbles, kWide, kCodeRows, P>(tile);
-            taken = kCodeRows;
-        } else if (rows >= 4) {
-            one_code_tile<kNibbles, kWide, 4, P>(tile);
-            taken = 4;
-        } else if (rows >= 2) {
-            one_code_tile<kNibbles, kWide, 2, P>(tile);
-            taken = 2;
-        } else {
-            one_code_tile<kNibbles, kWide, 1, P>(tile);
-            taken = 1;
-        }
+}
+
+template <bool kNibbles, bool kWide, int P>
+HEADRACE_INLINE void column_of_tiles(const CodeTile& tile, int rows, const std::uint8_t* next) {
+    if constexpr (kWide) {
+        column_of_wide_code_tiles<kNibbles, P>(tile, rows);
+    } else {
+        column_of_code_tiles<kNibbles, P>(tile, rows, next);
     }
 }
 
 template <bool kNibbles, bool kWide>
-static void run_code_tiles(CodeTile tile, int rows, int panels) {
+static void run_code_tiles(CodeTile tile, int rows, int panels, int next_panel) {
     // One pass of few rows is as fast as memory, which is read fastest as one stream. bf16 sums are in a fixed order, so
     // that it takes two panels to have enough of them under way.
     const int width = !kWide && rows <= kCodeRows ? 1 : kCodePanels;
     for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
         taken = panels >= width ? width : 1;
+        const int following = panels > taken ? tile.panel + taken : next_panel;
+        const std::uint8_t* next = following < 0 ? nullptr : tile.codes(following - tile.panel);
         if (taken == 1) {
-            column_of_code_tiles<kNibbles, kWide, 1>(tile, rows);
+            column_of_tiles<kNibbles, kWide, 1>(tile, rows, next);
         } else {
-            column_of_code_tiles<kNibbles, kWide, kCodePanels>(tile, rows);
+            column_of_tiles<kNibbles, kWide, kCodePanels>(tile, rows, next);
         }
     }
 }
 
 // out[r, 16p + c] = sum over k of in[row + r, k] * W[16 (panel + p) + c, k], for `rows` rows and `panels` panels.
+// `next_panel`: the panels whose turn it is afterwards, or -1.
 // `in` is encoded as weight.input says (i8: in the weight's groups). Rows and panels may be cut anyhow: no bit changes.
 // With one scale for all of them, i8 takes up to 2^16 input features (a sum of theirs has to fit into 32 bits).
 static void gemm_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
-                       std::size_t out_stride) {
-    const CodeTile tile{&in, &weight, row, panel, out, out_stride};
+                       std::size_t out_stride, int next_panel) {
+    const CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
     const bool wide = weight.input == DType::bf16;
     if (weight.format == WeightFormat::int4) {
-        (wide ? run_code_tiles<true, true> : run_code_tiles<true, false>)(tile, rows, panels);
+        (wide ? run_code_tiles<true, true> : run_code_tiles<true, false>)(tile, rows, panels, next_panel);
     } else {
-        (wide ? run_code_tiles<false, true> : run_code_tiles<false, false>)(tile, rows, panels);
+        (wide ? run_code_tiles<false, true> : run_code_tiles<false, false>)(tile, rows, panels, next_panel);
     }
 }
 

@@ -146,9 +146,9 @@ static void multiply_code_block(const CodeBlock& block) {
 // applied in the same order. So few such rows are left to it; they read memory as fast without tiles.
 constexpr int kFewCodeRows = 8;
 static void gemm_codes_amx(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
-                           std::size_t out_stride) {
+                           std::size_t out_stride, int next_panel) {
     if (in.type == DType::i8 && rows <= kFewCodeRows) {
-        gemm_codes(in, row, rows, weight, panel, panels, out, out_stride);
+        gemm_codes(in, row, rows, weight, panel, panels, out, out_stride, next_panel);
         return;
     }
     const TileScope scope;

@@ -32,10 +32,11 @@ static void multiply(const LinearArgs& args, OutputBlock block, int next_panel, 
     const Matrix& weight = *args.weight;
     if (weight.format == WeightFormat::int8 || weight.format == WeightFormat::int4) {
 #if HEADRACE_TILES
-        gemm_codes_amx(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride);
+        const auto run = gemm_codes_amx;
 #else
-        gemm_codes(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride);
+        const auto run = gemm_codes;
 #endif
+        run(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride, next_panel);
         return;
     }
     const bool wide = weight.format == WeightFormat::f32;
