@@ -26,6 +26,7 @@ VOCAB = 2048
 MAX_MODEL_LEN = 512
 CRASH = 2001  # the executor raises
 FAIL = 2002  # the sequence fails alone
+HANG = 2003  # the step never ends
 
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
@@ -48,6 +49,8 @@ class TinyExecutor:
                 self._params[work.request_id] = (work.new.params.logprobs, work.new.params.prompt_logprobs)
             if CRASH in work.tokens:
                 raise RuntimeError("the tiny executor crashed")
+            while HANG in work.tokens:
+                pass
             if FAIL in work.tokens:
                 results.append(SliceResult(work.request_id, error="the tiny executor failed this sequence"))
                 continue
@@ -80,8 +83,8 @@ def tiny_engine(
     return Engine(config, [KVGroupSpec("full", num_blocks, block_size)])
 
 
-def facts(engine: Engine, tokenizer_folder: str | None = None) -> ModelFacts:
-    return ModelFacts("tiny", VOCAB, engine.config.max_model_len, tokenizer_folder)
+def facts(engine: Engine, tokenizer_folder: str | None = None, vocab: int = VOCAB) -> ModelFacts:
+    return ModelFacts("tiny", vocab, engine.config.max_model_len, tokenizer_folder)
 
 
 def main() -> int:
@@ -102,10 +105,12 @@ def main() -> int:
         time.sleep(60)
     if options.pop("vanish", False):
         return 7
+    time.sleep(options.pop("slow_load_s", 0))
+    vocab = options.pop("vocab", VOCAB)
     executor = TinyExecutor(options.pop("step_s", 0.0))
     folder = options.pop("tokenizer_folder", None)
     engine = tiny_engine(**options)
-    return EngineLoop(connection, engine, executor).run(facts(engine, folder))
+    return EngineLoop(connection, engine, executor).run(facts(engine, folder, vocab))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ def add_parser(commands: Any) -> None:
         help="seconds that running requests get to finish at the end (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
+        "--engine-timeout", type=float, default=60.0, metavar="S",
+        help="seconds of silence after which a hung engine is killed and started again; a step of more than 512 tokens "
+        "gets more in proportion; 0 never does (default: %(default)g)",
+    )  # fmt: skip
+    group.add_argument(
         "--log-level", default="warning", choices=("debug", "info", "warning", "error"),
         help="info logs every request (default: %(default)s)",
     )  # fmt: skip
@@ -64,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     _check_range("max-queue", args.max_queue, 1, 1_000_000)
     _check_range("max-body-bytes", args.max_body_bytes, 1, 2**31)
     _check_range("shutdown-timeout", args.shutdown_timeout, 0, 86_400)
+    _check_range("engine-timeout", args.engine_timeout, 0, 86_400)
     config = engine_config(args)
     try:
         from headrace.server.run import ServeOptions, serve
@@ -80,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         max_body_bytes=args.max_body_bytes,
         max_in_flight=args.max_queue,
         drain_s=args.shutdown_timeout,
+        engine_timeout_s=args.engine_timeout,
         log_level=args.log_level,
     )
     name = options.names[0] if options.names else config.model
@@ -97,6 +104,6 @@ def _announce(url: str, name: str) -> None:
     )
 
 
-def _check_range(name: str, value: int, low: int, high: int) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(f"--{name} must be between {low} and {high}, got {value}")

@@ -18,6 +18,8 @@ from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
 from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.process_client import MAX_IN_FLIGHT, ProcessClient
+from headrace.serving.supervisor import Supervisor
+from headrace.serving.watchdog import DEFAULT_TIMEOUT_S, Watchdog
 from headrace.text.tokenizer import Tokenizer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,7 +28,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """`names`: what requests may call the model; empty for the model's own name. `drain_s`: seconds that running
-    requests get to finish at shutdown."""
+    requests get to finish at shutdown. `engine_timeout_s`: silence after which an engine is killed and started again,
+    see `serving.watchdog`; 0 never does."""
 
     host: str
     port: int
@@ -35,6 +38,7 @@ class ServeOptions:
     max_in_flight: int = MAX_IN_FLIGHT
     drain_s: int = 30
     log_level: str = "warning"
+    engine_timeout_s: float = DEFAULT_TIMEOUT_S
     engine_command: Sequence[str] = ENGINE_COMMAND
 
 
@@ -114,13 +118,18 @@ async def _serve(
     return 0
 
 
-async def _start(config: EngineConfig, options: ServeOptions, stop: asyncio.Event) -> ProcessClient | None:
+async def _start(config: EngineConfig, options: ServeOptions, stop: asyncio.Event) -> Supervisor | None:
     """The started engine; None if a signal came first."""
-    starting = asyncio.ensure_future(
-        ProcessClient.start(
-            config.to_json(), command=options.engine_command, max_in_flight=options.max_in_flight
+
+    async def engine() -> ProcessClient:
+        return await ProcessClient.start(
+            config.to_json(),
+            command=options.engine_command,
+            max_in_flight=options.max_in_flight,
+            watchdog=Watchdog(options.engine_timeout_s) if options.engine_timeout_s else None,
         )
-    )
+
+    starting = asyncio.ensure_future(Supervisor.start(engine))
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

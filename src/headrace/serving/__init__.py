@@ -12,6 +12,7 @@ Modules, in reading order:
 - `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written.
 - `connection`, `engine_loop`: the engine process.
 - `state`, `child`, `stream`, `process_client`: the client of an engine in another process; `client` is its contract.
+- `watchdog`, `backoff`, `supervisor`: a client whose engines may die.
 - `generation`: one request at such a client, from submission to result.
 
 Import from the modules; this package imports nothing by itself.

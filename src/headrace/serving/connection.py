@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import select
+import signal
 import socket
 import threading
 
@@ -12,6 +14,7 @@ from headrace.serving.frames import FrameBuffer, WireError, frame
 from headrace.serving.messages import Message, ToEngine, decode_to_engine, encode
 
 _READ_BYTES = 1 << 20
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class ParentGone(Exception):
@@ -63,7 +66,13 @@ class Connection:
 
 
 def exit_with_parent(sock: socket.socket) -> None:
-    """End this process as soon as the other end of the socket closes, even while a model loads or a step runs."""
+    """End this process as soon as the other end of the socket closes, even while a model loads or a step runs.
+
+    Where the system can do that (Linux), also end it with the parent's death while it is stopped and runs no thread.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
         poll = select.poll()

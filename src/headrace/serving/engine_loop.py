@@ -6,13 +6,24 @@ import logging
 
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
-from headrace.core.types import NewRequest
+from headrace.core.types import NewRequest, StepPlan
 from headrace.errors import EngineDead, HeadraceError, InvalidParams
 from headrace.serving.clock import MONOTONIC, Clock
 from headrace.serving.connection import Connection, ParentGone
 from headrace.serving.facts import ModelFacts
 from headrace.serving.frames import WireError
-from headrace.serving.messages import Abort, Accepted, Add, Message, Shutdown, StatsRequest, ToEngine
+from headrace.serving.messages import (
+    Abort,
+    Accepted,
+    Add,
+    Message,
+    Ping,
+    Pong,
+    Shutdown,
+    StatsRequest,
+    StepBegun,
+    ToEngine,
+)
 from headrace.serving.stepper import Stepper
 from headrace.serving.translate import (
     facts_to_wire,
@@ -22,6 +33,7 @@ from headrace.serving.translate import (
     request_from_wire,
     stats_to_wire,
 )
+from headrace.serving.watchdog import TOKENS_PER_TIMEOUT
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -43,7 +55,7 @@ class EngineLoop:
     ) -> None:
         self._connection = connection
         self._engine = engine
-        self._stepper = Stepper(engine, executor, clock)
+        self._stepper = Stepper(engine, executor, clock, self._announce)
         self._clock = clock
         self._wait_until: float | None = None
 
@@ -92,6 +104,8 @@ class EngineLoop:
             case Abort():
                 self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
                 return None
+            case Ping():
+                return Pong()
             case StatsRequest():
                 return stats_to_wire(message.number, self._engine.stats())
             case _:
@@ -107,7 +121,17 @@ class EngineLoop:
         self._wait_until = None
         return Accepted(message.request_id)
 
+    def _announce(self, plan: StepPlan) -> None:
+        """Explain the silence of a large step before it begins."""
+        tokens = sum(len(work.tokens) for work in plan.slices)
+        if tokens > TOKENS_PER_TIMEOUT:
+            self._connection.send(StepBegun(tokens))
+
     def _report(self, error: Exception) -> None:
+        if isinstance(
+            error, EngineDead
+        ):  # what went wrong inside is for the log, not for those who lose their streams
+            error = EngineDead("the engine ended in a step that failed")
         try:
             self._connection.send(failure_to_wire(error))
         except (ParentGone, WireError):

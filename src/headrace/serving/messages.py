@@ -179,6 +179,10 @@ class StatsRequest(Message, frozen=True):
     number: Count
 
 
+class Ping(Message, frozen=True):
+    """Answered by Pong, between two steps: a sign of life."""
+
+
 class Shutdown(Message, frozen=True):
     """End at once, dropping what runs."""
 
@@ -230,6 +234,16 @@ class Stats(Message, frozen=True):
     cache: CacheCounts | None
 
 
+class Pong(Message, frozen=True):
+    """The answer to Ping."""
+
+
+class StepBegun(Message, frozen=True):
+    """A step of so many tokens begins, which are enough to explain a silence."""
+
+    tokens: Count
+
+
 class Failed(Message, frozen=True):
     """The engine could not start, or has ended; the process exits behind this."""
 
@@ -237,8 +251,8 @@ class Failed(Message, frozen=True):
     text: Text
 
 
-ToEngine = Hello | Add | Abort | StatsRequest | Shutdown
-FromEngine = Ready | Accepted | Refused | Outputs | Stats | Failed
+ToEngine = Hello | Add | Abort | StatsRequest | Ping | Shutdown
+FromEngine = Ready | Accepted | Refused | Outputs | Stats | Pong | StepBegun | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

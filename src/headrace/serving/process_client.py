@@ -24,11 +24,14 @@ from headrace.serving.messages import (
     Hello,
     Message,
     Outputs,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Shutdown,
     Stats,
     StatsRequest,
+    StepBegun,
     decode_from_engine,
     encode,
 )
@@ -41,9 +44,16 @@ from headrace.serving.translate import (
     request_to_wire,
     stats_from_wire,
 )
+from headrace.serving.watchdog import Verdict, Watchdog
 
 MAX_IN_FLIGHT = 2048
 """Most completions that may run or wait at the engine; the next request is refused as Overloaded."""
+
+DEFAULT_START_TIMEOUT_S = 1800.0
+"""Time that an engine process gets to load its model."""
+
+MAX_UNSENT_BYTES = 64 * 2**20
+"""Most bytes that may wait for an engine that does not take in messages, as in a long step."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +70,12 @@ class ProcessClient:
     """
 
     def __init__(
-        self, child: Child, *, max_in_flight: int = MAX_IN_FLIGHT, max_unread: int = MAX_UNREAD
+        self,
+        child: Child,
+        *,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        max_unread: int = MAX_UNREAD,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._child = child
         self._max_in_flight = max_in_flight
@@ -73,6 +88,10 @@ class ProcessClient:
         self._error: str | None = None  # why the engine is dead
         self._facts: ModelFacts | None = None
         self._ready: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.Event()
+        """Set once the engine process has ended, or been given up."""
+        self._watchdog = watchdog
+        self._watching: asyncio.Task[None] | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
 
     @classmethod
@@ -83,15 +102,28 @@ class ProcessClient:
         command: Sequence[str] = ENGINE_COMMAND,
         max_in_flight: int = MAX_IN_FLIGHT,
         max_unread: int = MAX_UNREAD,
+        watchdog: Watchdog | None = None,
+        start_timeout_s: float | None = DEFAULT_START_TIMEOUT_S,
     ) -> ProcessClient:
         """Start the process with the options of `EngineConfig.to_json` and wait until its model is loaded.
 
-        Raises what the engine process raised (ConfigError, ModelError, …), or EngineDead if it just ended.
+        With a watchdog, a process that hangs later is killed.
+
+        Raises what the engine process raised (ConfigError, ModelError, …), or EngineDead if it just ended, or took
+        longer than `start_timeout_s`.
         """
-        client = cls(await Child.start(command), max_in_flight=max_in_flight, max_unread=max_unread)
+        child = await Child.start(command)
+        client = cls(child, max_in_flight=max_in_flight, max_unread=max_unread, watchdog=watchdog)
         try:
             client._send(Hello(__version__, json.dumps(config)))
-            client._facts = await client._ready
+            async with asyncio.timeout(start_timeout_s):
+                client._facts = await client._ready
+            if watchdog is not None:
+                client._watching = asyncio.create_task(client._watch(watchdog), name="engine-watchdog")
+        except TimeoutError as error:
+            late = EngineDead(f"the engine did not load its model within {start_timeout_s:g} s")
+            await client._end(late, grace_s=0.0)
+            raise late from error
         except BaseException:
             await client._end(EngineDead("the engine did not start"), grace_s=0.0)
             raise
@@ -128,6 +160,8 @@ class ProcessClient:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
         if self._in_flight + new.params.n > self._max_in_flight:
             raise Overloaded(f"{self._in_flight} completions are running or waiting: try again later")
+        if self._child.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            raise Overloaded("the engine does not take in requests as fast as they come: try again later")
         payload = _payload(new)
         stream = OutputStream(new.request_id, new.params.n, self._max_unread)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -209,6 +243,8 @@ class ProcessClient:
         await self._child.stop(_GRACE_S)
 
     def _dispatch(self, message: FromEngine) -> None:
+        if self._watchdog is not None:
+            self._watchdog.heard()
         match message:
             case Outputs():
                 for output in outputs_from_wire(message):
@@ -219,6 +255,12 @@ class ProcessClient:
                 _fail(self._accepting.get(message.request_id), error_from_wire(message))
             case Stats():
                 _settle(self._asked.get(message.number), stats_from_wire(message))
+            case StepBegun():
+                if self._watchdog is not None:
+                    self._watchdog.step_begun(message.tokens)
+            case Pong():
+                if self._watchdog is not None:
+                    self._watchdog.answered()
             case Ready():
                 if self._ready.done():
                     raise WireError("a second Ready message")
@@ -237,6 +279,19 @@ class ProcessClient:
         if stream.ended:
             self._forget(output.request_id)
 
+    async def _watch(self, watchdog: Watchdog) -> None:
+        """Kill an engine process that gives no sign of life."""
+        while self._error is None:
+            match watchdog.check():
+                case Verdict.ASK:
+                    self._send(Ping())
+                case Verdict.HUNG:
+                    self._die(EngineDead(f"the engine gave no sign of life for {watchdog.silence_s:.0f} s"))
+                    _log.error("%s: it is killed", self._error)
+                    await self._child.stop(0.0)
+                    return
+            await asyncio.sleep(watchdog.interval_s)
+
     # ---- Endings ----
 
     def _die(self, error: HeadraceError) -> None:
@@ -244,6 +299,7 @@ class ProcessClient:
         if self._error is not None:
             return
         self._error = str(error)
+        self.ended.set()
         # Before the model is loaded the error is the caller's to mend; after that the engine is dead, whatever it was.
         _fail(self._ready, error)
         for accepted in self._accepting.values():
@@ -260,8 +316,10 @@ class ProcessClient:
         try:
             await self._child.stop(grace_s)
         finally:
-            self._reading.cancel()
-        await asyncio.wait([self._reading])
+            tasks = [task for task in (self._reading, self._watching) if task is not None]
+            for task in tasks:
+                task.cancel()
+        await asyncio.wait(tasks)
 
     def _check_alive(self) -> None:
         if self._error is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
-from headrace.core.types import Output, StepResult
+from headrace.core.types import Output, StepPlan, StepResult
 from headrace.errors import EngineDead
 from headrace.serving.clock import Clock
 
@@ -24,12 +25,19 @@ class Step:
 
 class Stepper:
     """Drives an engine that has work. An exception of engine or executor leaves both in an unknown state, so it is
-    remembered, and every later step raises it again."""
+    remembered, and every later step raises it again. `announce` is told of each plan before it is executed."""
 
-    def __init__(self, engine: Engine, executor: Executor, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        clock: Clock,
+        announce: Callable[[StepPlan], None] | None = None,
+    ) -> None:
         self.engine = engine
         self._executor = executor
         self._clock = clock
+        self._announce = announce
         self._idle_steps = 0
         self.error: EngineDead | None = None
 
@@ -52,6 +60,8 @@ class Stepper:
 
     def _step(self) -> Step:
         plan = self.engine.begin(self._clock())
+        if self._announce is not None:
+            self._announce(plan)
         result = StepResult(plan.step_id) if plan.empty else self._executor.execute(plan)
         outputs = self.engine.finish(result, self._clock())
         idle = plan.empty and not outputs and plan.wait_until is None
