@@ -35,12 +35,25 @@ def new(
     priority: int = 0,
     user: str = "",
     salt: str = "",
+    weight: float = 1.0,
+    queue_timeout_s: float | None = None,
+    timeout_s: float | None = None,
     **params: Any,
 ) -> NewRequest:
     """A request; a number as the prompt gives that many tokens that no other name has in front."""
     if isinstance(prompt, int):
         prompt = [(sum(name.encode()) + at * at) % VOCAB for at in range(prompt)]
-    return NewRequest(name, tuple(prompt), SamplingParams(**params), priority, user, salt)
+    return NewRequest(
+        name,
+        tuple(prompt),
+        SamplingParams(**params),
+        priority,
+        user,
+        salt,
+        weight,
+        queue_timeout_s,
+        timeout_s,
+    )
 
 
 def driver(

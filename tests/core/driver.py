@@ -46,7 +46,8 @@ class Track:
     tokens: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     reason: FinishReason | None = None
-    expected_end: FinishReason | None = None  # set by an abort or a planted error
+    expected_end: FinishReason | None = None  # set by an abort, a deadline or a planted error
+    arrival: float = 0.0
 
 
 class Driver:
@@ -70,7 +71,10 @@ class Driver:
     def add(self, new: NewRequest) -> list[Track]:
         self.engine.add(new, self.now)
         prompt = Oracle(self.setup.groups, new.cache_salt, new.prompt)
-        tracks = [Track(len(self._numbered) + index, new, prompt.fork()) for index in range(new.params.n)]
+        tracks = [
+            Track(len(self._numbered) + index, new, prompt.fork(), arrival=self.now)
+            for index in range(new.params.n)
+        ]
         self._numbered += tracks
         self.tracks.update(((new.request_id, index), track) for index, track in enumerate(tracks))
         self.check()
@@ -97,7 +101,15 @@ class Driver:
     def step(self, before: Callable[[], object] = int, after: Callable[[], object] = int) -> StepPlan:
         """One step; `before` and `after` run between begin and finish, on either side of the execution."""
         ran, preempted = set(self.engine.scheduler.running), self.engine.stats().scheduler.preemptions
+        expiring = self._expiring()
         plan = self.engine.begin(self.now)
+        left = {request.number for request in unfinished(self.engine)}
+        for track, status in expiring:
+            track.expected_end = FinishReason.TIMEOUT
+            self.events[f"expired {status}"] += 1
+            if track.number in left:
+                raise Broken(f"deadlines: {track.number} is still there")
+        self.check()  # what expired has given its blocks back before the step runs
         check_plan(self.engine, plan)
         newcomers = set(self.engine.scheduler.running) - ran
         if newcomers and self.engine.stats().scheduler.preemptions > preempted:
@@ -204,7 +216,7 @@ class Driver:
             raise Broken(f"outputs: {key} has stats {stats} for {len(track.tokens)} tokens")
         if output.stop_token != (track.tokens[-1] if expected is FinishReason.STOP else None):
             raise Broken(f"outputs: {key} names stop token {output.stop_token}")
-        if (output.error is not None) != (expected is FinishReason.ERROR):
+        if (output.error is not None) != (expected in (FinishReason.ERROR, FinishReason.TIMEOUT)):
             raise Broken(f"outputs: {key} has error {output.error}")
         prompt = track.new.prompt
         wanted = [score(track.oracle.states[p], prompt[p + 1]) for p in range(len(prompt) - 1)]
@@ -239,6 +251,18 @@ class Driver:
     def _holds(self, key: bytes, group: int, block: int) -> bool:
         store = self.executor.store[group]
         return all(store.get((block, at)) == cell for at, cell in enumerate(self._contents[key]))
+
+    def _expiring(self) -> list[tuple[Track, str]]:
+        """Who must end at the next plan for its deadlines, going by arrival and by what was executed."""
+        found = []
+        for request in unfinished(self.engine):
+            track = self._numbered[request.number]
+            leader = self.tracks[track.new.request_id, 0]
+            started = {track.number, leader.number} & self.executor.samplings.keys()
+            limits = [track.new.timeout_s, None if started else track.new.queue_timeout_s]
+            if any(limit is not None and track.arrival + limit <= self.now for limit in limits):
+                found.append((track, request.status.value))
+        return found
 
     def _aborts(self) -> int:
         return sum(

@@ -80,7 +80,9 @@ def draw_request(rng: Random, name: str) -> NewRequest:
         prompt_logprobs=rng.choice((None, None, None, 0)),
     )
     return NewRequest(
-        name, prompt, params, rng.choice((0, 0, 1, 2)), rng.choice(USERS), rng.choice(SALTS)
+        name, prompt, params, rng.choice((0, 0, 1, 2)), rng.choice(USERS), rng.choice(SALTS),
+        weight=rng.choice((1.0, 0.5, 3.0)), queue_timeout_s=rng.choice((None, None, 0.0, 0.1, 0.5)),
+        timeout_s=rng.choice((None, None, 0.3, 1.0, 2.5)),
     )  # fmt: skip
 
 

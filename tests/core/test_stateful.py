@@ -24,6 +24,7 @@ from tests.core.random_runs import MOVES, SEEDS, RandomRun, draw_setup, random_r
 EVENTS = (
     "preemptions", "evictions", "hits", "forks", "copies", "accepted", "rejected", "waits", "errors", "refused",
     "abort waiting", "abort follower", "abort running", "abort preempted", "abort in a step", "dropped blocks",
+    "expired waiting", "expired running", "expired preempted",
 )  # fmt: skip
 
 

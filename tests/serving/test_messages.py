@@ -58,8 +58,9 @@ params = st.builds(
     skip_special_tokens=st.booleans(),
 )
 requests = st.builds(
-    NewRequest, texts, tokens, params, st.integers(-(2**31) + 1, 2**31 - 1), user=texts, cache_salt=texts
-)
+    NewRequest, texts, tokens, params, st.integers(-(2**31) + 1, 2**31 - 1), user=texts, cache_salt=texts,
+    weight=st.floats(1e-3, 1e3), queue_timeout_s=st.none() | st.floats(0, 1e5), timeout_s=st.none() | st.floats(0, 1e5),
+)  # fmt: skip
 logprobs = st.lists(
     st.builds(
         TokenLogprobs, st.integers(0, 2**31), st.floats(max_value=0, allow_nan=False), st.integers(1, 2**31),
@@ -190,6 +191,6 @@ def test_prompts_that_are_too_long_are_refused_before_they_are_sent(monkeypatch:
 
 def test_values_that_cannot_be_written_are_refused() -> None:
     with pytest.raises(WireError):
-        wire.encode(wire.Add("r", (2**70,), None, 0, "", ""))  # type: ignore[arg-type]
+        wire.encode(wire.Add("r", (2**70,), None, 0, "", "", 1.0, None, None))  # type: ignore[arg-type]
     with pytest.raises(WireError):
         wire.encode(wire.Abort("\ud800", None, False))

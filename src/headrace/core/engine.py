@@ -45,12 +45,12 @@ class Engine:
         self._by_name: dict[str, list[Request]] = {}
         self._plan: StepPlan | None = None
         self._next_number = 0
-        self._aborted: list[Output] = []
+        self._ended: list[Output] = []  # between steps: what was aborted or has expired
 
     @property
     def has_work(self) -> bool:
         """True while `begin` can still give a plan that is not empty, now or later."""
-        return self.scheduler.has_work or bool(self._aborted)
+        return self.scheduler.has_work or bool(self._ended)
 
     def add(self, new: NewRequest, now: float) -> None:
         """Queue a request.
@@ -107,15 +107,14 @@ class Engine:
         for request in tuple(self._by_name.get(request_id, ())):
             if index in (None, request.index) and request.number in self._requests:
                 self.scheduler.end(request, reason, now)
-                self._drop(request)
-                self._aborted.append(
-                    Output(request.name, request.index, finish_reason=reason, stats=replace(request.stats))
-                )
+                self._report_end(request, reason)
 
     def begin(self, now: float) -> StepPlan:
         """The next step's plan; `finish` must be called with its result before the next `begin`."""
         if self._plan is not None:
             raise RuntimeError(f"step {self._plan.step_id} has not been finished")
+        for request, why in self.scheduler.expire(now):
+            self._report_end(request, FinishReason.TIMEOUT, why)
         self._plan = self.scheduler.plan(now)
         return self._plan
 
@@ -129,8 +128,8 @@ class Engine:
         for output in outputs:
             if output.finish_reason is not None:
                 self._drop(self._find(output.request_id, output.index))
-        aborted, self._aborted = self._aborted, []
-        return aborted + outputs
+        ended, self._ended = self._ended, []
+        return ended + outputs
 
     def stats(self) -> EngineStats:
         scheduler = self.scheduler
@@ -149,6 +148,15 @@ class Engine:
 
     def _find(self, name: str, index: int) -> Request:
         return next(request for request in self._by_name[name] if request.index == index)
+
+    def _report_end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """Tell of an end outside a step with that step's news, or the next one's."""
+        self._drop(request)
+        self._ended.append(
+            Output(
+                request.name, request.index, finish_reason=reason, error=error, stats=replace(request.stats)
+            )
+        )
 
     def _drop(self, request: Request) -> None:
         del self._requests[request.number]

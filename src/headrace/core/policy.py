@@ -22,7 +22,7 @@ class Order(enum.Enum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"  # lower number first, then arrival
-    FAIR = "fair"  # the user who was served the fewest tokens (Sheng et al. 2024), then arrival
+    FAIR = "fair"  # the user who was served the fewest tokens (Sheng et al. 2024), then as by priority
 
 
 class Victim(enum.Enum):

@@ -31,9 +31,9 @@ class Request:
     """Completion `index` of a request. `num_computed` chases `len(tokens) + len(draft)`."""
 
     __slots__ = (
-        "charged", "draft", "followers", "index", "keys", "known", "leader", "limit", "name", "num_computed",
-        "num_prompt", "number", "params", "priority", "prompt_logprobs_done", "salt", "seed", "stats", "status",
-        "stop_ids", "tables", "tokens", "user",
+        "charged", "draft", "finish_by", "followers", "index", "keys", "known", "leader", "limit", "name",
+        "num_computed", "num_prompt", "number", "params", "priority", "prompt_logprobs_done", "salt", "seed",
+        "start_by", "stats", "status", "stop_ids", "tables", "tokens", "user", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -51,10 +51,14 @@ class Request:
         self.status = Status.WAITING
         self.priority = new.priority
         self.user = new.user
+        self.weight = new.weight
         self.salt = new.cache_salt
         self.seed = seed
         self.stop_ids = stop_ids
         self.limit = limit  # longest total length in tokens
+        # Times on the engine's clock: to be scheduled first, and to have ended.
+        self.start_by = None if new.queue_timeout_s is None else now + new.queue_timeout_s
+        self.finish_by = None if new.timeout_s is None else now + new.timeout_s
         self.leader: Request | None = None  # the completion whose prompt blocks this one may share
         self.followers: list[Request] = []  # completions that wait for this one's prompt
         self.tables = [Table() for _ in range(num_groups)]
@@ -68,6 +72,13 @@ class Request:
     def gap(self) -> int:
         """Tokens still to be computed, drafts included."""
         return len(self.tokens) + len(self.draft) - self.num_computed
+
+    @property
+    def started(self) -> bool:
+        """It has been scheduled, or the completion has whose prompt it may share: its request waits no more."""
+        if self.stats.first_scheduled_s is not None:
+            return True
+        return self.leader is not None and self.leader.stats.first_scheduled_s is not None
 
     @property
     def num_output(self) -> int:

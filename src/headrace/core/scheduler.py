@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.core.deadlines import Deadlines
 from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim
 from headrace.core.prefix_cache import Hit
@@ -52,6 +53,7 @@ class Scheduler:
         self.kv = KVManager(groups, prefix_caching=prefix_caching and config.kv_cache)
         self.service = ServiceCounter()
         self.waiting = WaitingQueue(config.order, self.service)
+        self.deadlines = Deadlines()
         self.running: list[Request] = []
         self._in_order = True  # running requests stand in the order in which they are served
         self.stats = SchedulerStats()
@@ -79,6 +81,7 @@ class Scheduler:
         leader, *followers = completions
         for request in completions:
             self.service.arrive(request.user)
+            self.deadlines.add(request)
         for follower in followers:
             follower.leader = leader
         leader.followers = followers
@@ -101,7 +104,15 @@ class Scheduler:
         request.stats.finished_s = now
         request.stats.num_output = request.num_output
         self.service.leave(request.user)
+        self.deadlines.discard(request)
         self._release_followers(request)
+
+    def expire(self, now: float) -> list[tuple[Request, str]]:
+        """End every request whose deadline has passed, and free what it holds; returns each with the reason."""
+        expired = self.deadlines.expired(now)
+        for request, _ in expired:
+            self.end(request, FinishReason.TIMEOUT, now)
+        return expired
 
     # -- plan -----------------------------------------------------------------------------------------------
 
@@ -124,6 +135,8 @@ class Scheduler:
         wait_until = None
         if self.stats.preemptions == preemptions:
             wait_until = self._admit_waiting(budget, copies, granted, now)
+        if wait_until is not None and (deadline := self.deadlines.next) is not None:
+            wait_until = min(wait_until, deadline)
         slices = tuple(self._slice(request, count) for request, count in granted)
         released, self._released = tuple(self._released), []
         self._step_id += 1
@@ -238,7 +251,7 @@ class Scheduler:
         new = None if request.known else request.describe()
         request.known = True
         if end > request.charged:
-            self.service.charge(request.user, end - max(start, request.charged))
+            self.service.charge(request.user, end - max(start, request.charged), request.weight)
             request.charged = end
         return SeqSlice(
             request.number, tokens, start, sample=end >= known, num_draft=num_draft,

@@ -17,6 +17,8 @@ from headrace.errors import InvalidParams
 NO_USER = ""
 MAX_NAME_CHARS = 1024
 MAX_PRIORITY = 2**31 - 1
+MAX_TIMEOUT_S = 7 * 86_400.0
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
 
 
 class Retention(enum.Enum):
@@ -61,6 +63,7 @@ class FinishReason(enum.Enum):
     LENGTH = "length"  # max_tokens, the model's length or the pool's size
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"  # a deadline of the request passed first
 
 
 class Status(enum.Enum):
@@ -201,7 +204,9 @@ class NewRequest:
     """A request as it enters the core: token ids, parameters, and who it is for.
 
     `request_id` is the caller's name for it; the n completions are told apart by their index. A lower `priority` runs
-    first. Requests with different `cache_salt` never share prefix blocks.
+    first. Requests with different `cache_salt` never share prefix blocks. Under the fair order a user of twice the
+    `weight` gets twice the tokens. The timeouts count from arrival, in seconds: a request that was not scheduled
+    within `queue_timeout_s`, or has not ended within `timeout_s`, ends with the reason "timeout".
     """
 
     request_id: str
@@ -210,6 +215,9 @@ class NewRequest:
     priority: int = 0
     user: str = NO_USER
     cache_salt: str = ""
+    weight: float = 1.0
+    queue_timeout_s: float | None = None
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("request_id", "user", "cache_salt"):
@@ -219,6 +227,16 @@ class NewRequest:
         urgency: object = self.priority
         if isinstance(urgency, bool) or not isinstance(urgency, int) or abs(urgency) > MAX_PRIORITY:
             raise InvalidParams(f"priority must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}")
+        if not _is_number(self.weight) or not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:  # NaN is in no range
+            raise InvalidParams(f"weight must be a number between {MIN_WEIGHT:g} and {MAX_WEIGHT:g}")
+        for name in ("queue_timeout_s", "timeout_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= MAX_TIMEOUT_S):
+                raise InvalidParams(f"{name} must be a number of seconds between 0 and {MAX_TIMEOUT_S:g}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @record

@@ -11,20 +11,21 @@ from headrace.core.request import Request
 
 
 class ServiceCounter:
-    """Tokens computed for each user: the virtual counter of token-fair scheduling (Sheng et al. 2024).
+    """Tokens computed for each user, over the user's weight: the virtual counter of token-fair scheduling (Sheng et
+    al. 2024).
 
     A user who comes back after a pause is lifted to the least served active user, so that idling saves up no credit.
     """
 
     def __init__(self) -> None:
-        self._served: dict[str, int] = {}
+        self._served: dict[str, float] = {}
         self._active: dict[str, int] = {}  # user -> unfinished requests
         self._departed: list[
-            tuple[int, str]
+            tuple[float, str]
         ] = []  # a heap of users who have left, by what they were served then
 
-    def served(self, user: str) -> int:
-        return self._served.get(user, 0)
+    def served(self, user: str) -> float:
+        return self._served.get(user, 0.0)
 
     def arrive(self, user: str) -> None:
         if user not in self._active:
@@ -49,11 +50,11 @@ class ServiceCounter:
             if gone not in self._active and self.served(gone) <= floor:
                 self._served.pop(gone, None)
 
-    def charge(self, user: str, tokens: int) -> None:
-        self._served[user] = self.served(user) + tokens
+    def charge(self, user: str, tokens: int, weight: float = 1.0) -> None:
+        self._served[user] = self.served(user) + tokens / weight
 
-    def _floor(self) -> int:
-        return min((self.served(user) for user in self._active), default=0)
+    def _floor(self) -> float:
+        return min((self.served(user) for user in self._active), default=0.0)
 
 
 class WaitingQueue:
@@ -95,7 +96,7 @@ class WaitingQueue:
         name = min(self._buckets, key=lambda user: (self._service.served(user), self._buckets[user][0][0]))
         return self._buckets[name][0][1]
 
-    def sort_key(self, request: Request) -> tuple[int, tuple[int, int, int]]:
+    def sort_key(self, request: Request) -> tuple[float, tuple[int, int, int]]:
         """Position of any request, running ones too, in the present order."""
         return (self._service.served(self._bucket(request)), self._key(request))
 
@@ -104,4 +105,4 @@ class WaitingQueue:
 
     def _key(self, request: Request) -> tuple[int, int, int]:
         priority, number, index = request.order
-        return (priority if self._order is Order.PRIORITY else 0, number, index)
+        return (0 if self._order is Order.FCFS else priority, number, index)

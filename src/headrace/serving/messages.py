@@ -163,6 +163,9 @@ class Add(Message, frozen=True):
     priority: int
     user: Name
     cache_salt: Name
+    weight: float
+    queue_timeout_s: float | None
+    timeout_s: float | None
 
 
 class Abort(Message, frozen=True):

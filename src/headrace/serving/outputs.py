@@ -47,10 +47,10 @@ class CompletionOutput:
 
     text: cut before the stop string, unless `include_stop_str_in_output` asked for it.
     token_ids: every sampled token, a stop token and the token that completed a stop string included.
-    finish_reason: None while it runs, then "stop", "length", "abort" or "error".
+    finish_reason: None while it runs, then "stop", "length", "abort", "timeout" or "error".
     stop_reason: the stop string or the id of `stop_token_ids` that ended it; None for end-of-sequence.
     logprobs: one entry a token, where asked for. cumulative_logprob: their sum.
-    error: what went wrong, with the finish reason "error".
+    error: what went wrong, with the finish reasons "error" and "timeout".
     """
 
     index: int

@@ -37,14 +37,15 @@ def request_to_wire(new: NewRequest) -> wire.Add:
     """Raises InvalidParams where the prompt is too long for a message."""
     if len(new.prompt) > wire.MAX_TOKENS:
         raise InvalidParams(f"the prompt has {len(new.prompt)} tokens, at most {wire.MAX_TOKENS} are allowed")
-    params = wire.Params(**fields_of(wire.Params, new.params))
-    return wire.Add(new.request_id, new.prompt, params, new.priority, new.user, new.cache_salt)
+    return wire.Add(
+        **fields_of(wire.Add, new) | {"params": wire.Params(**fields_of(wire.Params, new.params))}
+    )
 
 
 def request_from_wire(add: wire.Add) -> NewRequest:
     """Raises InvalidParams where a sampling parameter is out of its range."""
     params = SamplingParams(**fields_of(wire.Params, add.params))
-    return NewRequest(add.request_id, add.prompt, params, add.priority, add.user, add.cache_salt)
+    return NewRequest(**fields_of(wire.Add, add) | {"params": params})
 
 
 def outputs_to_wire(outputs: Iterable[Output]) -> Iterator[wire.Outputs]:

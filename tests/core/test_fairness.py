@@ -1,0 +1,76 @@
+"""Sharing between users by weight: measured in tokens computed while all of them have work that waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from headrace.core.policy import Order
+from headrace.core.waiting import ServiceCounter
+from tests.core.build import driver, full, granted, new
+
+
+def shares(
+    weights: Mapping[str, float], requests: Mapping[str, int], order: Order = Order.FAIR
+) -> dict[str, float]:
+    """Each user's share of the tokens computed while everybody still has a request that waits.
+
+    Users submit in the order given, all at once, requests of different lengths.
+    """
+    engine = driver(full(512), order=order, max_num_seqs=4, max_num_batched_tokens=24)
+    lengths = {user: 4 + 7 * index for index, user in enumerate(weights)}
+    for user, count in requests.items():
+        for number in range(count):
+            output = 2 + (number * 5) % 9
+            engine.add(
+                new(f"{user} {number}", lengths[user], user=user, weight=weights[user], max_tokens=output)
+            )
+    served: Counter[str] = Counter()
+    while all(any(waiting.user == user for waiting in engine.engine.scheduler.waiting) for user in weights):
+        for name, count in granted(engine, engine.step()).items():
+            served[name.split()[0]] += count
+    engine.drain()
+    total = sum(served.values())
+    assert total > 500
+    return {user: served[user] / total for user in weights}
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0, 5.0, 0.25])
+def test_a_greedy_user_gets_no_more_than_its_weight(weight: float) -> None:
+    """A hundred requests against those that come behind them."""
+    found = shares({"greedy": 1.0, "modest": weight}, {"greedy": 100, "modest": 80})
+    assert found["modest"] == pytest.approx(weight / (1 + weight), rel=0.1)
+
+
+def test_three_users_share_by_weight() -> None:
+    weights = {"ann": 1.0, "bob": 2.0, "cat": 3.0}
+    found = shares(weights, {"ann": 60, "bob": 60, "cat": 60})
+    for user, weight in weights.items():
+        assert found[user] == pytest.approx(weight / 6, rel=0.1)
+
+
+def test_first_come_first_served_starves_the_modest_user() -> None:
+    """The same measure under the order that is not fair: it does notice."""
+    found = shares({"greedy": 1.0, "modest": 1.0}, {"greedy": 100, "modest": 80}, Order.FCFS)
+    assert found["modest"] < 0.05
+
+
+def test_a_counter_that_ignores_weights_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ServiceCounter.charge
+    monkeypatch.setattr(
+        ServiceCounter, "charge", lambda self, user, tokens, weight: original(self, user, tokens)
+    )
+    found = shares({"greedy": 1.0, "modest": 5.0}, {"greedy": 100, "modest": 80})
+    assert abs(found["modest"] - 5 / 6) > 0.2
+
+
+def test_urgent_requests_of_a_user_pass_that_users_others_only() -> None:
+    engine = driver(full(64), order=Order.FAIR, max_num_seqs=1)
+    for number, (user, priority) in enumerate([("ann", 0), ("ann", 0), ("ann", -1), ("bob", 5)]):
+        engine.add(new(f"{user}{number}", 8, user=user, priority=priority, max_tokens=2))
+    order: list[str] = []
+    while engine.engine.has_work:
+        order += [name for name in granted(engine, engine.step()) if name not in order]
+    assert order == ["ann2", "bob3", "ann0", "ann1"]
