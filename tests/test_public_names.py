@@ -15,6 +15,7 @@ from headrace import errors
 ROOT = Path(__file__).parents[1]
 
 PUBLIC = {
+    "Grammar": "headrace.core.grammar",
     "LLM": "headrace.llm",
     "RequestOutput": None,  # llm.py may take it from the module that fills it
     "SamplingParams": "headrace.core.params",

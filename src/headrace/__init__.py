@@ -26,6 +26,7 @@ from headrace.errors import (
 )
 
 if TYPE_CHECKING:
+    from headrace.core.grammar import Grammar
     from headrace.core.params import SamplingParams
     from headrace.llm import LLM, RequestOutput
 
@@ -36,6 +37,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "EngineDead",
+    "Grammar",
     "HeadraceError",
     "InvalidParams",
     "MissingDependency",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Grammar": "headrace.core.grammar",
     "LLM": "headrace.llm",
     "RequestOutput": "headrace.llm",
     "SamplingParams": "headrace.core.params",

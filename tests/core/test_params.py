@@ -50,7 +50,7 @@ MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 
 def test_every_field_is_covered_here() -> None:
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert fields == {*FLOATS, *INTS, *FLAGS, *ID_LISTS, "stop", "logit_bias"}
+    assert fields == {*FLOATS, *INTS, *FLAGS, *ID_LISTS, "stop", "logit_bias", "grammar"}
 
 
 @pytest.mark.parametrize(

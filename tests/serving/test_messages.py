@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace import errors
 from headrace.core.engine import EngineStats
+from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import CacheStats
 from headrace.core.scheduler import SchedulerStats
@@ -56,6 +57,7 @@ params = st.builds(
     logprobs=st.none() | st.integers(0, 64),
     prompt_logprobs=st.none() | st.integers(0, 64),
     skip_special_tokens=st.booleans(),
+    grammar=st.none() | st.sampled_from([Grammar("json_object"), Grammar("regex", "é+")]),
 )
 requests = st.builds(
     NewRequest, texts, tokens, params, st.integers(-(2**31) + 1, 2**31 - 1), user=texts, cache_salt=texts,
@@ -112,6 +114,7 @@ def test_facts_arrive_unchanged() -> None:
     ("kind", "core"),
     [
         (wire.Params, SamplingParams),
+        (wire.GrammarSource, Grammar),
         (wire.News, Output),
         (wire.Times, RequestStats),
         (wire.LogprobsAt, TokenLogprobs),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.core.grammar import Grammar
 from headrace.errors import InvalidParams
 
 MAX_N = 128
@@ -29,6 +30,7 @@ class SamplingParams:
     output (Keskar et al. 2019); `presence_penalty` and `frequency_penalty` count output tokens only (OpenAI).
     `logprobs` / `prompt_logprobs` = k asks for the k most likely tokens at each position, taken from the
     model's distribution before any of the options above; 0 gives the chosen token alone.
+    `grammar` says what the output must look like, see Grammar and docs/structured-output.md.
     `n` completions are sampled from one prompt. `max_tokens` None runs to the model's length.
 
     Raises InvalidParams from the constructor where a value is out of its range.
@@ -55,6 +57,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         # Lists and single strings are what people write; the frozen object holds tuples.
@@ -77,6 +80,8 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParams(f"{name} must be true or false, got {_shown(getattr(self, name))}")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidParams(f"grammar must be a Grammar, got {_shown(self.grammar)}")
         self._check_lists()
         if self.top_p == 0.0:
             raise InvalidParams("top_p must be in (0, 1], got 0")

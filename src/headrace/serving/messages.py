@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from headrace.core.grammar import MAX_GRAMMAR_CHARS
 from headrace.core.params import (
     MAX_LOGPROBS,
     MAX_N,
@@ -44,6 +45,13 @@ class Plain(Struct, frozen=True, array_like=True):
     """Parts of messages."""
 
 
+class GrammarSource(Plain, frozen=True):
+    """Grammar."""
+
+    kind: Name
+    source: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)]
+
+
 class Params(Plain, frozen=True):
     """SamplingParams, field by field; its constructor checks the ranges again on the other side."""
 
@@ -70,6 +78,7 @@ class Params(Plain, frozen=True):
     logprobs: int | None
     prompt_logprobs: int | None
     skip_special_tokens: bool
+    grammar: GrammarSource | None
 
 
 class LogprobsAt(Plain, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace import errors
 from headrace.core.engine import EngineStats
+from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import CacheStats
 from headrace.core.scheduler import SchedulerStats
@@ -37,14 +38,17 @@ def request_to_wire(new: NewRequest) -> wire.Add:
     """Raises InvalidParams where the prompt is too long for a message."""
     if len(new.prompt) > wire.MAX_TOKENS:
         raise InvalidParams(f"the prompt has {len(new.prompt)} tokens, at most {wire.MAX_TOKENS} are allowed")
-    return wire.Add(
-        **fields_of(wire.Add, new) | {"params": wire.Params(**fields_of(wire.Params, new.params))}
-    )
+    grammar = new.params.grammar
+    told = None if grammar is None else wire.GrammarSource(grammar.kind, grammar.source)
+    params = wire.Params(**fields_of(wire.Params, new.params) | {"grammar": told})
+    return wire.Add(**fields_of(wire.Add, new) | {"params": params})
 
 
 def request_from_wire(add: wire.Add) -> NewRequest:
     """Raises InvalidParams where a sampling parameter is out of its range."""
-    params = SamplingParams(**fields_of(wire.Params, add.params))
+    told = add.params.grammar
+    grammar = None if told is None else Grammar(told.kind, told.source)
+    params = SamplingParams(**fields_of(wire.Params, add.params) | {"grammar": grammar})
     return NewRequest(**fields_of(wire.Add, add) | {"params": params})
 
 

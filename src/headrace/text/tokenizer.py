@@ -114,6 +114,11 @@ class Tokenizer:
             return ""
         return self._backend.id_to_token(token_id) or ""
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token with this text, None where there is none."""
+        found: int | None = self._backend.token_to_id(text)
+        return found if found in self.special_ids else None
+
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes that a token adds to a text that has begun already; special tokens give their names.
 
