@@ -11,7 +11,7 @@ import enum
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.core.types import CacheMiss, KVGroupSpec
@@ -108,6 +108,10 @@ class PrefixCache:
     def holds(self, group: int, block: int) -> bool:
         """True when the block's content can be found again."""
         return block in self._node_of_block[group]
+
+    def findable(self, group: int) -> Collection[int]:
+        """The blocks of a group whose content can be found again."""
+        return self._node_of_block[group].keys()
 
     def insert(
         self, index: int, keys: BlockKeys, tokens: Sequence[int], salt: str, blocks: Sequence[int | None]

@@ -9,7 +9,9 @@ Modules, in reading order:
 - `clock`: time as an argument.
 - `stepper`: one step of engine and executor, and what happens when it fails.
 - `inprocess`: the client of an engine in the same process.
-- `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written.
+- `journal`: what has ended while somebody watches the engine.
+- `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written;
+  `messages_snapshot`, `translate_snapshot`: its part about what the engine looks like.
 - `connection`, `engine_loop`: the engine process.
 - `state`, `child`, `stream`, `process_client`: the client of an engine in another process; `client` is its contract.
 - `watchdog`, `backoff`, `supervisor`: a client whose engines may die.

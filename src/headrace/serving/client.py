@@ -6,6 +6,7 @@ from typing import Protocol
 
 from headrace.core.engine import EngineStats
 from headrace.core.types import NewRequest
+from headrace.serving.journal import View
 from headrace.serving.state import EngineState
 from headrace.serving.stream import OutputStream
 
@@ -36,4 +37,8 @@ class AsyncClient(Protocol):
 
     async def stats(self) -> EngineStats:
         """Raises EngineDead without an engine."""
+        ...
+
+    async def view(self) -> View:
+        """What the engine does now, and what has ended since the last view. Raises EngineDead without an engine."""
         ...

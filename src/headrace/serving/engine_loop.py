@@ -6,12 +6,14 @@ import logging
 
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
+from headrace.core.snapshot import snapshot
 from headrace.core.types import NewRequest, StepPlan
 from headrace.errors import EngineDead, HeadraceError, InvalidParams
 from headrace.serving.clock import MONOTONIC, Clock
 from headrace.serving.connection import Connection, ParentGone
 from headrace.serving.facts import ModelFacts
 from headrace.serving.frames import WireError
+from headrace.serving.journal import Journal, View
 from headrace.serving.messages import (
     Abort,
     Accepted,
@@ -20,6 +22,7 @@ from headrace.serving.messages import (
     Ping,
     Pong,
     Shutdown,
+    SnapshotRequest,
     StatsRequest,
     StepBegun,
     ToEngine,
@@ -33,6 +36,7 @@ from headrace.serving.translate import (
     request_from_wire,
     stats_to_wire,
 )
+from headrace.serving.translate_snapshot import view_to_wire
 from headrace.serving.watchdog import TOKENS_PER_TIMEOUT
 
 EXIT_OK = 0
@@ -57,6 +61,7 @@ class EngineLoop:
         self._engine = engine
         self._stepper = Stepper(engine, executor, clock, self._announce)
         self._clock = clock
+        self._journal = Journal()
         self._wait_until: float | None = None
 
     def run(self, facts: ModelFacts) -> int:
@@ -87,6 +92,7 @@ class EngineLoop:
             step = self._stepper.step()
             self._wait_until = step.wait_until
             self._connection.send(*outputs_to_wire(step.outputs))
+            self._journal.note(step.outputs, self._clock())
         return True
 
     def _patience(self) -> float | None:
@@ -108,6 +114,11 @@ class EngineLoop:
                 return Pong()
             case StatsRequest():
                 return stats_to_wire(message.number, self._engine.stats())
+            case SnapshotRequest():
+                now = self._clock()
+                return view_to_wire(
+                    message.number, View(snapshot(self._engine, now), self._journal.take(now))
+                )
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 

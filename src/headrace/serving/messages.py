@@ -21,6 +21,7 @@ from headrace.core.params import (
 )
 from headrace.core.types import MAX_NAME_CHARS, FinishReason
 from headrace.serving.frames import WireError
+from headrace.serving.messages_snapshot import Lanes, Maps
 
 MAX_PATH_CHARS = 8192
 MAX_TEXT_CHARS = 16_384
@@ -195,6 +196,12 @@ class Ping(Message, frozen=True):
     """Answered by Pong, between two steps: a sign of life."""
 
 
+class SnapshotRequest(Message, frozen=True):
+    """Answered by Snapshot with the same number."""
+
+    number: Count
+
+
 class Shutdown(Message, frozen=True):
     """End at once, dropping what runs."""
 
@@ -256,6 +263,19 @@ class StepBegun(Message, frozen=True):
     tokens: Count
 
 
+class Snapshot(Message, frozen=True):
+    """View: the engine's Snapshot, and what has ended since the last one was asked for."""
+
+    number: Count
+    now: float
+    stats: Stats
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    lanes: Lanes
+    maps: Maps
+    ended: Outputs | None
+
+
 class Failed(Message, frozen=True):
     """The engine could not start, or has ended; the process exits behind this."""
 
@@ -263,8 +283,8 @@ class Failed(Message, frozen=True):
     text: Text
 
 
-ToEngine = Hello | Add | Abort | StatsRequest | Ping | Shutdown
-FromEngine = Ready | Accepted | Refused | Outputs | Stats | Pong | StepBegun | Failed
+ToEngine = Hello | Add | Abort | StatsRequest | SnapshotRequest | Ping | Shutdown
+FromEngine = Ready | Accepted | Refused | Outputs | Stats | Snapshot | Pong | StepBegun | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -16,6 +16,7 @@ from headrace.errors import EngineDead, HeadraceError, InvalidParams, Overloaded
 from headrace.serving.child import ENGINE_COMMAND, Child, describe_exit
 from headrace.serving.facts import ModelFacts
 from headrace.serving.frames import FrameBuffer, WireError, frame
+from headrace.serving.journal import View
 from headrace.serving.messages import (
     Abort,
     Accepted,
@@ -29,6 +30,8 @@ from headrace.serving.messages import (
     Ready,
     Refused,
     Shutdown,
+    Snapshot,
+    SnapshotRequest,
     Stats,
     StatsRequest,
     StepBegun,
@@ -44,6 +47,7 @@ from headrace.serving.translate import (
     request_to_wire,
     stats_from_wire,
 )
+from headrace.serving.translate_snapshot import view_from_wire
 from headrace.serving.watchdog import Verdict, Watchdog
 
 MAX_IN_FLIGHT = 2048
@@ -84,6 +88,7 @@ class ProcessClient:
         self._streams: dict[str, tuple[OutputStream, int]] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._viewing: dict[int, asyncio.Future[View]] = {}
         self._numbers = itertools.count()
         self._error: str | None = None  # why the engine is dead
         self._facts: ModelFacts | None = None
@@ -203,6 +208,18 @@ class ProcessClient:
         finally:
             self._asked.pop(number, None)
 
+    async def view(self) -> View:
+        """A snapshot with the endings since the last one, taken between two steps."""
+        self._check_alive()
+        number = next(self._numbers)
+        answer: asyncio.Future[View] = asyncio.get_running_loop().create_future()
+        self._viewing[number] = answer
+        try:
+            self._send(SnapshotRequest(number))
+            return await answer
+        finally:
+            self._viewing.pop(number, None)
+
     async def aclose(self, grace_s: float = _GRACE_S) -> None:
         """Ask the engine process to end, kill it if it does not within `grace_s` seconds; no child is left.
 
@@ -261,6 +278,8 @@ class ProcessClient:
             case Pong():
                 if self._watchdog is not None:
                     self._watchdog.answered()
+            case Snapshot():
+                _settle(self._viewing.get(message.number), view_from_wire(message))
             case Ready():
                 if self._ready.done():
                     raise WireError("a second Ready message")
@@ -306,6 +325,8 @@ class ProcessClient:
             _fail(accepted, EngineDead(self._error))
         for asked in self._asked.values():
             _fail(asked, EngineDead(self._error))
+        for viewing in self._viewing.values():
+            _fail(viewing, EngineDead(self._error))
         for stream, _ in self._streams.values():
             stream.fail(EngineDead(self._error))
         self._streams.clear()

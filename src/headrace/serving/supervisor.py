@@ -13,6 +13,7 @@ from headrace.errors import ConfigError, EngineDead, HeadraceError, MissingDepen
 from headrace.serving.backoff import Backoff
 from headrace.serving.clock import MONOTONIC, Clock
 from headrace.serving.facts import ModelFacts
+from headrace.serving.journal import View
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.state import EngineState
 from headrace.serving.stream import OutputStream
@@ -94,6 +95,10 @@ class Supervisor:
     async def stats(self) -> EngineStats:
         """A snapshot of the present engine; see AsyncClient."""
         return await self._running().stats()
+
+    async def view(self) -> View:
+        """The present engine; see AsyncClient."""
+        return await self._running().view()
 
     def drain(self) -> None:
         """Start no further engine: what runs may finish, and then `aclose` comes."""

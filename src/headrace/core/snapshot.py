@@ -1,0 +1,183 @@
+"""What an engine looks like at one moment: its sequences as lanes, and who holds which KV blocks. For displays."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from headrace.core.engine import Engine, EngineStats
+from headrace.core.kv_manager import KVManager
+from headrace.core.request import Request
+from headrace.core.types import Status
+
+MAX_LANES = 256
+"""Sequences that a snapshot names; running ones come first, and the counts in its statistics hold all of them."""
+MAX_CELLS = 2048
+"""Cells of one map. In a larger pool a cell stands for several neighbouring blocks."""
+
+NOBODY = -1
+
+
+class Phase(enum.Enum):
+    """What a sequence is doing, in the words that people use. Recomputing after a preemption is a prefill, too."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One sequence. Times in seconds on the engine's clock, None until it happened; the rest counts tokens, but for
+    `num_preemptions`. No token is in it, only how many there are."""
+
+    request_id: str
+    index: int
+    phase: Phase
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    num_prompt: int
+    num_computed: int
+    num_cached: int
+    num_output: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """Cells `first` … `first + count - 1`, each held by `users` sequences; 0 means free, but findable again.
+
+    `lane` is the place among the snapshot's lanes of one that holds them, as its logical blocks `place`, `place + 1`,
+    and so on; both are NOBODY where there is none, or where it is behind the last lane that is named.
+    """
+
+    first: int
+    count: int
+    users: int
+    lane: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    """One KV group's pool. Cells that are in no run are free, with nothing in them that could be found again.
+
+    A cell stands for `blocks_per_cell` blocks, and shows what its most used block is. `held` and `findable` count
+    blocks: in use, and free with content that the prefix cache knows.
+    """
+
+    name: str
+    num_blocks: int
+    block_size: int
+    blocks_per_cell: int
+    held: int
+    findable: int
+    runs: tuple[BlockRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`now` on the engine's clock; `max_num_seqs` and `max_num_batched_tokens` bound one step."""
+
+    now: float
+    stats: EngineStats
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    lanes: tuple[Lane, ...]
+    maps: tuple[BlockMap, ...]
+
+
+def snapshot(engine: Engine, now: float) -> Snapshot:
+    """Taken between two steps. Costs time in proportion to the lanes and to the blocks that are held or findable."""
+    scheduler = engine.scheduler
+    running = scheduler.running
+    named = [*running[:MAX_LANES], *islice(_waiting(engine), max(0, MAX_LANES - len(running)))]
+    return Snapshot(
+        now=now,
+        stats=engine.stats(),
+        max_num_seqs=engine.config.max_num_seqs,
+        max_num_batched_tokens=engine.config.max_num_batched_tokens,
+        lanes=tuple(_lane(request) for request in named),
+        maps=tuple(_map(scheduler.kv, group, running) for group in range(len(scheduler.kv.groups))),
+    )
+
+
+def _waiting(engine: Engine) -> Iterable[Request]:
+    """Everyone who waits, completions that wait for their prompt to be computed included."""
+    scheduler = engine.scheduler
+    for request in scheduler.waiting:
+        yield request
+        yield from request.followers
+    for request in scheduler.running:
+        yield from request.followers
+
+
+def _lane(request: Request) -> Lane:
+    stats = request.stats
+    return Lane(
+        request.name, request.index, _phase(request), stats.arrival_s, stats.first_scheduled_s, stats.first_token_s,
+        request.num_prompt, request.num_computed, stats.num_cached, request.num_output, stats.num_preemptions,
+    )  # fmt: skip
+
+
+def _phase(request: Request) -> Phase:
+    if request.status is Status.PREEMPTED:
+        return Phase.PREEMPTED
+    if request.status is not Status.RUNNING:
+        return Phase.QUEUED
+    # The last token's KV is computed by the step that samples the next one.
+    known = len(request.tokens) - request.num_computed
+    return Phase.PREFILL if request.num_output == 0 or known > 1 else Phase.DECODE
+
+
+def _map(kv: KVManager, group: int, running: Sequence[Request]) -> BlockMap:
+    spec, cache = kv.groups[group], kv.cache
+    scale = -(-spec.num_blocks // MAX_CELLS)
+    held: dict[int, tuple[int, int, int]] = {}  # block -> users, lane, logical block
+    for lane, request in enumerate(running):
+        table = request.tables[group]
+        shown = lane < MAX_LANES
+        for entry, block in enumerate(table.live):
+            if block in held:
+                users, first, at = held[block]
+                held[block] = (users + 1, first, at)
+            elif shown:
+                logical = entry if entry < spec.sink_blocks else entry + table.dropped
+                held[block] = (1, lane, logical)
+            else:
+                held[block] = (1, NOBODY, NOBODY)
+    findable = 0
+    cells: dict[int, tuple[int, int, int]] = {}
+    if cache is not None:
+        for block in cache.findable(group):
+            if block not in held:
+                findable += 1
+                cells[block // scale] = (0, NOBODY, NOBODY)
+    for block, what in held.items():
+        cell = block // scale
+        if cell not in cells or cells[cell][0] < what[0]:
+            cells[cell] = what
+    return BlockMap(
+        spec.name, spec.num_blocks, spec.block_size, scale, len(held), findable, tuple(_runs(cells))
+    )
+
+
+def _runs(cells: dict[int, tuple[int, int, int]]) -> Iterable[BlockRun]:
+    """Neighbours with the same users and consecutive places, put together."""
+    first = end = users = lane = place = NOBODY
+    for cell in sorted(cells):
+        now = cells[cell]
+        goes_on = cell == end and now[:2] == (users, lane)
+        if goes_on and now[2] == (NOBODY if place == NOBODY else place + cell - first):
+            end += 1
+            continue
+        if first != NOBODY:
+            yield BlockRun(first, end - first, users, lane, place)
+        first, end = cell, cell + 1
+        users, lane, place = now
+    if first != NOBODY:
+        yield BlockRun(first, end - first, users, lane, place)
