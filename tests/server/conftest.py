@@ -16,11 +16,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 
 from headrace.core.engine import EngineStats
 from headrace.server.app import create_app
-from headrace.server.run import listen, url
+from headrace.server.guarded_protocol import ConnectionLimits
+from headrace.server.listener import listen, url
+from headrace.server.run import Server, uvicorn_config
 from headrace.serving.process_client import ProcessClient
 from headrace.text.tokenizer import Tokenizer
 from tests.serving.tiny_engine import COMMAND
@@ -34,7 +35,8 @@ MAX_IN_FLIGHT = 64
 class TinyServer:
     """An app over the counting engine, listening in a thread of its own."""
 
-    def __init__(self, **config: object) -> None:
+    def __init__(self, limits: ConnectionLimits | None = None, **config: object) -> None:
+        self._limits = limits or ConnectionLimits()
         self._config = {"step_s": STEP_S, "tokenizer_folder": str(TALE)} | config
         started: queue.Queue[str | BaseException] = queue.Queue()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
@@ -60,8 +62,7 @@ class TinyServer:
             self.client, tokenizer, ["tiny", "alias"], self.client.facts, max_body_bytes=MAX_BODY_BYTES
         )
         listener = listen("127.0.0.1", 0)
-        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=2)
-        self._server = uvicorn.Server(config)
+        self._server = Server(uvicorn_config(app, self._limits, "critical"))
         listener.listen(100)
         started.put(url(listener))
         await self._server.serve(sockets=[listener])

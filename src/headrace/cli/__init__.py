@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown command {called!r}")
     try:
         status: int = module.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed before we came
+            sys.stdout.flush()
         return status
     except HeadraceError as error:
         print(f"headrace: error: {error}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> NoReturn:
     except ParentGone:
         code = EXIT_OK
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):  # a full disk
+            stream.flush()
     os._exit(code)  # the parent waits for us, and taking down torch module by module can take seconds
 
 

@@ -7,8 +7,11 @@ import json
 import shlex
 from typing import Any
 
+from headrace.cli.connection_flags import add_connection_flags, connection_limits
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
+from headrace.cli.standard_streams import complete, say
 from headrace.errors import ConfigError, MissingDependency
+from headrace.server.signals import held
 
 EXAMPLES = """\
 examples:
@@ -60,18 +63,27 @@ def add_parser(commands: Any) -> None:
         "--log-level", default="warning", choices=("debug", "info", "warning", "error"),
         help="info logs every request (default: %(default)s)",
     )  # fmt: skip
+    add_connection_flags(parser)
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Raises ConfigError or ModelError where that cannot begin."""
+    with held():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    complete()
     _check_range("port", args.port, 0, 65_535)
     _check_range("max-queue", args.max_queue, 1, 1_000_000)
     _check_range("max-body-bytes", args.max_body_bytes, 1, 2**31)
     _check_range("shutdown-timeout", args.shutdown_timeout, 0, 86_400)
     _check_range("engine-timeout", args.engine_timeout, 0, 86_400)
+    limits = connection_limits(args)
     config = engine_config(args)
     try:
+        from headrace.server.guarded_protocol import ConnectionLimits
         from headrace.server.run import ServeOptions, serve
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "headrace":
@@ -87,20 +99,20 @@ def run(args: argparse.Namespace) -> int:
         max_in_flight=args.max_queue,
         drain_s=args.shutdown_timeout,
         engine_timeout_s=args.engine_timeout,
+        connections=ConnectionLimits(**limits),  # type: ignore[arg-type]  # checked by name
         log_level=args.log_level,
     )
     name = options.names[0] if options.names else config.model
-    print(f"headrace: loading {config.model}", flush=True)
+    say(f"headrace: loading {config.model}")
     return serve(config, options, lambda url: _announce(url, name))
 
 
 def _announce(url: str, name: str) -> None:
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 50})
-    print(
+    say(
         f"headrace: {name} is ready at {url} (Ctrl-C ends)\n"
         f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
-        f"    -d {shlex.quote(body)}",
-        flush=True,
+        f"    -d {shlex.quote(body)}"
     )
 
 

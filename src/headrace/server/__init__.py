@@ -11,6 +11,8 @@ Modules, in reading order:
 - `events`, `disconnect`: streams of server-sent events, and callers who leave.
 - `errors`, `body_limit`: what is refused, and how that reads.
 - `app`: all of it put together.
+- `listener`, `guarded_protocol`: connections, and their limits.
+- `signals`, `drain`: how a server ends.
 - `run`: the listening process.
 
 Import from the modules; this package imports nothing by itself.

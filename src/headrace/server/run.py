@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
+import functools
 import logging
-import signal
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import uvicorn
+import uvloop
+from starlette.types import ASGIApp
 
 from headrace.config import EngineConfig
-from headrace.errors import ConfigError
 from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
+from headrace.server.drain import Drain
+from headrace.server.guarded_protocol import ConnectionLimits, GuardedProtocol
+from headrace.server.listener import allow_connections, listen, unusable, url
+from headrace.server.signals import Ending
 from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.process_client import MAX_IN_FLIGHT, ProcessClient
 from headrace.serving.supervisor import Supervisor
 from headrace.serving.watchdog import DEFAULT_TIMEOUT_S, Watchdog
 from headrace.text.tokenizer import Tokenizer
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LAST_WORDS_S = 0.5
+"""Time for the error events of streams that did not finish in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,59 +44,33 @@ class ServeOptions:
     max_body_bytes: int = MAX_BODY_BYTES
     max_in_flight: int = MAX_IN_FLIGHT
     drain_s: int = 30
-    log_level: str = "warning"
     engine_timeout_s: float = DEFAULT_TIMEOUT_S
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    log_level: str = "warning"
     engine_command: Sequence[str] = ENGINE_COMMAND
 
 
 def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], None]) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code. `ready` is told the base URL once requests are taken.
+    """Serve until SIGINT or SIGTERM; returns the exit code: 0, or 128 and the signal's number where a second one
+    asked not to wait. `ready` is told the base URL once requests are taken.
 
     Raises ConfigError for an address that cannot be used, and what the engine raises while it starts.
     """
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(message)s")
-    listener = listen(
-        options.host, options.port
-    )  # before the model is loaded: a taken port should show at once
-    with listener:
-        return asyncio.run(_serve(config, options, listener, ready))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, which refuses connections until it listens.
-
-    Raises ConfigError with one sentence where the address is taken or impossible.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _unusable(host, port, error) from error
-    return listener
-
-
-def _unusable(host: str, port: int, error: OSError) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"port {port} on {host} is taken; choose another with --port")
-    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+    # Before the model is loaded: a taken port should show at once.
+    with (
+        listen(options.host, options.port) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_serve(config, options, listener, ready))
 
 
 async def _serve(
     config: EngineConfig, options: ServeOptions, listener: socket.socket, ready: Callable[[str], None]
 ) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop.set)
-    client = await _start(config, options, stop)
+    ending = Ending()
+    ending.listen()
+    client = await _start(config, options, ending.asked)
     if client is None:
         return 0
     try:
@@ -97,25 +78,21 @@ async def _serve(
         tokenizer = None if folder is None else await asyncio.to_thread(Tokenizer.from_folder, folder)
         names = tuple(options.names) or (config.model,)
         app = create_app(client, tokenizer, names, client.facts, max_body_bytes=options.max_body_bytes)
-        server = _Server(
-            uvicorn.Config(
-                app, log_level=options.log_level, access_log=options.log_level in ("info", "debug", "trace"),
-                timeout_graceful_shutdown=options.drain_s, lifespan="off", server_header=False,
-            ),
-            lambda: ready(url(listener)),
-        )  # fmt: skip
-        # uvicorn sees the signals that come while it serves; one that came before, while this code kept the event loop
-        # from seeing it, reaches it here.
-        watching = asyncio.ensure_future(_exit_after(stop, server))
+        drain = Drain(app)
+        allowed = allow_connections(options.connections.max_connections)
+        limits = replace(options.connections, max_connections=allowed)
+        server = Server(uvicorn_config(drain, limits, options.log_level), lambda: ready(url(listener)))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         try:
-            await server.serve(sockets=[listener])
+            await _first_of(ending.asked.wait(), serving)
+            if not serving.done():
+                await _finish(server, client, drain, ending, options.drain_s)
+            await serving
         except OSError as error:  # somebody else listened there while the model was loading
-            raise _unusable(options.host, options.port, error) from error
-        finally:
-            watching.cancel()
+            raise unusable(options.host, options.port, error) from error
     finally:
         await client.aclose()
-    return 0
+    return ending.exit_code
 
 
 async def _start(config: EngineConfig, options: ServeOptions, stop: asyncio.Event) -> Supervisor | None:
@@ -130,38 +107,70 @@ async def _start(config: EngineConfig, options: ServeOptions, stop: asyncio.Even
         )
 
     starting = asyncio.ensure_future(Supervisor.start(engine))
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            return starting.result()
-        starting.cancel()
-        await asyncio.wait({starting})
-        return None
-    finally:
-        stopping.cancel()
+    await _first_of(stop.wait(), starting)
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    await asyncio.wait({starting})
+    return None
 
 
-async def _exit_after(stop: asyncio.Event, server: uvicorn.Server) -> None:
-    await stop.wait()
+async def _finish(server: Server, client: Supervisor, drain: Drain, ending: Ending, drain_s: float) -> None:
+    """Let accepted requests finish, then end the server; what has not finished in time ends with an error."""
+    client.drain()
+    drain.begin()
+    finished = asyncio.ensure_future(drain.finished())
+    await _first_of(ending.urged.wait(), finished, timeout_s=drain_s)
+    if not finished.done():
+        await client.aclose(0.0)
+        await asyncio.wait({finished}, timeout=_LAST_WORDS_S)
+        finished.cancel()
     server.should_exit = True
+    server.force_exit = ending.urged.is_set()
 
 
-class _Server(uvicorn.Server):
-    """Tells when it takes requests."""
+async def _first_of(
+    other: Coroutine[Any, Any, Any], task: asyncio.Future[Any], timeout_s: float | None = None
+) -> None:
+    """Wait for the first of the two, and end `other`."""
+    waiting = asyncio.ensure_future(other)
+    try:
+        await asyncio.wait({waiting, task}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+
+def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uvicorn.Config:
+    """uvicorn over httptools, within limits.
+
+    httptools and uvloop are not left to what happens to be installed: the limits are written for the one, and both
+    together stream about three times as many events a second as uvicorn's own choice without them.
+    """
+    return uvicorn.Config(
+        app,
+        http=cast(type[asyncio.Protocol], functools.partial(GuardedProtocol, limits=limits)),
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        log_level=log_level,
+        access_log=log_level in ("info", "debug", "trace"),
+        timeout_keep_alive=int(limits.keep_alive_timeout_s),
+        timeout_graceful_shutdown=1,  # for those who read; work has been waited for
+    )
+
+
+class Server(uvicorn.Server):
+    """Tells when it takes requests, and leaves signals to whoever runs it."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started:
+        if self.started and not self.should_exit:
             self._ready()
 
-
-def url(listener: socket.socket) -> str:
-    """An address that a program on this machine can use."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

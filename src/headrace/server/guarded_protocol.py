@@ -1,0 +1,255 @@
+"""HTTP/1.1 on one connection, with an end for callers who take forever to send, or to read.
+
+uvicorn's httptools protocol knows no limit for the head of a request, for the time that a request takes to arrive, or
+for a caller who does not read. Each would let a few cheap connections hold the server's memory or its sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from headrace.server.errors import error_body
+
+RETRY_AFTER_S = 1
+
+_BODY_UNIT = 2**20
+_LEAST_READ_BYTES = 32 * 2**10
+"""A reader who takes less than this in the time given is as good as gone."""
+_LINGER_S = 1.0
+_LINGER_BYTES = 16 * 2**20
+_LINGERING = 256
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Times in seconds. `body_timeout_s` is for each MiB of a body that has begun; `slow_reader_timeout_s` is what a
+    caller gets to read 32 KiB when the buffers of its connection are full."""
+
+    max_connections: int = 4096
+    max_header_bytes: int = 64 * 2**10
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    keep_alive_timeout_s: float = 75.0
+    slow_reader_timeout_s: float = 30.0
+
+
+class _Awaited(enum.Enum):
+    """What the caller sends next."""
+
+    REQUEST = enum.auto()  # nothing need come
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    NOTHING = enum.auto()  # an answer was sent that ends the connection
+
+
+class _HeadTooLarge(Exception):
+    pass
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """A connection of uvicorn's within `limits`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ConnectionLimits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._awaited = _Awaited.HEAD
+        self._received = 0  # bytes of the head or the body that is awaited
+        self._head_bytes = 0  # of the head as far as it is parsed
+        self._begun = 0.0  # when that began, on the loop's clock
+        self._arriving: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
+        self._unread = 0  # bytes in our buffer when `_reading` was set
+
+    # ---- The connection ----
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(503, "too many connections are open: try again later", "too_many_connections")
+        else:
+            self._await(_Awaited.HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._awaited is _Awaited.NOTHING:
+            self._received += len(data)
+            if self._received > _LINGER_BYTES:
+                self.transport.abort()
+            return
+        if self._awaited is _Awaited.REQUEST:
+            if not data.strip(b"\r\n"):
+                return  # some callers end a body with an empty line too many
+            self._await(_Awaited.HEAD)
+        super().data_received(data)
+        self._received += len(data)
+        if self._awaited is _Awaited.HEAD and self._received > self._limits.max_header_bytes:
+            self._refuse_head()
+
+    # ---- Requests as they arrive ----
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count_head(len(name) + len(value))
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self._limits.max_header_bytes:
+            raise _HeadTooLarge  # the parser gives up, and calls send_400_response
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._await(_Awaited.BODY)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._await(_Awaited.REQUEST)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._awaited is _Awaited.BODY:
+            # Either the answer came before all of the body, or a second request has been waiting with its own unread.
+            self._await(_Awaited.BODY)
+        if self._reading is None and not self.transport.is_closing():
+            self._watch_reader()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called where the parser gives up."""
+        if self._head_bytes > self._limits.max_header_bytes:
+            self._refuse_head()
+        else:
+            self._refuse(400, "this is not a request in HTTP/1.1", "bad_request")
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await(self, what: _Awaited) -> None:
+        """Give the caller its time for what comes next."""
+        self._awaited = what
+        self._received = 0
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
+        if what in (_Awaited.HEAD, _Awaited.BODY):
+            self._begun = self.loop.time()
+            self._arriving = self.loop.call_at(self._due(), self._late)
+
+    def _due(self) -> float:
+        if self._awaited is _Awaited.HEAD:
+            return self._begun + self._limits.header_timeout_s
+        return self._begun + self._limits.body_timeout_s * (1 + self._received // _BODY_UNIT)
+
+    def _late(self) -> None:
+        self._arriving = None
+        ahead = self._awaited is _Awaited.HEAD and self._answering
+        if ahead or self.flow.read_paused:  # it need not come yet, or it has come and we have not read it
+            self._begun = self.loop.time()
+        if self.loop.time() < self._due():
+            self._arriving = self.loop.call_at(self._due(), self._late)
+            return
+        self._refuse(408, "the request did not arrive in time", "request_timeout")
+
+    # ---- Answers as they leave ----
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _watch_reader(self) -> None:
+        """Look again later whether the caller reads what waits for it."""
+        self._unread = self.transport.get_write_buffer_size()
+        if self._unread:
+            self._reading = self.loop.call_later(self._limits.slow_reader_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        self._reading = None
+        left = self.transport.get_write_buffer_size()
+        if not left:
+            return
+        if self._unread - left >= _LEAST_READ_BYTES:
+            self._watch_reader()
+            return
+        _log.info("a caller does not read its answer: the connection is closed")
+        self.transport.abort()  # which tells the request that its caller has left
+
+    # ---- Ends ----
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the head of the request is larger than {self._limits.max_header_bytes} bytes",
+                     "request_header_fields_too_large")  # fmt: skip
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer where no application was asked, and end the connection."""
+        if self._awaited is _Awaited.NOTHING:
+            return
+        self._stop_timers()
+        self._unset_keepalive_if_required()
+        answering = self._answering
+        if answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        crowded = len(self.connections) > self._limits.max_connections + _LINGERING
+        if crowded or self.pipeline or (answering and self.cycle.response_started):
+            self.transport.abort()
+            return
+        self._awaited, self._received = _Awaited.NOTHING, 0
+        body = json.dumps(error_body(message, status, code)).encode()
+        head = [STATUS_LINE[status]]
+        head += [name + b": " + value + b"\r\n" for name, value in self.server_state.default_headers]
+        if status == 503:
+            head.append(b"retry-after: %d\r\n" % RETRY_AFTER_S)
+        head.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body))
+        head.append(b"connection: close\r\n\r\n")
+        self.transport.write(b"".join(head) + body)
+        # Closing with bytes unread would reset the connection, and take the answer away from a caller who still sends.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._arriving = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def shutdown(self) -> None:
+        """Called when the server ends and work has been waited for: what goes on now are streams without end."""
+        if self._awaited is not _Awaited.NOTHING:
+            super().shutdown()
+            self.loop.call_later(_LINGER_S / 2, self.transport.close)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._arriving, self._reading):
+            if timer is not None:
+                timer.cancel()
+        self._arriving = self._reading = None
