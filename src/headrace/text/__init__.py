@@ -7,6 +7,8 @@ Modules, in reading order:
 - `byte_scheme`: which bytes a token stands for, worked out from the tokenizer's decoder.
 - `detokenizer`: `IncrementalDetokenizer`, streaming ids to text without splitting a character.
 - `stop`: `StopChecker`, stop strings across any piece borders in linear time.
+- `reply`: what a model says, taken apart as it comes: reasoning, content and calls of tools.
+- `tools`, `conversation`: what a request says of tools, and how templates that know of none are told.
 - `messages`: the shape of a chat request, checked and copied to plain data.
 - `chat`: `ChatTemplate`, a model's Jinja template compiled and rendered within limits.
 - `template_budget`, `template_rules`, `template_compiler`, `template_sandbox`: its limits, and how they are enforced.

@@ -1,0 +1,66 @@
+"""Where a JSON value ends, found while it arrives."""
+
+from __future__ import annotations
+
+import re
+
+_PLAIN = re.compile(r"[^\"{}\[\]]*")
+_IN_STRING = re.compile(r'[^"\\]*')
+_FOREIGN = re.compile(r"[^\s\w+\-.,:\"{}\[\]]", re.ASCII)
+"""What JSON cannot have outside of strings; a value that was not closed ends before it."""
+
+
+class JsonSpan:
+    """Follows one object, list or string from its first character on; counts brackets, and does not check the rest.
+
+    `read` is called with each piece of text until `ended`.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def read(self, text: str, at: int) -> int:
+        """Go on at text[at]; returns where the value ends, or len(text)."""
+        size = len(text)
+        while at < size:
+            if self._escaped:
+                self._escaped = False
+                at += 1
+            elif self._in_string:
+                at = self._string(text, at)
+            else:
+                at = self._structure(text, at)
+            if self.ended:
+                return at
+        return size
+
+    def _string(self, text: str, at: int) -> int:
+        match = _IN_STRING.match(text, at)
+        at = at if match is None else match.end()
+        if at == len(text):
+            return at
+        if text[at] == "\\":
+            self._escaped = True
+        else:
+            self._in_string = False
+            self.ended = self._depth == 0
+        return at + 1
+
+    def _structure(self, text: str, at: int) -> int:
+        match = _PLAIN.match(text, at)
+        end = at if match is None else match.end()
+        foreign = _FOREIGN.search(text, at, end)
+        if foreign is not None:
+            self.ended = True
+            return foreign.start()
+        if end == len(text):
+            return end
+        if text[end] == '"':
+            self._in_string = True
+        else:
+            self._depth += 1 if text[end] in "{[" else -1
+            self.ended = self._depth <= 0
+        return end + 1

@@ -1,0 +1,58 @@
+"""A reply as it comes: reasoning first, then content and calls."""
+
+from __future__ import annotations
+
+from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Parser, Piece
+from headrace.text.reply.reasoning import ReasoningParser
+
+
+class ReplyReader:
+    """Takes the text of one completion in pieces and says what it is.
+
+    single: only the first call counts; what is said of others is dropped.
+    """
+
+    def __init__(
+        self, reasoning: ReasoningParser | None = None, calls: Parser | None = None, *, single: bool = False
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._single = single
+
+    @property
+    def reasons(self) -> bool:
+        """What comes next may be reasoning."""
+        return self._reasoning is not None and self._reasoning.reasons
+
+    def push(self, text: str) -> list[Piece]:
+        """The next piece of text."""
+        if self._reasoning is None:
+            pieces: list[Piece] = [Content(text)] if text else []
+        else:
+            pieces = self._reasoning.push(text)
+        return self._split(pieces)
+
+    def finish(self) -> list[Piece]:
+        """What is left, once no more text will come."""
+        pieces = [] if self._reasoning is None else self._split(self._reasoning.finish())
+        if self._calls is not None:
+            pieces += self._wanted(self._calls.finish())
+        return pieces
+
+    def _split(self, pieces: list[Piece]) -> list[Piece]:
+        if self._calls is None:
+            return pieces
+        split: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, Content):
+                split += self._wanted(self._calls.push(piece.text))
+            else:
+                split.append(piece)
+        return split
+
+    def _wanted(self, pieces: list[Piece]) -> list[Piece]:
+        if not self._single:
+            return pieces
+        return [
+            piece for piece in pieces if not (isinstance(piece, (CallBegins, CallArguments)) and piece.index)
+        ]

@@ -1,0 +1,123 @@
+"""What a request says of tools: which there are, and whether one must be called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import InvalidParams
+from headrace.text.messages import MAX_TOOLS
+from headrace.text.reply.call_json import MAX_NAME_CHARS, is_name
+
+MAX_DESCRIPTION_CHARS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may ask for; `parameters` is a JSON schema, None for a function that takes anything."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """As chat templates and OpenAI's chat API know it."""
+        given = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": {key: it for key, it in given.items() if it is not None}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`tools` are those that the model may call. `forced`: it must call one of them. `parallel`: it may call several.
+
+    Without tools nothing is called, and nothing of a reply is taken for a call.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    forced: bool = False
+    parallel: bool = True
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+
+NO_TOOLS = ToolUse()
+
+
+def checked_tool_use(tools: Any, choice: Any, parallel: bool | None = None) -> ToolUse:
+    """What the fields `tools`, `tool_choice` and `parallel_tool_calls` mean, in the form of OpenAI's chat API or of its
+    responses API, which leaves out the level of `function`.
+
+    choice: "none", "auto", "required", or an object that names a function.
+
+    Raises InvalidParams for another shape, for names that are used twice, and where a choice has no tool.
+    """
+    known = tuple(_checked_tools(tools))
+    named = _checked_choice(choice)
+    if not known and (choice == "required" or named is not None):
+        raise InvalidParams("tool_choice asks for a tool, but tools is empty")
+    if choice == "none":
+        return NO_TOOLS
+    if named is not None:
+        wanted = tuple(tool for tool in known if tool.name == named)
+        if not wanted:
+            raise InvalidParams(f"tool_choice names {named[:80]!r}, which is none of the tools")
+        return ToolUse(wanted, forced=True, parallel=False)
+    return ToolUse(known, choice == "required", parallel is not False)
+
+
+def _checked_tools(tools: Any) -> Iterator[Tool]:
+    if tools is None:
+        return
+    if not isinstance(tools, (list, tuple)):
+        raise InvalidParams("tools must be a list")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidParams(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are allowed")
+    seen: set[str] = set()
+    for number, entry in enumerate(tools):
+        tool = _checked_tool(entry, f"tools[{number}]")
+        if tool.name in seen:
+            raise InvalidParams(f"tools[{number}] has the name of an earlier tool, {tool.name[:80]!r}")
+        seen.add(tool.name)
+        yield tool
+
+
+def _checked_tool(entry: Any, where: str) -> Tool:
+    if not isinstance(entry, Mapping):
+        raise InvalidParams(f"{where} must be an object")
+    if entry.get("type") != "function":
+        raise InvalidParams(f"{where}.type must be 'function'; this server runs no tools of its own")
+    function = entry.get("function", entry)
+    if not isinstance(function, Mapping):
+        raise InvalidParams(f"{where}.function must be an object")
+    name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
+    if not isinstance(name, str) or not is_name(name):
+        raise InvalidParams(
+            f"{where}: a name must be 1 to {MAX_NAME_CHARS} letters, digits and characters of _ . - : /"
+        )
+    if description is not None and not (
+        isinstance(description, str) and len(description) <= MAX_DESCRIPTION_CHARS
+    ):
+        raise InvalidParams(
+            f"{where}: description must be text of at most {MAX_DESCRIPTION_CHARS} characters"
+        )
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidParams(f"{where}: parameters must be a JSON schema, which is an object")
+    return Tool(name, description, parameters)
+
+
+def _checked_choice(choice: Any) -> str | None:
+    """The name of the function that must be called, if the choice is one."""
+    if choice is None or choice in ("none", "auto", "required"):
+        return None
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            name: str = function["name"]
+            return name
+    raise InvalidParams(
+        'tool_choice must be \'none\', \'auto\', \'required\' or {"type": "function", "function": {"name": …}}'
+    )

@@ -1,0 +1,144 @@
+"""What requests say of tools, and conversations with tools for templates that know of none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import InvalidParams
+from headrace.text.conversation import adapted, knows_tools
+from headrace.text.messages import MAX_TOOLS
+from headrace.text.reply.call_json import MAX_NAME_CHARS
+from headrace.text.tools import MAX_DESCRIPTION_CHARS, NO_TOOLS, Tool, ToolUse, checked_tool_use
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = Tool("weather", "The weather", SCHEMA)
+
+
+def function(name: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+TOOLS = [function("weather", description="The weather", parameters=SCHEMA), function("now")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "use"),
+    [
+        (None, None, ToolUse((WEATHER, Tool("now")))),
+        ("auto", True, ToolUse((WEATHER, Tool("now")))),
+        ("auto", False, ToolUse((WEATHER, Tool("now")), parallel=False)),
+        ("required", None, ToolUse((WEATHER, Tool("now")), forced=True)),
+        ("none", None, NO_TOOLS),
+        ({"type": "function", "function": {"name": "now"}}, True, ToolUse((Tool("now"),), True, False)),
+        ({"type": "function", "name": "now"}, None, ToolUse((Tool("now"),), True, False)),
+    ],
+)
+def test_choices(choice: Any, parallel: bool | None, use: ToolUse) -> None:
+    assert checked_tool_use(TOOLS, choice, parallel) == use
+
+
+def test_both_apis_write_tools() -> None:
+    flat = {
+        "type": "function",
+        "name": "weather",
+        "description": "The weather",
+        "parameters": SCHEMA,
+        "strict": True,
+    }
+    assert checked_tool_use([flat], None).tools == (WEATHER,)
+    assert WEATHER.described == TOOLS[0]
+    assert checked_tool_use(None, None) == checked_tool_use([], "auto") == NO_TOOLS
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [
+        ("weather", None), ({"a": 1}, None), ([7], None), ([{}], None), ([{"type": "web_search"}], None),
+        ([{"type": "function", "function": 7}], None), ([function(7)], None), ([function("")], None),
+        ([function("a b")], None), ([function("x" * (MAX_NAME_CHARS + 1))], None), ([function("é")], None),
+        ([function("f", description=7)], None), ([function("f", parameters=[])], None),
+        ([function("f", description="x" * (MAX_DESCRIPTION_CHARS + 1))], None),
+        ([function("f"), function("f")], None),
+        ([function(f"f{number}") for number in range(MAX_TOOLS + 1)], None),
+        (TOOLS, "sometimes"), (TOOLS, 7), (TOOLS, {}), (TOOLS, {"type": "function"}), (TOOLS, ["auto"]),
+        (TOOLS, {"type": "function", "function": {"name": "unknown"}}), (TOOLS, {"type": "allowed_tools"}),
+        (TOOLS, {"type": "function", "function": {"name": 7}}),
+        (None, "required"), ([], {"type": "function", "function": {"name": "now"}}),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tools: Any, choice: Any) -> None:
+    with pytest.raises(InvalidParams):
+        checked_tool_use(tools, choice)
+
+
+def test_the_largest_that_is_allowed() -> None:
+    longest = function("x" * MAX_NAME_CHARS, description="x" * MAX_DESCRIPTION_CHARS)
+    tools = [longest, *(function(f"f{number}") for number in range(MAX_TOOLS - 1))]
+    assert len(checked_tool_use(tools, None).tools) == MAX_TOOLS
+
+
+PLAIN = "{{ message.role }}{{ message.content }}"
+KNOWING = PLAIN + "{{ tools }}"
+
+
+def test_a_template_that_knows_tools_gets_the_conversation_as_it_is() -> None:
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "now"}}]},
+        {"role": "tool", "content": "12:00"},
+    ]
+    assert knows_tools(KNOWING) and not knows_tools(PLAIN) and not knows_tools(None)
+    assert adapted(messages, [WEATHER], KNOWING) == messages
+
+
+def test_developers_are_systems_where_a_template_has_no_such_role() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}]
+    assert adapted(messages, [], KNOWING) == [{"role": "system", "content": "Be brief."}]
+    assert adapted(messages, [], KNOWING + "developer") == messages
+
+
+def test_tools_are_written_out_for_other_templates() -> None:
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "tool_calls": [
+            {"function": {"name": "weather", "arguments": '{"city": "Oslo"}'}},
+            {"function": {"name": "now", "arguments": {}}},
+        ]},
+        {"role": "tool", "tool_call_id": "a", "content": "sun"},
+        {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "12:00"}]},
+        {"role": "user", "content": "Thanks"},
+    ]  # fmt: skip
+    system, *rest = adapted(messages, [WEATHER], PLAIN)
+    assert system["role"] == "system" and '"name": "weather"' in system["content"]
+    assert rest == [
+        {"role": "user", "content": "?"},
+        {
+            "role": "assistant",
+            "content": '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        },
+        {
+            "role": "user",
+            "content": "<tool_response>\nsun\n</tool_response>\n<tool_response>\n12:00\n</tool_response>",
+        },
+        {"role": "user", "content": "Thanks"},
+    ]
+
+
+def test_instructions_join_the_system_message() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
+    first, *rest = adapted(messages, [WEATHER], PLAIN)
+    assert first["content"].startswith("Be brief.\n\n") and rest == messages[1:]
+    assert adapted(messages, [], PLAIN) == messages
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [None, 7, "hello", [], [7], [{}], [{"role": 7}], [{"role": "assistant", "tool_calls": 7}],
+     [{"role": "assistant", "tool_calls": [7, {"function": 7}, {"function": {"name": {}}}]}], [{"role": "tool"}]],
+)  # fmt: skip
+def test_malformed_messages_do_no_harm(messages: Any) -> None:
+    for template in (PLAIN, KNOWING, None):
+        adapted(messages, [WEATHER], template)
