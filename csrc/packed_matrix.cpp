@@ -76,16 +76,16 @@ std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const Pac
     m.panels = static_cast<int>(order.size()) / kPanel;
     m.cols_padded = round_up(m.cols, kInputAlign);
     m.panel_bytes = bytes_of_panel(m.format, m.cols_padded);
-    m.data = arena_.take(m.panel_bytes * m.panels);
+    m.data = memory_.take(m.panel_bytes * m.panels);
     if (is_codes(m.format)) {
         m.group = options.group == 0 || options.group > m.cols_padded ? m.cols_padded : options.group;
         m.groups = (m.cols_padded + m.group - 1) / m.group;
         const std::size_t count = static_cast<std::size_t>(m.panels) * m.groups * kPanel;
-        m.scales = arena_.take_array<f16_t>(count);
-        if (!options.symmetric) m.zeros = arena_.take_array<std::uint8_t>(count);
+        m.scales = memory_.take_array<f16_t>(count);
+        if (!options.symmetric) m.zeros = memory_.take_array<std::uint8_t>(count);
     }
     if (options.bias) {
-        float* bias = arena_.take_array<float>(order.size());
+        float* bias = memory_.take_array<float>(order.size());
         for (std::size_t row = 0; row < order.size(); ++row) bias[row] = order[row] < 0 ? 0.0F : options.bias[order[row]];
         m.bias = bias;
     }

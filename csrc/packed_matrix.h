@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "arena.h"
 #include "kernels.h"
+#include "weight_memory.h"
 
 namespace headrace {
 
@@ -44,14 +44,14 @@ public:
     PackedMatrix(const Kernels& kernels, Team& team, const std::vector<CodePart>& parts, PackOptions options);
 
     const Matrix& matrix() const { return matrix_; }
-    std::size_t bytes() const { return arena_.bytes(); }
+    std::size_t bytes() const { return memory_.bytes(); }
 
 private:
     // Takes memory for the parts; returns, for each row of the packed matrix, its index in the parts put below each
     // other, or -1 for a row of zeros.
     std::vector<int> lay_out(const std::vector<Part>& parts, const PackOptions& options);
 
-    Arena arena_;
+    WeightMemory memory_;
     Matrix matrix_;
 };
 

@@ -14,11 +14,13 @@
 #define HEADRACE_INLINE static inline __attribute__((always_inline))
 #define HEADRACE_METHOD inline __attribute__((always_inline))
 #define HEADRACE_PREFETCH(address) __builtin_prefetch(address)
+#define HEADRACE_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
 #define HEADRACE_PREFETCH_L2(address) __builtin_prefetch(address, 0, 2)  // not into the first-level cache
 #else
 #define HEADRACE_INLINE static inline
 #define HEADRACE_METHOD inline
 #define HEADRACE_PREFETCH(address) ((void)(address))
+#define HEADRACE_PREFETCH_WRITE(address) ((void)(address))
 #define HEADRACE_PREFETCH_L2(address) ((void)(address))
 #endif
 

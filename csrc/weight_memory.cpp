@@ -1,0 +1,99 @@
+#include "weight_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <new>
+
+namespace headrace {
+
+struct WeightMemory::Chunk {
+    void* mapping = nullptr;
+    std::size_t mapped = 0;
+    char* start = nullptr;  // at a huge page
+    std::size_t bytes = 0;
+    std::size_t used = 0;
+    int pieces = 0;         // that are still alive
+};
+
+// All of a process: what one model leaves of a chunk, the next one takes.
+struct Chunks {
+    using Chunk = WeightMemory::Chunk;
+
+    std::mutex one;
+    Chunk* open = nullptr;  // where the next piece goes, if it fits
+
+    // Never destroyed: Python may let go of a matrix after static destructors have run.
+    static Chunks& all() {
+        static Chunks* const chunks = new Chunks;
+        return *chunks;
+    }
+};
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kChunk = std::size_t{64} << 20;  // untouched pages of it take no memory
+
+std::size_t round_up(std::size_t bytes, std::size_t step) { return (bytes + step - 1) / step * step; }
+
+Chunks::Chunk* map_chunk(std::size_t bytes) {
+    auto* chunk = new Chunks::Chunk;
+    chunk->bytes = std::max(kChunk, round_up(bytes, kHugePage));
+    chunk->mapped = chunk->bytes + kHugePage;  // room to begin at a huge page
+    chunk->mapping = mmap(nullptr, chunk->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (chunk->mapping == MAP_FAILED) {
+        delete chunk;
+        throw std::bad_alloc();
+    }
+    const auto address = reinterpret_cast<std::uintptr_t>(chunk->mapping);
+    chunk->start = static_cast<char*>(chunk->mapping) + (round_up(address, kHugePage) - address);
+#ifdef MADV_HUGEPAGE
+    madvise(chunk->start, chunk->bytes, MADV_HUGEPAGE);  // advice: it does not matter if it is not taken
+#endif
+    return chunk;
+}
+
+void unmap(Chunks::Chunk* chunk) {
+    munmap(chunk->mapping, chunk->mapped);
+    delete chunk;
+}
+
+}  // namespace
+
+void* WeightMemory::take(std::size_t bytes) {
+    const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), kPage);
+    pieces_.reserve(pieces_.size() + 1);
+    Chunks& chunks = Chunks::all();
+    const std::lock_guard<std::mutex> alone(chunks.one);
+    Chunk* chunk = chunks.open;
+    if (chunk == nullptr || chunk->bytes - chunk->used < rounded) {
+        Chunk* fresh = map_chunk(rounded);
+        const std::size_t left = chunk == nullptr ? 0 : chunk->bytes - chunk->used;
+        if (fresh->bytes - rounded >= left) {  // the one with more room stays open
+            chunks.open = fresh;
+        }
+        chunk = fresh;
+    }
+    void* start = chunk->start + chunk->used;
+    chunk->used += rounded;
+    ++chunk->pieces;
+    pieces_.push_back(chunk);
+    bytes_ += rounded;
+    return start;
+}
+
+WeightMemory::~WeightMemory() {
+    Chunks& chunks = Chunks::all();
+    const std::lock_guard<std::mutex> alone(chunks.one);
+    for (Chunk* chunk : pieces_) {
+        if (--chunk->pieces > 0) continue;
+        if (chunks.open == chunk) chunks.open = nullptr;  // used pages hold codes, not zeros: it cannot be filled again
+        unmap(chunk);
+    }
+}
+
+}  // namespace headrace
