@@ -1,4 +1,4 @@
-// The linear op: cuts the output into blocks of rows and panels, which threads take in turn. A block's panels stay in a
+// The linear op: cuts the output into blocks of rows and panels, a range of them a thread. A block's panels stay in a
 // core's second cache while its rows pass, so weights are read from memory once; its products stay in the first.
 #pragma once
 
@@ -21,6 +21,34 @@ constexpr int kBlockFeatures = 512;  // input features: two panels of them stay 
 constexpr int kBlockRows = 96;        // whole register tiles
 constexpr int kBlockFeatures = 2048;  // input features: four panels of them stay in the second cache
 #endif
+
+// Items shared out as one range a thread, so that each reads its weights as one stream; who has finished his own takes
+// from the others'.
+class Ranges {
+public:
+    Ranges(int items, int threads) : items_(items), ranges_(least(threads, kMost)) {
+        for (int i = 0; i < ranges_; ++i) next_[i].item = share_of(items, i, ranges_).begin;
+    }
+
+    // An item that nobody else gets; `items` when none is left.
+    int take(int thread) {
+        for (int i = 0; i < ranges_; ++i) {
+            const int range = (thread + i) % ranges_, end = share_of(items_, range, ranges_).end;
+            if (__atomic_load_n(&next_[range].item, __ATOMIC_RELAXED) >= end) continue;
+            const int item = headrace::HEADRACE_ISA::take(next_[range].item);
+            if (item < end) return item;
+        }
+        return items_;
+    }
+
+private:
+    static constexpr int kMost = 64;  // more threads than that share ranges
+    struct alignas(64) Next {
+        int item;
+    };
+    int items_, ranges_;
+    Next next_[kMost];
+};
 
 // Where a block of the output lies.
 struct OutputBlock {
@@ -74,13 +102,13 @@ static void linear(const LinearArgs& args, Team& team) {
     const int row_blocks = ceil_div(args.rows, kBlockRows);
     const int row_cuts = threads == 1 ? 1 : largest(1, least(row_blocks, ceil_div(8 * threads, columns)));
     const int items = columns * row_cuts;
-    int counter = 0;
-    auto work = [&](int, int) {
+    Ranges ranges(items, threads);
+    auto work = [&](int thread, int) {
         const TileScope scope;
         alignas(64) float products[kBlockRows * kBlockPanels * kPanel];
         constexpr std::size_t kStride = kBlockPanels * kPanel;
-        for (int item = take(counter); item < items;) {
-            const int following = take(counter);  // known early, so that its weights can be on their way
+        for (int item = ranges.take(thread); item < items;) {
+            const int following = ranges.take(thread);  // known early, so that its weights can be on their way
             const Share blocks = share_of(row_blocks, item % row_cuts, row_cuts);
             const int panel = item / row_cuts * wide;
             for (int i = blocks.begin; i < blocks.end; ++i) {
