@@ -77,6 +77,11 @@ class TinyServer:
         return stats
 
     @property
+    def connections(self) -> list[object]:
+        """Those that are open now."""
+        return list(self._server.server_state.connections)
+
+    @property
     def idle(self) -> bool:
         stats = self.stats()
         return stats.running == stats.waiting == 0 and stats.free_blocks == stats.total_blocks

@@ -29,7 +29,7 @@ from headrace.serving.frames import frame
 from headrace.serving.messages import Hello, encode
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.state import EngineState
-from headrace.serving.stream import OutputStream
+from headrace.serving.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.translate import request_to_wire
 from tests.serving.tiny_engine import COMMAND, CRASH, FAIL
 
@@ -49,10 +49,10 @@ def run_async(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def engine(
-    *, max_in_flight: int = 2048, max_unread: int = 65_536, **config: object
+    *, max_in_flight: int = 2048, max_unread_bytes: int = MAX_UNREAD_BYTES, **config: object
 ) -> AsyncIterator[ProcessClient]:
     client = await ProcessClient.start(
-        config, command=COMMAND, max_in_flight=max_in_flight, max_unread=max_unread
+        config, command=COMMAND, max_in_flight=max_in_flight, max_unread_bytes=max_unread_bytes
     )
     try:
         yield client
@@ -199,7 +199,7 @@ async def test_an_executor_that_raises_ends_everything_with_its_reason() -> None
 
 @run_async
 async def test_a_reader_that_lags_is_given_up() -> None:
-    async with engine(max_unread=20) as client:
+    async with engine(max_unread_bytes=10_000) as client:
         slow = await client.submit(NewRequest("slow", (1,), LONG))
         await until(lambda: idle(client))
         with pytest.raises(Overloaded, match="not read as fast"):

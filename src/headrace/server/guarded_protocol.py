@@ -73,6 +73,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._awaited = _Awaited.HEAD
         self._received = 0  # bytes of the head or the body that is awaited
+        self._requests = 0  # that have arrived
         self._head_bytes = 0  # of the head as far as it is parsed
         self._begun = 0.0  # when that began, on the loop's clock
         self._arriving: asyncio.TimerHandle | None = None
@@ -98,12 +99,12 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._received > _LINGER_BYTES:
                 self.transport.abort()
             return
-        if self._awaited is _Awaited.REQUEST:
-            if not data.strip(b"\r\n"):
-                return  # some callers end a body with an empty line too many
-            self._await(_Awaited.HEAD)
+        if self._awaited is _Awaited.REQUEST and not data.strip(b"\r\n"):
+            return  # some callers end a body with an empty line too many
+        before = self._requests
         super().data_received(data)
-        self._received += len(data)
+        if before == self._requests:  # else part of this belonged to the request before
+            self._received += len(data)
         if self._awaited is _Awaited.HEAD and self._received > self._limits.max_header_bytes:
             self._refuse_head()
 
@@ -112,6 +113,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
+        if self._awaited is _Awaited.REQUEST:
+            self._await(_Awaited.HEAD)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -132,6 +135,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._requests += 1
         self._await(_Awaited.REQUEST)
 
     def on_response_complete(self) -> None:
@@ -172,10 +176,15 @@ class GuardedProtocol(HttpToolsProtocol):
     def _late(self) -> None:
         self._arriving = None
         ahead = self._awaited is _Awaited.HEAD and self._answering
-        if ahead or self.flow.read_paused:  # it need not come yet, or it has come and we have not read it
+        if (
+            ahead or self.pipeline or self.flow.read_paused
+        ):  # it need not come yet, or it has come and we have not read it
             self._begun = self.loop.time()
         if self.loop.time() < self._due():
             self._arriving = self.loop.call_at(self._due(), self._late)
+            return
+        if self._awaited is _Awaited.HEAD and not self._received:
+            self.transport.close()  # opened in advance by a browser, and never used
             return
         self._refuse(408, "the request did not arrive in time", "request_timeout")
 

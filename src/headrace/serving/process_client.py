@@ -39,7 +39,7 @@ from headrace.serving.messages import (
     encode,
 )
 from headrace.serving.state import EngineState
-from headrace.serving.stream import MAX_UNREAD, OutputStream
+from headrace.serving.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.translate import (
     error_from_wire,
     facts_from_wire,
@@ -78,12 +78,12 @@ class ProcessClient:
         child: Child,
         *,
         max_in_flight: int = MAX_IN_FLIGHT,
-        max_unread: int = MAX_UNREAD,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
         watchdog: Watchdog | None = None,
     ) -> None:
         self._child = child
         self._max_in_flight = max_in_flight
-        self._max_unread = max_unread
+        self._max_unread_bytes = max_unread_bytes
         self._in_flight = 0
         self._streams: dict[str, tuple[OutputStream, int]] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
@@ -106,7 +106,7 @@ class ProcessClient:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         max_in_flight: int = MAX_IN_FLIGHT,
-        max_unread: int = MAX_UNREAD,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
         watchdog: Watchdog | None = None,
         start_timeout_s: float | None = DEFAULT_START_TIMEOUT_S,
     ) -> ProcessClient:
@@ -118,7 +118,7 @@ class ProcessClient:
         longer than `start_timeout_s`.
         """
         child = await Child.start(command)
-        client = cls(child, max_in_flight=max_in_flight, max_unread=max_unread, watchdog=watchdog)
+        client = cls(child, max_in_flight=max_in_flight, max_unread_bytes=max_unread_bytes, watchdog=watchdog)
         try:
             client._send(Hello(__version__, json.dumps(config)))
             async with asyncio.timeout(start_timeout_s):
@@ -168,7 +168,7 @@ class ProcessClient:
         if self._child.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             raise Overloaded("the engine does not take in requests as fast as they come: try again later")
         payload = _payload(new)
-        stream = OutputStream(new.request_id, new.params.n, self._max_unread)
+        stream = OutputStream(new.request_id, new.params.n, self._max_unread_bytes)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._streams[new.request_id] = (stream, new.params.n)
         self._in_flight += new.params.n

@@ -7,8 +7,12 @@ import asyncio
 from headrace.core.types import Output
 from headrace.errors import HeadraceError
 
-MAX_UNREAD = 65_536
-"""Most outputs that wait for a slow reader; see `OutputStream.full`."""
+MAX_UNREAD_BYTES = 8 * 2**20
+"""About how much memory the outputs may take that wait for a slow reader; see `OutputStream.full`."""
+
+_OUTPUT_BYTES = 400
+_TOKEN_BYTES = 32
+_LOGPROB_BYTES = 160
 
 
 class OutputStream:
@@ -17,11 +21,12 @@ class OutputStream:
     A reader that lags gets longer lists. Reading raises what `fail` was given, after the outputs before it.
     """
 
-    def __init__(self, request_id: str, completions: int, max_unread: int = MAX_UNREAD) -> None:
+    def __init__(self, request_id: str, completions: int, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self.request_id = request_id
         self._open = completions
         self._unread: list[Output] = []
-        self._max_unread = max_unread
+        self._unread_bytes = 0
+        self._max_unread_bytes = max_unread_bytes
         self._error: HeadraceError | None = None
         self._news = asyncio.Event()
 
@@ -32,13 +37,15 @@ class OutputStream:
 
     @property
     def full(self) -> bool:
-        """So much is unread that the reader must be given up."""
-        return len(self._unread) > self._max_unread
+        """So much is unread that the reader must be given up. One output alone may be of any size."""
+        return self._unread_bytes > self._max_unread_bytes
 
     def put(self, output: Output) -> None:
         """Add news; ignored after the end."""
         if self.ended:
             return
+        if self._unread:
+            self._unread_bytes += _size(output)
         self._unread.append(output)
         self._open -= output.finish_reason is not None
         self._news.set()
@@ -51,7 +58,7 @@ class OutputStream:
 
     def close(self) -> None:
         """End the stream: what is unread is dropped."""
-        self._unread.clear()
+        self._unread, self._unread_bytes = [], 0
         self._open = 0
         self._news.set()
 
@@ -66,5 +73,15 @@ class OutputStream:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        outputs, self._unread = self._unread, []
+        outputs = self._unread
+        self._unread, self._unread_bytes = [], 0
         return outputs
+
+
+def _size(output: Output) -> int:
+    """About how many bytes an output takes in memory."""
+    size = _OUTPUT_BYTES + _TOKEN_BYTES * len(output.tokens)
+    if output.logprobs or output.prompt_logprobs:  # rarely
+        for entries in (output.logprobs, output.prompt_logprobs):
+            size += _LOGPROB_BYTES * sum(1 + len(entry.top) for entry in entries)
+    return size
