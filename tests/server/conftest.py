@@ -19,6 +19,7 @@ import pytest
 
 from headrace.core.engine import EngineStats
 from headrace.server.app import create_app
+from headrace.server.feed import Feed
 from headrace.server.guarded_protocol import ConnectionLimits
 from headrace.server.listener import listen, url
 from headrace.server.run import Server, uvicorn_config
@@ -61,6 +62,7 @@ class TinyServer:
         app = create_app(
             self.client, tokenizer, ["tiny", "alias"], self.client.facts, max_body_bytes=MAX_BODY_BYTES
         )
+        self.feed: Feed = app.state.feed
         listener = listen("127.0.0.1", 0)
         self._server = Server(uvicorn_config(app, self._limits, "critical"))
         listener.listen(100)

@@ -9,9 +9,11 @@ from starlette.responses import Response
 
 from headrace import __version__
 from headrace.errors import ConfigError
-from headrace.server import chat, completions, errors, models
+from headrace.server import chat, completions, errors, live, models
 from headrace.server.body_limit import MAX_BODY_BYTES, BodyLimit
 from headrace.server.disconnect import CallerLeft
+from headrace.server.feed import Feed
+from headrace.server.latencies import Arrival
 from headrace.server.service import Service
 from headrace.serving.client import AsyncClient
 from headrace.serving.facts import ModelFacts
@@ -35,11 +37,13 @@ def create_app(
     if not model_names or not all(model_names):
         raise ConfigError("a served model needs a name")
     app = FastAPI(title="Headrace", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service = Service(client, tokenizer, tuple(model_names), facts)
+    app.state.service = service = Service(client, tokenizer, tuple(model_names), facts)
+    app.state.feed = Feed(client, service.latencies)
     app.add_middleware(BodyLimit, limit=max_body_bytes)
+    app.add_middleware(Arrival)
     errors.install(app)
     app.add_exception_handler(CallerLeft, _nobody_listens)
-    for routes in (completions, chat, models):
+    for routes in (completions, chat, models, live):
         app.include_router(routes.router)
     return app
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from headrace.core.params import SamplingParams
 from headrace.core.types import NO_USER, NewRequest
 from headrace.errors import HeadraceError
+from headrace.server.latencies import StreamTimes
 from headrace.server.prompts import Encoded
 from headrace.server.schemas import SamplingFields
 from headrace.server.service import Service
@@ -22,10 +23,13 @@ _MERGE_ITEMS = 64
 class Job:
     """Made by `start`; `cancel` must be called when nobody reads on. Choice i of prompt p has the index p * n + i."""
 
-    def __init__(self, name: str, generations: Sequence[Generation], n: int) -> None:
+    def __init__(
+        self, name: str, generations: Sequence[Generation], n: int, times: StreamTimes | None = None
+    ) -> None:
         self.name = name
         self._generations = tuple(generations)
         self._n = n
+        self._times = times
 
     @classmethod
     async def start(
@@ -38,6 +42,7 @@ class Job:
     ) -> Job:
         """Submit all prompts, or none: raises the first error after taking back the others."""
         name = f"{kind}-{uuid.uuid4().hex}"
+        times = service.latencies.stream() if body.stream else None
         starting = [
             asyncio.ensure_future(
                 Generation.start(
@@ -53,7 +58,7 @@ class Job:
             for number, prompt in enumerate(prompts)
         ]  # fmt: skip
         try:
-            return cls(name, await asyncio.gather(*starting), params.n)
+            return cls(name, await asyncio.gather(*starting), params.n, times)
         except BaseException:
             for task in starting:
                 task.cancel()
@@ -67,7 +72,10 @@ class Job:
         async for number, delta in _merged([generation.deltas() for generation in self._generations]):
             if delta.error is not None:
                 raise HeadraceError(f"the engine failed on this request: {delta.error}")
-            yield number * self._n + delta.index, delta
+            index = number * self._n + delta.index
+            if self._times is not None and delta.text:
+                self._times.saw(index)
+            yield index, delta
 
     @property
     def results(self) -> list[RequestOutput]:

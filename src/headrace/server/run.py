@@ -87,6 +87,7 @@ async def _serve(
             await _first_of(ending.asked.wait(), serving)
             if not serving.done():
                 await _finish(server, client, drain, ending, options.drain_s)
+                app.state.feed.close()
             await serving
         except OSError as error:  # somebody else listened there while the model was loading
             raise unusable(options.host, options.port, error) from error

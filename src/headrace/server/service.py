@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from headrace.errors import UnknownModelName
+from headrace.server.latencies import Latencies
 from headrace.serving.client import AsyncClient
 from headrace.serving.facts import ModelFacts
 from headrace.text.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ class Service:
     names: tuple[str, ...]
     facts: ModelFacts
     started: int = field(default_factory=lambda: int(time.time()))
+    latencies: Latencies = field(default_factory=Latencies)
 
     def model(self, asked: str | None) -> str:
         """The name to answer with. Raises UnknownModelName; a request that names no model means this one."""

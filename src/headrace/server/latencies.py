@@ -1,0 +1,100 @@
+"""TTFT and ITL as clients of streams really see them: percentiles over the last minute."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.serving.clock import MONOTONIC, Clock
+
+WINDOW_S = 60.0
+MAX_SAMPLES = 4096
+"""Newest samples that are kept of each kind: at a high rate the window is shorter."""
+
+_arrived: ContextVar[float | None] = ContextVar("headrace_request_arrived", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Seconds, nearest rank; None without a sample."""
+
+    count: int
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+
+
+class Arrival:
+    """ASGI middleware, the outermost: notes when a request came, before its body is read and its key checked."""
+
+    def __init__(self, app: ASGIApp, clock: Clock = MONOTONIC) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            _arrived.set(self._clock())
+        await self._app(scope, receive, send)
+
+
+class Latencies:
+    """Samples of all streams of a server. Cheap enough to be told of every token."""
+
+    def __init__(self, clock: Clock = MONOTONIC) -> None:
+        self.clock = clock
+        self._ttft: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+        self._itl: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+
+    def stream(self) -> StreamTimes:
+        """Begin to watch the answer to the request that is being handled."""
+        arrived = _arrived.get()
+        return StreamTimes(self, self.clock() if arrived is None else arrived)
+
+    def first(self, now: float, ttft_s: float) -> None:
+        self._ttft.append((now, ttft_s))
+
+    def next(self, now: float, itl_s: float) -> None:
+        self._itl.append((now, itl_s))
+
+    def ttft(self) -> Percentiles:
+        return _percentiles(self._ttft, self.clock())
+
+    def itl(self) -> Percentiles:
+        return _percentiles(self._itl, self.clock())
+
+
+class StreamTimes:
+    """One streamed answer. Choices are told apart by their index; the first token of any is the first."""
+
+    __slots__ = ("_arrived", "_last", "_latencies")
+
+    def __init__(self, latencies: Latencies, arrived: float) -> None:
+        self._latencies = latencies
+        self._arrived = arrived
+        self._last: dict[int, float] = {}
+
+    def saw(self, index: int) -> None:
+        """A piece of text of this choice goes to the client now."""
+        now = self._latencies.clock()
+        if index in self._last:
+            self._latencies.next(now, now - self._last[index])
+        elif not self._last:
+            self._latencies.first(now, now - self._arrived)
+        self._last[index] = now
+
+
+def _percentiles(samples: deque[tuple[float, float]], now: float) -> Percentiles:
+    while samples and samples[0][0] < now - WINDOW_S:
+        samples.popleft()
+    if not samples:
+        return Percentiles(0)
+    values = sorted(value for _, value in samples)
+    return Percentiles(len(values), *(_nearest(values, share) for share in (0.5, 0.9, 0.99)))
+
+
+def _nearest(values: list[float], share: float) -> float:
+    return values[max(0, math.ceil(share * len(values)) - 1)]
