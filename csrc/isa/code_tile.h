@@ -7,9 +7,34 @@ namespace headrace::HEADRACE_ISA {
 
 #if defined(__GNUC__)
 #define HEADRACE_UNROLL _Pragma("GCC unroll 16")  // register tiles stay in registers only if their loops are unrolled
+#define HEADRACE_OPAQUE(value) __asm__("" : "+r"(value))
 #else
 #define HEADRACE_UNROLL
+#define HEADRACE_OPAQUE(value) ((void)(value))
 #endif
+
+// Up to eight rows that lie `stride` bytes apart, by two pointers that move: a pointer for each of them would not fit
+// into registers, and the compiler, which would make these eight again, must not know what they point to.
+struct RowPointers {
+    const char *low, *high;
+    std::size_t stride, three;
+
+    HEADRACE_INLINE RowPointers of(const void* first, std::size_t stride) {
+        RowPointers rows{static_cast<const char*>(first), static_cast<const char*>(first) + 4 * stride, stride, 3 * stride};
+        HEADRACE_OPAQUE(rows.three);
+        return rows;
+    }
+    HEADRACE_METHOD const void* at(int r) const {
+        const char* half = r < 4 ? low : high;
+        return half + (r % 4 == 3 ? three : r % 4 * stride);
+    }
+    HEADRACE_METHOD void move(std::size_t bytes) {
+        low += bytes;
+        high += bytes;
+        HEADRACE_OPAQUE(low);
+        HEADRACE_OPAQUE(high);
+    }
+};
 
 // One tile's view: `R` rows from `row` on by `P` panels from `panel` on.
 struct CodeTile {
