@@ -5,7 +5,10 @@ HeadraceError                     500
 |  |- InvalidParams               400   a sampling parameter or field is out of its range
 |  |- PromptTooLong               400   the prompt does not fit the context or the KV cache
 |  |- UnknownModelName            404   the request names a model that is not served
-|  `- Overloaded                  429   the queue is full; try again later
+|  |- NotPermitted                403   the caller's key does not allow what it asks for
+|  |- RateLimited                 429   the caller's key has used up its share of this minute
+|  |- Overloaded                  429   the queue is full; try again later
+|  `- DeadlineExceeded            504   the request was not scheduled, or did not end, in the time it had
 |- ConfigError                    400   an engine option or a combination of options is wrong
 |- ModelError                     400   the model cannot be loaded
 |  |- ModelNotFound               404   no such folder, file, bundled name or hub id
@@ -54,6 +57,22 @@ class Overloaded(RequestError):
     status = 429
     code = "overloaded"
     retry_after_s = 1
+
+
+class NotPermitted(RequestError):
+    status = 403
+    code = "not_permitted"
+
+
+class RateLimited(RequestError):
+    status = 429
+    code = "rate_limit_exceeded"
+    retry_after_s = 1
+
+
+class DeadlineExceeded(RequestError):
+    status = 504
+    code = "deadline_exceeded"
 
 
 class ConfigError(HeadraceError):

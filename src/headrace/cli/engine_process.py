@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> NoReturn:
     """Serve the parent at the other end of the socket until it ends; ends this process."""
     # The parent gets the same signals, from a terminal or a service manager, and still has streams to finish. It
     # ends this process over the socket, or by its own end.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=args.fd)
     sock.set_inheritable(False)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from headrace.cli.connection_flags import add_connection_flags, connection_limits
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
 from headrace.cli.standard_streams import complete, say
+from headrace.cli.traffic_flags import add_traffic_flags, traffic_options
 from headrace.errors import ConfigError, MissingDependency
+from headrace.llm import survey
+from headrace.models.source import is_at_hand
+from headrace.plan.report import summary
 from headrace.server.signals import held
 
 EXAMPLES = """\
@@ -43,10 +49,6 @@ def add_parser(commands: Any) -> None:
         help="what requests may call the model; answers use the first (default: the model's name)",
     )  # fmt: skip
     group.add_argument(
-        "--max-queue", type=int, default=2048, metavar="N",
-        help="completions that may run or wait before requests are refused with 429 (default: %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
         "--max-body-bytes", type=int, default=32 * 2**20, metavar="N",
         help="largest request body (default: %(default)s)",
     )  # fmt: skip
@@ -63,6 +65,7 @@ def add_parser(commands: Any) -> None:
         "--log-level", default="warning", choices=("debug", "info", "warning", "error"),
         help="info logs every request (default: %(default)s)",
     )  # fmt: skip
+    add_traffic_flags(parser)
     add_connection_flags(parser)
     add_engine_flags(parser)
 
@@ -76,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     complete()
     _check_range("port", args.port, 0, 65_535)
-    _check_range("max-queue", args.max_queue, 1, 1_000_000)
     _check_range("max-body-bytes", args.max_body_bytes, 1, 2**31)
     _check_range("shutdown-timeout", args.shutdown_timeout, 0, 86_400)
     _check_range("engine-timeout", args.engine_timeout, 0, 86_400)
@@ -85,6 +87,8 @@ def _run(args: argparse.Namespace) -> int:
     try:
         from headrace.server.guarded_protocol import ConnectionLimits
         from headrace.server.run import ServeOptions, serve
+
+        traffic = traffic_options(args, os.environ.pop("HEADRACE_API_KEY", None))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "headrace":
             raise
@@ -96,14 +100,22 @@ def _run(args: argparse.Namespace) -> int:
         port=args.port,
         names=tuple(args.served_model_name),
         max_body_bytes=args.max_body_bytes,
-        max_in_flight=args.max_queue,
+        traffic=traffic,
         drain_s=args.shutdown_timeout,
         engine_timeout_s=args.engine_timeout,
         connections=ConnectionLimits(**limits),  # type: ignore[arg-type]  # checked by name
         log_level=args.log_level,
     )
     name = options.names[0] if options.names else config.model
-    say(f"headrace: loading {config.model}")
+    if traffic.rules.keys.several and not hasattr(args, "scheduling_policy"):
+        config = replace(
+            config, scheduling_policy="fair"
+        )  # among several callers the greediest is not the first
+    if is_at_hand(config.model):  # what does not fit is said before anything else is started
+        plan = survey(config)
+        say(f"headrace: loading {config.model}: {summary(plan.resolved, plan.ledger)}")
+    else:
+        say(f"headrace: loading {config.model}")
     return serve(config, options, lambda url: _announce(url, name))
 
 

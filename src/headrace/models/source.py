@@ -68,6 +68,11 @@ def resolve_model(name: str) -> ModelSource:
     )
 
 
+def is_at_hand(name: str) -> bool:
+    """`resolve_model` will find it, or not, without a download."""
+    return not _HUB_ID.fullmatch(name) or name in BUNDLED or os.path.isdir(os.path.expanduser(name))  # noqa: PTH112
+
+
 def _from_shape(name: str) -> ModelSource:
     shape = name.removeprefix(SHAPE_PREFIX)
     if shape not in SHAPES:

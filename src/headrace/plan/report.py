@@ -27,6 +27,16 @@ def report(spec: ModelSpec, resolved: ResolvedConfig, book: Ledger, ops: Iterabl
     return "\n\n".join(f"{title}\n{body}" for title, body in sections) + "\n"
 
 
+def summary(resolved: ResolvedConfig, book: Ledger) -> str:
+    """The ledger in one sentence."""
+    tokens = max(group.num_blocks * group.block_size for group in resolved.kv_groups)
+    return (
+        f"{format_bytes(book.weight_bytes)} of weights, {format_bytes(book.kv_pool_bytes)} of KV cache for "
+        f"{format_count(tokens)} tokens, {format_bytes(book.activation_bytes)} of activations; up to "
+        f"{resolved.max_num_seqs} sequences of up to {format_count(resolved.max_model_len)} tokens at once"
+    )
+
+
 def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
     """Rows of cells as indented lines, columns aligned, those in `right` to the right. Rows may be short."""
     columns = max((len(row) for row in rows), default=0)

@@ -9,12 +9,16 @@ from starlette.responses import Response
 
 from headrace import __version__
 from headrace.errors import ConfigError
-from headrace.server import chat, completions, errors, live, models
+from headrace.server import chat, completions, errors, live, models, usage
 from headrace.server.body_limit import MAX_BODY_BYTES, BodyLimit
 from headrace.server.disconnect import CallerLeft
 from headrace.server.feed import Feed
+from headrace.server.hosts import ANY, HostCheck
+from headrace.server.key_check import KeyCheck
 from headrace.server.latencies import Arrival
+from headrace.server.origins import OriginCheck
 from headrace.server.service import Service
+from headrace.server.traffic import Traffic
 from headrace.serving.client import AsyncClient
 from headrace.serving.facts import ModelFacts
 from headrace.text.tokenizer import Tokenizer
@@ -29,6 +33,9 @@ def create_app(
     facts: ModelFacts,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
+    traffic: Traffic | None = None,
+    allowed_hosts: Sequence[str] = (ANY,),
+    allowed_origins: Sequence[str] = (),
 ) -> FastAPI:
     """An app that serves one model under all of `model_names`. The client is the caller's to close.
 
@@ -37,13 +44,18 @@ def create_app(
     if not model_names or not all(model_names):
         raise ConfigError("a served model needs a name")
     app = FastAPI(title="Headrace", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service = service = Service(client, tokenizer, tuple(model_names), facts)
+    traffic = traffic or Traffic()
+    app.state.service = service = Service(client, tokenizer, tuple(model_names), facts, traffic=traffic)
     app.state.feed = Feed(client, service.latencies)
+    # From the inside to the outside: what is added last sees a request first.
     app.add_middleware(BodyLimit, limit=max_body_bytes)
+    app.add_middleware(KeyCheck, traffic=traffic)
+    app.add_middleware(OriginCheck, allowed=tuple(allowed_origins))
+    app.add_middleware(HostCheck, allowed=tuple(allowed_hosts))
     app.add_middleware(Arrival)
     errors.install(app)
     app.add_exception_handler(CallerLeft, _nobody_listens)
-    for routes in (completions, chat, models, live):
+    for routes in (completions, chat, models, live, usage):
         app.include_router(routes.router)
     return app
 

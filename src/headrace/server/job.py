@@ -7,8 +7,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from headrace.core.params import SamplingParams
-from headrace.core.types import NO_USER, NewRequest
-from headrace.errors import HeadraceError
+from headrace.core.types import NO_USER, FinishReason, NewRequest
+from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.server.latencies import StreamTimes
 from headrace.server.prompts import Encoded
 from headrace.server.schemas import SamplingFields
@@ -43,33 +43,33 @@ class Job:
         """Submit all prompts, or none: raises the first error after taking back the others."""
         name = f"{kind}-{uuid.uuid4().hex}"
         times = service.latencies.stream() if body.stream else None
-        starting = [
-            asyncio.ensure_future(
-                Generation.start(
-                    service.client,
-                    service.tokenizer,
-                    NewRequest(
-                        f"{name}-{number}", prompt.ids, params, body.priority or 0, body.user or NO_USER,
-                        body.cache_salt or "",
-                    ),
-                    prompt.text,
-                )
+        news = [
+            NewRequest(
+                f"{name}-{number}", prompt.ids, params, body.priority or 0, body.user or NO_USER, body.cache_salt or "",
+                queue_timeout_s=body.queue_timeout, timeout_s=body.timeout,
             )
             for number, prompt in enumerate(prompts)
         ]  # fmt: skip
-        try:
-            return cls(name, await asyncio.gather(*starting), params.n, times)
-        except BaseException:
-            for task in starting:
-                task.cancel()
-            for outcome in await asyncio.gather(*starting, return_exceptions=True):
-                if isinstance(outcome, Generation):
-                    outcome.cancel()
-            raise
+        with service.gate.reserved(news):
+            starting = [
+                asyncio.ensure_future(Generation.start(service.gate, service.tokenizer, new, prompt.text))
+                for new, prompt in zip(news, prompts, strict=True)
+            ]
+            try:
+                return cls(name, await asyncio.gather(*starting), params.n, times)
+            except BaseException:
+                for task in starting:
+                    task.cancel()
+                for outcome in await asyncio.gather(*starting, return_exceptions=True):
+                    if isinstance(outcome, Generation):
+                        outcome.cancel()
+                raise
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, addition) as they come. Raises HeadraceError when the engine or one of the completions fails."""
         async for number, delta in _merged([generation.deltas() for generation in self._generations]):
+            if delta.finish_reason == FinishReason.TIMEOUT.value:
+                raise DeadlineExceeded(delta.error)
             if delta.error is not None:
                 raise HeadraceError(f"the engine failed on this request: {delta.error}")
             index = number * self._n + delta.index

@@ -20,10 +20,12 @@ from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
 from headrace.server.drain import Drain
 from headrace.server.guarded_protocol import ConnectionLimits, GuardedProtocol
+from headrace.server.key_reload import hold_hangups, reload_on_hangup
 from headrace.server.listener import allow_connections, listen, unusable, url
 from headrace.server.signals import Ending
+from headrace.server.traffic_options import TrafficOptions
 from headrace.serving.child import ENGINE_COMMAND
-from headrace.serving.process_client import MAX_IN_FLIGHT, ProcessClient
+from headrace.serving.process_client import ProcessClient
 from headrace.serving.supervisor import Supervisor
 from headrace.serving.watchdog import DEFAULT_TIMEOUT_S, Watchdog
 from headrace.text.tokenizer import Tokenizer
@@ -42,7 +44,7 @@ class ServeOptions:
     port: int
     names: Sequence[str] = ()
     max_body_bytes: int = MAX_BODY_BYTES
-    max_in_flight: int = MAX_IN_FLIGHT
+    traffic: TrafficOptions = field(default_factory=TrafficOptions)
     drain_s: int = 30
     engine_timeout_s: float = DEFAULT_TIMEOUT_S
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
@@ -57,6 +59,9 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
     Raises ConfigError for an address that cannot be used, and what the engine raises while it starts.
     """
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(message)s")
+    options.traffic.warn(options.host)
+    if options.traffic.rules.keys.file is not None:
+        hold_hangups()
     # Before the model is loaded: a taken port should show at once.
     with (
         listen(options.host, options.port) as listener,
@@ -77,7 +82,13 @@ async def _serve(
         folder = client.facts.tokenizer_folder
         tokenizer = None if folder is None else await asyncio.to_thread(Tokenizer.from_folder, folder)
         names = tuple(options.names) or (config.model,)
-        app = create_app(client, tokenizer, names, client.facts, max_body_bytes=options.max_body_bytes)
+        traffic = options.traffic.traffic(client.facts)
+        if options.traffic.rules.keys.file is not None:
+            reload_on_hangup(traffic)
+        app = create_app(
+            client, tokenizer, names, client.facts, max_body_bytes=options.max_body_bytes, traffic=traffic,
+            allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
+        )  # fmt: skip
         drain = Drain(app)
         allowed = allow_connections(options.connections.max_connections)
         limits = replace(options.connections, max_connections=allowed)
@@ -103,7 +114,7 @@ async def _start(config: EngineConfig, options: ServeOptions, stop: asyncio.Even
         return await ProcessClient.start(
             config.to_json(),
             command=options.engine_command,
-            max_in_flight=options.max_in_flight,
+            max_in_flight=options.traffic.max_queue,
             watchdog=Watchdog(options.engine_timeout_s) if options.engine_timeout_s else None,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from headrace.core.params import (
     MAX_LOGPROBS,
@@ -20,8 +20,9 @@ from headrace.core.params import (
     MAX_TOKENS_LIMIT,
     SamplingParams,
 )
-from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY
+from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S
 from headrace.errors import InvalidParams
+from headrace.server.priorities import priority_number
 
 MAX_MODEL_NAME_CHARS = 1024
 MAX_PROMPTS = 1024
@@ -111,8 +112,14 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    priority: (
+        Annotated[int, BeforeValidator(priority_number), Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None
+    ) = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+    # Our own: seconds until the request must have been scheduled, and until it must have ended.
+    queue_timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
+    timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
 
     @property
     def streamed_usage(self) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
 from headrace.errors import UnknownModelName
+from headrace.server.caller import ANYONE, Caller, caller_of
+from headrace.server.gate import Gate
 from headrace.server.latencies import Latencies
+from headrace.server.traffic import Traffic
 from headrace.serving.client import AsyncClient
 from headrace.serving.facts import ModelFacts
 from headrace.text.tokenizer import Tokenizer
@@ -16,7 +19,10 @@ from headrace.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`names` are what requests may call the model; the first is what answers call it. `started` in Unix seconds."""
+    """`names` are what requests may call the model; the first is what answers call it. `started` in Unix seconds.
+
+    `client` tells of the engine; requests go through `gate`, which holds them to the rules of traffic.
+    """
 
     client: AsyncClient
     tokenizer: Tokenizer | None
@@ -24,6 +30,12 @@ class Service:
     facts: ModelFacts
     started: int = field(default_factory=lambda: int(time.time()))
     latencies: Latencies = field(default_factory=Latencies)
+    traffic: Traffic = field(default_factory=Traffic)
+    caller: Caller = ANYONE
+    gate: Gate = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gate", Gate(self.client, self.traffic, self.caller))
 
     def model(self, asked: str | None) -> str:
         """The name to answer with. Raises UnknownModelName; a request that names no model means this one."""
@@ -37,6 +49,6 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The service of the app that a request came to; a FastAPI dependency."""
+    """The service of the app that a request came to, for its caller; a FastAPI dependency."""
     service: Service = request.app.state.service
-    return service
+    return replace(service, caller=caller_of(request))

@@ -11,18 +11,8 @@ from headrace.serving.state import EngineState
 from headrace.serving.stream import OutputStream
 
 
-class AsyncClient(Protocol):
-    """Calls come from one event loop."""
-
-    @property
-    def state(self) -> EngineState:
-        """Whether there is an engine, and whether it is for new callers."""
-        ...
-
-    @property
-    def trouble(self) -> str | None:
-        """Why there is no engine, in one sentence that anybody may read; None while there is one."""
-        ...
+class Submitter(Protocol):
+    """Takes requests. Calls come from one event loop."""
 
     async def submit(self, new: NewRequest) -> OutputStream:
         """Hand a request to the engine; returns when it was accepted.
@@ -33,6 +23,20 @@ class AsyncClient(Protocol):
 
     def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
         """End a request, or one of its completions. Its stream ends at once if all of it is meant. Never blocks."""
+        ...
+
+
+class AsyncClient(Submitter, Protocol):
+    """An engine, with what it says of itself."""
+
+    @property
+    def state(self) -> EngineState:
+        """Whether there is an engine, and whether it is for new callers."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no engine, in one sentence that anybody may read; None while there is one."""
         ...
 
     async def stats(self) -> EngineStats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from headrace.core.types import NewRequest
-from headrace.serving.client import AsyncClient
+from headrace.serving.client import Submitter
 from headrace.serving.completion import Delta
 from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import RequestOutput
@@ -16,7 +16,7 @@ from headrace.text.tokenizer import Tokenizer
 class Generation:
     """A request that the engine has accepted; made by `start`. Whoever stops reading early must call `cancel`."""
 
-    def __init__(self, client: AsyncClient, stream: OutputStream, processor: OutputProcessor) -> None:
+    def __init__(self, client: Submitter, stream: OutputStream, processor: OutputProcessor) -> None:
         self._client = client
         self._stream = stream
         self._processor = processor
@@ -25,9 +25,9 @@ class Generation:
 
     @classmethod
     async def start(
-        cls, client: AsyncClient, tokenizer: Tokenizer | None, new: NewRequest, prompt: str | None = None
+        cls, client: Submitter, tokenizer: Tokenizer | None, new: NewRequest, prompt: str | None = None
     ) -> Generation:
-        """Submit a request. Raises what `AsyncClient.submit` and `OutputProcessor.add` raise."""
+        """Submit a request. Raises what `Submitter.submit` and `OutputProcessor.add` raise."""
         processor = OutputProcessor(tokenizer)
         processor.add(new, prompt)
         return cls(client, await client.submit(new), processor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from headrace.core.types import Output
 from headrace.errors import HeadraceError
@@ -29,6 +30,20 @@ class OutputStream:
         self._max_unread_bytes = max_unread_bytes
         self._error: HeadraceError | None = None
         self._news = asyncio.Event()
+        self._when_ended: Callable[[], None] | None = None
+        self.output_tokens = 0
+        """Tokens that have come, of all completions."""
+        self.cached_tokens = 0
+        """Prompt tokens that came from the prefix cache; known at the end."""
+        self.scheduled = False
+        """The prompt was computed, at least in part; known with the first token, or at the end."""
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Have `call` called once, when nothing more will come, for whatever reason; at once if that is now."""
+        if self.ended:
+            call()
+        else:
+            self._when_ended = call
 
     @property
     def ended(self) -> bool:
@@ -47,20 +62,34 @@ class OutputStream:
         if self._unread:
             self._unread_bytes += _size(output)
         self._unread.append(output)
-        self._open -= output.finish_reason is not None
+        self.output_tokens += len(output.tokens)
+        if output.finish_reason is not None:
+            self._open -= 1
+            if output.stats is not None:
+                self.scheduled |= output.stats.first_scheduled_s is not None
+                self.cached_tokens += output.stats.num_cached if output.index == 0 else 0
+            if self._open == 0:
+                self._tell()
         self._news.set()
 
     def fail(self, error: HeadraceError) -> None:
         """End the stream with an error; ignored after the end."""
         if not self.ended:
             self._error = error
+            self._tell()
             self._news.set()
 
     def close(self) -> None:
         """End the stream: what is unread is dropped."""
         self._unread, self._unread_bytes = [], 0
         self._open = 0
+        self._tell()
         self._news.set()
+
+    def _tell(self) -> None:
+        call, self._when_ended = self._when_ended, None
+        if call is not None:
+            call()
 
     def __aiter__(self) -> OutputStream:
         return self

@@ -1,0 +1,83 @@
+"""Answers to the server's own names only, so that no web page reaches it under a name of its own (DNS rebinding)."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.server.errors import error_body
+
+ANY = "*"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+PROBES = frozenset({"/health", "/ready"})
+"""Load balancers ask these under whatever name they have for the server; they tell nothing."""
+
+
+def default_hosts(bound: str) -> tuple[str, ...]:
+    """Names under which a server that listens on the address `bound` is reached.
+
+    One that listens on every address has the machine's name, and all its addresses: an address in the Host header
+    cannot be the work of a foreign name server. That is said by the entry "0.0.0.0" or "::".
+    """
+    names = {bound.strip("[]").lower(), *LOOPBACK}
+    if is_wildcard(bound):
+        machine = socket.gethostname().lower()
+        names |= {machine, f"{machine}.local"}
+    return tuple(sorted(names))
+
+
+def is_wildcard(host: str) -> bool:
+    address = _address(host.strip("[]"))
+    return host == "" or (address is not None and address.is_unspecified)
+
+
+def is_loopback(host: str) -> bool:
+    """Nobody but this machine can connect to it."""
+    address = _address(host.strip("[]"))
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, without a port, in lower case."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host if host.count(":") > 1 else host.partition(":")[0]
+
+
+class HostCheck:
+    """ASGI middleware: 421 for requests under another name than `allowed`; "*" allows all."""
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+        self._app = app
+        self._names = frozenset(name_of(name) for name in allowed)
+        self._any = ANY in self._names
+        self._any_address = any(is_wildcard(name) for name in self._names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._any or scope["path"] in PROBES or self._is_ours(scope):
+            await self._app(scope, receive, send)
+            return
+        body = error_body(
+            "this server does not answer to that name; --allowed-hosts lists the names that it does", 421,
+            "misdirected_request",
+        )  # fmt: skip
+        await JSONResponse(body, 421)(scope, receive, send)
+
+    def _is_ours(self, scope: Scope) -> bool:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1:
+            return False
+        name = name_of(hosts[0].decode("latin-1"))
+        return name in self._names or (self._any_address and _address(name) is not None)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None

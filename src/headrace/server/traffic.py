@@ -1,0 +1,58 @@
+"""The rules of traffic: who may call, how much, how long; and what was used. One object for the whole server."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from headrace.server.caller import ANYONE, Caller
+from headrace.server.key_file import KeySources
+from headrace.server.key_usage import KeyUsage
+from headrace.server.keys import KeyRing
+from headrace.server.rate_limit import RateLimiter
+from headrace.serving.admission import Admission
+from headrace.serving.clock import MONOTONIC, Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`queue_timeout_s`, `request_timeout_s`: most that requests may ask for, None for no limit.
+    `share_prefix`: callers with different keys may share prefix blocks, and see by the time it takes what others sent.
+    """
+
+    keys: KeySources = field(default_factory=KeySources)
+    queue_timeout_s: float | None = None
+    request_timeout_s: float | None = None
+    share_prefix: bool = False
+
+
+class Traffic:
+    """`admission` None: whatever the engine takes."""
+
+    def __init__(
+        self, rules: Rules | None = None, admission: Admission | None = None, clock: Clock = MONOTONIC
+    ) -> None:
+        self.rules = rules or Rules()
+        self.admission = admission
+        self.usage = KeyUsage()
+        self.limiter = RateLimiter(clock)
+        self.keys = KeyRing(self.rules.keys.load())
+
+    def reload(self) -> None:
+        """Read the keys again. Raises ConfigError where they are wrong, and keeps the old ones."""
+        self.keys.replace(self.rules.keys.load())
+        self.limiter.keep(frozenset(caller.name for caller in self.keys.callers))
+
+    def caller(self, authorization: bytes | None) -> Caller | None:
+        """Whose key an Authorization header carries; None for nobody's. Without keys everybody is ANYONE."""
+        if not len(self.keys):
+            return ANYONE
+        scheme, _, token = (authorization or b"").partition(b" ")
+        found = self.keys.find(token.strip())
+        return found if scheme.lower() == b"bearer" else None
+
+    def salt(self, caller: Caller, asked: str) -> str:
+        """The cache salt of a caller's request: prompts of different callers have no prefix block in common."""
+        if not caller.name or self.rules.share_prefix:
+            return asked
+        return hashlib.sha256(f"{caller.name}\0{asked}".encode("utf-8", "surrogatepass")).hexdigest()
