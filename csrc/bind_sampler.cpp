@@ -19,6 +19,8 @@ using Logits = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 using Ids = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Amounts = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<std::int32_t>;
+using Bits = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Masks = std::optional<std::tuple<Bits, std::vector<std::int64_t>>>;
 using Entry = std::tuple<std::int64_t, double, std::int64_t>;
 
 void check_tokens(const Tokens& tokens, int vocab_size) {
@@ -71,9 +73,19 @@ std::vector<const float*> rows_of(const Logits& logits, const std::optional<std:
 
 using Seen = std::optional<std::tuple<Ids, Amounts>>;
 
+void set_masks(std::vector<SampleTask>& tasks, const Bits& bits, const std::vector<std::int64_t>& rows) {
+    if (rows.size() != tasks.size()) throw nb::value_error("every row to sample needs one mask, or -1");
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+        if (rows[i] < 0) continue;
+        if (rows[i] >= static_cast<std::int64_t>(bits.shape(0))) throw nb::value_error("a mask lies outside the masks");
+        tasks[i].mask = bits.data() + rows[i] * bits.shape(1);
+        tasks[i].mask_words = bits.shape(1);
+    }
+}
+
 std::tuple<std::vector<std::int64_t>, std::vector<std::tuple<std::size_t, int>>> sample(
     Sampler& self, const Logits& logits, nb::list rules, const std::vector<std::uint64_t>& positions,
-    const std::vector<Seen>& seen, const std::optional<std::vector<std::int64_t>>& at) {
+    const std::vector<Seen>& seen, const std::optional<std::vector<std::int64_t>>& at, const Masks& masks) {
     const std::size_t count = rules.size();
     const auto rows = rows_of(logits, at, count, self.vocab_size());
     if (positions.size() != count || (!seen.empty() && seen.size() != count)) {
@@ -97,6 +109,7 @@ std::tuple<std::vector<std::int64_t>, std::vector<std::tuple<std::size_t, int>>>
         tasks[i].penalties = amounts.data();
         tasks[i].num_seen = ids.shape(0);
     }
+    if (masks) set_masks(tasks, std::get<0>(*masks), std::get<1>(*masks));
     std::vector<Sampled> sampled(count);
     {
         nb::gil_scoped_release release;
@@ -161,7 +174,7 @@ void bind_sampler(nb::module_& m) {
             },
             nb::arg("kernels"), nb::arg("team"), nb::arg("vocab_size"), nb::keep_alive<1, 3>())
         .def("sample", &sample, nb::arg("logits"), nb::arg("rules"), nb::arg("positions"), nb::arg("seen"),
-             nb::arg("at").none())
+             nb::arg("at").none(), nb::arg("masks").none() = nb::none())
         .def("logprobs", &logprobs, nb::arg("logits"), nb::arg("at"), nb::arg("tokens"), nb::arg("counts"));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -159,7 +160,7 @@ public:
         row_.scan(task.logits);
         if (row_.nan) return {0, Fault::nan};
         if (std::isinf(row_.highest)) return {0, row_.highest > 0 ? Fault::infinite : Fault::no_logits};
-        if (rules.edits(task.position) || task.num_seen != 0) {
+        if (rules.edits(task.position) || task.num_seen != 0 || task.mask != nullptr) {
             edit(task);
             row_.scan(edited_.data());
             if (row_.nan || std::isinf(row_.highest)) {
@@ -201,10 +202,15 @@ private:
     void edit(const SampleTask& task) {
         const SampleRules& rules = *task.rules;
         const float* from = task.logits;
+        if (task.mask != nullptr) {
+            apply_mask(task);
+            from = edited_.data();
+        }
         if (rules.limited) {
-            edited_.assign(cols_, kNever);
-            for (const auto token : rules.allowed) edited_[token] = from[token];
-        } else {
+            spare_.assign(cols_, kNever);
+            for (const auto token : rules.allowed) spare_[token] = from[token];
+            edited_.swap(spare_);
+        } else if (task.mask == nullptr) {
             edited_.assign(from, from + cols_);
         }
         for (const auto token : rules.banned) edited_[token] = kNever;
@@ -216,6 +222,23 @@ private:
             float& logit = edited_[task.seen[i]];
             logit = logit > 0 ? logit / rules.repetition_penalty : logit * rules.repetition_penalty;
             logit -= task.penalties[i];
+        }
+    }
+
+    void apply_mask(const SampleTask& task) {
+        edited_.assign(cols_, kNever);
+        const int words = std::min<int>((cols_ + 31) / 32, static_cast<int>(task.mask_words));
+        for (int word = 0; word < words; ++word) {
+            const int begin = word * 32, count = std::min(32, cols_ - begin);
+            std::uint32_t bits = task.mask[word];
+            if (bits == ~std::uint32_t{0}) {
+                std::copy(task.logits + begin, task.logits + begin + count, edited_.begin() + begin);
+                continue;
+            }
+            for (; bits != 0; bits &= bits - 1) {
+                const int token = begin + std::countr_zero(bits);
+                if (token < cols_) edited_[token] = task.logits[token];
+            }
         }
     }
 
@@ -299,7 +322,7 @@ private:
     Row row_;
     double temperature_ = 1, log_min_p_ = kNever;
     const std::vector<double>* sums_ = nullptr;
-    std::vector<float> edited_;
+    std::vector<float> edited_, spare_;
     std::vector<double> weights_, shares_;
 };
 

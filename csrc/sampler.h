@@ -44,6 +44,8 @@ struct SampleTask {
     const std::int64_t* seen = nullptr;    // [num_seen] distinct tokens of prompt and output that penalties apply to
     const float* penalties = nullptr;      // [num_seen]: what is subtracted from their logits
     std::size_t num_seen = 0;
+    const std::uint32_t* mask = nullptr;   // [mask_words]: bit t % 32 of word t / 32: token t may be chosen; null: any may
+    std::size_t mask_words = 0;
 };
 
 enum class Fault : std::uint8_t { none, nan, infinite, no_logits, nothing_left };

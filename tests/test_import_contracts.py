@@ -34,6 +34,7 @@ LATE_IMPORTS = {
     "tqdm": "only a bar needs it; as long to import as all that a start without a bar imports of its own",
     "headrace.text.chat": "loads jinja2, which only a chat needs",
     "matplotlib": "extra: bench",
+    "headrace.text.grammars": "loads llguidance, which only structured output needs",
     "huggingface_hub": "only a model named by hub id needs it, and it loads an HTTP stack",
     "transformers": "a baseline of the benchmarks",
     "triton": "comes with torch on CUDA machines only",

@@ -393,8 +393,12 @@ class Sampler:
         positions: list[int],
         seen: list[tuple[NDArray[np.int64], NDArray[np.float32]] | None],
         at: Sequence[int] | None,
+        masks: tuple[NDArray[np.uint32], list[int]] | None = None,
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens, and (row, Fault) of the rows that have none."""
+        """Tokens, and (row, Fault) of the rows that have none.
+
+        `masks`: bits [M, W] of the tokens that may be chosen, least first, and for each row its mask or -1.
+        """
 
     def logprobs(
         self, logits: NDArray[np.float32], at: list[int], tokens: list[int], counts: list[int]

@@ -27,9 +27,11 @@ from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
+from headrace.runner.token_masks import GrammarRunner
 from headrace.serving.inprocess import InProcessClient
 from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class EngineParts:
     spec: ModelSpec
     source: ModelSource
     tokenizer: Tokenizer | None
+    grammars: GrammarStore
 
 
 def survey(config: EngineConfig) -> Survey:
@@ -100,24 +103,25 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     plan = survey(config)
     resolved, spec, source = plan.resolved, plan.spec, plan.source
     tokenizer = None if source.path is None else Tokenizer.from_folder(source.path)
-    executor = _load_executor(plan, progress)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
+    grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
+    executor = _load_executor(plan, GrammarRunner(grammars, eos_ids), progress)
     engine = Engine(
         _scheduler_config(resolved, spec.vocab_size, eos_ids),
         resolved.kv_groups,
         prefix_caching=resolved.enable_prefix_caching,
     )
-    return EngineParts(engine, executor, resolved, spec, source, tokenizer)
+    return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars)
 
 
-def _load_executor(plan: Survey, progress: Progress | None) -> Executor:
+def _load_executor(plan: Survey, grammars: GrammarRunner, progress: Progress | None) -> Executor:
     if plan.resolved.kernels is not None:
         from headrace.runner import native_backend
 
-        return native_backend.load_executor(plan.source, plan.spec, plan.resolved, progress)
+        return native_backend.load_executor(plan.source, plan.spec, plan.resolved, grammars, progress)
     from headrace.runner import torch_backend
 
-    return torch_backend.load_executor(plan.source, plan.spec, plan.resolved, plan.ops, progress)
+    return torch_backend.load_executor(plan.source, plan.spec, plan.resolved, plan.ops, grammars, progress)
 
 
 def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:
@@ -256,6 +260,8 @@ class LLM:
             raise InvalidParams("prompt token ids must be whole numbers")
         new = NewRequest(f"request-{next(self._names)}", tuple(ids), params, **extras)  # type: ignore[arg-type]
         self.parts.engine.check(new)
+        if params.grammar is not None:
+            self.parts.grammars.get(params.grammar)
         return new, text if isinstance(text, str) else None
 
     def _run(self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool) -> list[RequestOutput]:

@@ -272,3 +272,17 @@ def test_times_and_counts_of_a_request() -> None:
         finished_s=4.0, num_prompt=5, num_output=3, num_cached=0, num_preemptions=0,
     )  # fmt: skip
     assert granted(engine, engine.step()) == {}
+
+
+@pytest.mark.parametrize(("length", "min_tokens"), [(3, 0), (9, 0), (5, 5)])
+def test_a_grammar_at_its_end_ends_a_request(length: int, min_tokens: int) -> None:
+    """At its longest and before min_tokens too: the output is whole, and nothing can be added to it."""
+    engine = driver().engine
+    engine.add(new("a", 5, max_tokens=9, min_tokens=min_tokens), 0.0)
+    for emitted in range(1, length + 1):
+        plan = engine.begin(0.0)
+        result = SliceResult(plan.slices[0].request_id, (4,), done=emitted == length)
+        (output,) = engine.finish(StepResult(plan.step_id, (result,)), 0.0)
+        assert (output.finish_reason is FinishReason.STOP) == result.done
+    assert output.stop_token is None
+    assert engine.stats().free_blocks == engine.stats().total_blocks

@@ -11,6 +11,7 @@ from headrace.core.types import NewSequence
 from headrace.runner.sample_output import SampleOutput
 from headrace.runner.sampler import Sampler
 from headrace.runner.sampling_state import SampleRow, SequenceState
+from headrace.runner.token_masks import TokenMasks
 
 try:
     from headrace import _native
@@ -29,8 +30,10 @@ class OnTensors:
     def start(self, new: NewSequence) -> SequenceState:
         return SequenceState(new, self.vocab_size)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow], at: Any = None) -> SampleOutput:
-        return self._inner.sample(logits.numpy(), rows, at)
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], at: Any = None, masks: TokenMasks | None = None
+    ) -> SampleOutput:
+        return self._inner.sample(logits.numpy(), rows, at, masks)
 
     def score(self, logits: torch.Tensor, first: int, targets: Sequence[int], k: int) -> Any:
         return self._inner.score(logits.numpy(), first, targets, k)

@@ -22,6 +22,7 @@ from headrace.runner.model import Logits, StepSampler
 from headrace.runner.sample_output import SampleOutput
 from headrace.runner.sampling_state import SampleRow
 from headrace.runner.step import Step
+from headrace.runner.token_masks import TokenMasks
 from headrace.serving.output_processor import OutputProcessor
 from headrace.text.tokenizer import Tokenizer
 
@@ -70,10 +71,14 @@ class TimedSampler(Generic[Logits]):
         self.spent_s = 0.0
 
     def sample(
-        self, logits: Logits, rows: Sequence[SampleRow], at: Sequence[int] | None = None
+        self,
+        logits: Logits,
+        rows: Sequence[SampleRow],
+        at: Sequence[int] | None = None,
+        masks: TokenMasks | None = None,
     ) -> SampleOutput:
         start = time.perf_counter()
-        output = self._inner.sample(logits, rows, at)
+        output = self._inner.sample(logits, rows, at, masks)
         self.spent_s += time.perf_counter() - start
         return output
 

@@ -313,6 +313,8 @@ class Scheduler:
             request.stats.num_drafted += work.num_draft
             request.stats.num_accepted += work.num_draft - rejected
         emitted, reason, stop_token = self._append(request, part.tokens)
+        if part.done and emitted == len(part.tokens):
+            reason = FinishReason.STOP
         if emitted:
             request.stats.last_token_s = now
             if request.stats.first_token_s is None:

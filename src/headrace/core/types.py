@@ -59,7 +59,7 @@ class KVGroupSpec:
 
 
 class FinishReason(enum.Enum):
-    STOP = "stop"  # end-of-sequence, a stop id or a stop string
+    STOP = "stop"  # end-of-sequence, a stop id, a stop string or the end of a grammar
     LENGTH = "length"  # max_tokens, the model's length or the pool's size
     ABORT = "abort"
     ERROR = "error"
@@ -164,6 +164,7 @@ class SliceResult:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for the prompt positions of this slice, see Request
     error: str | None = None  # only this request fails
+    done: bool = False  # nothing can follow these tokens: the grammar is at its end
 
 
 @record

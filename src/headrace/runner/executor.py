@@ -21,6 +21,8 @@ from headrace.runner.model import Logits, StepModel, StepSampler
 from headrace.runner.packing import Rows, logits_rows, pack
 from headrace.runner.sample_output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling_state import SampleRow, SequenceState
+from headrace.runner.step import Step
+from headrace.runner.token_masks import GrammarRunner, Matcher
 
 
 @dataclass(slots=True)
@@ -47,9 +49,12 @@ class ModelExecutor(Generic[Logits]):
         groups: Sequence[KVGroupSpec],
         *,
         max_seqs: int,
+        grammars: GrammarRunner | None = None,
     ) -> None:
         self.model = model
         self.sampler = sampler
+        self._grammars = grammars
+        self._num_matchers = 0
         self._tables = tuple(BlockTables(group, max_seqs) for group in groups)
         self._unchanged = (None,) * len(groups)
         self._free_rows = list(range(max_seqs - 1, -1, -1))
@@ -88,9 +93,18 @@ class ModelExecutor(Generic[Logits]):
         return None
 
     def _start(self, new: NewSequence) -> _Sequence:
-        state = SequenceState(new, self.model.vocab_size)
+        matcher = self._matcher(new)
+        state = SequenceState(new, self.model.vocab_size, matcher)
+        self._num_matchers += matcher is not None
         prompt = () if new.params.prompt_logprobs is None else new.tokens[: new.num_prompt]
         return _Sequence(self._free_rows.pop(), state, prompt, SampleRow(state))
+
+    def _matcher(self, new: NewSequence) -> Matcher | None:
+        if new.params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestError("this engine follows no grammars")
+        return self._grammars.start(new)
 
     def _release(self, request_id: int) -> None:
         sequence = self._sequences.pop(request_id, None)  # None: it failed when it was to start
@@ -98,6 +112,7 @@ class ModelExecutor(Generic[Logits]):
             for table in self._tables:
                 table.clear(sequence.row)
             self._free_rows.append(sequence.row)
+            self._num_matchers -= sequence.state.matcher is not None
 
     def _run(self, slices: list[SeqSlice]) -> list[SliceResult]:
         sequences = [self._sequences[work.request_id] for work in slices]
@@ -108,8 +123,7 @@ class ModelExecutor(Generic[Logits]):
         scored = [_scored(work, sequence) for work, sequence in zip(slices, sequences, strict=True)]
         wanted, rows = logits_rows(slices, scored)
         step = pack(slices, [sequence.row for sequence in sequences], self._tables, wanted)
-        logits = self.model.forward(step)  # [R, V]
-        samples = self._sample(logits, slices, sequences, rows)
+        logits, samples = self._forward(step, *self._sample_rows(slices, sequences, rows))
         results = []
         at = 0
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
@@ -121,9 +135,8 @@ class ModelExecutor(Generic[Logits]):
     def _decode(self, slices: list[SeqSlice], sequences: list[_Sequence]) -> list[SliceResult]:
         """The usual step, in which every sequence computes one token and gets the next: what `_run` does, quicker."""
         step = pack(slices, [sequence.row for sequence in sequences], self._tables, range(len(slices)))
-        logits = self.model.forward(step)  # [S, V]
-        samples = self.sampler.sample(logits, [sequence.next for sequence in sequences])
-        if samples.errors or samples.logprobs is not None:
+        _, samples = self._forward(step, [sequence.next for sequence in sequences])
+        if samples.errors or samples.logprobs is not None or self._num_matchers:
             return [
                 _emit(work, sequence, samples, at, 1, ())
                 for at, (work, sequence) in enumerate(zip(slices, sequences, strict=True))
@@ -135,9 +148,28 @@ class ModelExecutor(Generic[Logits]):
             results.append(SliceResult(work.request_id, tokens))
         return results
 
-    def _sample(
-        self, logits: Logits, slices: list[SeqSlice], sequences: list[_Sequence], rows: list[Rows]
-    ) -> SampleOutput:
+    def _forward(
+        self, step: Step, rows: list[SampleRow], at: list[int] | None = None
+    ) -> tuple[Logits, SampleOutput]:
+        """Logits [R, V] and the samples of `rows`, whose grammars are looked at while the model runs."""
+        if not self._num_matchers or self._grammars is None:
+            logits = self.model.forward(step)
+            return logits, self.sampler.sample(logits, rows, at)
+        pending = self._grammars.begin(rows)
+        logits = self.model.forward(step)
+        masks = None if pending is None else pending.result()
+        samples = self.sampler.sample(logits, rows, at, masks)
+        if masks is not None and masks.errors:
+            samples.errors.update(masks.errors)
+            for row in masks.errors:
+                samples.tokens[row] = NO_TOKEN
+        return logits, samples
+
+    @staticmethod
+    def _sample_rows(
+        slices: list[SeqSlice], sequences: list[_Sequence], rows: list[Rows]
+    ) -> tuple[list[SampleRow], list[int] | None]:
+        """What is sampled, and from which rows of the logits; None for all of them."""
         sample_rows = []
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
             draft = work.tokens[len(work.tokens) - work.num_draft :]
@@ -145,7 +177,7 @@ class ModelExecutor(Generic[Logits]):
         at = None
         if any(part.num_prompt for part in rows):
             at = [row for part in rows for row in range(part.first + part.num_prompt, _end(part))]
-        return self.sampler.sample(logits, sample_rows, at)
+        return sample_rows, at
 
     def _score(
         self, logits: Logits, work: SeqSlice, sequence: _Sequence, part: Rows
@@ -188,5 +220,12 @@ def _emit(
             logprobs.append(found)
         if index < work.num_draft and token != draft[index]:
             break
+    matcher = sequence.state.matcher
+    done = False
+    if matcher is not None:
+        count = matcher.advance(tokens)
+        tokens, logprobs, done = tokens[:count], logprobs[:count], matcher.done and bool(tokens)
     sequence.state.extend(tokens)
-    return SliceResult(work.request_id, tuple(tokens), logprobs=tuple(logprobs), prompt_logprobs=prompt)
+    return SliceResult(
+        work.request_id, tuple(tokens), logprobs=tuple(logprobs), prompt_logprobs=prompt, done=done
+    )

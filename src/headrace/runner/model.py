@@ -12,6 +12,7 @@ from headrace.core.types import BlockCopy, TokenLogprobs
 from headrace.runner.sample_output import SampleOutput
 from headrace.runner.sampling_state import SampleRow
 from headrace.runner.step import Step
+from headrace.runner.token_masks import TokenMasks
 
 Logits = TypeVar("Logits")
 ModelLogits = TypeVar("ModelLogits", covariant=True)
@@ -37,9 +38,14 @@ class StepSampler(Protocol[SamplerLogits]):
     """Chooses tokens; see runner.sampler for the order of operations, which every sampler keeps."""
 
     def sample(
-        self, logits: SamplerLogits, rows: Sequence[SampleRow], at: Sequence[int] | None = None
+        self,
+        logits: SamplerLogits,
+        rows: Sequence[SampleRow],
+        at: Sequence[int] | None = None,
+        masks: TokenMasks | None = None,
     ) -> SampleOutput:
-        """A token for each of `rows`; row i reads logits row at[i], or row i without `at`."""
+        """A token for each of `rows`; row i reads logits row at[i], or row i without `at`. Rows whose sequence has a
+        grammar need `masks`."""
         ...
 
     def score(

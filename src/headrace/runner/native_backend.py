@@ -19,10 +19,15 @@ from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
 from headrace.runner.native_sampler import NativeSampler
 from headrace.runner.tape import TapeLimits
+from headrace.runner.token_masks import GrammarRunner
 
 
 def load_executor(
-    source: ModelSource, spec: ModelSpec, resolved: ResolvedConfig, progress: Progress | None = None
+    source: ModelSource,
+    spec: ModelSpec,
+    resolved: ResolvedConfig,
+    grammars: GrammarRunner,
+    progress: Progress | None = None,
 ) -> ModelExecutor[NDArray[np.float32]]:
     """Load the weights and build what runs them, on the kernels that `resolved` names.
 
@@ -45,4 +50,6 @@ def load_executor(
     limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs, resolved.max_model_len)
     decoder = NativeDecoder(spec, weights, kv, resolved.kv_groups, kernels, team, limits)
     sampler = NativeSampler(spec.vocab_size, kernels, team)
-    return ModelExecutor(decoder, sampler, resolved.kv_groups, max_seqs=resolved.max_num_seqs)
+    return ModelExecutor(
+        decoder, sampler, resolved.kv_groups, max_seqs=resolved.max_num_seqs, grammars=grammars
+    )

@@ -18,6 +18,7 @@ from headrace.runner.sample_output import (
     SampleOutput,
 )
 from headrace.runner.sampling_state import SampleRow, SequenceState
+from headrace.runner.token_masks import TokenMasks
 
 _SEED_MASK = 2**64 - 1
 _FAULTS = {1: NAN_LOGITS, 2: INFINITE_LOGITS, 3: NO_LOGITS, 4: NOTHING_LEFT}
@@ -36,7 +37,11 @@ class NativeSampler:
         self._sampler = _native.Sampler(kernels, team, vocab_size)
 
     def sample(
-        self, logits: NDArray[np.float32], rows: Sequence[SampleRow], at: Sequence[int] | None = None
+        self,
+        logits: NDArray[np.float32],
+        rows: Sequence[SampleRow],
+        at: Sequence[int] | None = None,
+        masks: TokenMasks | None = None,
     ) -> SampleOutput:
         """A token for each of `rows`, see `runner.sampler.Sampler.sample`, which gives the same.
 
@@ -61,7 +66,8 @@ class NativeSampler:
             wanted = wanted or state.params.logprobs is not None
         if seen:
             seen += [None] * (len(rules) - len(seen))
-        tokens, faults = self._sampler.sample(logits, rules, positions, seen, at)
+        held = () if masks is None else ((masks.bits, masks.rows),)
+        tokens, faults = self._sampler.sample(logits, rules, positions, seen, at, *held)
         errors = {}
         for row, fault in faults:
             tokens[row] = NO_TOKEN
@@ -106,7 +112,7 @@ class NativeSampler:
             min_p=params.min_p,
             repetition_penalty=params.repetition_penalty,
             seed=state.seed & _SEED_MASK,
-            min_tokens=params.min_tokens,
+            min_tokens=state.min_tokens,
             stop_ids=state.stop_ids.tolist(),
             allowed=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
             banned=list(params.banned_token_ids or ()),

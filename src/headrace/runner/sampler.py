@@ -1,9 +1,9 @@
 """The sampler: rows of logits in, one token a row out.
 
-Order of operations, as in vLLM: log-probabilities from the untouched logits; allowed and banned tokens;
-min_tokens; logit_bias; repetition, then frequency and presence penalties; temperature; min_p; top_k; top_p; a
-draw by the inverse of the distribution function with the one uniform number of (seed, output position). A
-row's token depends on that row and its sequence alone, bitwise, whatever else is in the batch.
+Order of operations, as in vLLM: log-probabilities from the untouched logits; the mask of a grammar; allowed and
+banned tokens; min_tokens; logit_bias; repetition, then frequency and presence penalties; temperature; min_p;
+top_k; top_p; a draw by the inverse of the distribution function with the one uniform number of (seed, output
+position). A row's token depends on that row and its sequence alone, bitwise, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.types import NewSequence, TokenLogprobs
@@ -21,6 +22,7 @@ from headrace.runner.sample_output import INFINITE_LOGITS, NO_TOKEN, NOTHING_LEF
 from headrace.runner.sampling_draw import draw_sorted, draw_whole
 from headrace.runner.sampling_plan import SamplingPlan
 from headrace.runner.sampling_state import Draw, SampleRow, SequenceState
+from headrace.runner.token_masks import TokenMasks
 
 
 class Sampler:
@@ -44,11 +46,16 @@ class Sampler:
         return SequenceState(new, self.vocab_size)
 
     def sample(
-        self, logits: Tensor, rows: Sequence[SampleRow], at: Sequence[int] | None = None
+        self,
+        logits: Tensor,
+        rows: Sequence[SampleRow],
+        at: Sequence[int] | None = None,
+        masks: TokenMasks | None = None,
     ) -> SampleOutput:
         """Choose a token for each row of logits [R, V] float32, or for those of them in `at`; they are not changed.
 
-        Minus infinity marks a token that cannot occur. A row with NaN or plus infinity, or without any token
+        `masks` are needed where a row's sequence has a grammar. Minus infinity marks a token that cannot occur.
+        A row with NaN or plus infinity, or without any token
         left, fails alone, see SampleOutput. Raises ValueError where the shape or type of the logits is wrong.
         """
         if at is not None:
@@ -64,7 +71,7 @@ class Sampler:
         if plan.plain:
             tokens, highest = _argmax(logits)
             return SampleOutput(tokens, None, reject(tokens, highest))
-        return self._sample(logits.contiguous(), rows, plan)
+        return self._sample(logits.contiguous(), rows, plan, masks)
 
     def score(self, logits: Tensor, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of `targets`: row first + i predicts targets[i]. See `token_logprobs`."""
@@ -76,7 +83,9 @@ class Sampler:
             self._plan = SamplingPlan(states, self.vocab_size, self.device)
         return self._plan
 
-    def _sample(self, logits: Tensor, rows: Sequence[SampleRow], plan: SamplingPlan) -> SampleOutput:
+    def _sample(
+        self, logits: Tensor, rows: Sequence[SampleRow], plan: SamplingPlan, masks: TokenMasks | None
+    ) -> SampleOutput:
         highest: list[float] = logits.amax(-1).tolist()  # [R]
         produced: list[int] = []
         if plan.greedy_index is not None:
@@ -86,7 +95,7 @@ class Sampler:
             work = logits if plan.work_index is None else logits.index_select(0, plan.work_index)  # [W, V]
             chosen = [rows[row] for row in plan.work]
             if plan.edits is not None:
-                plan.edits.apply(work, chosen)
+                plan.edits.apply(work, chosen, _picked(masks, plan.work))
                 left = work.amax(-1).tolist()
             produced += self._choose(work, chosen, plan)
         tokens = [NO_TOKEN] * len(rows)
@@ -132,6 +141,13 @@ class Sampler:
             for row, value in zip(asked, values, strict=True):
                 found[row] = value
         return tuple(found)
+
+
+def _picked(masks: TokenMasks | None, rows: Sequence[int]) -> NDArray[np.uint32] | None:
+    """The masks of those of the rows that have one, in their order."""
+    if masks is None:
+        return None
+    return masks.bits[[masks.rows[row] for row in rows if masks.rows[row] >= 0]]
 
 
 def _argmax(logits: Tensor) -> tuple[list[int], list[float]]:

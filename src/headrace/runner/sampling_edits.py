@@ -1,4 +1,5 @@
-"""Changes to logits before a draw: token masks, min_tokens, logit_bias and penalties, in that order."""
+"""Changes to logits before a draw, in this order: a grammar's mask, allowed and banned tokens, min_tokens, logit_bias
+and penalties."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from headrace.runner.sampling_state import SampleRow, SequenceState
 
 Ids = NDArray[np.int64]
+Bits = NDArray[np.uint32]
 
 
 class Edits:
@@ -43,10 +45,11 @@ class Edits:
             if params.logit_bias:
                 biased.append(base + np.array(list(params.logit_bias), dtype=np.int64))
                 biases.extend(params.logit_bias.values())
-            if params.min_tokens and len(state.stop_ids):
-                self._min_tokens.append((row, params.min_tokens, base + state.stop_ids))
+            if state.min_tokens and len(state.stop_ids):
+                self._min_tokens.append((row, state.min_tokens, base + state.stop_ids))
             if state.seen is not None:
                 self._penalised.append((row, params.repetition_penalty))
+        self._matched = [row for row, state in enumerate(states) if state.matcher is not None]
         self._allowed_rows = torch.tensor(allowed_rows, dtype=torch.int64, device=device)
         self._allowed = self._index(allowed)
         self._banned = self._index(banned)
@@ -57,11 +60,20 @@ class Edits:
     def empty(self) -> bool:
         """True when no row is ever edited."""
         fixed = self._allowed is None and self._banned is None and self._biased is None
-        return fixed and not self._min_tokens and not self._penalised
+        return fixed and not self._min_tokens and not self._penalised and not self._matched
 
-    def apply(self, work: Tensor, rows: Sequence[SampleRow]) -> None:
-        """Edit the contiguous logits work [W, V] float32 of `rows` in place."""
+    def apply(self, work: Tensor, rows: Sequence[SampleRow], masks: Bits | None = None) -> None:
+        """Edit the logits work [W, V] float32 of `rows` in place; masks [M, words] are of rows with grammars."""
         flat = work.view(-1)  # [W * V]
+        if self._matched:
+            assert masks is not None
+            allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : self._vocab_size]
+            # A model may have logits for more ids than its masks know.
+            known = np.zeros((len(masks), self._vocab_size), np.bool_)
+            known[:, : allowed.shape[1]] = allowed
+            index = torch.tensor(self._matched, dtype=torch.int64, device=self._device)
+            refused = torch.from_numpy(~known).to(self._device)  # [M, V]
+            work.index_copy_(0, index, work.index_select(0, index).masked_fill_(refused, -math.inf))
         if self._allowed is not None:
             kept = flat.index_select(0, self._allowed)
             work.index_fill_(0, self._allowed_rows, -math.inf)

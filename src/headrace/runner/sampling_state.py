@@ -16,6 +16,7 @@ from headrace.runner.sampling_width import first_width
 
 if TYPE_CHECKING:
     from headrace._native import SampleRules
+    from headrace.runner.token_masks import Matcher
 
 _FIRST_CAPACITY = 64
 
@@ -108,12 +109,17 @@ class SequenceState:
     Raises InvalidParams where the parameters name token ids outside the vocabulary.
     """
 
-    __slots__ = ("draw", "num_output", "params", "rules", "seed", "seen", "stop_ids", "width")
+    __slots__ = (
+        "draw", "matcher", "min_tokens", "num_output", "params", "rules", "seed", "seen", "stop_ids", "width",
+    )  # fmt: skip
 
-    def __init__(self, new: NewSequence, vocab_size: int) -> None:
+    def __init__(self, new: NewSequence, vocab_size: int, matcher: Matcher | None = None) -> None:
         params = new.params
         params.check_vocab(vocab_size)
         self.params = params
+        self.matcher = matcher
+        # A grammar's masks keep stop ids back themselves: only they know when there is nothing else to choose.
+        self.min_tokens = params.min_tokens if matcher is None else 0
         self.seed = new.seed
         self.num_output = len(new.tokens) - new.num_prompt
         self.rules: SampleRules | None = None  # the native sampler's own form of the parameters
@@ -127,7 +133,7 @@ class SequenceState:
         self.width = first_width(params.top_k, vocab_size) if self.draw is Draw.RANKED else 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Record tokens that the sequence has emitted."""
+        """Record tokens that the sequence has emitted, and that its matcher has taken in already."""
         self.num_output += len(tokens)
         if self.seen is not None:
             self.seen.add(tokens)
@@ -135,8 +141,10 @@ class SequenceState:
     def _choose_draw(self, vocab_size: int) -> Draw:
         params = self.params
         if params.greedy:
-            masked = params.allowed_token_ids is not None or params.banned_token_ids
-            edited = masked or params.logit_bias or params.min_tokens or self.seen is not None
+            masked = (
+                self.matcher is not None or params.allowed_token_ids is not None or params.banned_token_ids
+            )
+            edited = masked or params.logit_bias or self.min_tokens or self.seen is not None
             return Draw.EDITED if edited else Draw.GREEDY
         if 0 < params.top_k < vocab_size:
             return Draw.RANKED

@@ -17,6 +17,7 @@ from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.sampler import Sampler
+from headrace.runner.token_masks import GrammarRunner
 from headrace.runner.torch_model import TorchModel
 
 
@@ -25,6 +26,7 @@ def load_executor(
     spec: ModelSpec,
     resolved: ResolvedConfig,
     ops: Selection,
+    grammars: GrammarRunner,
     progress: Progress | None = None,
 ) -> ModelExecutor[torch.Tensor]:
     """Load the weights and build what runs them. Sets torch's number of threads for the whole process.
@@ -41,4 +43,5 @@ def load_executor(
         Sampler(spec.vocab_size, device),
         resolved.kv_groups,
         max_seqs=resolved.max_num_seqs,
+        grammars=grammars,
     )

@@ -131,6 +131,11 @@ class Tokenizer:
                 self._bytes[token_id] = data
         return data
 
+    def to_json(self) -> str:
+        """The tokenizer as a tokenizer.json, with the special tokens that other files declare."""
+        text: str = self._backend.to_str()
+        return text
+
     # ---- Chat ----
 
     @property

@@ -1,0 +1,102 @@
+"""The compiled grammars of one model, each compiled once while it is in use or was used lately."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from headrace.core.grammar import Grammar
+from headrace.errors import InvalidParams, MissingDependency
+from headrace.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from headrace.text.grammars import Compiled, GrammarCompiler
+
+MAX_COMPILED = 64
+"""Most compiled grammars that are kept while nobody holds them."""
+MAX_REFUSED = 1024
+"""Most grammars that are remembered as being of no use, so that each costs its time once."""
+
+
+class GrammarStore:
+    """Compiles on first use; safe to share between threads. Loads llguidance with the first grammar, not before.
+
+    `tokenizer` is None for models without one, which follow no grammar.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: frozenset[int], limit: int = MAX_COMPILED
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._limit = limit
+        self._compiler: GrammarCompiler | None = None
+        self._recent: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._alive: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
+        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+        self._lock = threading.Lock()  # of the tables
+        self._compiling = threading.Lock()
+
+    def known(self, grammar: Grammar) -> Compiled | None:
+        """The compiled grammar if there is one; None where it takes `get` to know. Raises InvalidParams as `get`."""
+        with self._lock:
+            if grammar in self._refused:
+                self._refused.move_to_end(grammar)
+                raise InvalidParams(self._refused[grammar])
+            found = self._alive.get(grammar)
+            if found is not None:
+                self._keep(grammar, found)
+            return found
+
+    def get(self, grammar: Grammar) -> Compiled:
+        """The compiled grammar, which stays known while the caller holds it.
+
+        Raises InvalidParams where the grammar is of no use, or the model follows none; MissingDependency without
+        llguidance.
+        """
+        found = self.known(grammar)
+        if found is not None:
+            return found
+        with self._compiling:
+            found = self.known(grammar)  # somebody else may have compiled it meanwhile
+            if found is not None:
+                return found
+            try:
+                found = self._loaded().compile(grammar)
+            except InvalidParams as error:
+                self.refuse(grammar, str(error))
+                raise
+        with self._lock:
+            self._keep(grammar, found)
+        return found
+
+    def refuse(self, grammar: Grammar, reason: str) -> None:
+        """Remember that a grammar is of no use, and why."""
+        with self._lock:
+            self._refused[grammar] = reason
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def _keep(self, grammar: Grammar, compiled: Compiled) -> None:
+        self._alive[grammar] = self._recent[grammar] = compiled
+        self._recent.move_to_end(grammar)
+        while len(self._recent) > self._limit:
+            self._recent.popitem(last=False)
+
+    def _loaded(self) -> GrammarCompiler:
+        if self._compiler is None:
+            if self._tokenizer is None:
+                raise InvalidParams("a grammar needs a tokenizer, and this model has none")
+            try:
+                from headrace.text.grammars import GrammarCompiler
+            except ModuleNotFoundError as error:
+                if error.name != "llguidance":
+                    raise
+                raise MissingDependency(
+                    "a grammar needs llguidance: pip install 'headrace[grammar]'"
+                ) from error
+            self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._eos_ids)
+        return self._compiler

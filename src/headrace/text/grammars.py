@@ -1,0 +1,124 @@
+"""Grammars compiled for one model's vocabulary. Loads llguidance: imported only where an output must follow a grammar.
+
+A grammar is a program that a stranger wrote, so everything it may cost is bounded: the size of its source by
+`headrace.core.grammar`, the work of the lexer and the parser by the limits here, and the time and memory of compiling,
+which llguidance does not bound, by `headrace.serving.grammar_check`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from headrace.core.grammar import CHOICE, JSON_OBJECT, JSON_SCHEMA, REGEX, Grammar
+from headrace.errors import InvalidParams
+from headrace.text.tokenizer import Tokenizer
+from headrace.text.tool_grammar import JSON_LAYOUT
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_REASON_CHARS = 300
+
+_LAYOUT: JsonCompileOptions = {"whitespace_pattern": JSON_LAYOUT["whitespace_pattern"]}
+
+LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,  # about 7 ms, in which all other sequences of a step wait
+    step_max_items=20_000,
+    max_lexer_states=25_000,  # of 1 to 2 kB
+    max_grammar_size=50_000,
+    verbose_errors=False,  # else they hold what was generated so far
+)
+
+
+class Compiled:
+    """A grammar that is ready to be followed by any number of sequences."""
+
+    __slots__ = ("__weakref__", "_matcher", "words")
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self.words = -(-vocab_size // 32)
+        """32-bit words of a mask of the tokens that may come next."""
+
+    def start(self) -> LLMatcher:
+        """A matcher at the beginning, with what earlier ones have found out about the vocabulary."""
+        return self._matcher.deep_copy()
+
+
+class GrammarCompiler:
+    """Compiles for a model with logits for `vocab_size` ids, of which `eos_ids` end a text."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        ends = sorted(token for token in eos_ids if 0 <= token < min(vocab_size, tokenizer.vocab_size))
+        if not ends:
+            raise InvalidParams(
+                "a grammar needs a model with an end-of-sequence token, and this one has none"
+            )
+        try:
+            self._tokenizer = LLTokenizer(
+                tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=ends
+            )
+        except ValueError as error:
+            raise InvalidParams(
+                f"this model's tokenizer cannot follow grammars: {_reason(str(error))}"
+            ) from error
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Raises InvalidParams with llguidance's reason for a grammar without meaning, or beyond the limits.
+
+        The GIL is free meanwhile. The first mask is computed too: it is the dearest, and has limits of its own.
+        """
+        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise InvalidParams(f"the {grammar.kind} grammar cannot be used: {_reason(matcher.get_error())}")
+        if matcher.is_stopped():
+            raise InvalidParams(
+                f"the {grammar.kind} grammar cannot be used: it allows nothing but an empty text"
+            )
+        return Compiled(matcher, self._tokenizer.vocab_size)
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar as llguidance reads it."""
+    source = grammar.source
+    if grammar.kind == JSON_OBJECT:
+        source = '{"type": "object"}'
+    if grammar.kind in (JSON_OBJECT, JSON_SCHEMA):
+        try:
+            return LLMatcher.grammar_from_json_schema(source, overrides=_LAYOUT)
+        except ValueError as error:
+            raise InvalidParams(
+                f"the {grammar.kind} grammar cannot be used: {_reason(str(error))}"
+            ) from error
+    if grammar.kind == REGEX:
+        return LLMatcher.grammar_from_regex(source)
+    if grammar.kind == CHOICE:
+        choices = " | ".join(json.dumps(choice) for choice in json.loads(source))
+        return LLMatcher.grammar_from_lark(f"start: {choices}\n")
+    return LLMatcher.grammar_from_lark(source)
+
+
+_CARET = re.compile(r"\s*(\d+ \||\^)")
+
+
+def _reason(text: str) -> str:
+    """llguidance's message in one line: without the excerpts of the grammar, the state of the parser, and traces."""
+    if text.startswith("panic"):
+        return "it is too large"
+    kept: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("<"):
+            break
+        if line.startswith("error: "):
+            kept = [line.removeprefix("error: ")]
+        elif line.strip() and not _CARET.match(line) and not line.startswith("    "):
+            kept.append(line.strip())
+    return " ".join(kept)[:MAX_REASON_CHARS] or "it has no meaning"
