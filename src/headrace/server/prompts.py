@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,11 @@ from headrace.text.tokenizer import Tokenizer
 
 SHORT_CHARS = 2000
 """Text up to this length is tokenized on the event loop: that takes less time than handing it to a thread."""
+
+LONG_CHARS = 200_000
+"""Longer text waits for its turn, so that it does not hold all threads and keep others from being tokenized."""
+
+_LONG_TEXTS = ThreadPoolExecutor(1, "long-texts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +36,13 @@ async def encode_prompts(service: Service, prompts: Sequence[Prompt]) -> list[En
     if not texts:
         return [Encoded(tuple(prompt)) for prompt in prompts if not isinstance(prompt, str)]
     tokenizer = _tokenizer(service)
-    if sum(map(len, texts)) <= SHORT_CHARS:
+    check_chars(service, texts)
+    chars = sum(map(len, texts))
+    if chars <= SHORT_CHARS:
         rows = tokenizer.encode_batch(texts)
     else:
-        rows = await asyncio.to_thread(tokenizer.encode_batch, texts)
+        pool = _LONG_TEXTS if chars > LONG_CHARS else None
+        rows = await asyncio.get_running_loop().run_in_executor(pool, tokenizer.encode_batch, texts)
     return [Encoded(tuple(ids), text) for ids, text in zip(rows, texts, strict=True)]
 
 
@@ -48,6 +57,7 @@ async def encode_chat(
             if name in variables:
                 raise RequestError(f"chat_template_kwargs must not set {name}")
         text = tokenizer.apply_chat_template(messages, add_generation_prompt, **variables)
+        check_chars(service, [text])
         return Encoded(tuple(tokenizer.encode(text, add_special_tokens=False)), text)
 
     return await asyncio.to_thread(
@@ -56,6 +66,18 @@ async def encode_chat(
 
 
 _RESERVED = ("messages", "add_generation_prompt", "tools", "chat_template")
+
+
+def check_chars(service: Service, texts: Sequence[str]) -> None:
+    """Raises PromptTooLong for text that cannot fit the context however it is tokenized: that need not be tried."""
+    tokenizer, context = service.tokenizer, service.facts.max_model_len
+    if tokenizer is None or context is None:
+        return
+    most, longest = context * tokenizer.longest_token_chars, max(map(len, texts))
+    if longest > most:
+        raise PromptTooLong(
+            f"the prompt has {longest} characters, but the context of {context} tokens holds {most} at the very most"
+        )
 
 
 def check_length(service: Service, prompts: Sequence[Encoded], max_tokens: int | None) -> None:

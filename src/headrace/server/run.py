@@ -33,6 +33,9 @@ from headrace.text.tokenizer import Tokenizer
 _LAST_WORDS_S = 0.5
 """Time for the error events of streams that did not finish in time."""
 
+_BACKLOG = 2048
+"""Connections that may wait to be taken."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
@@ -80,7 +83,7 @@ async def _serve(
         return 0
     try:
         folder = client.facts.tokenizer_folder
-        tokenizer = None if folder is None else await asyncio.to_thread(Tokenizer.from_folder, folder)
+        tokenizer = None if folder is None else await asyncio.to_thread(_load_tokenizer, folder)
         names = tuple(options.names) or (config.model,)
         traffic = options.traffic.traffic(client.facts)
         if options.traffic.rules.keys.file is not None:
@@ -93,18 +96,25 @@ async def _serve(
         allowed = allow_connections(options.connections.max_connections)
         limits = replace(options.connections, max_connections=allowed)
         server = Server(uvicorn_config(drain, limits, options.log_level), lambda: ready(url(listener)))
-        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         try:
-            await _first_of(ending.asked.wait(), serving)
-            if not serving.done():
-                await _finish(server, client, drain, ending, options.drain_s)
-                app.state.feed.close()
-            await serving
+            listener.listen(_BACKLOG)
         except OSError as error:  # somebody else listened there while the model was loading
             raise unusable(options.host, options.port, error) from error
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        await _first_of(ending.asked.wait(), serving)
+        if not serving.done():
+            await _finish(server, client, drain, ending, options.drain_s)
+            app.state.feed.close()
+        await serving
     finally:
         await client.aclose()
     return ending.exit_code
+
+
+def _load_tokenizer(folder: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.longest_token_chars  # looked for now, not while a first caller waits
+    return tokenizer
 
 
 async def _start(config: EngineConfig, options: ServeOptions, stop: asyncio.Event) -> Supervisor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,12 @@ class Tokenizer:
         if not backend.get_vocab_size():
             raise TokenizerError("tokenizer.json has no vocabulary.")
         return cls(backend, files)
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """The most characters of text that one token can stand for, nearly always: a tokenizer that drops characters,
+        such as repeated spaces, may put more into one."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     # ---- Text and ids ----
 
