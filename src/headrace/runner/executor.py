@@ -19,6 +19,7 @@ from headrace.errors import RequestError
 from headrace.runner.block_tables import BlockTables
 from headrace.runner.model import Logits, StepModel, StepSampler
 from headrace.runner.packing import Rows, logits_rows, pack
+from headrace.runner.row_faults import NOT_SAMPLED, NOT_TAKEN_IN, RowFaults, told
 from headrace.runner.sample_output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling_state import SampleRow, SequenceState
 from headrace.runner.step import Step
@@ -53,6 +54,7 @@ class ModelExecutor(Generic[Logits]):
     ) -> None:
         self.model = model
         self.sampler = sampler
+        self._faults = RowFaults(sampler)
         self._grammars = grammars
         self._num_matchers = 0
         self._tables = tuple(BlockTables(group, max_seqs) for group in groups)
@@ -84,6 +86,8 @@ class ModelExecutor(Generic[Logits]):
                 self._sequences[work.request_id] = self._start(work.new)
             except RequestError as error:
                 return str(error)
+            except Exception as error:
+                return told(NOT_TAKEN_IN, error)
         if work.tables == self._unchanged:
             return None
         sequence = self._sequences[work.request_id]
@@ -127,8 +131,11 @@ class ModelExecutor(Generic[Logits]):
         results = []
         at = 0
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
-            prompt = self._score(logits, work, sequence, part)
-            results.append(_emit(work, sequence, samples, at, part.num_sample, prompt))
+            try:
+                prompt = self._score(logits, work, sequence, part)
+                results.append(_emit(work, sequence, samples, at, part.num_sample, prompt))
+            except Exception as error:
+                results.append(SliceResult(work.request_id, error=told(NOT_SAMPLED, error)))
             at += part.num_sample
         return results
 
@@ -138,14 +145,18 @@ class ModelExecutor(Generic[Logits]):
         _, samples = self._forward(step, [sequence.next for sequence in sequences])
         if samples.errors or samples.logprobs is not None or self._num_matchers:
             return [
-                _emit(work, sequence, samples, at, 1, ())
+                _emitted(work, sequence, samples, at)
                 for at, (work, sequence) in enumerate(zip(slices, sequences, strict=True))
             ]
         results = []
         for work, sequence, token in zip(slices, sequences, samples.tokens, strict=True):
             tokens = (token,)
-            sequence.state.extend(tokens)
-            results.append(SliceResult(work.request_id, tokens))
+            try:
+                sequence.state.extend(tokens)
+            except Exception as error:
+                results.append(SliceResult(work.request_id, error=told(NOT_SAMPLED, error)))
+            else:
+                results.append(SliceResult(work.request_id, tokens))
         return results
 
     def _forward(
@@ -154,11 +165,11 @@ class ModelExecutor(Generic[Logits]):
         """Logits [R, V] and the samples of `rows`, whose grammars are looked at while the model runs."""
         if not self._num_matchers or self._grammars is None:
             logits = self.model.forward(step)
-            return logits, self.sampler.sample(logits, rows, at)
+            return logits, self._faults.sample(logits, rows, at)
         pending = self._grammars.begin(rows)
         logits = self.model.forward(step)
         masks = None if pending is None else pending.result()
-        samples = self.sampler.sample(logits, rows, at, masks)
+        samples = self._faults.sample(logits, rows, at, masks)
         if masks is not None and masks.errors:
             samples.errors.update(masks.errors)
             for row in masks.errors:
@@ -196,6 +207,13 @@ def _end(part: Rows) -> int:
 def _scored(work: SeqSlice, sequence: _Sequence) -> int:
     """How many positions of the slice are followed by a prompt token whose log-probability is wanted."""
     return max(0, min(len(work.tokens), len(sequence.prompt) - 1 - work.start))
+
+
+def _emitted(work: SeqSlice, sequence: _Sequence, samples: SampleOutput, at: int) -> SliceResult:
+    try:
+        return _emit(work, sequence, samples, at, 1, ())
+    except Exception as error:
+        return SliceResult(work.request_id, error=told(NOT_SAMPLED, error))
 
 
 def _emit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Bits = NDArray[np.uint32]
 
 _WORD_BITS = 32
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -141,8 +144,14 @@ class GrammarRunner:
                 count += 1
             matcher = state.matcher
             assert matcher is not None
-            matcher.fill(masks.bits[at : at + count], state.num_output, rows[limited[at + count - 1]].assumed)
-            error = matcher.error
+            try:
+                matcher.fill(
+                    masks.bits[at : at + count], state.num_output, rows[limited[at + count - 1]].assumed
+                )
+                error = matcher.error
+            except Exception as fault:  # one sequence's grammar is nobody else's trouble
+                _log.error("the mask of a grammar could not be computed", exc_info=fault)
+                error = "the grammar could not be followed"
             if error is not None:
                 masks.errors.update(dict.fromkeys(limited[at : at + count], error))
             at += count
