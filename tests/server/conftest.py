@@ -8,7 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,19 @@ MAX_IN_FLIGHT = 64
 
 
 class TinyServer:
-    """An app over the counting engine, listening in a thread of its own."""
+    """An app over the counting engine, or another one like it, listening in a thread of its own."""
 
-    def __init__(self, limits: ConnectionLimits | None = None, **config: object) -> None:
+    def __init__(
+        self,
+        limits: ConnectionLimits | None = None,
+        command: Sequence[str] = COMMAND,
+        folder: Path = TALE,
+        **config: object,
+    ) -> None:
+        self._command = command
+        self._folder = folder
         self._limits = limits or ConnectionLimits()
-        self._config = {"step_s": STEP_S, "tokenizer_folder": str(TALE)} | config
+        self._config = {"step_s": STEP_S, "tokenizer_folder": str(folder)} | config
         started: queue.Queue[str | BaseException] = queue.Queue()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
         self._thread.start()
@@ -53,12 +61,12 @@ class TinyServer:
         try:
             self.loop = asyncio.get_running_loop()
             self.client = await ProcessClient.start(
-                self._config, command=COMMAND, max_in_flight=MAX_IN_FLIGHT
+                self._config, command=self._command, max_in_flight=MAX_IN_FLIGHT
             )
         except BaseException as error:
             started.put(error)
             raise
-        tokenizer = Tokenizer.from_folder(TALE)
+        tokenizer = Tokenizer.from_folder(self._folder)
         app = create_app(
             self.client, tokenizer, ["tiny", "alias"], self.client.facts, max_body_bytes=MAX_BODY_BYTES
         )

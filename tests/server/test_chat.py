@@ -97,7 +97,7 @@ def test_content_parts_are_joined(tiny: TinyServer) -> None:
         {},
         {"messages": MESSAGES, "top_logprobs": 2},
         {"messages": MESSAGES, "logprobs": 2},
-        {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"messages": MESSAGES, "tools": [{"type": "web_search"}]},
         {"messages": MESSAGES, "response_format": {"type": "json_object"}},
         {"messages": MESSAGES, "chat_template_kwargs": {"messages": []}},
         {"messages": MESSAGES, "chat_template_kwargs": 5},

@@ -10,11 +10,12 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.core.engine import Engine
 from headrace.core.policy import Batching, SchedulerConfig
-from headrace.core.types import KVGroupSpec, SliceResult, StepPlan, StepResult, TokenLogprobs
+from headrace.core.types import KVGroupSpec, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
 from headrace.errors import ModelNotFound
 from headrace.serving.connection import Connection, exit_with_parent
 from headrace.serving.engine_loop import EngineLoop
@@ -55,7 +56,7 @@ class TinyExecutor:
                 results.append(SliceResult(work.request_id, error="the tiny executor failed this sequence"))
                 continue
             logprobs, prompt_logprobs = self._params[work.request_id]
-            token = (work.tokens[-1] + 1) % VOCAB
+            token = self.next_token(work)
             results.append(
                 SliceResult(
                     work.request_id,
@@ -68,17 +69,25 @@ class TinyExecutor:
             )
         return StepResult(plan.step_id, tuple(results))
 
+    def next_token(self, work: SeqSlice) -> int:
+        return (work.tokens[-1] + 1) % VOCAB
+
 
 def _logprobs(token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(token, -0.5, 1, tuple((token + i, -0.5 - i, 1 + i) for i in range(top)))
 
 
 def tiny_engine(
-    num_blocks: int = 256, block_size: int = 8, batching: str = "continuous", batch_wait_s: float = 0.05
+    num_blocks: int = 256,
+    block_size: int = 8,
+    batching: str = "continuous",
+    batch_wait_s: float = 0.05,
+    eos_ids: Iterable[int] = (),
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> Engine:
     config = SchedulerConfig(
-        max_num_seqs=16, max_num_batched_tokens=512, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB,
-        batching=Batching(batching), batch_wait_s=batch_wait_s,
+        max_num_seqs=16, max_num_batched_tokens=512, max_model_len=max_model_len, vocab_size=VOCAB,
+        batching=Batching(batching), batch_wait_s=batch_wait_s, eos_ids=frozenset(eos_ids),
     )  # fmt: skip
     return Engine(config, [KVGroupSpec("full", num_blocks, block_size)])
 
@@ -87,7 +96,7 @@ def facts(engine: Engine, tokenizer_folder: str | None = None, vocab: int = VOCA
     return ModelFacts("tiny", vocab, engine.config.max_model_len, tokenizer_folder)
 
 
-def main() -> int:
+def main(kind: type[TinyExecutor] = TinyExecutor) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     sock = socket.socket(fileno=parser.parse_args().fd)
@@ -107,7 +116,7 @@ def main() -> int:
         return 7
     time.sleep(options.pop("slow_load_s", 0))
     vocab = options.pop("vocab", VOCAB)
-    executor = TinyExecutor(options.pop("step_s", 0.0))
+    executor = kind(options.pop("step_s", 0.0))
     folder = options.pop("tokenizer_folder", None)
     engine = tiny_engine(**options)
     return EngineLoop(connection, engine, executor).run(facts(engine, folder, vocab))

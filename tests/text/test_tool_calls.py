@@ -129,9 +129,9 @@ def test_what_a_reply_means(name: str, text: str, content: str, calls: list[list
 
 
 FRAGMENTS = [
-    "<tool_call>", "</tool_call>", '{"name": "add", ', '"arguments": {"a": 1}}', '"parameters": {"b": [1, "}"', "}", "{",
-    "[", "]", '"', "\\", "[TOOL_CALLS]", "add", "now", "[ARGS]", "[CALL_ID]", "<|python_tag|>", ";", ", ", " ", "\n", "text",
-    "weather(city='O')", "(", ")", "a=1", "'", '{"name": "now"}', "null", ":", "1e5", "é", "<", "<|",
+    "<tool_call>", "</tool_call>", '{"name": "add", ', '"arguments": {"a": 1}}', '"parameters": {"b": [1, "}"', "}",
+    "{", "[", "]", '"', "\\", "[TOOL_CALLS]", "add", "now", "[ARGS]", "[CALL_ID]", "<|python_tag|>", ";", ", ", " ",
+    "\n", "text", "weather(city='O')", "(", ")", "a=1", "'", '{"name": "now"}', "null", ":", "1e5", "é", "<", "<|",
 ]  # fmt: skip
 HOSTILE = st.lists(st.sampled_from(FRAGMENTS), max_size=24).map("".join)
 
@@ -141,11 +141,13 @@ HOSTILE = st.lists(st.sampled_from(FRAGMENTS), max_size=24).map("".join)
     st.sampled_from(sorted(TOOL_CALL_FORMATS)),
     HOSTILE | st.sampled_from([text for _, text, *_ in CASES]) | st.text(max_size=40),
     st.lists(st.integers(0, 400), max_size=12),
+    st.booleans(),
 )
-def test_pieces_do_not_matter_and_nothing_raises(name: str, text: str, cuts: list[int]) -> None:
+def test_pieces_do_not_matter_and_nothing_raises(name: str, text: str, cuts: list[int], hide: bool) -> None:
+    hidden = TOOL_CALL_FORMATS[name].markers if hide else ()
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[start:end] for start, end in pairwise(edges)]
-    assert parse(name, pieces) == parse(name, text)
+    assert parse(name, pieces, hidden) == parse(name, text, hidden)
 
 
 class Forgetful(HermesParser):

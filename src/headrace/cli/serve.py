@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.cli.connection_flags import add_connection_flags, connection_limits
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
+from headrace.cli.reply_flags import add_reply_flags
 from headrace.cli.standard_streams import complete, say
 from headrace.cli.traffic_flags import add_traffic_flags, traffic_options
 from headrace.errors import ConfigError, MissingDependency
@@ -66,6 +67,7 @@ def add_parser(commands: Any) -> None:
         help="info logs every request (default: %(default)s)",
     )  # fmt: skip
     add_traffic_flags(parser)
+    add_reply_flags(parser)
     add_connection_flags(parser)
     add_engine_flags(parser)
 
@@ -100,6 +102,8 @@ def _run(args: argparse.Namespace) -> int:
         port=args.port,
         names=tuple(args.served_model_name),
         max_body_bytes=args.max_body_bytes,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         traffic=traffic,
         drain_s=args.shutdown_timeout,
         engine_timeout_s=args.engine_timeout,

@@ -21,6 +21,7 @@ from headrace.server.service import Service
 from headrace.server.traffic import Traffic
 from headrace.serving.client import AsyncClient
 from headrace.serving.facts import ModelFacts
+from headrace.text.reply.formats import ReplyFormats
 from headrace.text.tokenizer import Tokenizer
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -36,8 +37,11 @@ def create_app(
     traffic: Traffic | None = None,
     allowed_hosts: Sequence[str] = (ANY,),
     allowed_origins: Sequence[str] = (),
+    replies: ReplyFormats | None = None,
 ) -> FastAPI:
     """An app that serves one model under all of `model_names`. The client is the caller's to close.
+
+    replies: how the model writes reasoning and calls; None for what its chat template suggests.
 
     Raises ConfigError without a name.
     """
@@ -45,7 +49,9 @@ def create_app(
         raise ConfigError("a served model needs a name")
     app = FastAPI(title="Headrace", version=__version__, docs_url=None, redoc_url=None)
     traffic = traffic or Traffic()
-    app.state.service = service = Service(client, tokenizer, tuple(model_names), facts, traffic=traffic)
+    app.state.service = service = Service(
+        client, tokenizer, tuple(model_names), facts, replies or ReplyFormats.of(tokenizer), traffic=traffic
+    )
     app.state.feed = Feed(client, service.latencies)
     # From the inside to the outside: what is added last sees a request first.
     app.add_middleware(BodyLimit, limit=max_body_bytes)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from headrace.server.choices import gathered, head, shows, usage
+from headrace.server.choices import Choice, head, usage
 from headrace.server.disconnect import while_connected
 from headrace.server.events import Chunk, EventStream
 from headrace.server.job import Job
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.prompts import check_length, encode_chat
+from headrace.server.reply import MessageBuilder, Reading, Reply, message_delta, with_forced_call
 from headrace.server.schemas import ChatRequest
 from headrace.server.service import Service, service_of
+from headrace.serving.completion import Delta
 
 router = APIRouter()
 
@@ -26,51 +28,82 @@ async def chat_completions(
 ) -> Response:
     model = service.model(body.model)
     body.check()
-    params = body.sampling
+    tools = body.tool_use
+    params = with_forced_call(service, body.sampling, tools)
     prompt = await encode_chat(
-        service, body.messages, body.add_generation_prompt is not False, body.chat_template_kwargs or {}
+        service,
+        body.messages,
+        body.add_generation_prompt is not False,
+        body.chat_template_kwargs or {},
+        tools.tools,
     )
     check_length(service, [prompt], params.max_tokens)
-    job = await Job.start(service, "chatcmpl", [prompt], params, body)
+    reading = Reading.of(service, tools, prompt.text or "", params.skip_special_tokens)
+    job = await Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
     if body.stream:
-        return EventStream(_chunks(service, job, model, body), job.cancel)
-    choices = await while_connected(request.receive, gathered(job, params.n))
+        return EventStream(_chunks(service, job, model, body, reading), job.cancel)
+    answers = [_Answer(index, reading) for index in range(params.n)]
+    await while_connected(request.receive, _gather(job, answers, body))
     answer = head("chat.completion", job, model)
-    answer["choices"] = [
-        {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": "".join(choice.text)},
-            "logprobs": chat_logprobs(choice.logprobs, service.tokenizer) if body.logprobs else None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
-        for choice in choices
-    ]
-    answer["usage"] = usage(job.results)
+    answer["choices"] = [each.choice(service, body) for each in answers]
+    answer["usage"] = _usage(job, reading, [each.reply for each in answers])
     return JSONResponse(answer)
 
 
-async def _chunks(service: Service, job: Job, model: str, body: ChatRequest) -> AsyncIterator[Chunk]:
+async def _gather(job: Job, answers: Sequence[_Answer], body: ChatRequest) -> None:
+    try:
+        async for index, delta in job.deltas():
+            answers[index].add(delta, body)
+    finally:
+        job.cancel()
+
+
+class _Answer:
+    """A choice of a whole answer."""
+
+    def __init__(self, index: int, reading: Reading) -> None:
+        self.reply = Reply(reading)
+        self._grown = Choice(index)
+        self._message = MessageBuilder()
+
+    def add(self, delta: Delta, body: ChatRequest) -> None:
+        self._grown.add(delta)
+        self._message.add(message_delta(self.reply.take(delta), self.reply, _shows_reasoning(body)))
+
+    def choice(self, service: Service, body: ChatRequest) -> dict[str, Any]:
+        grown = self._grown
+        return {
+            "index": grown.index,
+            "message": self._message.message(),
+            "logprobs": chat_logprobs(grown.logprobs, service.tokenizer) if body.logprobs else None,
+            "finish_reason": self.reply.finish_reason(grown.finish_reason),
+            "stop_reason": grown.stop_reason,
+        }
+
+
+async def _chunks(
+    service: Service, job: Job, model: str, body: ChatRequest, reading: Reading
+) -> AsyncIterator[Chunk]:
     common: dict[str, Any] = head("chat.completion.chunk", job, model)
     if body.streamed_usage:
         common["usage"] = None
-    begun: set[int] = set()
+    replies: dict[int, Reply] = {}
     async for index, delta in job.deltas():
-        if not shows(delta):
-            continue
-        if index not in begun:
+        begins = index not in replies
+        reply = replies.setdefault(index, Reply(reading))
+        said = message_delta(reply.take(delta), reply, _shows_reasoning(body))
+        if begins:
             # Not before there is a token: callers take the first chunk for the first token's time.
-            begun.add(index)
             yield common | {"choices": [_choice(index, {"role": "assistant", "content": ""})]}
+        if not (said or delta.logprobs or delta.finish_reason):
+            continue
         logprobs = chat_logprobs(delta.logprobs, service.tokenizer) if body.logprobs else None
-        content = {"content": delta.text} if delta.text else {}
+        reason = reply.finish_reason(delta.finish_reason)
         yield common | {
-            "choices": [
-                _choice(index, content, logprobs, delta.finish_reason) | {"stop_reason": delta.stop_reason}
-            ]
+            "choices": [_choice(index, said, logprobs, reason) | {"stop_reason": delta.stop_reason}]
         }
     if body.streamed_usage:
-        yield common | {"choices": [], "usage": usage(job.results)}
+        yield common | {"choices": [], "usage": _usage(job, reading, list(replies.values()))}
 
 
 def _choice(
@@ -80,3 +113,15 @@ def _choice(
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _shows_reasoning(body: ChatRequest) -> bool:
+    return body.include_reasoning is not False
+
+
+def _usage(job: Job, reading: Reading, replies: Sequence[Reply]) -> dict[str, Any]:
+    counted = usage(job.results)
+    if reading.reasoning is not None:
+        tokens = sum(reply.reasoning_tokens for reply in replies)
+        counted["completion_tokens_details"] = {"reasoning_tokens": tokens}
+    return counted

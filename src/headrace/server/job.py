@@ -39,8 +39,10 @@ class Job:
         prompts: Sequence[Encoded],
         params: SamplingParams,
         body: SamplingFields,
+        visible: frozenset[int] = frozenset(),
     ) -> Job:
-        """Submit all prompts, or none: raises the first error after taking back the others."""
+        """Submit all prompts, or none: raises the first error after taking back the others. `visible` are special
+        tokens that the text shows."""
         name = f"{kind}-{uuid.uuid4().hex}"
         times = service.latencies.stream() if body.stream else None
         news = [
@@ -52,7 +54,9 @@ class Job:
         ]  # fmt: skip
         with service.gate.reserved(news):
             starting = [
-                asyncio.ensure_future(Generation.start(service.gate, service.tokenizer, new, prompt.text))
+                asyncio.ensure_future(
+                    Generation.start(service.gate, service.tokenizer, new, prompt.text, visible)
+                )
                 for new, prompt in zip(news, prompts, strict=True)
             ]
             try:

@@ -11,7 +11,9 @@ from typing import Any
 from headrace.errors import PromptTooLong, RequestError
 from headrace.server.schemas import Prompt
 from headrace.server.service import Service
+from headrace.text.conversation import adapted, knows_tools
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools import Tool
 
 SHORT_CHARS = 2000
 """Text up to this length is tokenized on the event loop: that takes less time than handing it to a thread."""
@@ -47,7 +49,11 @@ async def encode_prompts(service: Service, prompts: Sequence[Prompt]) -> list[En
 
 
 async def encode_chat(
-    service: Service, messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]
+    service: Service,
+    messages: Any,
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+    tools: Sequence[Tool] = (),
 ) -> Encoded:
     """Raises RequestError for messages of a wrong shape, or that the model's chat template refuses."""
 
@@ -56,7 +62,11 @@ async def encode_chat(
         for name in _RESERVED:
             if name in variables:
                 raise RequestError(f"chat_template_kwargs must not set {name}")
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt, **variables)
+        template = tokenizer.chat_template_source(bool(tools))
+        described = [tool.described for tool in tools] if knows_tools(template) else None
+        text = tokenizer.apply_chat_template(
+            adapted(messages, tools, template), add_generation_prompt, described, **variables
+        )
         check_chars(service, [text])
         return Encoded(tuple(tokenizer.encode(text, add_special_tokens=False)), text)
 

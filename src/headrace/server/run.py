@@ -28,6 +28,7 @@ from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.supervisor import Supervisor
 from headrace.serving.watchdog import DEFAULT_TIMEOUT_S, Watchdog
+from headrace.text.reply.formats import AUTO, ReplyFormats
 from headrace.text.tokenizer import Tokenizer
 
 _LAST_WORDS_S = 0.5
@@ -47,6 +48,8 @@ class ServeOptions:
     port: int
     names: Sequence[str] = ()
     max_body_bytes: int = MAX_BODY_BYTES
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
     traffic: TrafficOptions = field(default_factory=TrafficOptions)
     drain_s: int = 30
     engine_timeout_s: float = DEFAULT_TIMEOUT_S
@@ -90,6 +93,7 @@ async def _serve(
             reload_on_hangup(traffic)
         app = create_app(
             client, tokenizer, names, client.facts, max_body_bytes=options.max_body_bytes, traffic=traffic,
+            replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
             allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
         )  # fmt: skip
         drain = Drain(app)

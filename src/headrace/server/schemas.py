@@ -23,6 +23,7 @@ from headrace.core.params import (
 from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S
 from headrace.errors import InvalidParams
 from headrace.server.priorities import priority_number
+from headrace.text.tools import ToolUse, checked_tool_use
 
 MAX_MODEL_NAME_CHARS = 1024
 MAX_PROMPTS = 1024
@@ -71,11 +72,18 @@ def _is_absent(value: object) -> object:
     return value
 
 
+def _is_replaced(value: object) -> object:
+    if value is not None:
+        raise ValueError("is not supported by this server: use tools and tool_choice")
+    return value
+
+
 Token = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)]
 TokenList = Annotated[list[Token], Field(max_length=MAX_TOKEN_LIST, fail_fast=True)]
 Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Unsupported = Annotated[Any, AfterValidator(_is_absent)]
+Replaced = Annotated[Any, AfterValidator(_is_replaced)]
 
 
 class Strict(BaseModel):
@@ -182,9 +190,18 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: Any = None
-    tools: Unsupported = None
-    functions: Unsupported = None
+    tools: Any = None  # `headrace.text.tools` checks these two
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    functions: Replaced = None
+    function_call: Replaced = None
     audio: Unsupported = None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidParams for tools of a wrong shape."""
+        return checked_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def check(self) -> None:
         super().check()

@@ -14,12 +14,14 @@ from headrace.server.latencies import Latencies
 from headrace.server.traffic import Traffic
 from headrace.serving.client import AsyncClient
 from headrace.serving.facts import ModelFacts
+from headrace.text.reply.formats import ReplyFormats
 from headrace.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`names` are what requests may call the model; the first is what answers call it. `started` in Unix seconds.
+    """`names` are what requests may call the model; the first is what answers call it. `replies` is how it writes.
+    `started` in Unix seconds.
 
     `client` tells of the engine; requests go through `gate`, which holds them to the rules of traffic.
     """
@@ -28,6 +30,7 @@ class Service:
     tokenizer: Tokenizer | None
     names: tuple[str, ...]
     facts: ModelFacts
+    replies: ReplyFormats = field(default_factory=ReplyFormats)
     started: int = field(default_factory=lambda: int(time.time()))
     latencies: Latencies = field(default_factory=Latencies)
     traffic: Traffic = field(default_factory=Traffic)

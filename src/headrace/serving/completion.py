@@ -35,11 +35,16 @@ class Completion:
     engine with the output that carries the engine's statistics (`stats`), which may come later.
 
     Stop strings are looked for behind the first `min_tokens` tokens only. The text of a stop token is left out
-    unless `include_stop_str_in_output` asks for it.
+    unless `include_stop_str_in_output` asks for it. `visible` special tokens are always in the text.
     """
 
     def __init__(
-        self, index: int, params: SamplingParams, tokenizer: Tokenizer | None, prompt: tuple[int, ...]
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        prompt: tuple[int, ...],
+        visible: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
@@ -54,7 +59,7 @@ class Completion:
         self._detokenizer = (
             None
             if tokenizer is None
-            else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt)
+            else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt, visible)
         )
         self._stops = StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None
 

@@ -25,11 +25,19 @@ class Generation:
 
     @classmethod
     async def start(
-        cls, client: Submitter, tokenizer: Tokenizer | None, new: NewRequest, prompt: str | None = None
+        cls,
+        client: Submitter,
+        tokenizer: Tokenizer | None,
+        new: NewRequest,
+        prompt: str | None = None,
+        visible: frozenset[int] = frozenset(),
     ) -> Generation:
-        """Submit a request. Raises what `Submitter.submit` and `OutputProcessor.add` raise."""
+        """Submit a request; see `OutputProcessor.add` for `prompt` and `visible`.
+
+        Raises what `Submitter.submit` and `OutputProcessor.add` raise.
+        """
         processor = OutputProcessor(tokenizer)
-        processor.add(new, prompt)
+        processor.add(new, prompt, visible)
         return cls(client, await client.submit(new), processor)
 
     async def deltas(self) -> AsyncIterator[Delta]:

@@ -42,8 +42,9 @@ class OutputProcessor:
         """Requests that have not finished."""
         return len(self._requests)
 
-    def add(self, new: NewRequest, prompt: str | None = None) -> None:
-        """Expect outputs of a request; `prompt` is its text, if it has one.
+    def add(self, new: NewRequest, prompt: str | None = None, visible: frozenset[int] = frozenset()) -> None:
+        """Expect outputs of a request; `prompt` is its text, if it has one. `visible` are special tokens that its
+        outputs show, whatever its parameters say.
 
         Raises InvalidParams for stop strings that cannot be looked for, and for an id that is in use.
         """
@@ -51,7 +52,7 @@ class OutputProcessor:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
         if new.params.stop and self._tokenizer is None:
             raise InvalidParams("stop strings need a tokenizer, and this model has none: use stop_token_ids")
-        self._requests[new.request_id] = _Request(new, prompt, self._tokenizer)
+        self._requests[new.request_id] = _Request(new, prompt, self._tokenizer, visible)
 
     def discard(self, request_id: str) -> None:
         """Forget a request; what still comes for it is ignored. Unknown ids are, too."""
@@ -82,12 +83,14 @@ class OutputProcessor:
 
 
 class _Request:
-    def __init__(self, new: NewRequest, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, new: NewRequest, prompt: str | None, tokenizer: Tokenizer | None, visible: frozenset[int]
+    ) -> None:
         self._new = new
         self._prompt = prompt
         self._tokenizer = tokenizer
         self._completions = [
-            Completion(index, new.params, tokenizer, new.prompt) for index in range(new.params.n)
+            Completion(index, new.params, tokenizer, new.prompt, visible) for index in range(new.params.n)
         ]
         self._running = set(range(new.params.n))
         self._prompt_logprobs: list[TokenLogprobs] = []

@@ -26,14 +26,19 @@ class IncrementalDetokenizer:
     """Text of one growing sequence of ids.
 
     skip_special_tokens: leave special tokens out of the text.
+    visible: special tokens to leave in the text nevertheless.
     prompt_ids: ids before the first one pushed. Their text is not returned, but the text goes on after them: the
         space that begins a word stays, and a character that the prompt left unfinished is completed.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
+        visible: frozenset[int] = frozenset(),
     ) -> None:
-        hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        hidden = tokenizer.special_ids - visible if skip_special_tokens else frozenset()
         scheme = tokenizer.byte_scheme
         self._way: _ByBytes | _ByWindow
         if scheme is not None:

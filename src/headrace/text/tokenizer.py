@@ -150,6 +150,11 @@ class Tokenizer:
         """True where the folder has a chat template to be used without naming one."""
         return "default" in self._files.chat_templates
 
+    def chat_template_source(self, with_tools: bool = False) -> str | None:
+        """The template that a chat gets which names none; None where the folder has no such template."""
+        sources = self._files.chat_templates
+        return sources.get("tool_use" if with_tools and "tool_use" in sources else "default")
+
     def apply_chat_template(
         self,
         /,  # so that a template may have a variable of any name, even "self"

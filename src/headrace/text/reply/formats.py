@@ -6,18 +6,22 @@ import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from headrace.errors import ConfigError
 from headrace.text.reply import hermes, llama3, mistral, pythonic
 from headrace.text.reply.pieces import Parser
+from headrace.text.reply.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning
+from headrace.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
     """One way to write calls.
 
-    parser: makes a parser from the names of the tools and the markers that must not be shown.
+    parser: makes a parser from the names of the tools and the markers to leave out of the content.
     markers: what the parser must see of the model's output, even if it is a special token.
     signs: a chat template that holds one of these means this format.
     id_chars: length of the ids of calls; None where any will do.
+    forced: the format, by its name, for answers that must be calls; empty for this one.
     """
 
     name: str
@@ -25,6 +29,7 @@ class ToolCallFormat:
     markers: tuple[str, ...]
     signs: tuple[str, ...]
     id_chars: int | None = None
+    forced: str = ""
 
     def new_id(self) -> str:
         """An id for a call that nobody will guess."""
@@ -47,7 +52,7 @@ TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
             "llama3_json", llama3.Llama3Parser, (llama3.TAG,),
             (llama3.TAG, '{"name": function name, "parameters"'),
         ),
-        ToolCallFormat("pythonic", pythonic.PythonicParser, (), ("[func_name1(params_name1=",)),
+        ToolCallFormat("pythonic", pythonic.PythonicParser, (), ("[func_name1(params_name1=",), forced="llama3_json"),
     )
 }  # fmt: skip
 """By vLLM's names, in the order in which a template is searched for their signs."""
@@ -62,3 +67,41 @@ def detect_tool_calls(template: str | None) -> ToolCallFormat | None:
         if template is not None and any(sign in template for sign in one.signs):
             return one
     return None
+
+
+AUTO, NONE = "auto", "none"
+
+TOOL_CALL_PARSERS = (AUTO, *TOOL_CALL_FORMATS, NONE)
+REASONING_PARSERS = (AUTO, *REASONING_FORMATS, NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormats:
+    """How a model writes: `calls` None where replies are not searched for calls, `reasoning` None where it has none."""
+
+    calls: ToolCallFormat | None = GENERIC
+    reasoning: ReasoningFormat | None = None
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer | None, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
+    ) -> ReplyFormats:
+        """The formats with these names, "auto" meaning what the model's chat template shows.
+
+        Raises ConfigError for other names.
+        """
+        template = None if tokenizer is None else tokenizer.chat_template_source(with_tools=True)
+        for option, name, names in (
+            ("tool-call-parser", tool_call_parser, TOOL_CALL_PARSERS),
+            ("reasoning-parser", reasoning_parser, REASONING_PARSERS),
+        ):
+            if name not in names:
+                raise ConfigError(f"--{option} must be one of {', '.join(names)}, got {name!r:.80}")
+        return cls(
+            detect_tool_calls(template) or GENERIC
+            if tool_call_parser == AUTO
+            else TOOL_CALL_FORMATS.get(tool_call_parser),
+            detect_reasoning(template)
+            if reasoning_parser == AUTO
+            else REASONING_FORMATS.get(reasoning_parser),
+        )

@@ -16,12 +16,11 @@ CLOSE = "</tool_call>"
 class HermesParser:
     """A reply with calls in tags anywhere. A closing tag may be missing.
 
-    tools: not asked: the tags say that a call is meant. hidden: markers that are not shown where they mark no call.
+    tools: not asked: the tags say that a call is meant. hidden: markers to leave out of the content, see `Prose`.
     """
 
     def __init__(self, tools: Collection[str], hidden: Collection[str] = ()) -> None:
-        self._hidden = hidden
-        self._prose = Prose()
+        self._prose = Prose(hidden)
         self._calls = 0
         self._call: CallReader | None = None
         self._behind = False
@@ -59,7 +58,7 @@ class HermesParser:
             self._rest = text[end:]
             return len(text)
         self._prose.add(text[at:found], pieces)
-        self._call = CallReader(self._calls, before="" if OPEN in self._hidden else OPEN)
+        self._call = CallReader(self._calls, before=OPEN)
         return found + len(OPEN)
 
     def _read_call(self, call: CallReader, text: str, at: int, pieces: list[Piece]) -> int:

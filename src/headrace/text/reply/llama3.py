@@ -21,13 +21,12 @@ _BETWEEN = re.compile(r"[\s;,]*")
 class Llama3Parser:
     """A reply that begins with JSON is a call only if it names one of the tools; behind the tag any name will do.
 
-    tools: names of the tools. hidden: markers that are not shown where they mark no call.
+    tools: names of the tools. hidden: markers to leave out of the content, see `Prose`.
     """
 
     def __init__(self, tools: Collection[str], hidden: Collection[str] = ()) -> None:
         self._tools = tools
-        self._hidden = hidden
-        self._prose = Prose()
+        self._prose = Prose(hidden)
         self._calls = 0
         self._call: CallReader | None = None
         self._may_begin = True
@@ -99,7 +98,7 @@ class Llama3Parser:
         return found + len(TAG)
 
     def _tagged(self) -> CallReader:
-        return CallReader(self._calls, before="" if TAG in self._hidden else TAG)
+        return CallReader(self._calls, before=TAG)
 
     def _begin_call(self, call: CallReader) -> None:
         self._call = call

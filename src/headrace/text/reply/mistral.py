@@ -23,12 +23,11 @@ _WORD = re.compile(r"[\w.\-:/]*", re.ASCII)
 class MistralParser:
     """A reply with calls behind a marker, which may stand anywhere.
 
-    tools: not asked: the marker says that a call is meant. hidden: markers that are not shown where they mark no call.
+    tools: not asked: the marker says that a call is meant. hidden: markers to leave out of the content, see `Prose`.
     """
 
     def __init__(self, tools: Collection[str], hidden: Collection[str] = ()) -> None:
-        self._hidden = hidden
-        self._prose = Prose()
+        self._prose = Prose(hidden)
         self._calls = 0
         self._call: CallReader | None = None
         self._span: JsonSpan | None = None
@@ -67,7 +66,7 @@ class MistralParser:
             self._rest = text[end:]
             return len(text)
         self._prose.add(text[at:found], pieces)
-        self._hold(OPEN)
+        self._held.append(OPEN)
         self._state = self._read_head
         return found + len(OPEN)
 
@@ -119,7 +118,7 @@ class MistralParser:
             return end
         for marker, follow in ((ARGUMENTS, self._read_gap), (ID, self._read_id)):
             if text.startswith(marker, end):
-                self._hold(marker)
+                self._held.append(marker)
                 self._state = follow
                 return end + len(marker)
             if cut_off(text, end, marker):
@@ -134,7 +133,7 @@ class MistralParser:
         if end == len(text):
             return end
         if text.startswith(ARGUMENTS, end):
-            self._hold(ARGUMENTS)
+            self._held.append(ARGUMENTS)
             self._state = self._read_gap
             return end + len(ARGUMENTS)
         if cut_off(text, end, ARGUMENTS):
@@ -169,10 +168,6 @@ class MistralParser:
         return end
 
     # ---- Parts of these ----
-
-    def _hold(self, marker: str) -> None:
-        if marker not in self._hidden:
-            self._held.append(marker)
 
     def _hold_space(self, text: str, at: int) -> int:
         match = _SPACE.match(text, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from headrace.text.reply.markers import begun, cut_off
@@ -49,15 +50,16 @@ class ReasoningParser:
     """Reasoning stands at the beginning of a reply or nowhere; white space around it is dropped.
 
     inside: the prompt has opened it. A reply that ends before it is closed is nothing but reasoning.
+    hidden: markers to leave out of the reasoning, see `Prose`; content is passed on as it is.
     """
 
-    def __init__(self, how: ReasoningFormat, inside: bool) -> None:
+    def __init__(self, how: ReasoningFormat, inside: bool, hidden: Collection[str] = ()) -> None:
         self._how = how
         self._inside = inside
         self._past = False
         self._begun = False
         """What could be an opening mark has been looked at."""
-        self._thoughts = Prose()
+        self._thoughts = Prose(hidden)
         self._answer = Prose()
         self._rest = ""
 

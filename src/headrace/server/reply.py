@@ -1,0 +1,187 @@
+"""What is read out of a completion for one request: reasoning, content and calls, as the chat API writes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.core.params import SamplingParams
+from headrace.errors import InvalidParams
+from headrace.server.service import Service
+from headrace.serving.completion import Delta
+from headrace.text.reply.formats import GENERIC, TOOL_CALL_FORMATS, ToolCallFormat
+from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Parser, Piece, Reasoning
+from headrace.text.reply.prose import PlainParser
+from headrace.text.reply.reader import ReplyReader
+from headrace.text.reply.reasoning import ReasoningFormat, ReasoningParser
+from headrace.text.tokenizer import Tokenizer
+from headrace.text.tool_grammar import ToolSchema, tool_call_grammar
+from headrace.text.tools import ToolUse
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the completions of one request are read. `calls` and `reasoning` None where none are looked for.
+
+    inside: completions begin in the middle of the reasoning. visible: special tokens that mark calls and reasoning, so
+    that the text must show them. hidden: the texts of these, where the request does not want to see special tokens.
+    """
+
+    tools: ToolUse
+    calls: ToolCallFormat | None
+    reasoning: ReasoningFormat | None
+    inside: bool
+    visible: frozenset[int]
+    hidden: frozenset[str]
+
+    @classmethod
+    def of(cls, service: Service, tools: ToolUse, prompt: str, skip_special_tokens: bool) -> Reading:
+        """`prompt` as the chat template wrote it."""
+        calls = service.replies.calls if tools.tools else None
+        if tools.forced:
+            calls = _forced_format(service)
+        # An answer that must be a call is one from its first token on.
+        reasoning = None if tools.forced else service.replies.reasoning
+        markers = calls.markers if calls is not None else ()
+        marks = (reasoning.open, reasoning.close) if reasoning is not None else ()
+        special = _special(service.tokenizer, (*markers, *marks))
+        return cls(
+            tools, calls, reasoning, reasoning is not None and reasoning.begins_inside(prompt),
+            frozenset(special.values()), frozenset(special) if skip_special_tokens else frozenset(),
+        )  # fmt: skip
+
+    def reader(self) -> ReplyReader | None:
+        """A reader of one completion; None where all of it is content."""
+        if self.calls is None and self.reasoning is None:
+            return None
+        reasoning: ReasoningParser | None = None
+        calls: Parser | None = None
+        if self.reasoning is not None:
+            reasoning = ReasoningParser(self.reasoning, self.inside, self.hidden)
+        if self.calls is not None:
+            calls = self.calls.parser(self.tools.names, self.hidden)
+        elif self.hidden:
+            calls = PlainParser(self.hidden)
+        return ReplyReader(reasoning, calls, single=not self.tools.parallel)
+
+
+def with_forced_call(service: Service, params: SamplingParams, tools: ToolUse) -> SamplingParams:
+    """Parameters under which the answer is a call, where the request wants that.
+
+    Raises InvalidParams where it wants something else of the answer, too, and for schemas that are too large.
+    """
+    if not tools.forced:
+        return params
+    if params.grammar is not None:
+        raise InvalidParams("an answer that must call a tool cannot have a response format or a grammar, too")
+    schemas = [
+        ToolSchema(tool.name) if tool.parameters is None else ToolSchema(tool.name, tool.parameters)
+        for tool in tools.tools
+    ]
+    grammar = tool_call_grammar(
+        schemas, _forced_format(service).name, service.tokenizer, parallel=tools.parallel
+    )
+    return replace(params, grammar=grammar)
+
+
+def _forced_format(service: Service) -> ToolCallFormat:
+    calls = service.replies.calls or GENERIC
+    return TOOL_CALL_FORMATS[calls.forced or calls.name]
+
+
+def _special(tokenizer: Tokenizer | None, markers: tuple[str, ...]) -> dict[str, int]:
+    """Those of the markers that are special tokens, with their ids."""
+    if tokenizer is None:
+        return {}
+    found = {marker: tokenizer.special_id(marker) for marker in markers}
+    return {marker: token for marker, token in found.items() if token is not None}
+
+
+class Reply:
+    """One completion as it grows. `take` gives every addition as pieces, and `message_delta` writes those down."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._format = reading.calls
+        self._reader = reading.reader()
+        self.called = False
+        """A tool was called."""
+        self.reasoning_tokens = 0
+
+    def take(self, delta: Delta) -> list[Piece]:
+        """What an addition means. The last one brings what was kept back."""
+        if self._reader is None:
+            return [Content(delta.text)] if delta.text else []
+        if self._reader.reasons:
+            self.reasoning_tokens += len(delta.token_ids)
+        pieces = self._reader.push(delta.text) if delta.text else []
+        if delta.finish_reason is not None:
+            pieces += self._reader.finish()
+        self.called = self.called or any(isinstance(piece, CallBegins) for piece in pieces)
+        return pieces
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """As OpenAI's API says it: an answer that stopped by itself behind a call waits for the tool."""
+        return "tool_calls" if self.called and reason == "stop" else reason
+
+    def new_call_id(self) -> str:
+        return (self._format or GENERIC).new_id()
+
+
+def message_delta(pieces: list[Piece], reply: Reply, include_reasoning: bool = True) -> dict[str, Any]:
+    """Pieces as the `delta` of a chat chunk; empty where they say nothing."""
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+    delta: dict[str, Any] = {"content": content} if content else {}
+    thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    if thoughts and include_reasoning:
+        delta["reasoning_content"] = delta["reasoning"] = thoughts
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if isinstance(piece, CallBegins):
+            calls[piece.index] = {
+                "index": piece.index,
+                "id": reply.new_call_id(),
+                "type": "function",
+                "function": {"name": piece.name, "arguments": ""},
+            }
+        elif isinstance(piece, CallArguments):
+            call = calls.setdefault(piece.index, {"index": piece.index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += piece.text
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta
+
+
+class MessageBuilder:
+    """The deltas of a choice, put together: what is answered whole is what would have been streamed."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+        self._calls: list[dict[str, Any]] = []
+        self._arguments: list[list[str]] = []
+
+    def add(self, delta: dict[str, Any]) -> None:
+        for name in ("content", "reasoning_content"):
+            if name in delta:
+                self._texts.setdefault(name, []).append(delta[name])
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(self._calls):
+                self._calls.append(call)
+                self._arguments.append([])
+            self._arguments[call["index"]].append(call["function"]["arguments"])
+
+    def message(self) -> dict[str, Any]:
+        """The message. It has no content where it has calls and says nothing beside them."""
+        content = "".join(self._texts.get("content", ()))
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if self._calls else "")}
+        if "reasoning_content" in self._texts:
+            message["reasoning_content"] = message["reasoning"] = "".join(self._texts["reasoning_content"])
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {"name": call["function"]["name"], "arguments": "".join(arguments)},
+                }
+                for call, arguments in zip(self._calls, self._arguments, strict=True)
+            ]
+        return message

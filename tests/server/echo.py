@@ -1,0 +1,42 @@
+"""A server whose model says what the last user said, with chat templates of real kinds: a test writes the reply."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from tests.server.conftest import TALE, TinyServer
+from tests.serving.echo_engine import COMMAND, END
+
+TURNS = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}{{ call['function'] | tojson }}{% endfor %}{{ '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% if thinking %}{{ '<think>' }}{% endif %}"
+    "{% endif %}"
+)
+TEMPLATES = {
+    # What tells the formats apart stands in each template, where no prompt shows it.
+    "hermes": "{# <tool_call> <think> #}{{ '<|begin|>' }}{{ tools | tojson if tools else '' }}" + TURNS,
+    "mistral": "{% set mark = '[TOOL_CALLS]' %}{{ '<|begin|>' }}{{ tools | tojson if tools else '' }}"
+    + TURNS,
+    "llama3_json": "{% set mark = '<|python_tag|>' %}{{ '<|begin|>' }}{{ tools | tojson if tools else '' }}"
+    + TURNS,
+}
+
+
+def echo_server(folder: Path, kind: str | None = None, special: str | None = None) -> TinyServer:
+    """`kind` of template, None for tale's own. `special` is a marker to make a special token, in place of <|pad|>."""
+    shutil.copytree(TALE, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    if kind is not None:
+        config["chat_template"] = TEMPLATES[kind]
+        (folder / "chat_template.jinja").unlink()
+    path.write_text(json.dumps(config))
+    if special is not None:
+        for each in (path, folder / "tokenizer.json"):
+            each.write_text(each.read_text().replace("<|pad|>", special))
+    return TinyServer(
+        command=COMMAND, folder=folder, eos_ids=[END], step_s=0.0005, max_model_len=2048, num_blocks=2048
+    )
