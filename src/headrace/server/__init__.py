@@ -8,6 +8,7 @@ Modules, in reading order:
 - `job`: one HTTP request's work at the engine.
 - `choices`, `logprobs`: the parts that answers are made of.
 - `completions`, `chat`, `models`: the routes.
+- `page`: the web page at `/`, whose files lie in a folder of that name.
 - `latencies`, `lane_names`, `feed`, `live`: what the page shows of the engine while it runs.
 - `events`, `disconnect`: streams of server-sent events, and callers who leave.
 - `errors`, `body_limit`: what is refused, and how that reads.

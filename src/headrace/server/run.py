@@ -16,6 +16,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from headrace.config import EngineConfig
+from headrace.errors import HeadraceError
 from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
 from headrace.server.drain import Drain
@@ -118,6 +119,10 @@ async def _serve(
 def _load_tokenizer(folder: str) -> Tokenizer:
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.longest_token_chars  # looked for now, not while a first caller waits
+    with contextlib.suppress(HeadraceError):  # a model without a chat template is none for chats
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hello"}]
+        )  # compiled now, for the same reason
     return tokenizer
 
 

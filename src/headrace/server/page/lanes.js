@@ -1,0 +1,138 @@
+// Requests as the page remembers them: each tick of the feed, put together to a history.
+
+const GAP_S = 0.4;
+const MAX_KEPT = 400;
+
+/**
+ * One lane: when it was queued, computed its prompt, decoded, and was preempted. Times are the engine's.
+ * `interruptions` are [phase, from, to] that lie over the rest; `to` is null while they last.
+ */
+class Lane {
+  constructor(told) {
+    this.name = told.name;
+    this.arrival = told.arrival;
+    this.row = null;
+    this.finished = null;
+    this.reason = null;
+    this.interruptions = [];
+    this.update(told, told.arrival);
+  }
+
+  update(told, since) {
+    const { scheduled = null, first = null, phase = null } = told;
+    Object.assign(this, { scheduled, first, prompt: told.prompt, cached: told.cached, output: told.output });
+    this.preemptions = told.preemptions;
+    this.computed = told.computed ?? told.prompt + told.output;
+    if (phase === null) return;
+    this.phase = phase;
+    const open = this.interruptions.at(-1);
+    const isOpen = open !== undefined && open[2] === null;
+    // Behind the first token, a prefill is what a preemption has cost.
+    const now = phase === "preempted" || (phase === "prefill" && first !== null) ? phase : null;
+    if (isOpen && open[0] !== now) open[2] = since;
+    if (now !== null && (!isOpen || open[0] !== now)) this.interruptions.push([now, since, null]);
+  }
+
+  end(told, at) {
+    this.finished = told.finished ?? at;
+    this.reason = told.reason ?? null;
+    for (const interruption of this.interruptions) interruption[2] ??= this.finished;
+  }
+
+  /** [phase, from, to] up to `now`, in the order of drawing. */
+  segments(now) {
+    const end = this.finished ?? now;
+    const scheduled = this.scheduled ?? end;
+    const first = this.first ?? end;
+    const parts = [["queued", this.arrival, scheduled]];
+    if (this.scheduled !== null) parts.push(["prefill", scheduled, first]);
+    if (this.first !== null) parts.push(["decode", first, end]);
+    for (const [phase, from, to] of this.interruptions) parts.push([phase, from, to ?? end]);
+    return parts;
+  }
+}
+
+export class Lanes {
+  constructor() {
+    this.lanes = new Map();
+    this.before = 0;
+    this.now = 0;
+  }
+
+  clear() {
+    this.lanes.clear();
+  }
+
+  /** Takes in a tick of the feed. */
+  take(tick) {
+    const start = this.before || tick.now;
+    this.before = this.now = tick.now;
+    const alive = new Set();
+    for (const told of tick.lanes) {
+      alive.add(told.name);
+      const known = this.lanes.get(told.name);
+      if (known) known.update(told, (start + tick.now) / 2);
+      else this.lanes.set(told.name, new Lane(told));
+    }
+    for (const told of tick.ended) {
+      let lane = this.lanes.get(told.name);
+      if (!lane) {
+        lane = new Lane(told); // it began and ended between two ticks
+        this.lanes.set(told.name, lane);
+      }
+      if (lane.finished === null) {
+        lane.update(told, told.finished);
+        lane.end(told, tick.now);
+      }
+    }
+    for (const lane of this.lanes.values()) {
+      if (lane.finished === null && !alive.has(lane.name)) lane.end({}, tick.now);
+    }
+    this.forget();
+  }
+
+  forget() {
+    const surplus = this.lanes.size - MAX_KEPT;
+    if (surplus <= 0) return;
+    const over = [...this.lanes.values()].filter((lane) => lane.finished !== null).slice(0, surplus);
+    for (const lane of over) this.lanes.delete(lane.name);
+  }
+
+  /**
+   * Gives lanes a row of their own while they are in sight: the lowest that is free, each only to lanes that came after
+   * the one before had ended. Returns the lanes in rows and how many that have not ended found none.
+   */
+  layout(rows, from) {
+    const last = new Array(rows).fill(null);
+    const shown = [];
+    let left = 0;
+    for (const [name, lane] of this.lanes) {
+      if (lane.finished !== null && lane.finished < from) {
+        this.lanes.delete(name);
+        continue;
+      }
+      if (lane.row !== null && lane.row >= rows) lane.row = null;
+      if (lane.row !== null) {
+        shown.push(lane);
+        if (!last[lane.row] || last[lane.row].arrival < lane.arrival) last[lane.row] = lane;
+      }
+    }
+    for (const lane of this.lanes.values()) {
+      if (lane.row !== null) continue;
+      const row = last.findIndex((other) => !other || (other.finished !== null && other.finished + GAP_S < lane.arrival));
+      if (row < 0) {
+        left += lane.finished === null;
+        continue;
+      }
+      lane.row = row;
+      last[row] = lane;
+      shown.push(lane);
+    }
+    return { shown, left };
+  }
+
+  get busy() {
+    for (const lane of this.lanes.values()) if (lane.finished === null) return true;
+    return false;
+  }
+}
