@@ -25,7 +25,9 @@ using Longs = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::dev
 using Blocks = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Best = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Hidden = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Group = std::tuple<Blocks, Ints, Longs>;  // block tables, dropped, slots
+using Final = std::tuple<int, Floats, double, Hidden>;  // buffer of the residual stream, final norm, its eps, output
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
@@ -231,24 +233,26 @@ public:
         LinearArgs args = product(source, m);
         args.out = tape_.logits_buffer();
         args.out_stride = static_cast<std::size_t>(m.rows) * sizeof(float);
-        tape_.append(args, Scope::logits, "head", -1);
+        tape_.append(args, Scope::head, "head", -1);
         if (soft_cap > 0) {
             const SoftCapArgs cap{tape_.logits_buffer(), args.out_stride, 0, m.rows, soft_cap};
-            tape_.append(cap, Scope::logits, "soft_cap", -1);
+            tape_.append(cap, Scope::head, "soft_cap", -1);
         }
     }
 
     Logits run(const Longs& ids, const Longs& positions, const Ints& cu_q, const Ints& kv_lens,
-               const std::vector<Group>& groups, const Longs& logits_rows, std::optional<Best> best) {
+               const std::vector<Group>& groups, const Longs& wanted_rows, std::optional<Best> best,
+               const std::optional<Final>& hidden) {
         Step step;
         step.tokens = static_cast<int>(ids.size());
         step.seqs = static_cast<int>(kv_lens.size());
-        step.logits = static_cast<int>(logits_rows.size());
+        step.wanted = static_cast<int>(wanted_rows.size());
+        step.logits = step.wanted - (hidden ? static_cast<int>(std::get<3>(*hidden).shape(0)) : 0);
         step.ids = ids.data();
         step.positions = positions.data();
         step.cu_q = cu_q.data();
         step.kv_lens = kv_lens.data();
-        step.logits_rows = logits_rows.data();
+        step.wanted_rows = wanted_rows.data();
         require(positions.size() == ids.size() && cu_q.size() == kv_lens.size() + 1, "a step's arrays differ in length");
         require(groups.size() == groups_.size(), "a step has one table for each KV group");
         tables_.clear();
@@ -260,7 +264,8 @@ public:
                                groups_[g].sink_blocks});
         }
         step.groups = tables_.data();
-        require(!best || best->size() == logits_rows.size(), "there is one best token a row of logits");
+        require(!best || static_cast<int>(best->size()) == step.logits, "there is one best token a row of logits");
+        const EncodeArgs final_norm = hidden ? final_norm_of(*hidden, step) : EncodeArgs{};
         {
             const nb::gil_scoped_release released;
             tape_.run(step);
@@ -268,6 +273,7 @@ public:
                 const std::size_t stride = tape_.sizes().vocab * sizeof(float);
                 kernels_.argmax({tape_.logits_buffer(), stride, step.logits, tape_.sizes().vocab, best->data()}, team_);
             }
+            if (hidden) kernels_.encode(final_norm, team_);
         }
         const std::size_t shape[] = {static_cast<std::size_t>(step.logits), static_cast<std::size_t>(tape_.sizes().vocab)};
         return Logits(tape_.logits_buffer(), 2, shape, nb::find(this));
@@ -304,6 +310,26 @@ private:
         if (name == "gathered") return Scope::gathered;
         if (name == "logits") return Scope::logits;
         refuse("scope " + name + " is unknown");
+    }
+
+    // The final norm of the last wanted rows, which lie in the residual stream once the layers have run.
+    EncodeArgs final_norm_of(const Final& asked, const Step& step) const {
+        const auto& [source, norm, eps, out] = asked;
+        const Rows& from = at(buffers_, source);
+        EncodeArgs args;
+        args.cols = static_cast<int>(norm.size());
+        args.cols_padded = (args.cols + 15) / 16 * 16;
+        require(step.logits >= 0, "there are more hidden states than wanted rows");
+        require(from.type == DType::f32 && from.stride >= args.cols * sizeof(float), "hidden states are rows of f32");
+        require(static_cast<int>(out.shape(1)) == args.cols_padded, "hidden states have columns rounded up to 16");
+        args.in = static_cast<const float*>(from.data) + step.logits * (from.stride / sizeof(float));
+        args.in_stride = from.stride;
+        args.norm = norm.data();
+        args.eps = static_cast<float>(eps);
+        args.rows = step.wanted - step.logits;
+        args.out.data = out.data();
+        args.out.stride = args.cols_padded * sizeof(float);
+        return args;
     }
 
     LinearArgs product(int source, const Matrix& m) const {
@@ -354,7 +380,8 @@ void bind_tape(nb::module_& m) {
              "num_heads"_a, "scale"_a, "window"_a = 0, "sinks"_a = 0, "soft_cap"_a = 0.0F, "layer"_a = -1)
         .def("logits", &BoundTape::logits, "source"_a, "head"_a, "soft_cap"_a = 0.0F, nb::keep_alive<1, 3>())
         .def("run", &BoundTape::run, "ids"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
-             "kv_lens"_a.noconvert(), "groups"_a, "logits_rows"_a.noconvert(), "best"_a.noconvert() = nb::none())
+             "kv_lens"_a.noconvert(), "groups"_a, "wanted_rows"_a.noconvert(), "best"_a.noconvert() = nb::none(),
+             "hidden"_a.noconvert() = nb::none())
         .def("profile", [](BoundTape& self, bool on) { self.tape().profile(on); }, "on"_a)
         .def("clear_costs", [](BoundTape& self) { self.tape().clear_profile(); })
         .def("costs", &BoundTape::costs)

@@ -23,7 +23,7 @@ struct Player {
     Scope scope;
     void* scratch;
 
-    int rows() const { return scope == Scope::tokens ? step.tokens : step.logits; }
+    int rows() const { return rows_of(scope, step); }
 
     void operator()(EmbedArgs& a) const {
         a.ids = step.ids;
@@ -32,7 +32,7 @@ struct Player {
     }
     void operator()(EncodeArgs& a) const {
         a.rows = rows();
-        a.gather = scope == Scope::gathered ? step.logits_rows : nullptr;
+        a.gather = scope == Scope::gathered ? step.wanted_rows : nullptr;
         kernels.encode(a, team);
     }
     void operator()(LinearArgs& a) const {
@@ -109,7 +109,7 @@ void Tape::run(const Step& step) {
     check(step);
     step_ = step;
     for (Instruction& instruction : instructions_) {
-        if (instruction.scope != Scope::tokens && step.logits == 0) continue;
+        if (instruction.scope != Scope::tokens && rows_of(instruction.scope, step) == 0) continue;
         const Player player{kernels_, team_, step_, instruction.scope, scratch_};
         if (!profiling_) {
             std::visit(player, instruction.call);
@@ -134,6 +134,8 @@ void Tape::check(const Step& step) const {
     check_count("tokens", step.tokens, sizes_.tokens);
     check_count("sequences", step.seqs, sizes_.seqs);
     check_count("rows of logits", step.logits, sizes_.logits);
+    check_count("wanted rows", step.wanted, sizes_.tokens);
+    if (step.logits > step.wanted) refuse("rows of logits are among the wanted rows");
     for (int t = 0; t < step.tokens; ++t) {
         if (step.ids[t] < 0 || step.ids[t] >= sizes_.vocab) {
             refuse("token id " + std::to_string(step.ids[t]) + " is outside the vocabulary");
@@ -150,8 +152,8 @@ void Tape::check(const Step& step) const {
         }
         if (step.kv_lens[s] != step.positions[end - 1] + 1) refuse("kv_lens must end with a sequence's last position");
     }
-    for (int r = 0; r < step.logits; ++r) {
-        if (step.logits_rows[r] < 0 || step.logits_rows[r] >= step.tokens) refuse("logits_rows points past the tokens");
+    for (int r = 0; r < step.wanted; ++r) {
+        if (step.wanted_rows[r] < 0 || step.wanted_rows[r] >= step.tokens) refuse("wanted_rows points past the tokens");
     }
     for (std::size_t g = 0; g < groups_.size(); ++g) check_group(step, groups_[g], step.groups[g]);
 }

@@ -25,12 +25,18 @@ struct KVGroup {
     int sink_blocks = 0;
 };
 
-// Which rows a call works on. `gathered` reads rows of tokens and writes rows of logits (encode only).
+// Which rows a call works on. `gathered` reads rows of tokens and writes wanted rows (encode only).
 enum class Scope : std::uint8_t {
     tokens,    // one a token
-    gathered,  // those of logits_rows, taken from among the tokens'
-    logits,    // one a row of logits
+    gathered,  // those of wanted_rows, taken from among the tokens'
+    logits,    // one a wanted row: on the way to logits, or to a final hidden state
+    head,      // the first of these, those that become logits
 };
+
+// How many rows that is in one step.
+inline int rows_of(Scope scope, const Step& step) {
+    return scope == Scope::tokens ? step.tokens : scope == Scope::head ? step.logits : step.wanted;
+}
 
 using Call = std::variant<EmbedArgs, EncodeArgs, LinearArgs, RotationArgs, RopeArgs, AttentionArgs, SoftCapArgs,
                           ArgmaxArgs>;

@@ -25,7 +25,7 @@ struct Costs {
     const Step& step;
     Scope scope;
 
-    double rows() const { return scope == Scope::tokens ? step.tokens : step.logits; }
+    double rows() const { return rows_of(scope, step); }
 
     Cost operator()(const EmbedArgs& a) const {
         return {rows() * a.cols * (dtype_bytes(a.type) + sizeof(float)), 0};

@@ -95,8 +95,9 @@ struct Step {
     const std::int32_t* cu_q = nullptr;          // [seqs + 1]
     const std::int32_t* kv_lens = nullptr;       // [seqs], this step's own writes included
     const GroupTables* groups = nullptr;
-    int logits = 0;
-    const std::int64_t* logits_rows = nullptr;   // [logits]: tokens whose logits are wanted
+    int wanted = 0;
+    int logits = 0;                              // of the wanted rows, how many go through the head: the first ones
+    const std::int64_t* wanted_rows = nullptr;   // [wanted]: tokens whose logits or final hidden states are wanted
 };
 
 }  // namespace headrace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import shutil
 import subprocess
 import sys
@@ -171,7 +172,7 @@ BAD_REQUESTS: dict[str, tuple[Callable[[LLM], object], type[HeadraceError]]] = {
         InvalidParams,
     ),
     "negative top_p": (lambda llm: llm.generate("a", SamplingParams(top_p=-0.5)), InvalidParams),
-    "no tokens": (lambda llm: llm.generate("a", SamplingParams(max_tokens=0)), InvalidParams),
+    "no tokens": (lambda llm: llm.generate("a", SamplingParams(max_tokens=-1)), InvalidParams),
     "bias outside": (lambda llm: llm.generate("a", SamplingParams(logit_bias={9999: 1.0})), InvalidParams),
     "stop id outside": (lambda llm: llm.generate("a", SamplingParams(stop_token_ids=(9999,))), InvalidParams),
     "message without role": (lambda llm: llm.chat([{"content": "hello"}]), RequestError),
@@ -324,3 +325,50 @@ def test_a_failed_step_ends_the_engine_with_a_clear_error(monkeypatch: pytest.Mo
     for _ in range(2):
         with pytest.raises(EngineDead, match="planted"):
             llm.generate("Once upon a time", GREEDY, use_tqdm=False)
+
+
+def test_embeddings(llm: LLM) -> None:
+    texts = ["Once upon a time there was a fox.", "Once upon a time there was a wolf.", "1 2 3 4"]
+    outputs = llm.embed(texts, pooling="mean", use_tqdm=False)
+    assert [output.prompt for output in outputs] == texts
+    vectors = [list(output.outputs.embedding) for output in outputs]
+    assert all(math.fsum(v * v for v in vector) == pytest.approx(1.0, abs=1e-6) for vector in vectors)
+    near, far = (sum(map(operator.mul, vectors[0], vectors[i])) for i in (1, 2))
+    assert near > far
+    ids = llm.tokenizer.encode(texts[0])
+    assert list(llm.embed(ids, pooling="mean", use_tqdm=False)[0].outputs.embedding) == vectors[0]
+    raw = list(llm.embed(texts[0], pooling="mean", normalize=False, use_tqdm=False)[0].outputs.embedding)
+    assert raw != vectors[0]
+    last = llm.embed([texts[0]], dimensions=5, use_tqdm=False)[0]
+    assert len(last.outputs.embedding) == 5 and last.prompt_token_ids == tuple(ids)
+    assert llm.embed([], use_tqdm=False) == []
+    stats = llm.stats()
+    assert stats.running == stats.waiting == 0 and stats.free_blocks == stats.total_blocks
+
+
+def test_embedding_options_out_of_range(llm: LLM) -> None:
+    size = llm.parts.spec.hidden_size
+    for options in ({"pooling": "cls"}, {"dimensions": 0}, {"dimensions": size + 1}):
+        with pytest.raises(InvalidParams, match=next(iter(options))):
+            llm.embed("Once", use_tqdm=False, **options)  # type: ignore[arg-type]
+    with pytest.raises(PromptTooLong):
+        llm.embed([[5] * 1025], use_tqdm=False)
+
+
+def test_embedding_and_generating_take_turns(llm: LLM) -> None:
+    wanted = generate(llm, "Once upon a time")
+    alone = list(llm.embed("A fox", use_tqdm=False)[0].outputs.embedding)
+    stream = llm.stream("Once upon a time", GREEDY)
+    next(stream)
+    assert list(llm.embed("A fox", use_tqdm=False)[0].outputs.embedding) == alone
+    assert list(stream)[-1].outputs[0].token_ids == wanted[0]
+
+
+def test_a_prompt_alone(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    (output,) = llm.generate("Once upon a time", params, use_tqdm=False)
+    (whole,) = llm.generate(
+        "Once upon a time", SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False
+    )
+    assert output.prompt_logprobs == whole.prompt_logprobs
+    assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ((), "length")

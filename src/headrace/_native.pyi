@@ -172,8 +172,8 @@ class Tape:
     """A model as a list of kernel calls over memory that is allocated once, see csrc/tape.h.
 
     Buffers, rotations, KV groups and caches are numbers that the methods making them return. Calls run in the order
-    in which they were made here. `scope` says which rows a call works on: "tokens", "logits" (those of logits_rows), or
-    "gathered" (from tokens to logits). Methods raise ValueError where things do not fit together.
+    in which they were made here. `scope` says which rows a call works on: "tokens", "logits" (those of
+    wanted_rows), or "gathered" (from tokens to logits). Methods raise ValueError where things do not fit together.
     """
 
     def __init__(
@@ -267,13 +267,16 @@ class Tape:
         cu_q: NDArray[np.int32],
         kv_lens: NDArray[np.int32],
         groups: list[TapeGroup],
-        logits_rows: NDArray[np.int64],
+        wanted_rows: NDArray[np.int64],
         best: NDArray[np.int64] | None = None,
+        hidden: tuple[int, NDArray[np.float32], float, NDArray[np.float32]] | None = None,
     ) -> NDArray[np.float32]:
-        """Replay the tape for one step; gives logits [R, V], valid until the next run.
+        """Replay the tape for one step; gives logits [R, V] of the wanted rows, valid until the next run.
 
-        `best` [R] receives the token of the largest logit of every row. Raises ValueError for a step that is larger
-        than the tape, or whose indices point outside their arrays; nothing has been run then.
+        `best` [R] receives the token of the largest logit of every row. `hidden` is (buffer of the residual stream,
+        final norm [H], its eps, output [P, H rounded up to 16]): the last P wanted rows have no logits, the output
+        receives their normalised hidden states. Raises ValueError for a step that is larger than the tape, or whose
+        indices point outside their arrays; nothing has been run then.
         """
 
     def profile(self, on: bool) -> None: ...

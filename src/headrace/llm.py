@@ -15,8 +15,8 @@ from headrace.core.engine import Engine, EngineStats
 from headrace.core.executor import Executor
 from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
-from headrace.core.types import NewRequest
-from headrace.errors import InvalidParams, RequestError, TokenizerError
+from headrace.core.types import NewRequest, Output, Pooling
+from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
 from headrace.models.families import read_spec
 from headrace.models.source import ModelSource, resolve_model
 from headrace.models.spec import ModelSpec
@@ -30,7 +30,14 @@ from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.token_masks import GrammarRunner
 from headrace.serving.inprocess import InProcessClient
 from headrace.serving.output_processor import OutputProcessor
-from headrace.serving.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from headrace.serving.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestMetrics,
+    RequestOutput,
+)
+from headrace.serving.vectors import floats, shaped
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineParts",
     "RequestMetrics",
     "RequestOutput",
@@ -168,6 +176,7 @@ class LLM:
         self._client = InProcessClient(self.parts.engine, self.parts.executor)
         self._processor = OutputProcessor(self.parts.tokenizer)
         self._done: dict[str, RequestOutput] = {}
+        self._pooled: dict[str, Output | None] = {}  # embedding requests, and how they ended
         self._names = itertools.count()
 
     @property
@@ -240,11 +249,47 @@ class LLM:
         """Answer one conversation and yield the growing result, as `stream` does."""
         yield from self.stream({"prompt_token_ids": self.tokenizer.encode_chat(messages)}, params)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Prompts as vectors of the model's hidden size, in the order of the prompts.
+
+        `pooling` takes the hidden state behind the final norm of the "last" token, or the "mean" of all of them.
+        `dimensions` keeps the first ones only; `normalize` scales what is kept to length 1.
+
+        Raises RequestError for a prompt or option that cannot be served, before anything is run, and HeadraceError
+        where the model fails on a prompt.
+        """
+        kind = _as_pooling(pooling)
+        size = self.parts.spec.hidden_size
+        if dimensions is not None and not 1 <= dimensions <= size:
+            raise InvalidParams(f"dimensions must be between 1 and {size}, got {dimensions!r:.80}")
+        params = SamplingParams(max_tokens=0)
+        requests = [self._request(prompt, params, kind) for prompt in _as_prompts(prompts)]
+        outputs = []
+        for (new, text), ended in zip(requests, self._run_embedding(requests, use_tqdm), strict=True):
+            if ended.pooled is None:
+                raise HeadraceError(f"the engine failed on this prompt: {ended.error}")
+            vector = shaped(floats(ended.pooled), dimensions, normalize)
+            cached = 0 if ended.stats is None else ended.stats.num_cached
+            outputs.append(
+                EmbeddingRequestOutput(new.request_id, EmbeddingOutput(vector), text, new.prompt, cached)
+            )
+        return outputs
+
     def stats(self) -> EngineStats:
         """Counts since the model was loaded."""
         return self.parts.engine.stats()
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[NewRequest, str | None]:
+    def _request(
+        self, prompt: Prompt, params: SamplingParams, pooling: Pooling | None = None
+    ) -> tuple[NewRequest, str | None]:
         """A validated request, and its text if it came as text."""
         fields = dict(prompt) if isinstance(prompt, Mapping) else {}
         text: object = prompt if isinstance(prompt, str) else fields.pop("prompt", None)
@@ -258,7 +303,8 @@ class LLM:
             raise InvalidParams("a prompt must be text, a list of token ids, or a dict with one of the two")
         if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
             raise InvalidParams("prompt token ids must be whole numbers")
-        new = NewRequest(f"request-{next(self._names)}", tuple(ids), params, **extras)  # type: ignore[arg-type]
+        name = f"request-{next(self._names)}"
+        new = NewRequest(name, tuple(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
         self.parts.engine.check(new)
         if params.grammar is not None:
             self.parts.grammars.get(params.grammar)
@@ -283,6 +329,33 @@ class LLM:
             for name in names:
                 self._forget(name)
 
+    def _run_embedding(
+        self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool
+    ) -> list[Output]:
+        """The last output of each request."""
+        names = [new.request_id for new, _ in requests]
+        bar = _GeneratingBar(len(names), "embedding") if use_tqdm and sys.stderr.isatty() else None
+        try:
+            self._pooled.update(dict.fromkeys(names))
+            for new, _ in requests:
+                self._client.add(new)
+            left = set(names)
+            while left:
+                self._step()
+                ended = {name for name in left if self._pooled[name] is not None}
+                left -= ended
+                if bar is not None:
+                    bar.add(
+                        sum(len(new.prompt) for new, _ in requests if new.request_id in ended), len(ended)
+                    )
+            return [output for name in names if (output := self._pooled[name]) is not None]
+        finally:
+            if bar is not None:
+                bar.close()
+            for name in names:
+                self._client.abort(name)
+                self._pooled.pop(name, None)
+
     def _add(self, requests: Sequence[tuple[NewRequest, str | None]]) -> None:
         for new, text in requests:  # all are accepted here before the first one is queued
             self._processor.add(new, text)
@@ -291,11 +364,15 @@ class LLM:
 
     def _step(self) -> int:
         """Run one step for everybody who waits; returns the number of new tokens."""
-        progress = self._processor.process(self._client.step())
+        outputs = self._client.step()
+        progress = self._processor.process(outputs)
+        for output in outputs if self._pooled else ():
+            if output.request_id in self._pooled and output.finish_reason is not None:
+                self._pooled[output.request_id] = output
         for name, index in progress.to_stop:
             self._client.abort(name, index, stopped=True)
-        for output in progress.finished:
-            self._done[output.request_id] = output
+        for finished in progress.finished:
+            self._done[finished.request_id] = finished
         return sum(len(delta.token_ids) for delta in progress.deltas)
 
     def _forget(self, name: str) -> None:
@@ -331,10 +408,10 @@ class _LoadingBar:
 class _GeneratingBar:
     """Requests that have ended, and the speed so far."""
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, what: str = "generating") -> None:
         from tqdm import tqdm
 
-        self._bar: tqdm[object] = tqdm(total=requests, unit="req", desc="generating")
+        self._bar: tqdm[object] = tqdm(total=requests, unit="req", desc=what)
         self._started = time.monotonic()
         self._tokens = 0
 
@@ -363,6 +440,13 @@ def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: 
     if len(params) != count:
         raise InvalidParams(f"{count} prompts need one SamplingParams or {count} of them, got {len(params)}")
     return list(params)
+
+
+def _as_pooling(name: object) -> Pooling:
+    for kind in Pooling:
+        if name in (kind, kind.value):
+            return kind
+    raise InvalidParams(f'pooling must be "mean" or "last", got {name!r:.80}')
 
 
 def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

@@ -21,7 +21,7 @@ from headrace.core.types import (
 )
 from tests.core.checks import Broken, check_cache, check_plan, check_pools, check_queues, unfinished
 from tests.core.fake_executor import FakeExecutor
-from tests.core.oracle import Oracle, Sampling, score
+from tests.core.oracle import Oracle, Sampling, pooled, score
 
 IN_STEP = "abort in a step"
 
@@ -45,6 +45,7 @@ class Track:
     oracle: Oracle
     tokens: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: list[bytes] = field(default_factory=list)
     reason: FinishReason | None = None
     expected_end: FinishReason | None = None  # set by an abort, a deadline or a planted error
     arrival: float = 0.0
@@ -148,7 +149,7 @@ class Driver:
         """Run until every request has ended. A step a token must do, and half as many again for preemptions."""
         unlimited = self.engine.scheduler.limit or 2**31
         lengths = [
-            min(unlimited, request.num_prompt + (request.params.max_tokens or unlimited))
+            min(unlimited, request.num_prompt + _or(request.params.max_tokens, unlimited))
             for request in unfinished(self.engine)
         ]
         again = 1 if self.setup.config.kv_cache else max(lengths, default=0)
@@ -198,6 +199,8 @@ class Driver:
             track.tokens.append(token)
             track.oracle.push(token)
         track.prompt_logprobs += output.prompt_logprobs
+        if output.pooled is not None:
+            track.pooled.append(output.pooled)
         track.reason = output.finish_reason
         self.events["errors"] += track.reason is FinishReason.ERROR
         if track.reason is not None:
@@ -223,11 +226,20 @@ class Driver:
         complete = wanted if track.new.params.prompt_logprobs is not None else []
         if track.expected_end is not None:
             complete = complete[: len(track.prompt_logprobs)]
+        kind = track.new.pooling
+        vectors = [] if kind is None else [pooled(kind, track.oracle.states)]
+        if track.pooled != (vectors if track.expected_end is None else []):
+            raise Broken(f"embedding: {key} gave {track.pooled}, not {vectors}")
+        self.events["embeddings"] += len(track.pooled)
         if track.prompt_logprobs != complete:
             raise Broken(f"prompt logprobs: {key} gave {track.prompt_logprobs}, not {complete}")
 
     def _expected_reason(self, track: Track, sampling: Sampling | None) -> FinishReason | None:
         """How the completion must have ended, going by its tokens so far."""
+        if not track.new.params.samples:
+            held = self.executor.sequences.get(track.number)
+            done = held is not None and held.computed >= len(track.new.prompt)
+            return FinishReason.LENGTH if done else None
         if not track.tokens or sampling is None:
             return None
         params, tokens = track.new.params, track.tokens
@@ -281,3 +293,7 @@ class Driver:
         self.events.update({"waits": int(plan.empty and plan.wait_until is not None)})
         for name, count in counts.items():
             self.events[name] = count
+
+
+def _or(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value

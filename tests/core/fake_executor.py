@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from headrace.core.types import KVGroupSpec, NewSequence, SeqSlice, SliceResult, StepPlan, StepResult
+from headrace.core.types import (
+    KVGroupSpec,
+    NewSequence,
+    Pooling,
+    SeqSlice,
+    SliceResult,
+    StepPlan,
+    StepResult,
+)
 from tests.core.mirror import ContractError, Mirror, demand
-from tests.core.oracle import Oracle, Sampling, hidden_state, propose, score, visible
+from tests.core.oracle import Oracle, Sampling, hidden_state, pooled, propose, score, visible
 
 GARBAGE = (-1, 0)  # position and hidden state of a cell that nobody has written
 
@@ -21,6 +29,8 @@ class _Sequence:
     tables: list[Mirror]
     computed: int
     draft: tuple[int, ...] = ()  # proposed for the next slice
+    pooling: Pooling | None = None
+    states: list[int] = field(default_factory=list)  # of the positions computed here, for an embedding
 
 
 class FakeExecutor:
@@ -74,7 +84,12 @@ class FakeExecutor:
         if sequence.sampling.params.logprobs is not None:
             first = len(states) - work.num_draft - 1
             logprobs = tuple(score(states[first + at], token) for at, token in enumerate(tokens))
-        return SliceResult(work.request_id, tokens, sequence.draft, logprobs, prompt_logprobs)
+        vector = None
+        if sequence.pooling is not None:
+            sequence.states += states
+            if sequence.computed >= sequence.num_prompt:
+                vector = pooled(sequence.pooling, sequence.states)
+        return SliceResult(work.request_id, tokens, sequence.draft, logprobs, prompt_logprobs, vector)
 
     def _sample(self, work: SeqSlice, sequence: _Sequence, states: list[int]) -> tuple[int, ...]:
         count = len(work.tokens) - work.num_draft  # tokens that are no drafts
@@ -107,7 +122,8 @@ class FakeExecutor:
         demand(bool(work.tokens), "an empty slice")
         demand(work.start == sequence.computed, f"starts at {work.start}, {sequence.computed} are computed")
         demand(work.tokens == known + sequence.draft[: work.num_draft], f"tokens {work.tokens}, not {known}")
-        demand(work.sample == (end == len(sequence.tokens)), "samples exactly behind the last token")
+        wanted = end == len(sequence.tokens) and sequence.sampling.params.samples
+        demand(work.sample == wanted, "samples exactly behind the last token")
         sequence.draft = ()
         return sequence
 
@@ -115,7 +131,15 @@ class FakeExecutor:
         sampling = Sampling(new.params, new.seed, new.stop_ids, self.vocab)
         demand(self.samplings.setdefault(number, sampling) == sampling, "a sequence came back changed")
         tables = [Mirror(group) for group in self.groups]
-        return _Sequence(sampling, self.tenant_of(number), new.num_prompt, list(new.tokens), tables, start)
+        return _Sequence(
+            sampling,
+            self.tenant_of(number),
+            new.num_prompt,
+            list(new.tokens),
+            tables,
+            start,
+            pooling=new.pooling,
+        )
 
     def _compute(self, number: int, sequence: _Sequence, position: int, token: int) -> int:
         seen = tuple(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from headrace.core.params import SamplingParams
-from headrace.core.types import KVGroupSpec, TokenLogprobs
+from headrace.core.types import KVGroupSpec, Pooling, TokenLogprobs
 
 
 def visible(group: KVGroupSpec, position: int) -> tuple[int, ...]:
@@ -35,6 +35,11 @@ def hidden_state(tenant: str, token: int, position: int, seen: tuple[tuple[int, 
 def score(hidden: int, token: int) -> TokenLogprobs:
     """The log-probability of `token` behind a position."""
     return TokenLogprobs(token, -(hash((hidden, token)) % 1000) / 100, 1)
+
+
+def pooled(kind: Pooling, states: Sequence[int]) -> bytes:
+    """The embedding of a prompt with these hidden states; the order matters, as it does for rounding."""
+    return repr(tuple(states) if kind is Pooling.MEAN else states[-1]).encode()
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
-from headrace.core.types import KVGroupSpec, NewRequest, Retention
+from headrace.core.types import KVGroupSpec, NewRequest, Pooling, Retention
 from headrace.errors import PromptTooLong
 from tests.core.driver import Driver, Setup
 
-SEEDS, MOVES = range(60), 60  # of the short run; the long one has its own
+SEEDS, MOVES = range(120), 60  # of the short run; the long one has its own
 VOCAB = 7
 SALTS = ("", "", "red", "blue")
 USERS = ("ann", "bob", "cat")
@@ -79,10 +79,14 @@ def draw_request(rng: Random, name: str) -> NewRequest:
         logprobs=rng.choice((None, 0)),
         prompt_logprobs=rng.choice((None, None, None, 0)),
     )
+    kind = Random(f"{name} {prompt}").randrange(50)  # a few want nothing but their prompt computed
+    pooling = {0: Pooling.MEAN, 1: Pooling.LAST}.get(kind)
+    if kind <= 2:
+        params = replace(params, n=1, max_tokens=0, min_tokens=0)
     return NewRequest(
         name, prompt, params, rng.choice((0, 0, 1, 2)), rng.choice(USERS), rng.choice(SALTS),
-        weight=rng.choice((1.0, 0.5, 3.0)), queue_timeout_s=rng.choice((None, None, 0.0, 0.1, 0.5)),
-        timeout_s=rng.choice((None, None, 0.3, 1.0, 2.5)),
+        weight=rng.choice((1.0, 0.5, 3.0)), queue_timeout_s=rng.choice((*[None] * 9, 0.0, 0.1, 0.5)),
+        timeout_s=rng.choice((*[None] * 4, 0.1, 0.3, 1.0)), pooling=pooling,
     )  # fmt: skip
 
 
@@ -110,6 +114,7 @@ class RandomRun:
         if numbers and self.rng.random() < 0.02:
             self.driver.fail(self.rng.choice(numbers))
         actions = (self.add, self.abort, *[int] * 18)  # int does nothing
+        self.driver.now += 0.02  # a step takes its time
         self.driver.step(self.rng.choice(actions), self.rng.choice(actions))
 
     def add(self) -> None:

@@ -38,7 +38,7 @@ INTS: dict[str, tuple[list[int], list[int]]] = {
     "n": ([1, MAX_N], [0, -1, MAX_N + 1]),
     "top_k": ([-1, 0, 1, MAX_TOKENS_LIMIT], [-2, MAX_TOKENS_LIMIT + 1]),
     "min_tokens": ([0, 1], [-1, MAX_TOKENS_LIMIT + 1]),
-    "max_tokens": ([1, MAX_TOKENS_LIMIT], [0, -1, MAX_TOKENS_LIMIT + 1]),
+    "max_tokens": ([0, 1, MAX_TOKENS_LIMIT], [-1, MAX_TOKENS_LIMIT + 1]),
     "seed": ([0, -MAX_SEED - 1, MAX_SEED], [-MAX_SEED - 2, MAX_SEED + 1]),
     "logprobs": ([0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
     "prompt_logprobs": ([0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),

@@ -24,7 +24,7 @@ from tests.core.random_runs import MOVES, SEEDS, RandomRun, draw_setup, random_r
 EVENTS = (
     "preemptions", "evictions", "hits", "forks", "copies", "accepted", "rejected", "waits", "errors", "refused",
     "abort waiting", "abort follower", "abort running", "abort preempted", "abort in a step", "dropped blocks",
-    "expired waiting", "expired running", "expired preempted",
+    "expired waiting", "expired running", "expired preempted", "embeddings",
 )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ class EngineMachine(RuleBasedStateMachine):
 def test_rules_in_any_order() -> None:
     EngineMachine.events.clear()
     profile = settings(
-        max_examples=60, stateful_step_count=40, derandomize=True, deadline=None, database=None,
+        max_examples=80, stateful_step_count=40, derandomize=True, deadline=None, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     run_state_machine_as_test(EngineMachine, settings=profile)

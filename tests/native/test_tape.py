@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,6 +117,31 @@ def test_only_wanted_rows_come_back_and_are_the_same_rows() -> None:
         assert np.array_equal(wanted, whole[[39, 33, 33]])
 
 
+@pytest.mark.parametrize("kernels", SETS)
+@pytest.mark.parametrize("name", ["gqa", "one-layer", "tied", "sinks"])
+def test_hidden_states_match_torch_and_leave_the_logits_alone(name: str, kernels: str) -> None:
+    spec, weights, tokens = SPECS[name], random_weights(SPECS[name]), prompt(40)
+    groups = groups_of(spec, 16)
+
+    def step_of(model: Any, logits: list[int], hidden: list[int]) -> tuple[NDArray[np.float32], ...]:
+        step = PagedRun(model, groups).plan({0: tokens[:11], 1: tokens})
+        step.logits_rows = np.array(logits, dtype=np.int64)
+        step.hidden_rows = np.array(hidden, dtype=np.int64)
+        return np.asarray(model.forward(step)).copy(), np.asarray(model.hidden()).copy()
+
+    rows = [50, 3, 3, *range(11, 20)]
+    logits, hidden = step_of(native_model(spec, weights, 16, kernels), [10, 50], rows)
+    wanted = step_of(torch_model(spec, weights, 16), [10, 50], rows)
+    assert logits.shape == (2, VOCAB) and hidden.shape == (12, spec.hidden_size)
+    assert distance(logits, wanted[0]) < 1e-4 and distance(hidden, wanted[1]) < 1e-4
+
+    alone = PagedRun(native_model(spec, weights, 16, kernels), groups)
+    assert np.array_equal(np.concatenate(alone.step({0: tokens[:11], 1: tokens}))[[10, 50]], logits)
+    for row in range(len(rows)):  # each by itself, without logits
+        none, one = step_of(native_model(spec, weights, 16, kernels), [], rows[row : row + 1])
+        assert none.shape == (0, VOCAB) and np.array_equal(one[0], hidden[row])
+
+
 def test_two_decoders_share_one_process() -> None:
     spec, tokens = SPECS["gqa"], prompt(30)
     first, second = (
@@ -197,7 +223,11 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_runs() -> None:
     refused("cu_q", cu_q=np.array([0, 3, 8], dtype=np.int32))
     refused("cu_q", cu_q=np.array([0, 12, 9], dtype=np.int32))
     refused("kv_lens", kv_lens=np.array([7, 400], dtype=np.int32))
-    refused("logits_rows", logits_rows=np.array([9]))
+    refused("wanted_rows", logits_rows=np.array([9]))
+    refused("wanted_rows", hidden_rows=np.array([9]))
+    refused(
+        "wanted rows", logits_rows=np.zeros(200, dtype=np.int64), hidden_rows=np.zeros(57, dtype=np.int64)
+    )
     refused("slot", slots=longs + BLOCKS * 16 - 8)
     refused("outside the KV cache", block_tables=np.array([[BLOCKS], [1]], dtype=np.int32))
     refused("differ in length", positions=np.arange(8))

@@ -22,6 +22,7 @@ from headrace.core.types import (
     FinishReason,
     NewRequest,
     Output,
+    Pooling,
     RequestStats,
     TokenLogprobs,
 )
@@ -62,6 +63,8 @@ params = st.builds(
 requests = st.builds(
     NewRequest, texts, tokens, params, st.integers(-(2**31) + 1, 2**31 - 1), user=texts, cache_salt=texts,
     weight=st.floats(1e-3, 1e3), queue_timeout_s=st.none() | st.floats(0, 1e5), timeout_s=st.none() | st.floats(0, 1e5),
+) | st.builds(
+    NewRequest, texts, tokens, st.just(SamplingParams(max_tokens=0)), pooling=st.sampled_from(Pooling),
 )  # fmt: skip
 logprobs = st.lists(
     st.builds(
@@ -77,6 +80,7 @@ stats = st.builds(
 outputs = st.builds(
     Output, texts, st.integers(0, 127), tokens, logprobs, logprobs, st.none() | st.sampled_from(FinishReason),
     st.none() | texts, st.none() | st.integers(0, 2**31), st.none() | stats,
+    pooled=st.none() | st.binary(max_size=12),
 )  # fmt: skip
 
 
@@ -104,7 +108,7 @@ def test_stats_arrive_unchanged(cache: CacheStats | None) -> None:
 
 
 def test_facts_arrive_unchanged() -> None:
-    facts = ModelFacts("m", 100, None, "/models/m", "cuda", "bfloat16", 8, 16, 99)
+    facts = ModelFacts("m", 100, None, "/models/m", "cuda", "bfloat16", 8, 16, 99, 4096)
     message = wire.decode_from_engine(wire.encode(translate.facts_to_wire(facts)))
     assert isinstance(message, wire.Ready)
     assert translate.facts_from_wire(message) == facts
@@ -194,6 +198,6 @@ def test_prompts_that_are_too_long_are_refused_before_they_are_sent(monkeypatch:
 
 def test_values_that_cannot_be_written_are_refused() -> None:
     with pytest.raises(WireError):
-        wire.encode(wire.Add("r", (2**70,), None, 0, "", "", 1.0, None, None))  # type: ignore[arg-type]
+        wire.encode(wire.Add("r", (2**70,), None, 0, "", "", 1.0, None, None, None))  # type: ignore[arg-type]
     with pytest.raises(WireError):
         wire.encode(wire.Abort("\ud800", None, False))

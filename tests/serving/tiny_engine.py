@@ -13,10 +13,13 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from headrace.core.engine import Engine
 from headrace.core.policy import Batching, SchedulerConfig
 from headrace.core.types import KVGroupSpec, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
 from headrace.errors import ModelNotFound
+from headrace.runner.pooling import Pool, take_in
 from headrace.serving.connection import Connection, exit_with_parent
 from headrace.serving.engine_loop import EngineLoop
 from headrace.serving.facts import ModelFacts
@@ -25,6 +28,7 @@ from headrace.serving.translate import failure_to_wire
 
 VOCAB = 2048
 MAX_MODEL_LEN = 512
+HIDDEN_SIZE = 12
 CRASH = 2001  # the executor raises
 FAIL = 2002  # the sequence fails alone
 HANG = 2003  # the step never ends
@@ -38,6 +42,7 @@ class TinyExecutor:
     def __init__(self, step_s: float = 0.0) -> None:
         self._step_s = step_s
         self._params: dict[int, tuple[int | None, int | None]] = {}
+        self._pools: dict[int, Pool] = {}
         self.steps = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -48,12 +53,17 @@ class TinyExecutor:
         for work in plan.slices:
             if work.new is not None:
                 self._params[work.request_id] = (work.new.params.logprobs, work.new.params.prompt_logprobs)
+            if work.new is not None and work.new.pooling is not None:
+                self._pools[work.request_id] = Pool(work.new.pooling, work.new.num_prompt)
             if CRASH in work.tokens:
                 raise RuntimeError("the tiny executor crashed")
             while HANG in work.tokens:
                 pass
             if FAIL in work.tokens:
                 results.append(SliceResult(work.request_id, error="the tiny executor failed this sequence"))
+                continue
+            if (pool := self._pools.get(work.request_id)) is not None:
+                results.append(_pooled(work, pool))
                 continue
             logprobs, prompt_logprobs = self._params[work.request_id]
             token = self.next_token(work)
@@ -71,6 +81,17 @@ class TinyExecutor:
 
     def next_token(self, work: SeqSlice) -> int:
         return (work.tokens[-1] + 1) % VOCAB
+
+
+def hidden_state(token: int) -> list[float]:
+    """What embeddings are made of here."""
+    return [float(token >> bit & 1) for bit in range(HIDDEN_SIZE - 1)] + [1.0]
+
+
+def _pooled(work: SeqSlice, pool: Pool) -> SliceResult:
+    states = np.array([hidden_state(token) for token in work.tokens], dtype=np.float32)
+    results = take_in([work], [pool], states[pool.tokens_of(work)])
+    return results.get(work.request_id, SliceResult(work.request_id))
 
 
 def _logprobs(token: int, top: int) -> TokenLogprobs:
@@ -93,7 +114,7 @@ def tiny_engine(
 
 
 def facts(engine: Engine, tokenizer_folder: str | None = None, vocab: int = VOCAB) -> ModelFacts:
-    return ModelFacts("tiny", vocab, engine.config.max_model_len, tokenizer_folder)
+    return ModelFacts("tiny", vocab, engine.config.max_model_len, tokenizer_folder, hidden_size=HIDDEN_SIZE)
 
 
 def main(kind: type[TinyExecutor] = TinyExecutor) -> int:

@@ -62,6 +62,10 @@ class PreparedModel(Generic[Logits]):
     def forward(self, step: Step) -> Logits:
         return self._logits[: len(step.logits_rows)]  # type: ignore[index,no-any-return]
 
+    def hidden(self) -> NDArray[np.float32]:
+        """Nobody asks for embeddings here."""
+        raise RuntimeError("a prepared model has no hidden states")
+
 
 class TimedSampler(Generic[Logits]):
     """Passes calls on and adds up their time."""

@@ -81,4 +81,5 @@ def _facts(parts: EngineParts) -> ModelFacts:
         max_num_seqs=resolved.max_num_seqs,
         block_size=resolved.block_size,
         num_kv_blocks=resolved.num_kv_blocks,
+        hidden_size=parts.spec.hidden_size,
     )

@@ -89,11 +89,12 @@ class Engine:
         new.params.check_vocab(vocab)
         length = len(new.prompt)
         model_len, pool_len = self.config.max_model_len, self.scheduler.kv.longest_sequence()
-        if model_len is not None and length >= model_len:
+        needed = length + new.params.samples  # room for one output token, if there will be any
+        if model_len is not None and needed > model_len:
             raise PromptTooLong(
                 f"the prompt has {length} tokens, but the model's context holds {model_len}, output included"
             )
-        if pool_len is not None and length >= pool_len:
+        if pool_len is not None and needed > pool_len:
             raise PromptTooLong(
                 f"the prompt has {length} tokens, but the whole KV cache holds {pool_len}: give it more memory"
             )

@@ -9,7 +9,7 @@ from functools import partial
 from headrace.core.block_pool import BlockPool
 from headrace.core.prefix_cache import Hit, PrefixCache
 from headrace.core.request import Request, Table
-from headrace.core.types import BlockCopy, KVGroupSpec, TableUpdate
+from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, TableUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,11 @@ class KVManager:
 
     def lookup(self, request: Request) -> Hit | None:
         """Reusable blocks for the request's tokens, or None when prefix caching does not apply."""
-        if self.cache is None or request.params.prompt_logprobs is not None:
+        if (
+            self.cache is None
+            or request.params.prompt_logprobs is not None
+            or request.pooling is Pooling.MEAN  # both need every token to be computed
+        ):
             return None
         return self.cache.lookup(request.keys, request.tokens, request.salt)
 

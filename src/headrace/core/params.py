@@ -31,7 +31,8 @@ class SamplingParams:
     `logprobs` / `prompt_logprobs` = k asks for the k most likely tokens at each position, taken from the
     model's distribution before any of the options above; 0 gives the chosen token alone.
     `grammar` says what the output must look like, see Grammar and docs/structured-output.md.
-    `n` completions are sampled from one prompt. `max_tokens` None runs to the model's length.
+    `n` completions are sampled from one prompt. `max_tokens` None runs to the model's length; 0 computes the
+    prompt, for its log-probabilities or its embedding, and samples nothing.
 
     Raises InvalidParams from the constructor where a value is out of its range.
     """
@@ -109,6 +110,11 @@ class SamplingParams:
             raise InvalidParams("allowed_token_ids must not be empty")
 
     @property
+    def samples(self) -> bool:
+        """False where nothing is wanted behind the prompt."""
+        return self.max_tokens != 0
+
+    @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
@@ -135,7 +141,7 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
 }
 _OPTIONAL_INTS: dict[str, tuple[int, int]] = {
     "seed": (-MAX_SEED - 1, MAX_SEED),
-    "max_tokens": (1, MAX_TOKENS_LIMIT),
+    "max_tokens": (0, MAX_TOKENS_LIMIT),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }

@@ -32,8 +32,8 @@ class Request:
 
     __slots__ = (
         "charged", "draft", "finish_by", "followers", "index", "keys", "known", "leader", "limit", "name",
-        "num_computed", "num_prompt", "number", "params", "priority", "prompt_logprobs_done", "salt", "seed",
-        "start_by", "stats", "status", "stop_ids", "tables", "tokens", "user", "weight",
+        "num_computed", "num_prompt", "number", "params", "pooling", "priority", "prompt_logprobs_done", "salt",
+        "seed", "start_by", "stats", "status", "stop_ids", "tables", "tokens", "user", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class Request:
         self.num_computed = 0
         self.draft: tuple[int, ...] = ()
         self.status = Status.WAITING
+        self.pooling = new.pooling
         self.priority = new.priority
         self.user = new.user
         self.weight = new.weight
@@ -90,4 +91,6 @@ class Request:
         return (self.priority, self.number, self.index)
 
     def describe(self) -> NewSequence:
-        return NewSequence(self.params, tuple(self.tokens), self.num_prompt, self.seed, self.stop_ids)
+        return NewSequence(
+            self.params, tuple(self.tokens), self.num_prompt, self.seed, self.stop_ids, self.pooling
+        )

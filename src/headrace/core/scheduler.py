@@ -254,7 +254,7 @@ class Scheduler:
             self.service.charge(request.user, end - max(start, request.charged), request.weight)
             request.charged = end
         return SeqSlice(
-            request.number, tokens, start, sample=end >= known, num_draft=num_draft,
+            request.number, tokens, start, sample=end >= known and request.params.samples, num_draft=num_draft,
             tables=self.kv.updates(request), new=new,
         )  # fmt: skip
 
@@ -295,7 +295,7 @@ class Scheduler:
         return outputs
 
     def _commit_slice(self, request: Request, work: SeqSlice, part: SliceResult, now: float) -> Output | None:
-        error = part.error if part.error is not None else _fault(work, part)
+        error = part.error if part.error is not None else _fault(request, work, part)
         if error is not None:
             self.end(request, FinishReason.ERROR, now)
             return Output(
@@ -315,6 +315,8 @@ class Scheduler:
         emitted, reason, stop_token = self._append(request, part.tokens)
         if part.done and emitted == len(part.tokens):
             reason = FinishReason.STOP
+        if not request.params.samples and request.num_computed >= request.num_prompt:
+            reason = FinishReason.LENGTH
         if emitted:
             request.stats.last_token_s = now
             if request.stats.first_token_s is None:
@@ -335,6 +337,7 @@ class Scheduler:
         return Output(
             request.name, request.index, part.tokens[:emitted], part.logprobs[:emitted], prompt_logprobs,
             finish_reason=reason, stop_token=stop_token, stats=None if reason is None else replace(request.stats),
+            pooled=part.pooled,
         )  # fmt: skip
 
     def _append(self, request: Request, tokens: Iterable[int]) -> tuple[int, FinishReason | None, int | None]:
@@ -371,8 +374,12 @@ class Scheduler:
             self.waiting.add(follower)
 
 
-def _fault(work: SeqSlice, part: SliceResult) -> str | None:
+def _fault(request: Request, work: SeqSlice, part: SliceResult) -> str | None:
     """What is wrong with an executor's answer; wrong tokens would poison the KV of all who share it."""
+    if request.pooling is not None:
+        due = work.start + len(work.tokens) >= request.num_prompt
+        if (part.pooled is not None) != due:
+            return "the executor gave no embedding" if due else "the executor gave an embedding too early"
     if not work.num_draft and len(part.tokens) == work.sample:
         return None
     draft = work.tokens[len(work.tokens) - work.num_draft :]

@@ -58,6 +58,13 @@ class KVGroupSpec:
         return self.sink_blocks + -(-(self.window - 1) // self.block_size) + 1
 
 
+class Pooling(enum.Enum):
+    """How a prompt's hidden states, behind the final norm, become one vector."""
+
+    MEAN = "mean"  # of all of its tokens
+    LAST = "last"  # of its last token
+
+
 class FinishReason(enum.Enum):
     STOP = "stop"  # end-of-sequence, a stop id, a stop string or the end of a grammar
     LENGTH = "length"  # max_tokens, the model's length or the pool's size
@@ -106,6 +113,7 @@ class NewSequence:
     num_prompt: int
     seed: int  # resolved; the randomness of output position p is a function of (seed, p) alone
     stop_ids: frozenset[int]  # ids that end the request; banned while min_tokens is not reached
+    pooling: Pooling | None = None  # the vector is due with the slice that ends the prompt
 
 
 @record
@@ -163,6 +171,9 @@ class SliceResult:
     draft: tuple[int, ...] = ()  # proposals for the next step
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for the prompt positions of this slice, see Request
+    pooled: bytes | None = (
+        None  # where the slice ends the prompt of a pooling sequence: float32, little-endian
+    )
     error: str | None = None  # only this request fails
     done: bool = False  # nothing can follow these tokens: the grammar is at its end
 
@@ -207,7 +218,8 @@ class NewRequest:
     `request_id` is the caller's name for it; the n completions are told apart by their index. A lower `priority` runs
     first. Requests with different `cache_salt` never share prefix blocks. Under the fair order a user of twice the
     `weight` gets twice the tokens. The timeouts count from arrival, in seconds: a request that was not scheduled
-    within `queue_timeout_s`, or has not ended within `timeout_s`, ends with the reason "timeout".
+    within `queue_timeout_s`, or has not ended within `timeout_s`, ends with the reason "timeout". With `pooling` it is
+    for the embedding of its prompt, and samples nothing (max_tokens 0).
     """
 
     request_id: str
@@ -219,6 +231,7 @@ class NewRequest:
     weight: float = 1.0
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         for name in ("request_id", "user", "cache_salt"):
@@ -234,6 +247,8 @@ class NewRequest:
             seconds = getattr(self, name)
             if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= MAX_TIMEOUT_S):
                 raise InvalidParams(f"{name} must be a number of seconds between 0 and {MAX_TIMEOUT_S:g}")
+        if self.pooling is not None and (self.params.samples or self.params.n != 1):
+            raise InvalidParams("an embedding needs max_tokens 0 and n 1: nothing is sampled")
 
 
 def _is_number(value: object) -> bool:
@@ -253,3 +268,4 @@ class Output:
     error: str | None = None
     stop_token: int | None = None  # the id that ended it, if one did
     stats: RequestStats | None = None  # a snapshot, with the last output of a completion
+    pooled: bytes | None = None  # the prompt's embedding, float32, little-endian

@@ -19,6 +19,7 @@ from headrace.errors import RequestError
 from headrace.runner.block_tables import BlockTables
 from headrace.runner.model import Logits, StepModel, StepSampler
 from headrace.runner.packing import Rows, logits_rows, pack
+from headrace.runner.pooling import Pool, pooled_rows, take_in
 from headrace.runner.row_faults import NOT_SAMPLED, NOT_TAKEN_IN, RowFaults, told
 from headrace.runner.sample_output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling_state import SampleRow, SequenceState
@@ -34,6 +35,7 @@ class _Sequence:
     state: SequenceState
     prompt: tuple[int, ...]  # kept where its log-probabilities are wanted, else empty
     next: SampleRow  # the row of the token behind the recorded output
+    pool: Pool | None = None  # of a sequence that is to become a vector
 
 
 class ModelExecutor(Generic[Logits]):
@@ -101,7 +103,8 @@ class ModelExecutor(Generic[Logits]):
         state = SequenceState(new, self.model.vocab_size, matcher)
         self._num_matchers += matcher is not None
         prompt = () if new.params.prompt_logprobs is None else new.tokens[: new.num_prompt]
-        return _Sequence(self._free_rows.pop(), state, prompt, SampleRow(state))
+        pool = None if new.pooling is None else Pool(new.pooling, new.num_prompt)
+        return _Sequence(self._free_rows.pop(), state, prompt, SampleRow(state), pool)
 
     def _matcher(self, new: NewSequence) -> Matcher | None:
         if new.params.grammar is None:
@@ -126,14 +129,18 @@ class ModelExecutor(Generic[Logits]):
             return self._decode(slices, sequences)
         scored = [_scored(work, sequence) for work, sequence in zip(slices, sequences, strict=True)]
         wanted, rows = logits_rows(slices, scored)
-        step = pack(slices, [sequence.row for sequence in sequences], self._tables, wanted)
+        pools = [sequence.pool for sequence in sequences]
+        pooled = pooled_rows(slices, pools)
+        step = pack(slices, [sequence.row for sequence in sequences], self._tables, wanted, pooled)
         logits, samples = self._forward(step, *self._sample_rows(slices, sequences, rows))
+        vectors = take_in(slices, pools, self.model.hidden()) if pooled else {}
         results = []
         at = 0
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
             try:
                 prompt = self._score(logits, work, sequence, part)
-                results.append(_emit(work, sequence, samples, at, part.num_sample, prompt))
+                found = vectors.get(work.request_id)
+                results.append(found or _emit(work, sequence, samples, at, part.num_sample, prompt))
             except Exception as error:
                 results.append(SliceResult(work.request_id, error=told(NOT_SAMPLED, error)))
             at += part.num_sample

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.core.types import BlockCopy, TokenLogprobs
 from headrace.runner.sample_output import SampleOutput
 from headrace.runner.sampling_state import SampleRow
@@ -31,6 +34,10 @@ class StepModel(Protocol[ModelLogits]):
 
     def forward(self, step: Step) -> ModelLogits:
         """Write the KV of a step's tokens and give logits [R, V] of `logits_rows`, valid until the next call."""
+        ...
+
+    def hidden(self) -> NDArray[np.float32]:
+        """Hidden states [P, H] behind the final norm, of the last step's `hidden_rows`."""
         ...
 
 

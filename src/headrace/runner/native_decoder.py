@@ -35,8 +35,11 @@ class NativeDecoder:
     ) -> None:
         self.spec = spec
         self.vocab_size = spec.vocab_size
-        self.tape: Tape = compile_tape(spec, weights, kv, groups, kernels, team, limits)
+        self.tape: Tape
+        self.tape, self._stream = compile_tape(spec, weights, kv, groups, kernels, team, limits)
+        self._final_norm: NDArray[np.float32] = weights.final_norm
         self._kv = kv
+        self._hidden = np.empty((0, spec.hidden_size), dtype=np.float32)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._kv.copy(copies)
@@ -47,4 +50,18 @@ class NativeDecoder:
         Raises ValueError for a step larger than the limits, before anything is run.
         """
         groups = [(group.block_tables, group.dropped, group.slots) for group in step.groups]
-        return self.tape.run(step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows)
+        if step.hidden_rows is None:
+            return self.tape.run(step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows)
+        width = -(-self.spec.hidden_size // 16) * 16
+        hidden = np.empty((len(step.hidden_rows), width), dtype=np.float32)
+        wanted = np.concatenate((step.logits_rows, step.hidden_rows))
+        final = (self._stream, self._final_norm, self.spec.norm_eps, hidden)
+        logits = self.tape.run(
+            step.ids, step.positions, step.cu_q, step.kv_lens, groups, wanted, hidden=final
+        )
+        self._hidden = hidden[:, : self.spec.hidden_size]
+        return logits
+
+    def hidden(self) -> NDArray[np.float32]:
+        """Final hidden states [P, H] of the last step with `hidden_rows`."""
+        return self._hidden

@@ -44,8 +44,12 @@ def pack(
     table_rows: Sequence[int],
     tables: Sequence[BlockTables],
     wanted: Sequence[int],
+    pooled: Sequence[int] = (),
 ) -> Step:
-    """The ragged batch of S slices with T tokens; slice s reads and writes through row `table_rows[s]`."""
+    """The ragged batch of S slices with T tokens; slice s reads and writes through row `table_rows[s]`.
+
+    `wanted` and `pooled` are the tokens whose logits and whose final hidden states are asked for.
+    """
     count = len(slices)
     starts = np.array([work.start for work in slices], dtype=np.int64)
     rows = np.array(table_rows, dtype=np.int64)
@@ -67,4 +71,5 @@ def pack(
         kv_lens=ends.astype(np.int32),
         groups=tuple(table.tables(rows, row_of_token, positions) for table in tables),
         logits_rows=np.array(wanted, dtype=np.int64),
+        hidden_rows=np.array(pooled, dtype=np.int64) if pooled else None,
     )

@@ -34,3 +34,4 @@ class Step:
     kv_lens: NDArray[np.int32]  # [S]: positions with KV after this step's own writes
     groups: tuple[GroupTables, ...]  # one per KV group of the spec
     logits_rows: NDArray[np.int64]  # [R]: tokens whose logits are wanted
+    hidden_rows: NDArray[np.int64] | None = None  # [P]: tokens whose final hidden states are wanted

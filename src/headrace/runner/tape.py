@@ -1,7 +1,8 @@
 """Compiles a model into a tape: the list of native calls that one step makes, see csrc/tape.h.
 
 The residual stream stays float32; what enters a product is encoded as its matrix wants it. The last layer's work
-behind attention, the final norm and the head are done for the rows alone whose logits are wanted.
+behind attention and the final norm are done for the rows alone whose logits or hidden states are wanted, the head for
+the former.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ def compile_tape(
     kernels: Kernels,
     team: Team,
     limits: TapeLimits,
-) -> Tape:
-    """The tape of a whole model. Weights and KV memory must be of the same instruction set's layout as `kernels`."""
+) -> tuple[Tape, int]:
+    """The tape of a whole model, and its buffer of the wanted rows' residual stream.
+
+    Weights and KV memory must be of the same instruction set's layout as `kernels`.
+    """
     tape = Tape(
         kernels,
         team,
@@ -54,7 +58,7 @@ def compile_tape(
     for index, (layer, part) in enumerate(zip(spec.layers, weights.layers, strict=True)):
         compiler.layer(index, layer, part, last=index == last)
     compiler.head(weights)
-    return tape
+    return tape, compiler.stream
 
 
 @dataclass(slots=True)
@@ -177,7 +181,7 @@ class _Compiler:
         )
 
     def keep_wanted_rows(self, index: int) -> None:
-        """From here on only the rows whose logits are wanted are worked on."""
+        """From here on only the rows whose logits or hidden states are wanted are worked on."""
         size = self.spec.hidden_size
         wanted = self.rows("wanted", "f32", size)
         self.tape.encode(self.stream, wanted, size, scope="gathered", name="gather", layer=index)

@@ -23,6 +23,7 @@ class TorchModel:
         self._kv = kv
         self._device = device
         self.vocab_size = decoder.spec.vocab_size
+        self._hidden = np.empty((0, decoder.spec.hidden_size), dtype=np.float32)
 
     @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -39,7 +40,15 @@ class TorchModel:
             groups=tuple(self._group(group) for group in step.groups),
             logits_rows=self._tensor(step.logits_rows),
         )
-        return self._decoder.forward(batch, self._kv.layers)
+        states = self._decoder.hidden(batch, self._kv.layers)  # [T, H]
+        if step.hidden_rows is not None:
+            normed = self._decoder.normed(states[self._tensor(step.hidden_rows)])
+            self._hidden = normed.float().cpu().numpy()
+        return self._decoder.logits(states[batch.logits_rows])
+
+    def hidden(self) -> NDArray[np.float32]:
+        """Final hidden states [P, H] of the last step with `hidden_rows`."""
+        return self._hidden
 
     def _group(self, group: GroupTables) -> GroupBatch:
         return GroupBatch(

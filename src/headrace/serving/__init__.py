@@ -15,7 +15,7 @@ Modules, in reading order:
 - `connection`, `engine_loop`: the engine process.
 - `state`, `child`, `stream`, `process_client`: the client of an engine in another process; `client` is its contract.
 - `watchdog`, `backoff`, `supervisor`: a client whose engines may die.
-- `generation`: one request at such a client, from submission to result.
+- `generation`, `embedding`, `vectors`: one request at such a client, from submission to result.
 
 Import from the modules; this package imports nothing by itself.
 """

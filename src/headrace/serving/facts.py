@@ -19,3 +19,4 @@ class ModelFacts:
     max_num_seqs: int = 1
     block_size: int = 1
     num_kv_blocks: int = 1
+    hidden_size: int = 1

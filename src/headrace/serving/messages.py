@@ -19,7 +19,7 @@ from headrace.core.params import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_LIST,
 )
-from headrace.core.types import MAX_NAME_CHARS, FinishReason
+from headrace.core.types import MAX_NAME_CHARS, FinishReason, Pooling
 from headrace.serving.frames import WireError
 from headrace.serving.messages_snapshot import Lanes, Maps
 
@@ -32,6 +32,8 @@ MAX_TOKENS = 2**24
 MAX_BATCH = 65_536
 """Most requests in one message of outputs."""
 MAX_REASONS = 64
+MAX_VECTOR_BYTES = 2**20
+"""Longest embedding: 2^18 features of float32."""
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Path = Annotated[str, Meta(max_length=MAX_PATH_CHARS)]
@@ -128,6 +130,7 @@ class News(Plain, frozen=True):
     error: Text | None
     stop_token: int | None
     stats: Times | None
+    pooled: Annotated[bytes, Meta(max_length=MAX_VECTOR_BYTES)] | None = None
 
 
 class SchedulerCounts(Plain, frozen=True):
@@ -176,6 +179,7 @@ class Add(Message, frozen=True):
     weight: float
     queue_timeout_s: float | None
     timeout_s: float | None
+    pooling: Pooling | None
 
 
 class Abort(Message, frozen=True):
@@ -221,6 +225,7 @@ class Ready(Message, frozen=True):
     max_num_seqs: Count
     block_size: Count
     num_kv_blocks: Count
+    hidden_size: Count
 
 
 class Accepted(Message, frozen=True):

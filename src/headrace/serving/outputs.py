@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -39,6 +40,24 @@ class RequestMetrics:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     cache_miss: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A prompt as a vector of float32 numbers."""
+
+    embedding: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """An embedding request and its result. prompt: None where the request came as token ids."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,10 @@ def _sentence(error: Exception) -> str:
 
 
 def _entries(output: Output) -> int:
-    return len(output.tokens) + sum(
-        1 + len(entry.top) for part in (output.logprobs, output.prompt_logprobs) for entry in part
+    return (
+        len(output.tokens)
+        + len(output.pooled or b"") // 4
+        + sum(1 + len(entry.top) for part in (output.logprobs, output.prompt_logprobs) for entry in part)
     )
 
 
@@ -135,7 +137,7 @@ def _news(output: Output) -> wire.News:
     return wire.News(
         output.request_id, output.index, output.tokens, _logprobs_to_wire(output.logprobs),
         _logprobs_to_wire(output.prompt_logprobs), output.finish_reason,
-        None if output.error is None else output.error[: wire.MAX_TEXT_CHARS], output.stop_token, stats,
+        None if output.error is None else output.error[: wire.MAX_TEXT_CHARS], output.stop_token, stats, output.pooled,
     )  # fmt: skip
 
 
@@ -147,7 +149,7 @@ def _output(news: wire.News) -> Output:
         stats = RequestStats(**fields_of(wire.Times, news.stats) | {"miss": told})
     return Output(
         news.request_id, news.index, news.tokens, _logprobs_from_wire(news.logprobs),
-        _logprobs_from_wire(news.prompt_logprobs), news.finish_reason, news.error, news.stop_token, stats,
+        _logprobs_from_wire(news.prompt_logprobs), news.finish_reason, news.error, news.stop_token, stats, news.pooled,
     )  # fmt: skip
 
 

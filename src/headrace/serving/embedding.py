@@ -1,0 +1,40 @@
+"""One embedding request at an engine, from submission to vector."""
+
+from __future__ import annotations
+
+import array
+from dataclasses import dataclass
+
+from headrace.core.types import NewRequest
+from headrace.errors import HeadraceError
+from headrace.serving.client import AsyncClient
+from headrace.serving.vectors import floats
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A prompt's vector as the model gives it, the number of the prompt's tokens, and how many of these were cached."""
+
+    vector: array.array[float]
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+
+
+async def embed(client: AsyncClient, new: NewRequest) -> Embedding:
+    """The vector of a request with `pooling`. Frees what it holds at the engine when it is cancelled.
+
+    Raises what `AsyncClient.submit` raises, and HeadraceError where the engine fails on this request.
+    """
+    stream = await client.submit(new)
+    try:
+        async for outputs in stream:
+            for output in outputs:
+                if output.error is not None:
+                    raise HeadraceError(f"the engine failed on this request: {output.error}")
+                if output.pooled is not None:
+                    cached = 0 if output.stats is None else output.stats.num_cached
+                    return Embedding(floats(output.pooled), len(new.prompt), cached)
+        raise HeadraceError("the engine ended this request without an embedding")
+    finally:
+        if not stream.ended:
+            client.abort(new.request_id)

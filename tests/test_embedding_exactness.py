@@ -1,0 +1,97 @@
+"""An embedding does not depend on what else happens: bitwise on native kernels, as tokens are in test_exactness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.core.params import SamplingParams
+from headrace.core.types import NewRequest, Pooling
+from headrace.llm import assemble
+from tests.test_exactness import ALONE, CASES, MODELS, Run, fitted, located, requests_for
+
+Vectors = dict[str, bytes]
+
+
+def embeddings() -> list[NewRequest]:
+    """The prompts of the requests of test_exactness, each with both ways of pooling."""
+    params = SamplingParams(max_tokens=0)
+    return [
+        replace(request, request_id=f"{kind.value}-{request.request_id}", params=params, pooling=kind)
+        for request in requests_for()
+        for kind in Pooling
+    ]
+
+
+def run(options: Mapping[str, object], requests: Sequence[NewRequest]) -> tuple[Vectors, Run]:
+    """All together, one more arriving at every second step."""
+    parts = assemble(EngineConfig.from_kwargs(**{"dtype": "float32", "num_threads": 1, **options}))
+    engine, seen, queue, vectors = parts.engine, Run(), list(requests), {}
+    while queue or engine.has_work:
+        if queue and seen.steps % 2 == 0:
+            engine.add(queue.pop(0), float(seen.steps))
+        plan = engine.begin(float(seen.steps))
+        seen.see(plan)
+        for output in engine.finish(parts.executor.execute(plan), float(seen.steps)):
+            assert output.error is None
+            if output.pooled is not None:
+                vectors[output.request_id] = output.pooled
+    stats = engine.stats()
+    assert stats.free_blocks == stats.total_blocks
+    seen.preemptions = stats.scheduler.preemptions
+    seen.split_prompts -= len(vectors)  # embeddings sample nothing behind their last slice, either
+    if stats.cache is not None:
+        seen.hits, seen.evictions = stats.cache.hits, stats.cache.evictions
+    return vectors, seen
+
+
+def mixed() -> list[NewRequest]:
+    """Embeddings among requests that generate."""
+    pairs = zip(embeddings()[::2] + embeddings()[1::2], requests_for() * 2, strict=True)
+    return [
+        one
+        for index, (asked, chat) in enumerate(pairs)
+        for one in (asked, replace(chat, request_id=f"chat-{index}"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_models: Mapping[str, str]) -> Callable[[str, object], Vectors]:
+    known: dict[tuple[str, object], Vectors] = {}
+
+    def of(kind: str, block_size: object) -> Vectors:
+        """Each by itself. Keys are visited block by block, so that another size of block is another rounding."""
+        vectors = known.setdefault((kind, block_size), {})
+        options = {**ALONE, **located(kind, tiny_models), "block_size": block_size}
+        for request in embeddings() if not vectors else ():
+            found, seen = run(options, [request])
+            assert seen.preemptions == seen.hits == seen.split_prompts == 0
+            vectors |= found
+        return vectors
+
+    return of
+
+
+TORCH = "full on torch"  # takes longer, and its steps are the same code: one case will do
+COMBINATIONS = [(kind, case) for kind in MODELS for case in CASES if kind != TORCH or case == "everything"]
+
+
+@pytest.mark.parametrize(("kind", "case"), COMBINATIONS)
+def test_no_bit_differs(
+    kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[[str, object], Vectors]
+) -> None:
+    options, happened = CASES[case]
+    vectors, seen = run({**located(kind, tiny_models), **fitted(kind, options)}, mixed())
+    assert happened(seen), seen
+    wanted = expected(kind, options["block_size"])
+    assert set(vectors) == set(wanted) and len(vectors) == 14
+    if kind == TORCH:  # which may round in another order, see docs/architecture.md
+        for name, vector in vectors.items():
+            ours, theirs = (np.frombuffer(data, dtype="<f4") for data in (vector, wanted[name]))
+            assert np.abs(ours - theirs).max() < 1e-4
+    else:
+        assert vectors == wanted
