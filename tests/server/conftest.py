@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ from headrace.server.feed import Feed
 from headrace.server.guarded_protocol import ConnectionLimits
 from headrace.server.listener import listen, url
 from headrace.server.run import Server, uvicorn_config
+from headrace.server.traffic import Traffic
+from headrace.server.traffic_options import TrafficOptions
 from headrace.serving.process_client import ProcessClient
 from headrace.text.tokenizer import Tokenizer
 from tests.serving.tiny_engine import COMMAND
@@ -39,12 +42,14 @@ class TinyServer:
     def __init__(
         self,
         limits: ConnectionLimits | None = None,
+        traffic: TrafficOptions | None = None,
         command: Sequence[str] = COMMAND,
         folder: Path = TALE,
         **config: object,
     ) -> None:
         self._command = command
         self._folder = folder
+        self._traffic = traffic
         self._limits = limits or ConnectionLimits()
         self._config = {"step_s": STEP_S, "tokenizer_folder": str(folder)} | config
         started: queue.Queue[str | BaseException] = queue.Queue()
@@ -67,9 +72,13 @@ class TinyServer:
             started.put(error)
             raise
         tokenizer = Tokenizer.from_folder(self._folder)
-        app = create_app(
-            self.client, tokenizer, ["tiny", "alias"], self.client.facts, max_body_bytes=MAX_BODY_BYTES
-        )
+        facts, traffic = self.client.facts, self._traffic
+        self.app = app = create_app(
+            self.client, tokenizer, ["tiny", "alias"], facts, max_body_bytes=MAX_BODY_BYTES,
+            traffic=traffic and traffic.traffic(facts), allowed_hosts=traffic.hosts("127.0.0.1") if traffic else ("*",),
+            allowed_origins=traffic.allowed_origins if traffic else (),
+        )  # fmt: skip
+        self.traffic: Traffic = app.state.service.traffic
         self.feed: Feed = app.state.feed
         listener = listen("127.0.0.1", 0)
         self._server = Server(uvicorn_config(app, self._limits, "critical"))
@@ -134,7 +143,8 @@ class ServeProcess:
         return [int(pid) for pid in children.split()]
 
 
-def serve(*arguments: str) -> ServeProcess:
+def serve(*arguments: str, hangup: bool = False) -> ServeProcess:
+    """Start a server and wait until it is ready; `hangup` sends SIGHUP while the model loads."""
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace.cli", "serve", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -143,6 +153,8 @@ def serve(*arguments: str) -> ServeProcess:
     said = ""
     for line in process.stdout:
         said += line
+        if hangup and "loading" in line:
+            process.send_signal(signal.SIGHUP)
         if " is ready at " in line:
             said += process.stdout.readline() + process.stdout.readline()
             return ServeProcess(process, line.split(" is ready at ")[1].split()[0], said)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.engine import Engine
-from headrace.core.policy import Batching, SchedulerConfig
+from headrace.core.policy import Batching, Order, SchedulerConfig
 from headrace.core.types import KVGroupSpec, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
 from headrace.errors import ModelNotFound
 from headrace.runner.pooling import Pool, take_in
@@ -105,10 +105,14 @@ def tiny_engine(
     batch_wait_s: float = 0.05,
     eos_ids: Iterable[int] = (),
     max_model_len: int = MAX_MODEL_LEN,
+    order: str = "fcfs",
+    max_num_seqs: int = 16,
+    max_num_batched_tokens: int = 512,
 ) -> Engine:
     config = SchedulerConfig(
-        max_num_seqs=16, max_num_batched_tokens=512, max_model_len=max_model_len, vocab_size=VOCAB,
-        batching=Batching(batching), batch_wait_s=batch_wait_s, eos_ids=frozenset(eos_ids),
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
+        vocab_size=VOCAB, batching=Batching(batching), batch_wait_s=batch_wait_s, eos_ids=frozenset(eos_ids),
+        order=Order(order),
     )  # fmt: skip
     return Engine(config, [KVGroupSpec("full", num_blocks, block_size)])
 

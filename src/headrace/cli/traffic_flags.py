@@ -54,14 +54,18 @@ def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def traffic_options(args: argparse.Namespace, environment_key: str | None) -> Any:
-    """server.traffic_options.TrafficOptions of the flags. Raises ConfigError where one is wrong."""
+    """server.traffic_options.TrafficOptions of the flags. Raises ConfigError where one is wrong.
+
+    Where there is a key file, SIGHUP waits from now on for the server that will read it again.
+    """
+    from headrace.server.key_reload import hold_hangups
     from headrace.server.traffic_options import TrafficOptions
 
     _check("max-queue", args.max_queue, 1, 1_000_000)
     _check("max-queue-tokens", args.max_queue_tokens, 1, MAX_QUEUE_TOKENS)
     _check("queue-timeout", args.queue_timeout, 0, MAX_SECONDS)
     _check("request-timeout", args.request_timeout, 0, MAX_SECONDS)
-    return TrafficOptions.made(
+    options = TrafficOptions.made(
         max_queue=args.max_queue,
         max_queue_tokens=args.max_queue_tokens,
         queue_timeout_s=args.queue_timeout,
@@ -73,6 +77,9 @@ def traffic_options(args: argparse.Namespace, environment_key: str | None) -> An
         allowed_hosts=args.allowed_hosts,
         allowed_origins=args.allowed_origins,
     )
+    if args.api_key_file is not None:
+        hold_hangups()
+    return options
 
 
 def _check(name: str, value: float | None, low: float, high: float) -> None:

@@ -21,7 +21,7 @@ from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
 from headrace.server.drain import Drain
 from headrace.server.guarded_protocol import ConnectionLimits, GuardedProtocol
-from headrace.server.key_reload import hold_hangups, reload_on_hangup
+from headrace.server.key_reload import reload_on_hangup
 from headrace.server.listener import allow_connections, listen, unusable, url
 from headrace.server.signals import Ending
 from headrace.server.traffic_options import TrafficOptions
@@ -67,8 +67,6 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
     """
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(message)s")
     options.traffic.warn(options.host)
-    if options.traffic.rules.keys.file is not None:
-        hold_hangups()
     # Before the model is loaded: a taken port should show at once.
     with (
         listen(options.host, options.port) as listener,
