@@ -16,7 +16,7 @@ from headrace.core.engine import EngineStats
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import CacheStats
-from headrace.core.scheduler import SchedulerStats
+from headrace.core.scheduler import STEP_SIZES, SchedulerStats
 from headrace.core.types import (
     CacheMiss,
     FinishReason,
@@ -101,7 +101,7 @@ def test_outputs_arrive_unchanged(news: list[Output]) -> None:
 
 @pytest.mark.parametrize("cache", [None, CacheStats(5, 3, 1, Counter({"diverged": 2}))])
 def test_stats_arrive_unchanged(cache: CacheStats | None) -> None:
-    held = EngineStats(1, 2, 30, 4, SchedulerStats(5, 6, 7, 8, 9, 10), cache)
+    held = EngineStats(1, 2, 30, 4, SchedulerStats(5, 6, 7, 8, 9, 10, (3, 0, 2)), cache)
     message = wire.decode_from_engine(wire.encode(translate.stats_to_wire(11, held)))
     assert isinstance(message, wire.Stats) and message.number == 11
     assert translate.stats_from_wire(message) == held
@@ -183,6 +183,14 @@ def test_noise_is_an_error_of_the_connection(noise: bytes) -> None:
 def test_messages_out_of_bounds_are_refused(value: object) -> None:
     with pytest.raises(WireError):
         wire.decode_to_engine(msgspec.msgpack.encode(value))
+
+
+@pytest.mark.parametrize(("length", "fits"), [(STEP_SIZES, True), (STEP_SIZES + 1, False)])
+def test_classes_of_step_sizes_are_bounded(length: int, fits: bool) -> None:
+    held = EngineStats(1, 2, 30, 4, SchedulerStats(step_sizes=(1,) * length), None)
+    sent = wire.encode(translate.stats_to_wire(1, held))
+    with contextlib.nullcontext() if fits else pytest.raises(WireError):
+        wire.decode_from_engine(sent)
 
 
 def test_deep_nesting_is_refused() -> None:

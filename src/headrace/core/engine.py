@@ -139,7 +139,7 @@ class Engine:
             waiting=scheduler.num_waiting,
             total_blocks=sum(pool.num_blocks for pool in scheduler.kv.pools),
             free_blocks=sum(pool.num_free for pool in scheduler.kv.pools),
-            scheduler=replace(scheduler.stats),
+            scheduler=scheduler.counts(),
             cache=None if scheduler.kv.cache is None else scheduler.kv.cache.stats.snapshot(),
         )
 

@@ -24,10 +24,13 @@ from headrace.core.types import (
 )
 from headrace.core.waiting import ServiceCounter, WaitingQueue
 
+STEP_SIZES = 32
+"""Classes of steps by their tokens: up to 1, 2, 4, 8, and so on; the last one has no upper bound."""
+
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counts since the start."""
+    """Counts since the start. `step_sizes`: steps by the class of their size, see STEP_SIZES."""
 
     steps: int = 0
     scheduled_tokens: int = 0
@@ -35,6 +38,7 @@ class SchedulerStats:
     preemptions: int = 0
     forks: int = 0
     block_copies: int = 0
+    step_sizes: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -57,6 +61,7 @@ class Scheduler:
         self.running: list[Request] = []
         self._in_order = True  # running requests stand in the order in which they are served
         self.stats = SchedulerStats()
+        self._step_sizes = [0] * STEP_SIZES
         self._released: list[int] = []
         self._step_id = 0
         self._batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
@@ -75,6 +80,10 @@ class Scheduler:
     def has_work(self) -> bool:
         """True while a request is unfinished or the executor has not been told of an ending."""
         return bool(self.running or len(self.waiting) or self._released)
+
+    def counts(self) -> SchedulerStats:
+        """A copy of what was counted so far."""
+        return replace(self.stats, step_sizes=tuple(self._step_sizes))
 
     def add(self, completions: Sequence[Request]) -> None:
         """Queue the completions of one request. All but the first wait until its prompt is computed."""
@@ -140,8 +149,11 @@ class Scheduler:
         slices = tuple(self._slice(request, count) for request, count in granted)
         released, self._released = tuple(self._released), []
         self._step_id += 1
-        self.stats.steps += bool(slices)
-        self.stats.scheduled_tokens += sum(count for _, count in granted)
+        if slices:
+            tokens = sum(count for _, count in granted)
+            self.stats.steps += 1
+            self.stats.scheduled_tokens += tokens
+            self._step_sizes[min((tokens - 1).bit_length(), STEP_SIZES - 1)] += 1
         self.stats.block_copies += len(copies)
         return StepPlan(self._step_id, slices, released, tuple(copies), wait_until)
 

@@ -19,6 +19,7 @@ from headrace.core.params import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_LIST,
 )
+from headrace.core.scheduler import STEP_SIZES
 from headrace.core.types import MAX_NAME_CHARS, FinishReason, Pooling
 from headrace.serving.frames import WireError
 from headrace.serving.messages_snapshot import Lanes, Maps
@@ -142,6 +143,7 @@ class SchedulerCounts(Plain, frozen=True):
     preemptions: Count
     forks: Count
     block_copies: Count
+    step_sizes: Annotated[tuple[Count, ...], Meta(max_length=STEP_SIZES)]
 
 
 class CacheCounts(Plain, frozen=True):

@@ -1,0 +1,58 @@
+"""Steps are counted by the class of their size: up to 1, 2, 4, 8 … tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from headrace.core.engine import Engine
+from headrace.core.params import SamplingParams
+from headrace.core.policy import SchedulerConfig
+from headrace.core.scheduler import STEP_SIZES
+from headrace.core.types import KVGroupSpec, NewRequest
+from headrace.serving.inprocess import InProcessClient
+from tests.serving.tiny_engine import VOCAB, TinyExecutor
+
+
+class Watched(TinyExecutor):
+    """Notes how many tokens each step had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def execute(self, plan):  # type: ignore[no-untyped-def]
+        if plan.slices:
+            self.sizes.append(sum(len(work.tokens) for work in plan.slices))
+        return super().execute(plan)
+
+
+def size_class(tokens: int) -> int:
+    return next(power for power in range(99) if tokens <= 2**power)
+
+
+@pytest.mark.parametrize("budget", [1, 5, 64])
+def test_classes_count_what_the_executor_was_given(budget: int) -> None:
+    config = SchedulerConfig(16, budget, 512, VOCAB)
+    engine, executor = Engine(config, [KVGroupSpec("full", 256, 8)]), Watched()
+    client = InProcessClient(engine, executor)
+    for number in range(7):
+        client.add(NewRequest(f"r{number}", tuple(range(1, 3 + 9 * number)), SamplingParams(max_tokens=4)))
+    while client.has_work:
+        client.step()
+    stats = client.stats().scheduler
+    assert len(stats.step_sizes) == STEP_SIZES
+    seen = Counter(size_class(size) for size in executor.sizes)
+    assert {power: count for power, count in enumerate(stats.step_sizes) if count} == seen
+    assert stats.steps == len(executor.sizes) and stats.scheduled_tokens == sum(executor.sizes)
+
+
+def test_a_snapshot_does_not_change_with_the_engine() -> None:
+    engine = Engine(SchedulerConfig(16, 64, 512, VOCAB), [KVGroupSpec("full", 256, 8)])
+    client = InProcessClient(engine, TinyExecutor())
+    client.add(NewRequest("r", (1, 2, 3), SamplingParams(max_tokens=4)))
+    before = client.stats().scheduler
+    while client.has_work:
+        client.step()
+    assert sum(before.step_sizes) == 0 < sum(client.stats().scheduler.step_sizes)
