@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-long lint bench bench-peers clean native
+.PHONY: help demo serve test test-long browser lint bench bench-peers clean native
 
 BIN := .venv/bin
 
@@ -21,6 +21,7 @@ help:
 	@echo 'make serve      serve the bundled model, OpenAI-compatible'
 	@echo 'make test       lint, types, import contracts and tests'
 	@echo 'make test-long  the tests that take long'
+	@echo 'make browser    install Debian'"'"'s Chromium, for the tests of the web page; needs root'
 	@echo 'make lint       lint, types and import contracts'
 	@echo 'make bench      latency and throughput of the bundled model'
 	@echo 'make bench-peers  the same work on other engines: installs them, measures, writes docs/results.md'
@@ -61,6 +62,12 @@ test: lint
 
 test-long: $(DEV)
 	$(BIN)/python -m pytest -m long --timeout 3600 $(ARGS)
+
+# Where there is no browser its tests are skipped, so `make test` does without one.
+browser:
+	@command -v chromium || { \
+	    [ "$$(id -u)" = 0 ] || { echo 'make browser: ask an administrator for: apt-get install chromium' >&2; exit 1; }; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
 native:
 	@rm -f .venv/.installed-*
