@@ -16,12 +16,14 @@ from headrace.errors import ConfigError
 from headrace.text.reply import formats
 from headrace.text.reply.formats import ReplyFormats
 from headrace.text.tokenizer import Tokenizer
-from tests.server.conftest import TALE, TinyServer
+from tests.server.conftest import TALE, ServeProcess, TinyServer
 from tests.server.echo import echo_server
 
 
 def function(name: str, **parameters: Any) -> dict[str, Any]:
-    schema = {"type": "object", "properties": parameters, "required": list(parameters)}
+    schema = {
+        "type": "object", "properties": parameters, "required": list(parameters), "additionalProperties": False,
+    }  # fmt: skip
     return {
         "type": "function",
         "function": {"name": name, "description": f"Does {name}.", "parameters": schema},
@@ -238,6 +240,59 @@ def test_each_format_is_found_in_its_template(
             assert special in shown[0]["content"]
     finally:
         server.close()
+
+
+COLOUR = function(
+    "paint", colour={"enum": ["red", "blue"]}, coats={"type": "integer", "minimum": 1, "maximum": 3}
+)
+BELL = function("ring", loud={"type": "boolean"})
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"paint", "ring"}), ({"type": "function", "function": {"name": "paint"}}, {"paint"})],
+    ids=["required", "named"],
+)
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_bundled_model_calls_a_tool_where_it_must(
+    tale: ServeProcess, choice: Any, names: set[str], n: int
+) -> None:
+    """The model was never taught to call anything: the grammar sees to it."""
+    options: dict[str, Any] = {
+        "model": "tale", "messages": [{"role": "user", "content": "Paint the door and ring the bell."}],
+        "tools": [COLOUR, BELL], "tool_choice": choice, "parallel_tool_calls": False, "seed": 5, "n": n,
+        "max_tokens": 200,
+    }  # fmt: skip
+    client = tale.openai()
+    whole = client.chat.completions.create(**options)
+    assert len(whole.choices) == n
+    for choice_ in whole.choices:
+        (call,) = choice_.message.tool_calls or []
+        arguments = json.loads(call.function.arguments)
+        assert choice_.finish_reason == "tool_calls" and call.function.name in names
+        if call.function.name == "paint":
+            assert arguments["colour"] in ("red", "blue") and arguments["coats"] in (1, 2, 3)
+        else:
+            assert arguments["loud"] in (True, False)
+    written = [""] * n
+    for chunk in client.chat.completions.create(**options, stream=True):
+        for part in chunk.choices:
+            for piece in part.delta.tool_calls or []:
+                written[part.index] += piece.function.arguments
+    assert written == [part.message.tool_calls[0].function.arguments for part in whole.choices]
+
+
+def test_an_explosive_tool_is_refused(tale: ServeProcess) -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(70):
+        deep = {"type": "object", "properties": {"x": deep}}
+    long = {"type": "object", "description": "x" * 70_000}
+    for parameters in (deep, long):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        with pytest.raises(openai.BadRequestError):
+            tale.openai().chat.completions.create(
+                model="tale", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice="required"  # type: ignore[arg-type]
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize(

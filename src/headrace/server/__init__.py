@@ -7,6 +7,8 @@ Modules, in reading order:
 - `prompts`: text, token ids and conversations as prompts.
 - `job`: one HTTP request's work at the engine.
 - `choices`, `logprobs`: the parts that answers are made of.
+- `reply`: what is read out of a completion: reasoning, content and calls.
+- `response_schemas`, `response_input`, `response_builder`, `responses`: /v1/responses.
 - `completions`, `chat`, `models`: the routes.
 - `page`: the web page at `/`, whose files lie in a folder of that name.
 - `latencies`, `lane_names`, `feed`, `live`: what the page shows of the engine while it runs.

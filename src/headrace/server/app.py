@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from headrace import __version__
 from headrace.errors import ConfigError
-from headrace.server import chat, completions, errors, live, models, page, usage
+from headrace.server import chat, completions, errors, live, models, page, responses, usage
 from headrace.server.body_limit import MAX_BODY_BYTES, BodyLimit
 from headrace.server.disconnect import CallerLeft
 from headrace.server.feed import Feed
@@ -61,7 +61,7 @@ def create_app(
     app.add_middleware(Arrival)
     errors.install(app)
     app.add_exception_handler(CallerLeft, _nobody_listens)
-    for routes in (completions, chat, models, live, page, usage):
+    for routes in (completions, chat, responses, models, live, page, usage):
         app.include_router(routes.router)
     return app
 

@@ -28,17 +28,22 @@ def event(chunk: Chunk) -> bytes:
 class EventStream(Response):
     """Sends each chunk as an event, then [DONE]. An error becomes an event, too: the status has been sent by then.
 
+    named: events carry their `type` as their name, and no [DONE] ends them, as /v1/responses has it.
+
     `close` is called in any case, also when the caller leaves or the server shuts down in the middle; it must not
     wait for anything.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[Chunk], close: Callable[[], None]) -> None:
+    def __init__(
+        self, chunks: AsyncIterator[Chunk], close: Callable[[], None], *, named: bool = False
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._close = close
+        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -53,16 +58,23 @@ class EventStream(Response):
         await send(start)
         try:
             async for chunk in self._chunks:
-                await _send_part(send, event(chunk))
+                await _send_part(send, self._written(chunk))
         except HeadraceError as error:
-            await _send_part(send, event(headrace_error_body(error)))
+            await _send_part(send, self._written(headrace_error_body(error)))
         except Exception as error:
             _log.error("a stream failed", exc_info=error)
-            await _send_part(
-                send, event(error_body("the server failed on this request", 500, "internal_error"))
-            )
-        await _send_part(send, DONE)
+            body = error_body("the server failed on this request", 500, "internal_error")
+            await _send_part(send, self._written(body))
+        if not self._named:
+            await _send_part(send, DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _written(self, chunk: Chunk) -> bytes:
+        if not self._named:
+            return event(chunk)
+        if "error" in chunk and "type" not in chunk:
+            chunk = {**chunk["error"], "type": "error"}
+        return f"event: {chunk['type']}\n".encode() + event(chunk)
 
 
 async def _send_part(send: Send, body: bytes) -> None:

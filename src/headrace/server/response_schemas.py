@@ -1,0 +1,144 @@
+"""What a request to /v1/responses may hold, each field with a bound. Unknown fields are ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+from headrace.core.grammar import JSON_OBJECT, JSON_SCHEMA, Grammar
+from headrace.core.params import MAX_LOGPROBS, SamplingParams
+from headrace.errors import InvalidParams
+from headrace.server.schemas import Length, SamplingFields, Strict
+from headrace.text.tools import ToolUse, checked_tool_use
+
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+MAX_INCLUDES = 32
+MAX_WORD_CHARS = 64
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+def _checked_metadata(value: object) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise ValueError(f"must be an object of at most {MAX_METADATA} entries")
+    for key, text in value.items():
+        if not isinstance(text, str) or len(text) > MAX_METADATA_VALUE_CHARS:
+            raise ValueError(f"must hold text of at most {MAX_METADATA_VALUE_CHARS} characters")
+        if len(key) > MAX_METADATA_KEY_CHARS:
+            raise ValueError(f"must have keys of at most {MAX_METADATA_KEY_CHARS} characters")
+    return value
+
+
+def _is_not_stored(value: object) -> object:
+    if value is not None:
+        raise ValueError(
+            "is not supported: this server stores no responses; send the whole conversation as input"
+        )
+    return value
+
+
+def _is_foreground(value: object) -> object:
+    if value not in (None, False):
+        raise ValueError("is not supported: this server stores no responses")
+    return value
+
+
+def _is_disabled(value: object) -> object:
+    if value not in (None, "disabled"):
+        raise ValueError("must be 'disabled': this server shortens no conversation by itself")
+    return value
+
+
+Word = Annotated[str, Field(max_length=MAX_WORD_CHARS)]
+Stored = Annotated[Any, AfterValidator(_is_not_stored)]
+
+
+class ReasoningOptions(Strict):
+    effort: Word | None = None
+    summary: Word | None = None
+
+
+class TextOptions(Strict):
+    format: Any = None
+    verbosity: Word | None = None
+
+
+class ResponsesRequest(SamplingFields):
+    """Body of POST /v1/responses. `headrace.server.response_input` checks the input.
+
+    `store` is accepted, but nothing is stored.
+    """
+
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: Length | None = None
+    tools: Any = None  # `headrace.text.tools` checks these two
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: Annotated[list[Word], Field(max_length=MAX_INCLUDES)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    metadata: Annotated[dict[str, str] | None, PlainValidator(_checked_metadata)] = None
+    truncation: Annotated[Any, AfterValidator(_is_disabled)] = None
+    store: bool | None = None
+    background: Annotated[Any, AfterValidator(_is_foreground)] = None
+    previous_response_id: Stored = None
+    conversation: Stored = None
+    prompt: Stored = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.n not in (None, 1):
+            raise InvalidParams("n other than 1 is not supported by /v1/responses")
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidParams for tools of a wrong shape."""
+        return checked_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def logprobs(self) -> bool:
+        """Log-probabilities are wanted."""
+        return LOGPROBS in (self.include or ()) or self.top_logprobs is not None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Raises InvalidParams where the parameters do not fit together."""
+        params = self._sampling(self.max_output_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+        grammar = text_grammar(None if self.text is None else self.text.format)
+        if grammar is None:
+            return params
+        if params.grammar is not None:
+            raise InvalidParams("text.format and another grammar cannot both be followed")
+        return replace(params, grammar=grammar)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template sees beside the conversation."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        given = {} if effort is None else {"reasoning_effort": effort}
+        return given | (self.chat_template_kwargs or {})
+
+
+def text_grammar(wanted: Any) -> Grammar | None:
+    """The grammar of a `text.format`; None for plain text. Raises InvalidParams for another shape."""
+    if wanted is None or wanted == {"type": "text"}:
+        return None
+    if isinstance(wanted, Mapping):
+        if wanted.get("type") == "json_object":
+            return Grammar(JSON_OBJECT)
+        if wanted.get("type") == "json_schema" and isinstance(wanted.get("schema"), Mapping):
+            return Grammar(JSON_SCHEMA, wanted["schema"])
+    raise InvalidParams(
+        'text.format must be {"type": "text"}, {"type": "json_object"} or '
+        '{"type": "json_schema", "name": …, "schema": {…}}'
+    )

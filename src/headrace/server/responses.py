@@ -1,0 +1,138 @@
+"""POST /v1/responses: text, reasoning and calls of functions, whole or as events. Nothing is stored."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from headrace.errors import HeadraceError
+from headrace.server.choices import usage
+from headrace.server.disconnect import while_connected
+from headrace.server.errors import MAX_MESSAGE_CHARS
+from headrace.server.events import Chunk, EventStream
+from headrace.server.job import Job
+from headrace.server.logprobs import chat_logprobs
+from headrace.server.prompts import check_length, encode_chat
+from headrace.server.reply import Reading, Reply, with_forced_call
+from headrace.server.response_builder import Event, ResponseBuilder
+from headrace.server.response_input import chat_messages
+from headrace.server.response_schemas import ResponsesRequest
+from headrace.server.service import Service, service_of
+
+router = APIRouter()
+
+_log = logging.getLogger(__name__)
+
+
+@router.post("/v1/responses")
+async def responses(
+    body: ResponsesRequest, request: Request, service: Annotated[Service, Depends(service_of)]
+) -> Response:
+    model = service.model(body.model)
+    body.check()
+    tools = body.tool_use
+    params = with_forced_call(service, body.sampling, tools)
+    messages = chat_messages(body.input, body.instructions)
+    prompt = await encode_chat(service, messages, True, body.template_variables, tools.tools)
+    check_length(service, [prompt], params.max_tokens)
+    reading = Reading.of(service, tools, prompt.text or "", params.skip_special_tokens)
+    job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
+    reply = Reply(reading)
+    builder = ResponseBuilder(_described(body, model, job), reply.new_call_id)
+    events = _events(service, job, body, reply, builder)
+    if body.stream:
+        return EventStream(_told(events, builder), job.cancel, named=True)
+    await while_connected(request.receive, _drained(events, job))
+    return JSONResponse(builder.response)
+
+
+async def _events(
+    service: Service, job: Job, body: ResponsesRequest, reply: Reply, builder: ResponseBuilder
+) -> AsyncIterator[Event]:
+    begun = False
+    reason = None
+    waiting: list[Any] = []
+    async for _, delta in job.deltas():
+        if not begun:  # not before there is a token, as in every stream of this server
+            begun = True
+            for event in builder.begin():
+                yield event
+        pieces = reply.take(delta)
+        if body.logprobs and delta.logprobs:
+            # Kept until their text is known: a token may be the middle of a character.
+            waiting += chat_logprobs(delta.logprobs, service.tokenizer)["content"]
+        for event in builder.add(pieces, waiting):
+            yield event
+        if pieces:
+            waiting = []
+        reason = delta.finish_reason or reason
+    for event in builder.finish(reason, _usage(job, reply)):
+        yield event
+
+
+async def _drained(events: AsyncIterator[Event], job: Job) -> None:
+    try:
+        async for _ in events:
+            pass
+    finally:
+        job.cancel()
+
+
+async def _told(events: AsyncIterator[Event], builder: ResponseBuilder) -> AsyncIterator[Chunk]:
+    """The events, whose last one says so where the engine fails."""
+    try:
+        async for event in events:
+            yield event
+    except HeadraceError as error:
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        for event in builder.fail(code, str(error)[:MAX_MESSAGE_CHARS]):
+            yield event
+
+
+def _described(body: ResponsesRequest, model: str, job: Job) -> dict[str, Any]:
+    """What an answer says beside its output: the request, with the defaults filled in."""
+    text = body.text
+    reasoning = body.reasoning
+    return {
+        "id": job.name.replace("-", "_", 1),
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "metadata": body.metadata or {},
+        "max_output_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "background": False,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "store": False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"} if text is None or text.format is None else text.format},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def _usage(job: Job, reply: Reply) -> dict[str, Any]:
+    counted = usage(job.results)
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": counted["prompt_tokens_details"],
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
+        "total_tokens": counted["total_tokens"],
+    }
