@@ -13,7 +13,7 @@ from tests.server.conftest import TinyServer
 from tests.server.raw_http import answer, connect, dribble, ended, post, read_all, works
 from tests.server.test_refusals import until
 
-PATIENCE_S = 0.8
+PATIENCE_S = 0.5
 LIMITS = ConnectionLimits(
     max_connections=240, header_timeout_s=PATIENCE_S, body_timeout_s=PATIENCE_S,
     keep_alive_timeout_s=1, slow_reader_timeout_s=PATIENCE_S,
@@ -44,7 +44,7 @@ def patient() -> Iterator[TinyServer]:
 def test_a_head_that_never_ends(strict: TinyServer) -> None:
     with connect(strict.url) as caller:
         started = time.monotonic()
-        dribble(caller, HEAD + b"X-Slow: " + b"x" * 200, 0.1, 5)
+        dribble(caller, HEAD + b"X-Slow: " + b"x" * 200, 0.05, 5)
         refusal = answer(caller)
         assert (refusal.status, refusal.error["code"], refusal.closed) == (408, "request_timeout", True)
         assert PATIENCE_S * 0.9 < time.monotonic() - started < PATIENCE_S + 1
@@ -56,7 +56,7 @@ def test_a_body_that_never_ends(strict: TinyServer) -> None:
         request = post({"prompt": [1] * 500})
         caller.sendall(request[:-500])
         started = time.monotonic()
-        dribble(caller, request[-500:], 0.1, 5)
+        dribble(caller, request[-500:], 0.05, 5)
         assert answer(caller).status == 408
         assert time.monotonic() - started < PATIENCE_S + 1
         assert ended(caller, 2)
@@ -91,13 +91,13 @@ def test_a_next_request_that_never_ends(strict: TinyServer) -> None:
     with connect(strict.url) as caller:
         caller.sendall(HEAD + b"\r\n")
         assert answer(caller).status == 200
-        dribble(caller, HEAD + b"X-Slow: " + b"x" * 200, 0.1, 5)
+        dribble(caller, HEAD + b"X-Slow: " + b"x" * 200, 0.05, 5)
         assert answer(caller).status == 408
 
 
 def test_requests_one_behind_the_other(strict: TinyServer) -> None:
     """The head of the second may take its time while the first is being answered."""
-    first = post({"prompt": [1], "max_tokens": 150})  # 1.5 seconds
+    first = post({"prompt": [1], "max_tokens": 100})  # a second
     with connect(strict.url) as caller:
         caller.sendall(first + HEAD)
         assert answer(caller).status == 200

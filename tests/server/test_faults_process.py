@@ -23,7 +23,7 @@ from tests.server.test_refusals import until
 from tests.serving.test_process_client import alive
 
 STORY: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time there was", "temperature": 0.0}
-LONG = STORY | {"max_tokens": 400, "ignore_eos": True}
+LONG = STORY | {"max_tokens": 950}
 
 
 @contextmanager
@@ -46,7 +46,6 @@ class Reader(threading.Thread):
         super().__init__(daemon=True)
         self._client = server.openai()
         self._options = LONG | {"extra_body": {"ignore_eos": True}} | options
-        self._options.pop("ignore_eos")
         self.begun = threading.Event()
         self.text = ""
         self.finish_reason: str | None = None
@@ -230,10 +229,11 @@ def test_nobody_takes_its_output(redirection: str) -> None:
         for _ in range(3):
             reply = httpx.post(f"{url}/v1/completions", json=STORY | {"max_tokens": 3})
             assert reply.status_code == 200
-        (engine,) = engines(shell.pid)
-        os.kill(engine, signal.SIGKILL)  # which is worth several lines
-        until(lambda: not comes_up(port))
-        until(lambda: comes_up(port))
+        if "full" in redirection:
+            (engine,) = engines(shell.pid)
+            os.kill(engine, signal.SIGKILL)  # which is worth several lines
+            until(lambda: not comes_up(port))
+            until(lambda: comes_up(port))
         os.killpg(shell.pid, signal.SIGINT)
         assert shell.wait(10) in (0, 128 + signal.SIGINT)  # the shell's own end, if it was interrupted, too
         assert not comes_up(port)

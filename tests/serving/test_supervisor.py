@@ -13,7 +13,7 @@ import pytest
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
-from headrace.errors import EngineDead, ModelNotFound
+from headrace.errors import EngineDead, HeadraceError, ModelNotFound
 from headrace.serving.backoff import Backoff
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.state import EngineState
@@ -22,7 +22,7 @@ from headrace.serving.watchdog import Watchdog
 from tests.serving.test_process_client import LONG, alive, children, idle, read, run_async, tokens_of, until
 from tests.serving.tiny_engine import COMMAND, CRASH, HANG
 
-TIMEOUT_S = 0.6
+TIMEOUT_S = 0.4
 SHORT = SamplingParams(max_tokens=3)
 
 
@@ -67,7 +67,12 @@ async def ends(supervisor: Supervisor, prompt: tuple[int, ...] = (1,), match: st
     streams = [await supervisor.submit(NewRequest(f"r{i}", (1,), LONG)) for i in range(4)]
     started = time.monotonic()
     streams.append(await supervisor.submit(NewRequest("last", prompt, LONG)))
-    for outcome in await asyncio.gather(*map(read, streams), return_exceptions=True):
+    reading = asyncio.gather(*map(read, streams), return_exceptions=True)
+    try:
+        outcomes = await asyncio.wait_for(reading, TIMEOUT_S + 2)
+    except TimeoutError as error:
+        raise AssertionError("a stream was never ended") from error
+    for outcome in outcomes:
         assert isinstance(outcome, EngineDead)
         assert match in str(outcome)
     return time.monotonic() - started
@@ -92,6 +97,27 @@ async def test_a_killed_engine_is_replaced() -> None:
             assert supervisor.pid != first and not alive(first)
             assert supervisor.restarts == count and supervisor.trouble is None
             await serves(supervisor)
+
+
+class Forgetful(ProcessClient):
+    """The planted fault: when its engine dies, it tells all streams but one."""
+
+    def _die(self, error: HeadraceError) -> None:
+        if self._streams:
+            self._streams.popitem()
+        super()._die(error)
+
+
+@run_async
+async def test_a_stream_that_is_never_ended_is_noticed() -> None:
+    client = await Forgetful.start({"step_s": 0.002}, command=COMMAND)
+    supervisor = Supervisor(lambda: Forgetful.start({}, command=COMMAND), client, Backoff(first_s=0.1))
+    try:
+        asyncio.get_running_loop().call_later(0.1, os.kill, supervisor.pid, signal.SIGKILL)
+        with pytest.raises(AssertionError, match="never ended"):
+            await ends(supervisor)
+    finally:
+        await supervisor.aclose()
 
 
 @run_async
