@@ -5,6 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
+from headrace import __version__
 from headrace.core.prefix_cache import MissReason
 from headrace.text.tokenizer import Tokenizer
 from tests.server.conftest import TALE, TinyServer
@@ -144,4 +145,6 @@ def test_models(tiny: TinyServer) -> None:
 
 def test_health_and_schema(tiny: TinyServer) -> None:
     assert tiny.http.get("/health").json() == {"status": "ok"}
+    assert tiny.http.get("/ready").json() == {"status": "ready"}
+    assert tiny.http.get("/version").json() == {"version": __version__}
     assert "/v1/completions" in tiny.http.get("/openapi.json").json()["paths"]

@@ -44,7 +44,7 @@ BAD = [
     b'{"prompt": [1], "logit_bias": {"5": 1e999}}', b'{"prompt": [1], "logit_bias": {"9999": 1}}',
     b'{"prompt": [1], "max_tokens": 0}', b'{"prompt": [1], "max_tokens": 1.5}', b'{"prompt": [1], "max_tokens": 512}',
     b'{"prompt": [1], "min_tokens": 20, "max_tokens": 10}', b'{"prompt": [1], "stream": "yes"}',
-    b'{"prompt": [1], "stream_options": {"include_usage": true}}', b'{"prompt": [1], "echo": true}',
+    b'{"prompt": [1], "stream_options": {"include_usage": true}}', b'{"prompt": [1], "echo": 1}',
     b'{"prompt": [1], "suffix": "x"}', b'{"prompt": [1], "best_of": 3}',
     b'{"prompt": [1], "cache_salt": "' + b"x" * 1100 + b'"}', b'{"prompt": [1], "priority": 1e300}',
     *(

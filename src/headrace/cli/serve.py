@@ -14,6 +14,7 @@ from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engi
 from headrace.cli.reply_flags import add_reply_flags
 from headrace.cli.standard_streams import complete, say
 from headrace.cli.traffic_flags import add_traffic_flags, traffic_options
+from headrace.core.types import Pooling
 from headrace.errors import ConfigError, MissingDependency
 from headrace.llm import survey
 from headrace.models.source import is_at_hand
@@ -48,6 +49,11 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--served-model-name", nargs="+", default=[], metavar="NAME",
         help="what requests may call the model; answers use the first (default: the model's name)",
+    )  # fmt: skip
+    group.add_argument(
+        "--pooling", default="last", choices=("last", "mean"),
+        help="how /v1/embeddings makes one vector of a prompt's hidden states, where a request does not say "
+        "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--max-body-bytes", type=int, default=32 * 2**20, metavar="N",
@@ -102,6 +108,7 @@ def _run(args: argparse.Namespace) -> int:
         port=args.port,
         names=tuple(args.served_model_name),
         max_body_bytes=args.max_body_bytes,
+        pooling=Pooling(args.pooling),
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
         traffic=traffic,

@@ -8,8 +8,21 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from headrace import __version__
+from headrace.core.types import Pooling
 from headrace.errors import ConfigError
-from headrace.server import chat, completions, errors, live, models, page, responses, usage
+from headrace.server import (
+    chat,
+    completions,
+    embeddings,
+    errors,
+    health,
+    live,
+    models,
+    page,
+    responses,
+    tokens,
+    usage,
+)
 from headrace.server.body_limit import MAX_BODY_BYTES, BodyLimit
 from headrace.server.disconnect import CallerLeft
 from headrace.server.feed import Feed
@@ -38,6 +51,7 @@ def create_app(
     allowed_hosts: Sequence[str] = (ANY,),
     allowed_origins: Sequence[str] = (),
     replies: ReplyFormats | None = None,
+    pooling: Pooling = Pooling.LAST,
 ) -> FastAPI:
     """An app that serves one model under all of `model_names`. The client is the caller's to close.
 
@@ -50,7 +64,13 @@ def create_app(
     app = FastAPI(title="Headrace", version=__version__, docs_url=None, redoc_url=None)
     traffic = traffic or Traffic()
     app.state.service = service = Service(
-        client, tokenizer, tuple(model_names), facts, replies or ReplyFormats.of(tokenizer), traffic=traffic
+        client,
+        tokenizer,
+        tuple(model_names),
+        facts,
+        replies or ReplyFormats.of(tokenizer),
+        traffic=traffic,
+        pooling=pooling,
     )
     app.state.feed = Feed(client, service.latencies)
     # From the inside to the outside: what is added last sees a request first.
@@ -61,7 +81,7 @@ def create_app(
     app.add_middleware(Arrival)
     errors.install(app)
     app.add_exception_handler(CallerLeft, _nobody_listens)
-    for routes in (completions, chat, responses, models, live, page, usage):
+    for routes in (completions, chat, responses, embeddings, tokens, models, health, live, page, usage):
         app.include_router(routes.router)
     return app
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from headrace.server.choices import Choice, head, usage
+from headrace.server.choices import Choice, UsageSoFar, head, usage
 from headrace.server.disconnect import while_connected
 from headrace.server.events import Chunk, EventStream
 from headrace.server.job import Job
@@ -41,7 +41,8 @@ async def chat_completions(
     reading = Reading.of(service, tools, prompt.text or "", params.skip_special_tokens)
     job = await Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
     if body.stream:
-        return EventStream(_chunks(service, job, model, body, reading), job.cancel)
+        so_far = UsageSoFar(len(prompt.ids))
+        return EventStream(_chunks(service, job, model, body, reading, so_far), job.cancel)
     answers = [_Answer(index, reading) for index in range(params.n)]
     await while_connected(request.receive, _gather(job, answers, body))
     answer = head("chat.completion", job, model)
@@ -82,13 +83,16 @@ class _Answer:
 
 
 async def _chunks(
-    service: Service, job: Job, model: str, body: ChatRequest, reading: Reading
+    service: Service, job: Job, model: str, body: ChatRequest, reading: Reading, so_far: UsageSoFar
 ) -> AsyncIterator[Chunk]:
     common: dict[str, Any] = head("chat.completion.chunk", job, model)
     if body.streamed_usage:
         common["usage"] = None
     replies: dict[int, Reply] = {}
     async for index, delta in job.deltas():
+        counts = so_far.add(delta)
+        if body.continuous_usage:
+            common["usage"] = counts
         begins = index not in replies
         reply = replies.setdefault(index, Reply(reading))
         said = message_delta(reply.take(delta), reply, _shows_reasoning(body))

@@ -20,12 +20,14 @@ class Choice:
     index: int
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
         self.logprobs.extend(delta.logprobs)
+        self.prompt_logprobs.extend(delta.prompt_logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
@@ -48,6 +50,23 @@ def shows(delta: Delta) -> bool:
 def head(kind: str, job: Job, model: str) -> dict[str, Any]:
     """The fields that all chunks of an answer share."""
     return {"id": job.name, "object": kind, "created": int(time.time()), "model": model}
+
+
+class UsageSoFar:
+    """Token counts of an answer that still grows."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt = prompt_tokens
+        self._output = 0
+
+    def add(self, delta: Delta) -> dict[str, Any]:
+        """The counts with this addition."""
+        self._output += len(delta.token_ids)
+        return {
+            "prompt_tokens": self._prompt,
+            "completion_tokens": self._output,
+            "total_tokens": self._prompt + self._output,
+        }
 
 
 def usage(results: Sequence[RequestOutput]) -> dict[str, Any]:

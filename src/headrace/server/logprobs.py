@@ -13,20 +13,35 @@ LEAST = -9999.0
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None, offset: int
+    entries: Sequence[TokenLogprobs | int],
+    tokenizer: Tokenizer | None,
+    offset: int,
+    unseen: frozenset[int] = frozenset(),
 ) -> tuple[dict[str, Any], int]:
-    """`logprobs` of /v1/completions, and the offset in characters at which the next token's text begins."""
-    tokens, chosen, top, offsets = [], [], [], []
+    """`logprobs` of /v1/completions, and the offset in characters at which the next token's text begins.
+
+    A bare number is a token that nothing predicts, the first of a prompt. `unseen` tokens take no room in the text.
+    """
+    tokens: list[str] = []
+    chosen: list[float | None] = []
+    top: list[dict[str, float] | None] = []
+    offsets: list[int] = []
     for entry in entries:
-        text = _text(entry.token, tokenizer)
-        alternatives = {text: _finite(entry.logprob)}
-        for token, logprob, _ in entry.top:
-            alternatives.setdefault(_text(token, tokenizer), _finite(logprob))
+        token = entry if isinstance(entry, int) else entry.token
+        text = _text(token, tokenizer)
         tokens.append(text)
+        offsets.append(offset)
+        if token not in unseen:
+            offset += len(text)
+        if isinstance(entry, int):
+            chosen.append(None)
+            top.append(None)
+            continue
+        alternatives = {text: _finite(entry.logprob)}
+        for other, logprob, _ in entry.top:
+            alternatives.setdefault(_text(other, tokenizer), _finite(logprob))
         chosen.append(_finite(entry.logprob))
         top.append(alternatives)
-        offsets.append(offset)
-        offset += len(text)
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}, offset
 
 

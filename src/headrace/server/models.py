@@ -1,4 +1,4 @@
-"""GET /v1/models and GET /health."""
+"""GET /v1/models: what is served."""
 
 from __future__ import annotations
 
@@ -20,15 +20,6 @@ async def models(service: Annotated[Service, Depends(service_of)]) -> Response:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, service: Annotated[Service, Depends(service_of)]) -> Response:
     return JSONResponse(_card(service, service.model(name)))
-
-
-@router.get("/health")
-async def health(service: Annotated[Service, Depends(service_of)]) -> Response:
-    """200 while an engine runs, 503 with a reason while none does."""
-    state, trouble = service.client.state, service.client.trouble
-    if state.alive:
-        return JSONResponse({"status": "ok"})
-    return JSONResponse({"status": f"engine {state.value}", "reason": trouble}, 503)
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:

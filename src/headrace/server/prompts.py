@@ -32,19 +32,23 @@ class Encoded:
     text: str | None = None
 
 
-async def encode_prompts(service: Service, prompts: Sequence[Prompt]) -> list[Encoded]:
+async def encode_prompts(
+    service: Service, prompts: Sequence[Prompt], add_special_tokens: bool = True
+) -> list[Encoded]:
     """Raises RequestError for text that cannot be tokenized, or that a model without a tokenizer cannot take."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
         return [Encoded(tuple(prompt)) for prompt in prompts if not isinstance(prompt, str)]
-    tokenizer = _tokenizer(service)
+    tokenizer = tokenizer_of(service)
     check_chars(service, texts)
     chars = sum(map(len, texts))
     if chars <= SHORT_CHARS:
-        rows = tokenizer.encode_batch(texts)
+        rows = tokenizer.encode_batch(texts, add_special_tokens)
     else:
         pool = _LONG_TEXTS if chars > LONG_CHARS else None
-        rows = await asyncio.get_running_loop().run_in_executor(pool, tokenizer.encode_batch, texts)
+        rows = await asyncio.get_running_loop().run_in_executor(
+            pool, tokenizer.encode_batch, texts, add_special_tokens
+        )
     return [Encoded(tuple(ids), text) for ids, text in zip(rows, texts, strict=True)]
 
 
@@ -58,7 +62,7 @@ async def encode_chat(
     """Raises RequestError for messages of a wrong shape, or that the model's chat template refuses."""
 
     def render() -> Encoded:
-        tokenizer = _tokenizer(service)
+        tokenizer = tokenizer_of(service)
         for name in _RESERVED:
             if name in variables:
                 raise RequestError(f"chat_template_kwargs must not set {name}")
@@ -103,7 +107,10 @@ def check_length(service: Service, prompts: Sequence[Encoded], max_tokens: int |
         )
 
 
-def _tokenizer(service: Service) -> Tokenizer:
+def tokenizer_of(service: Service) -> Tokenizer:
+    """Raises RequestError for a model that has none."""
     if service.tokenizer is None:
-        raise RequestError("this model has no tokenizer: send prompts as token ids to /v1/completions")
+        raise RequestError(
+            "this model has no tokenizer: send token ids, to /v1/completions or /v1/embeddings"
+        )
     return service.tokenizer

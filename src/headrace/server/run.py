@@ -16,6 +16,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from headrace.config import EngineConfig
+from headrace.core.types import Pooling
 from headrace.errors import HeadraceError
 from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
@@ -49,6 +50,7 @@ class ServeOptions:
     port: int
     names: Sequence[str] = ()
     max_body_bytes: int = MAX_BODY_BYTES
+    pooling: Pooling = Pooling.LAST
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     traffic: TrafficOptions = field(default_factory=TrafficOptions)
@@ -93,6 +95,7 @@ async def _serve(
         app = create_app(
             client, tokenizer, names, client.facts, max_body_bytes=options.max_body_bytes, traffic=traffic,
             replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
+            pooling=options.pooling,
             allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
         )  # fmt: skip
         drain = Drain(app)

@@ -6,6 +6,7 @@ checked by hand, because a list of errors for each of a million elements is an a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
@@ -78,6 +79,12 @@ def _is_replaced(value: object) -> object:
     return value
 
 
+_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+_Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+_Rows = Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+Prompts = Annotated[
+    list[Prompt], PlainValidator(checked_prompts, json_schema_input_type=str | _Texts | _Ids | _Rows)
+]
 Token = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)]
 TokenList = Annotated[list[Token], Field(max_length=MAX_TOKEN_LIST, fail_fast=True)]
 Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
@@ -92,6 +99,7 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(Strict):
@@ -134,6 +142,13 @@ class SamplingFields(Strict):
         """The stream ends with a chunk that counts tokens."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """And every other chunk counts those so far."""
+        return self.streamed_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
     def check(self) -> None:
         """Raises InvalidParams for fields that do not go together."""
         if self.stream_options is not None and not self.stream:
@@ -158,17 +173,20 @@ _SAMPLING_NAMES = (
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(checked_prompts)]
-    max_tokens: Length | None = None
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    echo: Unsupported = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
     suffix: Unsupported = None
 
     def check(self) -> None:
         super().check()
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidParams("best_of other than n is not supported by this server")
+            raise InvalidParams("best_of other than n is not supported by this server: all n are returned")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidParams("max_tokens 0 is allowed with echo only: there would be nothing to answer")
 
     @property
     def sampling(self) -> SamplingParams:
@@ -176,7 +194,8 @@ class CompletionRequest(SamplingFields):
         length = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         if self.max_tokens is None and self.min_tokens is not None:
             length = max(length, self.min_tokens)
-        return self._sampling(length, self.logprobs)
+        params = self._sampling(length, self.logprobs)
+        return replace(params, prompt_logprobs=self.logprobs) if self.echo else params
 
 
 class ChatRequest(SamplingFields):

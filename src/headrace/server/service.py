@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
+from headrace.core.types import Pooling
 from headrace.errors import UnknownModelName
 from headrace.server.caller import ANYONE, Caller, caller_of
 from headrace.server.gate import Gate
@@ -23,7 +24,8 @@ class Service:
     """`names` are what requests may call the model; the first is what answers call it. `replies` is how it writes.
     `started` in Unix seconds.
 
-    `client` tells of the engine; requests go through `gate`, which holds them to the rules of traffic.
+    `pooling` is how prompts become embeddings where a request does not say. `client` tells of the engine; requests go
+    through `gate`, which holds them to the rules of traffic.
     """
 
     client: AsyncClient
@@ -35,6 +37,7 @@ class Service:
     latencies: Latencies = field(default_factory=Latencies)
     traffic: Traffic = field(default_factory=Traffic)
     caller: Caller = ANYONE
+    pooling: Pooling = Pooling.LAST
     gate: Gate = field(init=False)
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from the second prompt token on
 
 
 class Completion:
@@ -86,7 +87,7 @@ class Completion:
         self._logprobs.extend(logprobs)
         return Delta(
             output.request_id, self.index, text, tokens, logprobs,
-            self.finish_reason, self.stop_reason, self.error,
+            self.finish_reason, self.stop_reason, self.error, output.prompt_logprobs,
         )  # fmt: skip
 
     def result(self) -> CompletionOutput:

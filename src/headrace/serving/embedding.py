@@ -5,9 +5,9 @@ from __future__ import annotations
 import array
 from dataclasses import dataclass
 
-from headrace.core.types import NewRequest
-from headrace.errors import HeadraceError
-from headrace.serving.client import AsyncClient
+from headrace.core.types import FinishReason, NewRequest
+from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.serving.client import Submitter
 from headrace.serving.vectors import floats
 
 
@@ -20,15 +20,17 @@ class Embedding:
     num_cached_tokens: int = 0
 
 
-async def embed(client: AsyncClient, new: NewRequest) -> Embedding:
+async def embed(client: Submitter, new: NewRequest) -> Embedding:
     """The vector of a request with `pooling`. Frees what it holds at the engine when it is cancelled.
 
-    Raises what `AsyncClient.submit` raises, and HeadraceError where the engine fails on this request.
+    Raises what `Submitter.submit` raises, DeadlineExceeded, and HeadraceError where the engine fails on this request.
     """
     stream = await client.submit(new)
     try:
         async for outputs in stream:
             for output in outputs:
+                if output.finish_reason is FinishReason.TIMEOUT:
+                    raise DeadlineExceeded(output.error)
                 if output.error is not None:
                     raise HeadraceError(f"the engine failed on this request: {output.error}")
                 if output.pooled is not None:

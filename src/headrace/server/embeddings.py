@@ -1,0 +1,112 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import BeforeValidator, Field
+
+from headrace.core.params import SamplingParams
+from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S, NO_USER, NewRequest, Pooling
+from headrace.errors import InvalidParams
+from headrace.server.disconnect import while_connected
+from headrace.server.priorities import priority_number
+from headrace.server.prompts import Encoded, check_length, encode_prompts
+from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Prompts, Strict
+from headrace.server.service import Service, service_of
+from headrace.serving.embedding import Embedding, embed
+from headrace.serving.vectors import packed, shaped
+
+router = APIRouter()
+
+MAX_DIMENSIONS = 2**18
+
+_PROMPT_ALONE = SamplingParams(max_tokens=0)
+
+
+class EmbeddingRequest(Strict):
+    """Body of POST /v1/embeddings. `pooling` is of this server; without it the server's own choice holds."""
+
+    input: Prompts
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    user: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+    # As in vLLM.
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: (
+        Annotated[int, BeforeValidator(priority_number), Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None
+    ) = None
+    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+    # Our own.
+    pooling: Literal["mean", "last"] | None = None
+    queue_timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
+    timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
+
+
+@router.post("/v1/embeddings")
+async def embeddings(
+    body: EmbeddingRequest, request: Request, service: Annotated[Service, Depends(service_of)]
+) -> Response:
+    """Prompts as vectors: the model's last hidden state of a prompt's last token, or the mean over its tokens."""
+    model = service.model(body.model)
+    size = service.facts.hidden_size
+    if body.dimensions is not None and body.dimensions > size:
+        raise InvalidParams(f"dimensions must be at most {size}, the model's own size, got {body.dimensions}")
+    prompts = await encode_prompts(service, body.input, body.add_special_tokens is not False)
+    check_length(service, prompts, 0)
+    found = await while_connected(request.receive, _embed_all(service, body, prompts))
+    # Written one by one, with a look at the other callers in between: a thousand vectors take a while.
+    parts = []
+    for index, embedding in enumerate(found):
+        parts.append(_entry(index, embedding, body))
+        await asyncio.sleep(0)
+    tokens = sum(embedding.num_prompt_tokens for embedding in found)
+    cached = sum(embedding.num_cached_tokens for embedding in found)
+    usage = {
+        "prompt_tokens": tokens,
+        "total_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    frame = json.dumps({"object": "list", "model": model, "usage": usage}, ensure_ascii=False)
+    text = f'{frame[:-1]}, "data": [{",".join(parts)}]}}'
+    return Response(text.encode(), media_type="application/json")
+
+
+def _entry(index: int, embedding: Embedding, body: EmbeddingRequest) -> str:
+    vector = shaped(embedding.vector, body.dimensions, body.normalize is not False)
+    data: str | list[float] = list(vector)
+    if body.encoding_format == "base64":
+        data = base64.b64encode(packed(vector)).decode()
+    return json.dumps({"object": "embedding", "index": index, "embedding": data}, separators=(",", ":"))
+
+
+async def _embed_all(service: Service, body: EmbeddingRequest, prompts: Sequence[Encoded]) -> list[Embedding]:
+    """All of them, or the first error after the others have been taken back."""
+    name = f"embd-{uuid.uuid4().hex}"
+    pooling = service.pooling if body.pooling is None else Pooling(body.pooling)
+    news = [
+        NewRequest(
+            f"{name}-{number}", prompt.ids, _PROMPT_ALONE, body.priority or 0, body.user or NO_USER,
+            body.cache_salt or "", queue_timeout_s=body.queue_timeout, timeout_s=body.timeout, pooling=pooling,
+        )
+        for number, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    with service.gate.reserved(news):
+        tasks = [asyncio.ensure_future(embed(service.gate, new)) for new in news]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""POST /tokenize and /detokenize: what the model's tokenizer makes of text, and of ids."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from headrace.errors import InvalidParams
+from headrace.server.prompts import encode_chat, encode_prompts, tokenizer_of
+from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Strict
+from headrace.server.service import Service, service_of
+from headrace.text.tools import checked_tool_use
+
+router = APIRouter()
+
+MAX_TOKENS = 2**18
+"""Most ids that are turned into text at once."""
+
+_FEW = 2000
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class TokenizeRequest(Strict):
+    """Body of POST /tokenize: a prompt, or a conversation, as the model would see it."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    prompt: str | None = None
+    messages: Any = None  # `headrace.text.messages` checks them
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
+
+
+class DetokenizeRequest(Strict):
+    """Body of POST /detokenize."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    tokens: Annotated[list[Id], Field(max_length=MAX_TOKENS, fail_fast=True)]
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(service_of)]) -> Response:
+    """Token ids of a prompt (with what the model expects around it), or of a conversation by the chat template."""
+    service.model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidParams("either prompt or messages must be given")
+    tokenizer = tokenizer_of(service)
+    if body.prompt is not None:
+        (encoded,) = await encode_prompts(service, [body.prompt], body.add_special_tokens is not False)
+    else:
+        encoded = await encode_chat(
+            service,
+            body.messages,
+            body.add_generation_prompt is not False,
+            body.chat_template_kwargs or {},
+            checked_tool_use(body.tools, None).tools,
+        )
+    strings = [tokenizer.token(token) for token in encoded.ids] if body.return_token_strs else None
+    return JSONResponse(
+        {
+            "count": len(encoded.ids),
+            "max_model_len": service.facts.max_model_len,
+            "tokens": encoded.ids,
+            "token_strs": strings,
+        }
+    )
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, service: Annotated[Service, Depends(service_of)]) -> Response:
+    """The text of token ids, special ones by their names."""
+    service.model(body.model)
+    tokenizer, vocab = tokenizer_of(service), service.facts.vocab_size
+    if body.tokens and max(body.tokens) >= vocab:
+        raise InvalidParams(f"token id {max(body.tokens)} is outside the model's vocabulary of {vocab} ids")
+    if len(body.tokens) <= _FEW:
+        text = tokenizer.decode(body.tokens, skip_special_tokens=False)
+    else:
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, False)
+    return JSONResponse({"prompt": text})
