@@ -27,7 +27,6 @@ from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
-from headrace.runner.token_masks import GrammarRunner
 from headrace.serving.inprocess import InProcessClient
 from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import (
@@ -113,7 +112,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     tokenizer = None if source.path is None else Tokenizer.from_folder(source.path)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
-    executor = _load_executor(plan, GrammarRunner(grammars, eos_ids), progress)
+    executor = _load_executor(plan, grammars, progress)
     engine = Engine(
         _scheduler_config(resolved, spec.vocab_size, eos_ids),
         resolved.kv_groups,
@@ -122,7 +121,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars)
 
 
-def _load_executor(plan: Survey, grammars: GrammarRunner, progress: Progress | None) -> Executor:
+def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | None) -> Executor:
     if plan.resolved.kernels is not None:
         from headrace.runner import native_backend
 

@@ -36,7 +36,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> GrammarRunner:
-    return GrammarRunner(GrammarStore(tokenizer, VOCAB, tokenizer.eos_ids), tokenizer.eos_ids)
+    return GrammarRunner(GrammarStore(tokenizer, VOCAB, tokenizer.eos_ids))
 
 
 def new(
@@ -142,7 +142,7 @@ def test_output_that_does_not_follow_the_grammar_is_an_error(grammars: GrammarRu
 
 
 def test_the_end_in_a_choice_of_a_larger_vocabulary(tokenizer: Tokenizer) -> None:
-    larger = GrammarRunner(GrammarStore(tokenizer, 3000, tokenizer.eos_ids), tokenizer.eos_ids)
+    larger = GrammarRunner(GrammarStore(tokenizer, 3000, tokenizer.eos_ids))
     state = SequenceState(new(None), 3000, started(larger, new(Grammar("choice", ["a"]))))
     pending = larger.begin([SampleRow(state)])
     assert pending is not None

@@ -19,6 +19,8 @@ from headrace.llm import EngineParts, assemble
 from headrace.serving.connection import Connection, ParentGone, exit_with_parent
 from headrace.serving.engine_loop import EXIT_FAILED, EXIT_OK, EngineLoop
 from headrace.serving.facts import ModelFacts
+from headrace.serving.grammar_checker import GrammarChecker
+from headrace.serving.grammar_gate import GrammarGate
 from headrace.serving.messages import Hello
 from headrace.serving.translate import failure_to_wire
 
@@ -59,7 +61,15 @@ def serve(connection: Connection) -> int:
             _log.error("the engine did not start", exc_info=error)
         connection.send(failure_to_wire(error))
         return EXIT_FAILED
-    return EngineLoop(connection, parts.engine, parts.executor).run(_facts(parts))
+    return EngineLoop(connection, parts.engine, parts.executor, grammars=_grammars(parts)).run(_facts(parts))
+
+
+def _grammars(parts: EngineParts) -> GrammarGate:
+    checker = None
+    if parts.tokenizer is not None:
+        scheduler = parts.engine.config
+        checker = GrammarChecker(str(parts.source.path), scheduler.vocab_size, scheduler.eos_ids)
+    return GrammarGate(parts.grammars, checker)
 
 
 def _config(connection: Connection) -> EngineConfig:

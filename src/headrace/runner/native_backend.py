@@ -20,13 +20,14 @@ from headrace.runner.native_kv import NativeKV
 from headrace.runner.native_sampler import NativeSampler
 from headrace.runner.tape import TapeLimits
 from headrace.runner.token_masks import GrammarRunner
+from headrace.text.grammar_store import GrammarStore
 
 
 def load_executor(
     source: ModelSource,
     spec: ModelSpec,
     resolved: ResolvedConfig,
-    grammars: GrammarRunner,
+    grammars: GrammarStore,
     progress: Progress | None = None,
 ) -> ModelExecutor[NDArray[np.float32]]:
     """Load the weights and build what runs them, on the kernels that `resolved` names.
@@ -51,5 +52,5 @@ def load_executor(
     decoder = NativeDecoder(spec, weights, kv, resolved.kv_groups, kernels, team, limits)
     sampler = NativeSampler(spec.vocab_size, kernels, team)
     return ModelExecutor(
-        decoder, sampler, resolved.kv_groups, max_seqs=resolved.max_num_seqs, grammars=grammars
+        decoder, sampler, resolved.kv_groups, max_seqs=resolved.max_num_seqs, grammars=GrammarRunner(grammars)
     )

@@ -98,9 +98,8 @@ class Matcher:
 class GrammarRunner:
     """The grammars of an executor's sequences."""
 
-    def __init__(self, store: GrammarStore, eos_ids: frozenset[int]) -> None:
+    def __init__(self, store: GrammarStore) -> None:
         self._store = store
-        self._eos_ids = eos_ids
         self._words = 0
         self._thread: ThreadPoolExecutor | None = None
 
@@ -114,7 +113,7 @@ class GrammarRunner:
             return None
         compiled = self._store.get(grammar)
         self._words = compiled.words
-        matcher = Matcher(compiled.start(), new, self._eos_ids, self._words)
+        matcher = Matcher(compiled.start(), new, self._store.eos_ids, self._words)
         output = new.tokens[new.num_prompt :]
         if matcher.advance(output) != len(output) or matcher.error is not None:
             raise RequestError(matcher.error or "the output so far goes on behind the end of its grammar")

@@ -19,6 +19,7 @@ from headrace.runner.kv_storage import KVStorage
 from headrace.runner.sampler import Sampler
 from headrace.runner.token_masks import GrammarRunner
 from headrace.runner.torch_model import TorchModel
+from headrace.text.grammar_store import GrammarStore
 
 
 def load_executor(
@@ -26,7 +27,7 @@ def load_executor(
     spec: ModelSpec,
     resolved: ResolvedConfig,
     ops: Selection,
-    grammars: GrammarRunner,
+    grammars: GrammarStore,
     progress: Progress | None = None,
 ) -> ModelExecutor[torch.Tensor]:
     """Load the weights and build what runs them. Sets torch's number of threads for the whole process.
@@ -43,5 +44,5 @@ def load_executor(
         Sampler(spec.vocab_size, device),
         resolved.kv_groups,
         max_seqs=resolved.max_num_seqs,
-        grammars=grammars,
+        grammars=GrammarRunner(grammars),
     )

@@ -4,6 +4,7 @@ Modules, in reading order:
 
 - `service`: what every route needs: the engine's client, the tokenizer, the names of the model.
 - `schemas`: what requests may hold, every field bounded.
+- `structured`: what an output must look like, in each of the ways to ask for it.
 - `prompts`: text, token ids and conversations as prompts.
 - `job`: one HTTP request's work at the engine.
 - `choices`, `logprobs`: the parts that answers are made of.

@@ -24,6 +24,7 @@ from headrace.core.params import (
 from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S
 from headrace.errors import InvalidParams
 from headrace.server.priorities import priority_number
+from headrace.server.structured import GUIDED, grammar_of
 from headrace.text.tools import ToolUse, checked_tool_use
 
 MAX_MODEL_NAME_CHARS = 1024
@@ -133,6 +134,14 @@ class SamplingFields(Strict):
     ) = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
+    # What the output must look like: OpenAI's field, then vLLM's. `headrace.server.structured` checks them.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
     # Our own: seconds until the request must have been scheduled, and until it must have ended.
     queue_timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
     timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
@@ -156,9 +165,11 @@ class SamplingFields(Strict):
 
     def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         given = {name: getattr(self, name) for name in _SAMPLING_NAMES}
+        guided = {name: getattr(self, name) for name in GUIDED}
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
+            grammar=grammar_of(self.response_format, self.structured_outputs, guided),
             **{name: value for name, value in given.items() if value is not None},
         )
 
@@ -208,7 +219,6 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    response_format: Any = None
     tools: Any = None  # `headrace.text.tools` checks these two
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -226,10 +236,6 @@ class ChatRequest(SamplingFields):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParams("top_logprobs needs logprobs to be true")
-        if self.response_format not in (None, {"type": "text"}):
-            raise InvalidParams(
-                'a response_format other than {"type": "text"} is not supported by this server'
-            )
 
     @property
     def length(self) -> int | None:

@@ -13,6 +13,7 @@ from headrace.serving.clock import MONOTONIC, Clock
 from headrace.serving.connection import Connection, ParentGone
 from headrace.serving.facts import ModelFacts
 from headrace.serving.frames import WireError
+from headrace.serving.grammar_gate import POLL_S, GrammarGate
 from headrace.serving.journal import Journal, View
 from headrace.serving.messages import (
     Abort,
@@ -55,12 +56,18 @@ class EngineLoop:
     """
 
     def __init__(
-        self, connection: Connection, engine: Engine, executor: Executor, clock: Clock = MONOTONIC
+        self,
+        connection: Connection,
+        engine: Engine,
+        executor: Executor,
+        clock: Clock = MONOTONIC,
+        grammars: GrammarGate | None = None,
     ) -> None:
         self._connection = connection
         self._engine = engine
         self._stepper = Stepper(engine, executor, clock, self._announce)
         self._clock = clock
+        self._grammars = grammars
         self._journal = Journal()
         self._wait_until: float | None = None
 
@@ -87,18 +94,21 @@ class EngineLoop:
             answer = self._handle(message)
             if answer is not None:
                 answers.append(answer)
+        answers += self._take_compiled()
         self._connection.send(*answers)  # before the step: nobody should wait for that to be told "no"
         if self._engine.has_work:
             step = self._stepper.step()
             self._wait_until = step.wait_until
             self._connection.send(*outputs_to_wire(step.outputs))
             self._journal.note(step.outputs, self._clock())
+            if self._grammars is not None:
+                self._grammars.note(step.outputs)
         return True
 
     def _patience(self) -> float | None:
         """Seconds to wait for a message before the next step; None without end."""
         if not self._engine.has_work:
-            return None
+            return POLL_S if self._grammars is not None and self._grammars.busy else None
         if self._wait_until is None:
             return 0.0
         return self._wait_until - self._clock()
@@ -107,6 +117,8 @@ class EngineLoop:
         match message:
             case Add():
                 return self._add(message)
+            case Abort() if self._grammars is not None and self._grammars.abort(message.request_id):
+                return None
             case Abort():
                 self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
                 return None
@@ -122,15 +134,42 @@ class EngineLoop:
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 
-    def _add(self, message: Add) -> Message:
+    def _add(self, message: Add) -> Message | None:
         try:
             new = request_from_wire(message)
             _check_size(new)
+            if new.params.grammar is not None and not self._compiled(new):
+                return None
             self._engine.add(new, self._clock())
         except HeadraceError as error:
             return refusal_to_wire(message.request_id, error)
         self._wait_until = None
         return Accepted(message.request_id)
+
+    def _compiled(self, new: NewRequest) -> bool:
+        """The engine may have a request with a grammar; False where that has to be compiled first."""
+        if self._grammars is None:
+            raise InvalidParams("this engine follows no grammars")
+        self._engine.check(new)
+        return self._grammars.submit(new)
+
+    def _take_compiled(self) -> list[Message]:
+        """Let requests in whose grammar is ready."""
+        answers: list[Message] = []
+        if self._grammars is None:
+            return answers
+        for new, error in self._grammars.take():
+            try:
+                if error is not None:
+                    raise error
+                self._engine.add(new, self._clock())
+            except HeadraceError as refusal:
+                self._grammars.let_go(new.request_id)
+                answers.append(refusal_to_wire(new.request_id, refusal))
+                continue
+            self._wait_until = None
+            answers.append(Accepted(new.request_id))
+        return answers
 
     def _announce(self, plan: StepPlan) -> None:
         """Explain the silence of a large step before it begins."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_COMPILED = 64
 """Most compiled grammars that are kept while nobody holds them."""
+MAX_KEPT_BYTES = 256 * 2**20
+"""What these may hold."""
 MAX_REFUSED = 1024
 """Most grammars that are remembered as being of no use, so that each costs its time once."""
 
@@ -31,7 +33,7 @@ class GrammarStore:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
+        self.eos_ids = eos_ids
         self._limit = limit
         self._compiler: GrammarCompiler | None = None
         self._recent: OrderedDict[Grammar, Compiled] = OrderedDict()
@@ -51,8 +53,8 @@ class GrammarStore:
                 self._keep(grammar, found)
             return found
 
-    def get(self, grammar: Grammar) -> Compiled:
-        """The compiled grammar, which stays known while the caller holds it.
+    def get(self, grammar: Grammar, size: int = 0) -> Compiled:
+        """The compiled grammar, which stays known while the caller holds it. `size`: bytes that it is known to hold.
 
         Raises InvalidParams where the grammar is of no use, or the model follows none; MissingDependency without
         llguidance.
@@ -69,6 +71,7 @@ class GrammarStore:
             except InvalidParams as error:
                 self.refuse(grammar, str(error))
                 raise
+        found.size = size
         with self._lock:
             self._keep(grammar, found)
         return found
@@ -83,7 +86,9 @@ class GrammarStore:
     def _keep(self, grammar: Grammar, compiled: Compiled) -> None:
         self._alive[grammar] = self._recent[grammar] = compiled
         self._recent.move_to_end(grammar)
-        while len(self._recent) > self._limit:
+        while len(self._recent) > self._limit or (
+            len(self._recent) > 1 and sum(one.size for one in self._recent.values()) > MAX_KEPT_BYTES
+        ):
             self._recent.popitem(last=False)
 
     def _loaded(self) -> GrammarCompiler:
@@ -98,5 +103,5 @@ class GrammarStore:
                 raise MissingDependency(
                     "a grammar needs llguidance: pip install 'headrace[grammar]'"
                 ) from error
-            self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._eos_ids)
+            self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self.eos_ids)
         return self._compiler

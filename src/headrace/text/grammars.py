@@ -39,12 +39,14 @@ LIMITS = LLParserLimits(
 class Compiled:
     """A grammar that is ready to be followed by any number of sequences."""
 
-    __slots__ = ("__weakref__", "_matcher", "words")
+    __slots__ = ("__weakref__", "_matcher", "size", "words")
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self.words = -(-vocab_size // 32)
         """32-bit words of a mask of the tokens that may come next."""
+        self.size = 0
+        """Bytes that it holds, where somebody has measured that."""
 
     def start(self) -> LLMatcher:
         """A matcher at the beginning, with what earlier ones have found out about the vocabulary."""
@@ -79,10 +81,6 @@ class GrammarCompiler:
             matcher.compute_bitmask()
         if matcher.is_error():
             raise InvalidParams(f"the {grammar.kind} grammar cannot be used: {_reason(matcher.get_error())}")
-        if matcher.is_stopped():
-            raise InvalidParams(
-                f"the {grammar.kind} grammar cannot be used: it allows nothing but an empty text"
-            )
         return Compiled(matcher, self._tokenizer.vocab_size)
 
 
@@ -113,6 +111,8 @@ def _reason(text: str) -> str:
     """llguidance's message in one line: without the excerpts of the grammar, the state of the parser, and traces."""
     if text.startswith("panic"):
         return "it is too large"
+    if text.startswith("NoExtension"):
+        return "no text matches it"
     kept: list[str] = []
     for line in text.splitlines():
         if line.startswith("<"):

@@ -1,0 +1,246 @@
+"""Requests with grammars at a real engine process: compiled beside the steps, held while followed, never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from headrace.core.grammar import Grammar
+from headrace.core.params import SamplingParams
+from headrace.core.types import FinishReason, NewRequest, Output
+from headrace.errors import InvalidParams, Overloaded
+from headrace.serving import grammar_gate
+from headrace.serving.child import ENGINE_COMMAND
+from headrace.serving.generation import Generation
+from headrace.serving.grammar_gate import GrammarGate
+from headrace.serving.process_client import ProcessClient
+from headrace.text.grammar_store import MAX_REFUSED, GrammarStore
+from headrace.text.tokenizer import Tokenizer
+
+pytest.importorskip("llguidance")
+
+OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "max_model_len": 512}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "animal": {"enum": ["fox", "cat"]},
+        "legs": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["animal", "legs"],
+    "additionalProperties": False,
+}
+LONGEST_GAP_S = 0.25
+
+
+def hard(number: int) -> Grammar:
+    """Takes about half a second to compile, and never the same one twice."""
+    return Grammar("json_schema", {"type": "integer", "multipleOf": 99_991 - 2 * number})
+
+
+def request(name: str, grammar: Grammar | None = None, **params: Any) -> NewRequest:
+    return NewRequest(
+        name, (7, 8, 9), SamplingParams(grammar=grammar, **{"max_tokens": 60, "seed": 1} | params)
+    )
+
+
+def with_engine(
+    body: Callable[[ProcessClient], Awaitable[None]], command: Sequence[str] = ENGINE_COMMAND
+) -> None:
+    async def run() -> None:
+        client = await ProcessClient.start(OPTIONS, command=command)
+        try:
+            await body(client)
+            stats = await client.stats()
+            while stats.running or stats.waiting:
+                await asyncio.sleep(0.01)
+                stats = await client.stats()
+            assert stats.free_blocks == stats.total_blocks
+        finally:
+            await client.aclose()
+
+    asyncio.run(run())
+
+
+async def text_of(client: ProcessClient, tokenizer: Tokenizer, new: NewRequest) -> list[str]:
+    generation = await Generation.start(client, tokenizer, new)
+    async for _ in generation.deltas():
+        pass
+    assert generation.result is not None
+    assert all(output.finish_reason == "stop" for output in generation.result.outputs)
+    return [output.text for output in generation.result.outputs]
+
+
+def test_outputs_follow_their_grammars_and_bad_ones_are_refused(tokenizer: Tokenizer) -> None:
+    async def body(client: ProcessClient) -> None:
+        layout = {"x-guidance": {"whitespace_flexible": False}}  # which the server's own layout overrides
+        schema = Grammar("json_schema", SCHEMA | layout)
+        texts, choices, again = await asyncio.gather(
+            text_of(client, tokenizer, request("a", schema, n=3, temperature=1.0, max_tokens=200)),
+            text_of(client, tokenizer, request("b", Grammar("choice", ["yes", "no"]))),
+            text_of(client, tokenizer, request("c", Grammar("regex", "x{3}"))),
+        )
+        for text in texts:
+            made = json.loads(text)
+            assert made["animal"] in ("fox", "cat") and 1 <= made["legs"] <= 9
+        assert choices[0] in ("yes", "no") and again == ["xxx"]
+        for _ in range(2):  # compiled, then remembered
+            with pytest.raises(InvalidParams, match="unclosed"):
+                await client.submit(request("d", Grammar("regex", "[")))
+        assert await text_of(client, tokenizer, request("d", Grammar("regex", "x{3}"))) == ["xxx"]
+
+    with_engine(body)
+
+
+def test_aborting_what_is_being_compiled(tokenizer: Tokenizer) -> None:
+    async def body(client: ProcessClient) -> None:
+        await text_of(client, tokenizer, request("warm", Grammar("regex", "w")))
+        waiting = [asyncio.ensure_future(client.submit(request(f"h{i}", hard(i)))) for i in range(2)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(InvalidParams, match="already running"):
+            await client.submit(request("h0", hard(0)))
+        waiting[0].cancel()  # in the worker
+        waiting[1].cancel()  # behind it
+        await asyncio.wait(waiting)
+        # Both names are free again, and nothing is left of the requests.
+        assert await text_of(client, tokenizer, request("h0", Grammar("regex", "y"))) == ["y"]
+        assert await text_of(client, tokenizer, request("h1", Grammar("regex", "z"))) == ["z"]
+
+    with_engine(body)
+
+
+# Compiles where it should not: in the engine's own thread, between two steps.
+ON_THE_STEP_PATH = (
+    "import sys; from headrace.cli import main; from headrace.serving import grammar_gate as gate;"
+    "gate.GrammarGate.submit = lambda self, new: self._store.get(new.params.grammar) is not None;"
+    "main(['engine-process', *sys.argv[1:]])"
+)
+
+
+async def longest_gap(client: ProcessClient, tokenizer: Tokenizer) -> float:
+    """Seconds between two tokens of one request while others bring grammars that are hard to compile."""
+    await text_of(client, tokenizer, request("warm", Grammar("regex", "w")))
+    stream = await client.submit(request("neighbour", ignore_eos=True, max_tokens=480))
+    await anext(stream)
+    last, longest = time.monotonic(), 0.0
+    refused = asyncio.gather(
+        *(client.submit(request(f"h{i}", hard(i))) for i in range(2)), return_exceptions=True
+    )
+    async for _ in stream:
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+        if refused.done():
+            break
+    client.abort("neighbour")
+    await refused
+    return longest
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_neighbours_do_not_notice_what_is_compiled(tokenizer: Tokenizer, planted: bool) -> None:
+    gaps: list[float] = []
+
+    async def body(client: ProcessClient) -> None:
+        gaps.append(await longest_gap(client, tokenizer))
+
+    with_engine(body, (sys.executable, "-P", "-c", ON_THE_STEP_PATH) if planted else ENGINE_COMMAND)
+    assert (gaps[0] > LONGEST_GAP_S) == planted, gaps
+
+
+# ---- The gate by itself ----
+
+
+def settle(gate: GrammarGate) -> list[Any]:
+    deadline = time.monotonic() + 20
+    found: list[Any] = []
+    while gate.busy:
+        found += gate.take()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+@pytest.fixture
+def store(tokenizer: Tokenizer) -> GrammarStore:
+    return GrammarStore(tokenizer, 2048, tokenizer.eos_ids, limit=2)
+
+
+def test_a_grammar_is_kept_while_a_request_follows_it(store: GrammarStore) -> None:
+    gate = GrammarGate(store, None)
+    kept, other = Grammar("regex", "kept"), Grammar("regex", "other")
+    assert not gate.submit(request("a", kept, n=2)) and not gate.submit(request("b", other))
+    assert [error for _, error in settle(gate)] == [None, None]
+    gate.note(
+        [Output("b", 0, finish_reason=FinishReason.STOP), Output("a", 1, finish_reason=FinishReason.STOP)]
+    )
+    for i in range(4):
+        store.get(Grammar("regex", f"later{i}"))
+    assert store.known(kept) is not None and store.known(other) is None
+    assert gate.submit(request("c", kept))  # compiled already
+    gate.note([Output("a", 0, finish_reason=FinishReason.ABORT)])
+    gate.let_go("c")
+    for i in range(4):
+        store.get(Grammar("regex", f"more{i}"))
+    assert store.known(kept) is None
+
+
+def test_too_many_waiting_are_refused(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_gate, "MAX_WAITING", 3)
+    gate = GrammarGate(store, None)
+    for i in range(3):
+        gate.submit(request(f"r{i}", hard(i)))
+    with pytest.raises(Overloaded, match="too many"):
+        gate.submit(request("r3", hard(3)))
+    assert gate.abort("r2") and not gate.abort("r2") and not gate.abort("unknown")
+    assert not gate.submit(request("r3", Grammar("regex", "a")))
+    assert {new.request_id for new, _ in settle(gate)} == {"r0", "r1", "r3"}
+
+
+def test_grammars_of_too_much_memory_are_refused(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_gate, "MAX_HELD_BYTES", 100)
+    gate = GrammarGate(store, None)
+    first, second = (store.get(Grammar("regex", letter), size=60) for letter in "ab")
+    assert gate.submit(request("a", Grammar("regex", "a"))) and gate.submit(
+        request("a2", Grammar("regex", "a"))
+    )
+    with pytest.raises(Overloaded, match="memory"):
+        gate.submit(request("b", Grammar("regex", "b")))
+    gate.let_go("a")
+    gate.let_go("a2")
+    assert gate.submit(request("b", Grammar("regex", "b")))
+    assert first.size == second.size == 60
+
+
+def test_a_bug_is_an_answer(store: GrammarStore, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def check(self, grammar: Grammar) -> int:
+            raise RuntimeError("planted")
+
+    gate = GrammarGate(store, Broken())  # type: ignore[arg-type]
+    gate.submit(request("a", Grammar("regex", "a")))
+    ((_, error),) = settle(gate)
+    assert isinstance(error, InvalidParams) and "planted" not in str(error)
+    assert "planted" in caplog.text
+
+
+def test_refusals_are_remembered_within_bounds(store: GrammarStore) -> None:
+    for i in range(MAX_REFUSED + 5):
+        store.refuse(Grammar("regex", f"r{i}"), "no")
+    assert store.known(Grammar("regex", "r4")) is None
+    with pytest.raises(InvalidParams, match="no"):
+        store.known(Grammar("regex", "r5"))
+    assert len(store._refused) == MAX_REFUSED
+
+
+def test_a_model_without_tokenizer_or_end_follows_no_grammar(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidParams, match="tokenizer"):
+        GrammarStore(None, 2048, frozenset({1})).get(Grammar("regex", "a"))
+    with pytest.raises(InvalidParams, match="end-of-sequence"):
+        GrammarStore(tokenizer, 2048, frozenset({5000})).get(Grammar("regex", "a"))
