@@ -87,6 +87,23 @@ def test_a_taken_port(tale: ServeProcess, capsys: pytest.CaptureFixture[str]) ->
         (["--port", "70000"], "--port must be between 0 and 65535, got 70000"),
         (["--host", "256.1.2.3"], "cannot listen on 256.1.2.3"),
         (["--max-queue", "0"], "--max-queue must be between 1 and 1000000, got 0"),
+        *(
+            (["--max-connections", value], f"--max-connections must be between 1 and 1000000, got {value}")
+            for value in ("0", "1000001")
+        ),
+        (["--max-header-bytes", "16777217"], "--max-header-bytes must be between 1024 and "),
+        (["--header-timeout", "86401"], "--header-timeout must be between 0.1 and 86400, got 86401.0"),
+        (["--header-timeout", "nan"], "--header-timeout must be between 0.1 and 86400, got nan"),
+        (["--body-timeout", "0"], "--body-timeout must be between 0.1 and 86400, got 0.0"),
+        (["--body-timeout", "86401"], "--body-timeout must be between 0.1 and 86400, got 86401.0"),
+        (["--keep-alive-timeout", "86401"], "--keep-alive-timeout must be between 1 and 86400, got 86401"),
+        (
+            ["--slow-reader-timeout", "86401"],
+            "--slow-reader-timeout must be between 0.1 and 86400, got 86401.0",
+        ),
+        (["--shutdown-timeout", "86401"], "--shutdown-timeout must be between 0 and 86400, got 86401"),
+        (["--engine-timeout", "86401"], "--engine-timeout must be between 0 and 86400, got 86401.0"),
+        (["--engine-timeout", "-1"], "--engine-timeout must be between 0 and 86400, got -1.0"),
         (["--batching", "never"], "batching must be one of"),
     ],
 )

