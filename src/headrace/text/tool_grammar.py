@@ -13,9 +13,9 @@ from headrace.text.tokenizer import Tokenizer
 
 MAX_CALLS = 32
 """Most calls in one answer."""
-JSON_LAYOUT = {"whitespace_pattern": r" |\n[ \t]{0,24}"}
-"""What llguidance lets stand between the parts of JSON: a space, or a line break with indentation. A model that is
-unsure of its next token would fill any more space than that with blanks."""
+JSON_LAYOUT = {"whitespace_pattern": " "}
+"""What llguidance lets stand between the parts of JSON, at most: one space. A model that is unsure of its next token
+would fill any more room with blanks."""
 
 
 @dataclass(frozen=True, slots=True)
