@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 
@@ -13,6 +14,8 @@ from headrace.server.errors import error_body
 
 ANY = "*"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
+
 PROBES = frozenset({"/health", "/ready"})
 """Load balancers ask these under whatever name they have for the server; they tell nothing."""
 
@@ -45,8 +48,14 @@ def name_of(host: str) -> str:
     """The name in a Host header, without a port, in lower case."""
     host = host.strip().lower()
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        address, closed, rest = host[1:].partition("]")
+        return address if closed and (not rest or rest.startswith(":")) else host
     return host if host.count(":") > 1 else host.partition(":")[0]
+
+
+def is_name(text: str) -> bool:
+    """A host name or an address, without a port."""
+    return bool(_NAME.fullmatch(text)) or _address(text.strip("[]")) is not None
 
 
 class HostCheck:

@@ -54,17 +54,17 @@ class KeyCheck:
                 message = {**message, "headers": [*message.get("headers", ()), *limits]}
             await send(message)
 
-        if caller.requests_per_minute is not None or caller.tokens_per_minute is not None:
-            send = with_limits
+        limited = caller.requests_per_minute is not None or caller.tokens_per_minute is not None
+        answer = with_limits if limited else send
         if scope["method"] == "POST":
             try:
                 traffic.limiter.take_request(caller)
             except RateLimited as error:
                 traffic.usage.of(caller.name).refused[error.code] += 1
                 after = {"Retry-After": str(error.retry_after_s)}
-                await JSONResponse(headrace_error_body(error), error.status, after)(scope, receive, send)
+                await JSONResponse(headrace_error_body(error), error.status, after)(scope, receive, answer)
                 return
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, answer)
 
 
 def _is_open(path: str) -> bool:

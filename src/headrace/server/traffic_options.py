@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.errors import ConfigError
-from headrace.server.hosts import ANY, default_hosts, is_loopback
+from headrace.server.hosts import ANY, default_hosts, is_loopback, is_name
 from headrace.server.key_file import KeySources, operator_keys
 from headrace.server.origins import normal_origin
 from headrace.server.traffic import Rules, Traffic
@@ -18,8 +17,6 @@ from headrace.serving.facts import ModelFacts
 from headrace.serving.process_client import MAX_IN_FLIGHT
 
 MAX_NAMES = 1000
-
-_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +53,7 @@ class TrafficOptions:
         rules = Rules(keys, queue_timeout_s, request_timeout_s, share_prefix)
         Traffic(rules)
         for name in allowed_hosts or ():
-            if name != ANY and not _HOST.fullmatch(name):
+            if name != ANY and not is_name(name):
                 raise ConfigError(f"--allowed-hosts takes names without a port, got {name[:200]!r}")
         try:
             origins = tuple(one if one == ANY else normal_origin(one) for one in allowed_origins)
