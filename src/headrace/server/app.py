@@ -30,6 +30,9 @@ from headrace.server.hosts import ANY, HostCheck
 from headrace.server.key_check import KeyCheck
 from headrace.server.latencies import Arrival
 from headrace.server.origins import OriginCheck
+from headrace.server.seeing import route as metrics
+from headrace.server.seeing.observer import Observer
+from headrace.server.seeing.sight import Sight
 from headrace.server.service import Service
 from headrace.server.traffic import Traffic
 from headrace.serving.client import AsyncClient
@@ -73,15 +76,29 @@ def create_app(
         pooling=pooling,
     )
     app.state.feed = Feed(client, service.latencies)
+    app.state.sight = sight = Sight(service)
     # From the inside to the outside: what is added last sees a request first.
     app.add_middleware(BodyLimit, limit=max_body_bytes)
     app.add_middleware(KeyCheck, traffic=traffic)
     app.add_middleware(OriginCheck, allowed=tuple(allowed_origins))
     app.add_middleware(HostCheck, allowed=tuple(allowed_hosts))
     app.add_middleware(Arrival)
+    app.add_middleware(Observer, tallies=sight.tallies, sinks=sight.sinks)
     errors.install(app)
     app.add_exception_handler(CallerLeft, _nobody_listens)
-    for routes in (completions, chat, responses, embeddings, tokens, models, health, live, page, usage):
+    for routes in (
+        completions,
+        chat,
+        responses,
+        embeddings,
+        tokens,
+        models,
+        health,
+        live,
+        metrics,
+        page,
+        usage,
+    ):
         app.include_router(routes.router)
     return app
 

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from headrace.errors import HeadraceError
+from headrace.server.seeing.record import current
 
 MAX_MESSAGE_CHARS = 2000
 
@@ -46,6 +47,9 @@ def install(app: FastAPI) -> None:
 
 async def _headrace_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HeadraceError)
+    record = current()
+    if record is not None:
+        record.error = error.code
     after = error.retry_after_s
     headers = None if after is None else {"Retry-After": str(after)}
     return JSONResponse(headrace_error_body(error), error.status, headers)

@@ -12,6 +12,7 @@ from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.server.latencies import StreamTimes
 from headrace.server.prompts import Encoded
 from headrace.server.schemas import SamplingFields
+from headrace.server.seeing.record import current
 from headrace.server.service import Service
 from headrace.serving.completion import Delta
 from headrace.serving.generation import Generation
@@ -30,6 +31,7 @@ class Job:
         self._generations = tuple(generations)
         self._n = n
         self._times = times
+        self._record = current()
 
     @classmethod
     async def start(
@@ -60,7 +62,7 @@ class Job:
                 for new, prompt in zip(news, prompts, strict=True)
             ]
             try:
-                return cls(name, await asyncio.gather(*starting), params.n, times)
+                job = cls(name, await asyncio.gather(*starting), params.n, times)
             except BaseException:
                 for task in starting:
                     task.cancel()
@@ -68,18 +70,30 @@ class Job:
                     if isinstance(outcome, Generation):
                         outcome.cancel()
                 raise
+        if job._record is not None:
+            lengths = [len(prompt.ids) for prompt in prompts]
+            job._record.began(name, params, lengths, job._generations, bool(body.stream))
+        return job
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, addition) as they come. Raises HeadraceError when the engine or one of the completions fails."""
-        async for number, delta in _merged([generation.deltas() for generation in self._generations]):
-            if delta.finish_reason == FinishReason.TIMEOUT.value:
-                raise DeadlineExceeded(delta.error)
-            if delta.error is not None:
-                raise HeadraceError(f"the engine failed on this request: {delta.error}")
-            index = number * self._n + delta.index
-            if self._times is not None and delta.text:
-                self._times.saw(index)
-            yield index, delta
+        record = self._record
+        try:
+            async for number, delta in _merged([generation.deltas() for generation in self._generations]):
+                if record is not None:
+                    record.saw(number, delta)
+                if delta.finish_reason == FinishReason.TIMEOUT.value:
+                    raise DeadlineExceeded(delta.error)
+                if delta.error is not None:
+                    raise HeadraceError(f"the engine failed on this request: {delta.error}")
+                index = number * self._n + delta.index
+                if self._times is not None and delta.text:
+                    self._times.saw(index)
+                yield index, delta
+        except HeadraceError as error:
+            if record is not None:
+                record.error = error.code
+            raise
 
     @property
     def results(self) -> list[RequestOutput]:

@@ -98,6 +98,7 @@ async def _serve(
             pooling=options.pooling,
             allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
         )  # fmt: skip
+        app.state.sight.start()
         drain = Drain(app)
         allowed = allow_connections(options.connections.max_connections)
         limits = replace(options.connections, max_connections=allowed)

@@ -35,6 +35,11 @@ class AsyncClient(Submitter, Protocol):
         ...
 
     @property
+    def restarts(self) -> int:
+        """Engines that were started after the first."""
+        ...
+
+    @property
     def trouble(self) -> str | None:
         """Why there is no engine, in one sentence that anybody may read; None while there is one."""
         ...

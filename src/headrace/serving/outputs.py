@@ -24,7 +24,8 @@ class RequestMetrics:
     """Times in seconds on the engine's clock, None where it did not come to that; counts in tokens.
 
     queue_s: arrival to first scheduling. ttft_s: arrival to the first output token. tpot_s: mean time of an output
-    token behind the first. e2e_s: arrival to the end. Several completions of one prompt share one arrival: queue_s
+    token behind the first. prefill_s: first scheduling to the first output token. decode_s: first output token to the
+    last. e2e_s: arrival to the end. Several completions of one prompt share one arrival: queue_s
     and ttft_s are those of the earliest, e2e_s of the latest, and the counts are sums.
     num_cached_tokens: prompt tokens taken from the prefix cache; cache_miss: why it were not more.
     """
@@ -32,6 +33,8 @@ class RequestMetrics:
     queue_s: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     e2e_s: float | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0

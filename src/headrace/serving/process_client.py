@@ -149,6 +149,11 @@ class ProcessClient:
         return EngineState.STARTING if self._facts is None else EngineState.READY
 
     @property
+    def restarts(self) -> int:
+        """None: an engine that has ended is not started again here."""
+        return 0
+
+    @property
     def trouble(self) -> str | None:
         """How the engine process ended, if it did."""
         return self._error

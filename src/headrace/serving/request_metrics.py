@@ -19,11 +19,14 @@ def request_metrics(
     arrival = leader.arrival_s
     starts = [one.first_scheduled_s for one in stats if one.first_scheduled_s is not None]
     firsts = [one.first_token_s for one in stats if one.first_token_s is not None]
+    lasts = [one.last_token_s for one in stats if one.last_token_s is not None]
     ends = [one.finished_s for one in stats if one.finished_s is not None]
     return RequestMetrics(
         queue_s=min(starts) - arrival if starts else None,
         ttft_s=min(firsts) - arrival if firsts else None,
         tpot_s=_tpot(stats),
+        prefill_s=min(firsts) - min(starts) if firsts and starts else None,
+        decode_s=max(lasts) - min(firsts) if firsts and lasts else None,
         e2e_s=max(ends) - arrival if ends else None,
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=num_output_tokens,

@@ -1,0 +1,154 @@
+"""What is known of one HTTP request: filled in while it is served, read once at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from headrace.core.params import SamplingParams
+from headrace.server.seeing.tallies import Tallies
+from headrace.serving.clock import Clock
+from headrace.serving.completion import Delta
+from headrace.serving.generation import Generation
+from headrace.serving.outputs import RequestOutput
+
+_current: ContextVar[RequestRecord | None] = ContextVar("headrace_request_record", default=None)
+
+
+def current() -> RequestRecord | None:
+    """The record of the request that is being handled; None outside of any."""
+    return _current.get()
+
+
+@dataclass(slots=True)
+class Work:
+    """What a request has the engine do. `prompt_tokens`, `generations`: one entry a prompt."""
+
+    name: str
+    params: SamplingParams
+    prompt_tokens: tuple[int, ...]
+    generations: tuple[Generation, ...]
+    stream: bool
+    begun: set[int] = field(default_factory=set)  # prompts that have given a token
+    reasons: dict[tuple[int, int], str] = field(default_factory=dict)  # of (prompt, completion)
+    tokens: dict[tuple[int, int], int] = field(default_factory=dict)
+    last: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @property
+    def results(self) -> list[RequestOutput | None]:
+        """None for a prompt whose completions have not all ended."""
+        return [generation.result for generation in self.generations]
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """One entry a completion, prompt by prompt; None for one that had not ended."""
+        return [
+            self.reasons.get((number, index))
+            for number in range(len(self.generations))
+            for index in range(self.params.n)
+        ]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.tokens.values())
+
+
+class RequestRecord:
+    """Times in seconds on `clock`, but for `started`, which is Unix time. No text of any prompt or output is in it."""
+
+    __slots__ = (
+        "arrived", "caller", "clock", "ended", "error", "first", "headers", "method", "route", "started", "status",
+        "tallies", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        tallies: Tallies,
+        clock: Clock,
+        started: float,
+    ) -> None:
+        self.clock = clock
+        self.arrived = clock()
+        self.started = started
+        self.ended: float | None = None
+        self.first: float | None = None  # token
+        self.method = method
+        self.headers = headers
+        self.route: str | None = None  # None where the request met no route
+        self.status: int | None = None  # None where the answer had not begun
+        self.caller = ""
+        self.error: str | None = None  # the code of an error, also of one in the middle of a stream
+        self.work: Work | None = None
+        self.tallies = tallies
+
+    def make_current(self) -> None:
+        _current.set(self)
+
+    def began(
+        self,
+        name: str,
+        params: SamplingParams,
+        prompt_tokens: Sequence[int],
+        generations: Sequence[Generation],
+        stream: bool,
+    ) -> None:
+        """The engine has accepted the request. Of several pieces of work the last one is told."""
+        self.work = Work(name, params, tuple(prompt_tokens), tuple(generations), stream)
+
+    def saw(self, number: int, delta: Delta) -> None:
+        """A piece of a completion of prompt `number` has come. Called for every token."""
+        work, tallies = self.work, self.tallies
+        if work is None:
+            return
+        key = (number, delta.index)
+        count = len(delta.token_ids)
+        if count:
+            now = self.clock()
+            last = work.last.get(key)
+            if last is not None:
+                tallies.itl.observe(now - last)
+            elif number not in work.begun:
+                work.begun.add(number)
+                tallies.prompt_tokens += work.prompt_tokens[number]
+                if self.first is None:
+                    self.first = now
+                    tallies.ttft.observe(now - self.arrived)
+            work.last[key] = now
+            work.tokens[key] = work.tokens.get(key, 0) + count
+            tallies.generation_tokens += count
+        if delta.finish_reason is not None:
+            work.reasons[key] = delta.finish_reason
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first is None else self.first - self.arrived
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrival to the end of the answer, or to now."""
+        return (self.clock() if self.ended is None else self.ended) - self.arrived
+
+    @property
+    def aborted(self) -> bool:
+        """The caller left before the answer was complete."""
+        if self.work is not None:
+            return self.error is None and None in self.work.finish_reasons
+        return self.status in (None, 499)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the prefix cache, as far as that is known."""
+        if self.work is None:
+            return 0
+        return sum(result.num_cached_tokens for result in self.work.results if result is not None)
+
+    @property
+    def queue_s(self) -> float | None:
+        """The longest that any of the prompts waited."""
+        if self.work is None:
+            return None
+        waits = [result.metrics.queue_s for result in self.work.results if result is not None]
+        return max((wait for wait in waits if wait is not None), default=None)

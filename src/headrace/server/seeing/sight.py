@@ -1,0 +1,48 @@
+"""What a server sees of itself, and the tasks that keep looking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from headrace.server.seeing.ended import tally
+from headrace.server.seeing.engine_totals import EngineTotals
+from headrace.server.seeing.exposition import Exposition
+from headrace.server.seeing.loop_lag import LoopLag
+from headrace.server.seeing.observer import Sink
+from headrace.server.seeing.table import Sources
+from headrace.server.seeing.tallies import Tallies
+from headrace.server.service import Service
+
+LOOK_INTERVAL_S = 1.0
+"""What an engine counts in this time before it dies unexpectedly is not seen."""
+
+
+class Sight:
+    """`sinks` are told of each request that ends, behind the tallies."""
+
+    def __init__(self, service: Service, sinks: Sequence[Sink] = ()) -> None:
+        self.tallies = Tallies()
+        self.engine = EngineTotals(service.client)
+        self.lag = LoopLag()
+        self.sinks: tuple[Sink, ...] = (tally, *sinks)
+        sources = Sources(service.client, service.facts, service.traffic, self.tallies, self.engine, self.lag)
+        self._exposition = Exposition(sources, service.names[0])
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+
+    def start(self) -> None:
+        """Begin to watch the event loop that runs now, and the engine, for as long as the loop runs."""
+        self._tasks = (
+            asyncio.create_task(self.lag.watch(), name="loop-lag"),
+            asyncio.create_task(self._look(), name="engine-totals"),
+        )
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        """(body, content type) of /metrics now."""
+        await self.engine.look()
+        return self._exposition.text(accept)
+
+    async def _look(self) -> None:
+        while True:
+            await self.engine.look()
+            await asyncio.sleep(LOOK_INTERVAL_S)

@@ -1,0 +1,172 @@
+"""Hostile names cannot break /metrics, and callers cannot make it grow."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.server.app import create_app
+from headrace.server.key_usage import MAX_NAMES, OTHERS, KeyUsage
+from headrace.server.seeing import exposition
+from headrace.server.seeing.exposition import MAX_LABEL_CHARS, safe_label
+from headrace.server.seeing.observer import Observer
+from headrace.server.seeing.tallies import Tallies
+from headrace.server.traffic import Traffic
+from tests.server.conftest import TinyServer
+from tests.server.seeing.scrape import OPENMETRICS, Scrape
+
+HOSTILE = [
+    'a"} 1\nheadrace:prompt_tokens_total{model_name="b',
+    "back\\slash\\",
+    "new\nline\rreturn",
+    "\ud800 alone",
+    "\x00\x1b[31m",
+    "\u2028\u2029\x85",
+    "x" * 1024,
+    "# HELP evil",
+    "{}",
+]
+
+
+async def scraped(app: object, openmetrics: bool) -> httpx.Response:
+    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        return await http.get("/metrics", headers=OPENMETRICS if openmetrics else {})
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_models_and_keys_cannot_break_out(tiny: TinyServer, name: str, openmetrics: bool) -> None:
+    traffic = Traffic()
+    traffic.usage.of(name).refused[name] += 1
+    app = create_app(tiny.client, None, [name], tiny.client.facts, traffic=traffic)
+    plain = create_app(tiny.client, None, ["plain"], tiny.client.facts, traffic=Traffic())
+    body = tiny.call(scraped(app, openmetrics)).text
+    expected = set(Scrape.of(tiny.call(scraped(plain, openmetrics)).text, openmetrics).samples)
+    added = set(Scrape.of(body, openmetrics).samples) - expected
+    assert {sample for sample, _ in added} == {
+        "headrace:admission_rejections_total", "headrace:key_rejections_total", "headrace:key_requests_total",
+        "headrace:key_prompt_tokens_total", "headrace:key_cached_tokens_total",
+        "headrace:key_generation_tokens_total",
+    }  # fmt: skip
+    assert all(len(value) <= MAX_LABEL_CHARS for _, labels in added for _, value in labels)
+
+
+def test_names_as_they_are_would_break_out(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "safe_label", lambda text: text)
+    app = create_app(tiny.client, None, ["\ud800 alone"], tiny.client.facts)
+    with pytest.raises(UnicodeEncodeError):
+        tiny.call(scraped(app, False))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_safe_labels_are_one_line_of_utf8(name: str) -> None:
+    safe = safe_label(name)
+    safe.encode()
+    assert len(safe.splitlines()) == 1 and len(safe) <= MAX_LABEL_CHARS
+
+
+def test_ordinary_names_stay() -> None:
+    for name in ("tale", "org/model-7b", "Ünïcode 模型", string.ascii_letters):
+        assert safe_label(name) == name
+
+
+def test_callers_cannot_add_series(tiny: TinyServer) -> None:
+    def send(number: int) -> None:
+        body = {"prompt": [4], "max_tokens": 1, "user": f"user {number}", "model": ["tiny", "alias"][number % 2],
+                "cache_salt": f"salt {number}"}  # fmt: skip
+        tiny.http.post("/v1/completions", json=body)
+        tiny.http.post("/v1/completions", json=body | {"model": f"model {number}"})
+        tiny.http.get(f"/path/{number}")
+        tiny.http.request(f"METHOD{number}", "/v1/completions")
+        tiny.http.request(f"METHOD{number}", "/elsewhere")
+
+    for number in range(2):
+        send(number)
+        Scrape.take(tiny.http)
+    before = set(Scrape.take(tiny.http).samples)
+    for number in range(2, 40):
+        send(number)
+    assert set(Scrape.take(tiny.http).samples) == before
+
+
+def test_a_planted_label_of_the_path_is_noticed(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(self: Observer, record: object, scope: dict[str, str]) -> None:
+        tallies: Tallies = self._tallies
+        tallies.http[scope["path"], "GET", "404"] += 1
+
+    before = set(Scrape.take(tiny.http).samples)
+    with monkeypatch.context() as patched:
+        patched.setattr(Observer, "_end", end)
+        for number in range(5):
+            tiny.http.get(f"/planted/{number}")
+        after = set(Scrape.take(tiny.http).samples)
+    for number in range(5):
+        del tiny.app.state.sight.tallies.http[f"/planted/{number}", "GET", "404"]
+    assert len({key for key in after - before if "planted" in str(key)}) == 5
+
+
+def test_names_of_keys_are_bounded() -> None:
+    usage = KeyUsage()
+    for number in range(MAX_NAMES + 100):
+        usage.of(f"key {number}").requests += 1
+    names = [name for name, _ in usage.items()]
+    assert len(names) == MAX_NAMES + 1 and usage.of(OTHERS).requests == 100
+
+
+def test_every_sample_names_the_model(tiny: TinyServer) -> None:
+    for family in text_string_to_metric_families(tiny.http.get("/metrics").text):
+        for sample in family.samples:
+            assert sample.name.startswith("process_") or sample.labels["model_name"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        (
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5",
+            "application/openmetrics-text",
+        ),
+        ("application/openmetrics-text;version=no-number", "application/openmetrics-text"),
+        ("text/plain;version=;escaping==,;;,", "text/plain"),
+        (",;=" * 1000, "text/plain"),
+    ],
+)
+def test_formats(tiny: TinyServer, accept: str, kind: str) -> None:
+    answer = tiny.http.get("/metrics", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(kind)
+    assert answer.text.endswith("# EOF\n") == ("openmetrics" in kind)
+
+
+def test_a_sink_that_fails_harms_nobody(tiny: TinyServer, caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+
+    def broken(record: object) -> None:
+        raise RuntimeError("the sink is broken")
+
+    async def run() -> httpx.Response:
+        inner = create_app(tiny.client, None, ["tiny"], tiny.client.facts)
+        return await scraped(Observer(inner, Tallies(), [broken, told.append]), False)
+
+    assert tiny.call(run()).status_code == 200
+    assert len(told) == 1
+    assert "could not be noted down" in caplog.text
+
+
+def test_both_formats_hold_the_same(tiny: TinyServer) -> None:
+    async def both() -> tuple[httpx.Response, httpx.Response]:
+        text, openmetrics = await asyncio.gather(scraped(tiny.app, False), scraped(tiny.app, True))
+        return text, openmetrics
+
+    text, openmetrics = tiny.call(both())
+    ours = [
+        {key for key in scrape.samples if key[0].startswith("headrace:")}
+        for scrape in (Scrape.of(text.text), Scrape.of(openmetrics.text, True))
+    ]
+    assert ours[0] - ours[1] == ours[1] - ours[0] == set()
