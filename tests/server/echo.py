@@ -25,9 +25,9 @@ TEMPLATES = {
 }
 
 
-def echo_server(folder: Path, kind: str | None = None, special: str | None = None) -> TinyServer:
-    """`kind` of template, None for tale's own. `special` is a marker to make a special token, in place of <|pad|>."""
-    shutil.copytree(TALE, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+def model_folder(folder: Path, kind: str | None = None, special: str | None = None) -> Path:
+    """The bundled model with another chat template, weights and all. For the arguments see `echo_server`."""
+    shutil.copytree(TALE, folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
     if kind is not None:
@@ -37,6 +37,16 @@ def echo_server(folder: Path, kind: str | None = None, special: str | None = Non
     if special is not None:
         for each in (path, folder / "tokenizer.json"):
             each.write_text(each.read_text().replace("<|pad|>", special))
+    return folder
+
+
+def echo_server(folder: Path, kind: str | None = None, special: str | None = None) -> TinyServer:
+    """`kind` of template, None for tale's own. `special` is a marker to make a special token, in place of <|pad|>."""
     return TinyServer(
-        command=COMMAND, folder=folder, eos_ids=[END], step_s=0.0005, max_model_len=2048, num_blocks=2048
+        command=COMMAND,
+        folder=model_folder(folder, kind, special),
+        eos_ids=[END],
+        step_s=0.0005,
+        max_model_len=2048,
+        num_blocks=2048,
     )

@@ -16,8 +16,8 @@ from headrace.errors import ConfigError
 from headrace.text.reply import formats
 from headrace.text.reply.formats import ReplyFormats
 from headrace.text.tokenizer import Tokenizer
-from tests.server.conftest import TALE, ServeProcess, TinyServer
-from tests.server.echo import echo_server
+from tests.server.conftest import TALE, ServeProcess, TinyServer, serve
+from tests.server.echo import echo_server, model_folder
 
 
 def function(name: str, **parameters: Any) -> dict[str, Any]:
@@ -280,6 +280,37 @@ def test_the_bundled_model_calls_a_tool_where_it_must(
             for piece in part.delta.tool_calls or []:
                 written[part.index] += piece.function.arguments
     assert written == [part.message.tool_calls[0].function.arguments for part in whole.choices]
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """The bundled model with Mistral's way of calling, whose marker is a special token, and thoughts on demand."""
+    folder = model_folder(tmp_path_factory.mktemp("mistral") / "model", "mistral", "[TOOL_CALLS]")
+    served = serve(str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale")
+    yield served
+    served.process.terminate()
+    served.process.wait(30)
+
+
+def test_a_forced_call_behind_a_special_token(mistral: ServeProcess) -> None:
+    answer = mistral.openai().chat.completions.create(
+        model="tale", messages=[{"role": "user", "content": "Paint!"}], tools=[COLOUR], tool_choice="required",  # type: ignore[list-item]
+        max_tokens=200, extra_body={"chat_template_kwargs": {"thinking": True}},
+        parallel_tool_calls=False,
+    )  # fmt: skip
+    message = answer.choices[0].message
+    (call,) = message.tool_calls or []
+    assert message.content is None and call.function.name == "paint" and len(call.id) == 9  # type: ignore[union-attr]
+    assert json.loads(call.function.arguments)["colour"] in ("red", "blue")  # type: ignore[union-attr]
+
+
+def test_an_answer_that_follows_a_schema_does_not_reason(mistral: ServeProcess) -> None:
+    schema = COLOUR["function"]["parameters"]
+    answer = mistral.openai().responses.create(
+        model="tale", input="Paint!", max_output_tokens=200, extra_body={"chat_template_kwargs": {"thinking": True}},
+        text={"format": {"type": "json_schema", "name": "paint", "schema": schema}},
+    )  # fmt: skip
+    assert json.loads(answer.output_text)["coats"] in (1, 2, 3)
 
 
 def test_an_explosive_tool_is_refused(tale: ServeProcess) -> None:

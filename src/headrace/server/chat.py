@@ -38,7 +38,7 @@ async def chat_completions(
         tools.tools,
     )
     check_length(service, [prompt], params.max_tokens)
-    reading = Reading.of(service, tools, prompt.text or "", params.skip_special_tokens)
+    reading = Reading.of(service, tools, prompt.text or "", params)
     job = await Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
     if body.stream:
         so_far = UsageSoFar(len(prompt.ids))

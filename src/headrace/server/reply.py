@@ -35,19 +35,19 @@ class Reading:
     hidden: frozenset[str]
 
     @classmethod
-    def of(cls, service: Service, tools: ToolUse, prompt: str, skip_special_tokens: bool) -> Reading:
-        """`prompt` as the chat template wrote it."""
+    def of(cls, service: Service, tools: ToolUse, prompt: str, params: SamplingParams) -> Reading:
+        """`prompt` as the chat template wrote it; `params` as they go to the engine."""
         calls = service.replies.calls if tools.tools else None
-        if tools.forced:
-            calls = _forced_format(service)
-        # An answer that must be a call is one from its first token on.
-        reasoning = None if tools.forced else service.replies.reasoning
+        reasoning = service.replies.reasoning
+        if params.grammar is not None:
+            # The answer follows it from the first token on, so there is no reasoning, and no call but a forced one.
+            calls, reasoning = _forced_format(service) if tools.forced else None, None
         markers = calls.markers if calls is not None else ()
         marks = (reasoning.open, reasoning.close) if reasoning is not None else ()
         special = _special(service.tokenizer, (*markers, *marks))
         return cls(
             tools, calls, reasoning, reasoning is not None and reasoning.begins_inside(prompt),
-            frozenset(special.values()), frozenset(special) if skip_special_tokens else frozenset(),
+            frozenset(special.values()), frozenset(special) if params.skip_special_tokens else frozenset(),
         )  # fmt: skip
 
     def reader(self) -> ReplyReader | None:

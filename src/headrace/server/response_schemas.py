@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from headrace.core.grammar import JSON_OBJECT, JSON_SCHEMA, Grammar
 from headrace.core.params import MAX_LOGPROBS, SamplingParams
 from headrace.errors import InvalidParams
 from headrace.server.schemas import Length, SamplingFields, Strict
+from headrace.server.structured import text_grammar
 from headrace.text.tools import ToolUse, checked_tool_use
 
 MAX_METADATA = 16
@@ -114,7 +113,7 @@ class ResponsesRequest(SamplingFields):
     def sampling(self) -> SamplingParams:
         """Raises InvalidParams where the parameters do not fit together."""
         params = self._sampling(self.max_output_tokens, (self.top_logprobs or 0) if self.logprobs else None)
-        grammar = text_grammar(None if self.text is None else self.text.format)
+        grammar = text_grammar(None if self.text is None else {"format": self.text.format})
         if grammar is None:
             return params
         if params.grammar is not None:
@@ -127,18 +126,3 @@ class ResponsesRequest(SamplingFields):
         effort = None if self.reasoning is None else self.reasoning.effort
         given = {} if effort is None else {"reasoning_effort": effort}
         return given | (self.chat_template_kwargs or {})
-
-
-def text_grammar(wanted: Any) -> Grammar | None:
-    """The grammar of a `text.format`; None for plain text. Raises InvalidParams for another shape."""
-    if wanted is None or wanted == {"type": "text"}:
-        return None
-    if isinstance(wanted, Mapping):
-        if wanted.get("type") == "json_object":
-            return Grammar(JSON_OBJECT)
-        if wanted.get("type") == "json_schema" and isinstance(wanted.get("schema"), Mapping):
-            return Grammar(JSON_SCHEMA, wanted["schema"])
-    raise InvalidParams(
-        'text.format must be {"type": "text"}, {"type": "json_object"} or '
-        '{"type": "json_schema", "name": …, "schema": {…}}'
-    )

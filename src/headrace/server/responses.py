@@ -40,7 +40,7 @@ async def responses(
     messages = chat_messages(body.input, body.instructions)
     prompt = await encode_chat(service, messages, True, body.template_variables, tools.tools)
     check_length(service, [prompt], params.max_tokens)
-    reading = Reading.of(service, tools, prompt.text or "", params.skip_special_tokens)
+    reading = Reading.of(service, tools, prompt.text or "", params)
     job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
     reply = Reply(reading)
     builder = ResponseBuilder(_described(body, model, job), reply.new_call_id)
