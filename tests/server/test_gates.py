@@ -1,0 +1,67 @@
+"""No route goes around the gate: what keeps callers apart and counts them is not left to memory."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace.server
+
+FOLDER = Path(headrace.server.__file__).parent
+
+GATE = "gate.py"
+OWN = {"self", "request"}
+"""Whose `client` is another thing: of a module's own, or the address of who sent a request."""
+
+WATCHERS = {"state", "trouble", "stats", "snapshot"}
+"""What may be asked of the engine's client besides: none of it submits anything."""
+
+
+def detours(source: str) -> Iterator[str]:
+    """Uses of an engine's client that could hand over a request: any attribute but the watchers', or itself."""
+    tree = ast.parse(source)
+    inner = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in WATCHERS
+    }
+    for node in ast.walk(tree):
+        name = node.attr if isinstance(node, ast.Attribute) else None
+        if name == "client" and id(node) not in inner and _is_service(node):
+            yield f"line {node.lineno}: a service's client is used for more than watching"
+        if name == "submit" and not _is_gate(node):
+            yield f"line {node.lineno}: something is submitted beside the gate"
+
+
+def _is_service(node: ast.AST) -> bool:
+    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in OWN
+    return isinstance(node, ast.Attribute) and not own
+
+
+def _is_gate(node: ast.AST) -> bool:
+    assert isinstance(node, ast.Attribute)
+    return isinstance(node.value, ast.Attribute) and node.value.attr == "gate"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.name)
+def test_requests_go_through_the_gate(path: Path) -> None:
+    if path.name not in (GATE, "service.py"):
+        assert list(detours(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "await service.client.submit(new)", "Generation.start(service.client, tokenizer, new)",
+        "client = service.client", "await engine.submit(new)", "submit = service.client.submit",
+        "getattr(service.client, 'submit')(new)",
+    ],
+)  # fmt: skip
+def test_planted_detours_are_found(source: str) -> None:
+    assert list(detours(f"async def route(service):\n    {source}\n"))
+
+
+@pytest.mark.parametrize("source", ["await service.gate.submit(new)", "state = service.client.state"])
+def test_the_way_that_is_right_is_let_through(source: str) -> None:
+    assert not list(detours(f"async def route(service):\n    {source}\n"))
