@@ -124,7 +124,7 @@ def _shows_reasoning(body: ChatRequest) -> bool:
 
 
 def _usage(job: Job, reading: Reading, replies: Sequence[Reply]) -> dict[str, Any]:
-    counted = usage(job.results)
+    counted = usage(job)
     if reading.reasoning is not None:
         tokens = sum(reply.reasoning_tokens for reply in replies)
         counted["completion_tokens_details"] = {"reasoning_tokens": tokens}

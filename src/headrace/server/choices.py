@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.core.types import TokenLogprobs
+from headrace.server.explanation import explanation
 from headrace.server.job import Job
 from headrace.serving.completion import Delta
-from headrace.serving.outputs import RequestOutput
 
 
 @dataclass(slots=True)
@@ -69,13 +68,17 @@ class UsageSoFar:
         }
 
 
-def usage(results: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Token counts of a whole answer."""
+def usage(job: Job) -> dict[str, Any]:
+    """Token counts of a whole answer, with an explanation where one was asked for."""
+    results = job.results
     prompt = sum(len(result.prompt_token_ids) for result in results)
     output = sum(result.metrics.num_output_tokens for result in results)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(result.num_cached_tokens for result in results)},
     }
+    if job.explain:
+        counts["headrace"] = explanation(results)
+    return counts

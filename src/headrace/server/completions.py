@@ -50,7 +50,7 @@ async def completions(
         }
         for choice in choices
     ]
-    answer["usage"] = usage(job.results)
+    answer["usage"] = usage(job)
     return JSONResponse(answer)
 
 
@@ -101,4 +101,4 @@ async def _chunks(texts: _Texts, job: Job, model: str, body: CompletionRequest) 
             chunk["usage"] = counts
         yield chunk
     if body.streamed_usage:
-        yield common | {"choices": [], "usage": usage(job.results)}
+        yield common | {"choices": [], "usage": usage(job)}

@@ -32,6 +32,8 @@ class Job:
         self._n = n
         self._times = times
         self._record = current()
+        self.explain = False
+        """The answer's usage says what the engine did, and why."""
 
     @classmethod
     async def start(
@@ -70,6 +72,7 @@ class Job:
                     if isinstance(outcome, Generation):
                         outcome.cancel()
                 raise
+        job.explain = bool(body.explain)
         if job._record is not None:
             lengths = [len(prompt.ids) for prompt in prompts]
             job._record.began(name, params, lengths, job._generations, bool(body.stream))

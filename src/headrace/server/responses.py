@@ -128,8 +128,9 @@ def _described(body: ResponsesRequest, model: str, job: Job) -> dict[str, Any]:
 
 
 def _usage(job: Job, reply: Reply) -> dict[str, Any]:
-    counted = usage(job.results)
-    return {
+    counted = usage(job)
+    explained = {name: counted[name] for name in ("headrace",) if name in counted}
+    return explained | {
         "input_tokens": counted["prompt_tokens"],
         "input_tokens_details": counted["prompt_tokens_details"],
         "output_tokens": counted["completion_tokens"],

@@ -142,14 +142,15 @@ class SamplingFields(Strict):
     guided_choice: Any = None
     guided_grammar: Any = None
 
-    # Our own: seconds until the request must have been scheduled, and until it must have ended.
+    # Our own; the first two are seconds until the request must have been scheduled, and until it must have ended.
     queue_timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
     timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
+    explain: bool | None = None  # what the engine did, and why, in the usage block
 
     @property
     def streamed_usage(self) -> bool:
         """The stream ends with a chunk that counts tokens."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return bool(self.explain) or bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
