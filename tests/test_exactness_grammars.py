@@ -61,7 +61,7 @@ GRAMMARS: list[tuple[Grammar, Callable[[str], bool]]] = [
     (Grammar("json_schema", SCHEMA), is_pet),  # type: ignore[arg-type]
     (Grammar("regex", "[a-z ]{20,40}[.!?]"), matching("[a-z ]{20,40}[.!?]")),
     (Grammar("choice", CHOICES), lambda text: text in CHOICES),  # type: ignore[arg-type]
-    (Grammar("lark", 'start: item ("," item)~4\nitem: /[a-c]{1,3}/ | "(" item ")"\n'), matching(r"(\(*[abc]+\)*,?){5}")),
+    (Grammar("lark", 'start: item ("," item)~4\nitem: /[a-c]{1,3}/ | "(" item ")"\n'), matching(r"(\(*[abc]+\)*,?)+")),
 ]  # fmt: skip
 MODELS: dict[str, dict[str, object]] = {
     "native": {"model": "tale"},
