@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
 from headrace.errors import RequestError
+from headrace.runner import token_masks
 from headrace.runner.sampling_state import SampleRow, SequenceState
 from headrace.runner.token_masks import GrammarRunner, Matcher, TokenMasks
 from headrace.text.grammar_store import GrammarStore
@@ -139,6 +141,44 @@ def test_ends_are_ignored_while_anything_else_may_come(grammars: GrammarRunner, 
 def test_output_that_does_not_follow_the_grammar_is_an_error(grammars: GrammarRunner) -> None:
     with pytest.raises(RequestError, match="grammar"):
         grammars.start(new(Grammar("regex", "a+b"), [EOS]))
+
+
+AMBIGUOUS = Grammar("lark", 'start: e\ne: e e e | e e | "a" | "a" "a" | ("a" e)+\n')
+
+
+def steps_of(matcher: Matcher, token: int, limit: int) -> tuple[int, float]:
+    """How many steps a grammar can be followed, and the processor time of the longest."""
+    longest = 0.0
+    for step in range(limit):
+        start = time.thread_time()
+        allowed(matcher, step)
+        matcher.advance([token])
+        longest = max(longest, time.thread_time() - start)
+        if matcher.error is not None:
+            return step, longest
+    return limit, longest
+
+
+def test_a_grammar_that_takes_ever_longer_is_given_up(
+    grammars: GrammarRunner, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = tokenizer.encode("a", add_special_tokens=False)[-1]
+    matcher = started(grammars, new(AMBIGUOUS))
+    count, longest = steps_of(matcher, a, 150)
+    assert count < 150 and matcher.error == token_masks.TOO_SLOW and not matcher.done
+    assert longest < 0.15
+    monkeypatch.setattr(token_masks, "BURST_S", 1e9)
+    endless, _ = steps_of(started(grammars, new(AMBIGUOUS)), a, count + 20)
+    assert endless == count + 20  # it is the budget that ends it
+
+
+def test_a_usual_grammar_has_time_enough(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
+    space = tokenizer.encode('"' + " a" * 40, add_special_tokens=False)
+    matcher = started(grammars, new(Grammar("json_schema", {"type": "string"})))
+    for step, token in enumerate(space):
+        allowed(matcher, step)
+        assert matcher.advance([token]) == 1 and matcher.error is None
+    assert matcher._left_s > token_masks.BURST_S / 2
 
 
 def test_the_end_in_a_choice_of_a_larger_vocabulary(tokenizer: Tokenizer) -> None:

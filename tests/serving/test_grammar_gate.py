@@ -97,6 +97,24 @@ def test_outputs_follow_their_grammars_and_bad_ones_are_refused(tokenizer: Token
     with_engine(body)
 
 
+def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(tokenizer: Tokenizer) -> None:
+    async def body(client: ProcessClient) -> None:
+        ambiguous = Grammar("lark", 'start: e\ne: e e e | e e | "a" | "a" "a" | ("a" e)+\n')
+        failing = await Generation.start(client, tokenizer, request("a", ambiguous, max_tokens=400))
+        neighbour = asyncio.ensure_future(
+            text_of(client, tokenizer, request("b", Grammar("regex", "[ab]{90}"), max_tokens=99))
+        )
+        async for _ in failing.deltas():
+            pass
+        assert failing.result is not None
+        (output,) = failing.result.outputs
+        assert output.finish_reason == "error" and "too much time" in str(output.error)
+        assert set(output.text) == {"a"}
+        assert len((await neighbour)[0]) == 90
+
+    with_engine(body)
+
+
 def test_aborting_what_is_being_compiled(tokenizer: Tokenizer) -> None:
     async def body(client: ProcessClient) -> None:
         await text_of(client, tokenizer, request("warm", Grammar("regex", "w")))

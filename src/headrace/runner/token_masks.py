@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from headrace.runner.sampling_state import SampleRow
 
 Bits = NDArray[np.uint32]
+
+STEP_S, BURST_S = 0.005, 0.1
+"""Processor time that a grammar may take for a token, on the whole and at once. All sequences of a step wait for it."""
+TOO_SLOW = "the grammar could not be followed: it takes too much time"
 
 _WORD_BITS = 32
 
@@ -43,10 +48,11 @@ class Matcher:
     ignore never, unless there is nothing else that may come.
     """
 
-    __slots__ = ("_inner", "_least", "_never", "_not_yet")
+    __slots__ = ("_inner", "_least", "_left_s", "_never", "_not_yet")
 
     def __init__(self, inner: LLMatcher, new: NewSequence, eos_ids: frozenset[int], words: int) -> None:
         self._inner = inner
+        self._left_s = BURST_S
         self._least = new.params.min_tokens
         self._not_yet = _bits_of(new.stop_ids, words) if self._least else None
         self._never = _bits_of(eos_ids, words) if new.params.ignore_eos else None
@@ -54,28 +60,33 @@ class Matcher:
     @property
     def done(self) -> bool:
         """Nothing can be added to what was put out."""
-        return bool(self._inner.is_stopped()) and not self._inner.is_error()
+        return bool(self._inner.is_stopped()) and self.error is None
 
     @property
     def error(self) -> str | None:
         """Why the grammar cannot be followed any further."""
+        if self._left_s < 0:
+            return TOO_SLOW
         if not self._inner.is_error():
             return None
         return f"the grammar could not be followed: {_first_line(self._inner.get_error())}"
 
     def advance(self, tokens: Sequence[int]) -> int:
         """Take in emitted tokens; returns how many of them belong to the output: what follows its end does not."""
-        for count, token in enumerate(tokens, start=1):
+        start, taken = time.thread_time(), 0
+        for token in tokens:
+            taken += 1
             if not self._inner.consume_token(token) or self._inner.is_stopped():
-                return count
-        return len(tokens)
+                break
+        self._spend(start, taken)
+        return taken
 
     def fill(self, out: Bits, position: int, draft: Sequence[int]) -> None:
         """The masks out [len(draft) + 1, W] at output position `position`, and behind each token of a draft.
 
         Behind a draft token that the grammar does not allow masks mean nothing: it will not be accepted.
         """
-        taken = 0
+        start, taken = time.thread_time(), 0
         for index in range(len(out)):
             self._fill(out[index], position + index)
             if index < len(draft):
@@ -86,6 +97,11 @@ class Matcher:
                 taken += 1
         if taken:
             self._inner.rollback(taken)
+        self._spend(start, len(out))
+
+    def _spend(self, start: float, tokens: int) -> None:
+        if self._left_s >= 0:
+            self._left_s = min(BURST_S, self._left_s + tokens * STEP_S - (time.thread_time() - start))
 
     def _fill(self, mask: Bits, position: int) -> None:  # mask [W]
         self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

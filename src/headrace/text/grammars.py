@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_REASON_CHARS = 300
+_TRIED_TOKENS = 4
 
 _LAYOUT: JsonCompileOptions = {"whitespace_pattern": JSON_LAYOUT["whitespace_pattern"]}
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=500_000,
-    step_lexer_fuel=100_000,  # about 7 ms, in which all other sequences of a step wait
-    step_max_items=20_000,
-    max_lexer_states=25_000,  # of 1 to 2 kB
+    # Of one mask, for which all other sequences of a step wait: some milliseconds.
+    step_lexer_fuel=40_000,
+    step_max_items=10_000,
+    max_lexer_states=10_000,  # of 1 to 2 kB
     max_grammar_size=50_000,
     verbose_errors=False,  # else they hold what was generated so far
 )
@@ -74,14 +76,27 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar) -> Compiled:
         """Raises InvalidParams with llguidance's reason for a grammar without meaning, or beyond the limits.
 
-        The GIL is free meanwhile. The first mask is computed too: it is the dearest, and has limits of its own.
+        The GIL is free meanwhile. A few tokens are tried out, too: the first masks are the dearest, and have limits of
+        their own.
         """
         matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise InvalidParams(f"the {grammar.kind} grammar cannot be used: {_reason(matcher.get_error())}")
+        error = matcher.get_error() or self._try_out(matcher)
+        if error:
+            raise InvalidParams(f"the {grammar.kind} grammar cannot be used: {_reason(error)}")
         return Compiled(matcher, self._tokenizer.vocab_size)
+
+    def _try_out(self, matcher: LLMatcher) -> str:
+        """What goes wrong at the beginning of a text; empty if nothing does."""
+        matcher.compute_bitmask()  # not by the copy alone: every copy begins with what the original has found out
+        walker = matcher.deep_copy()
+        for _ in range(_TRIED_TOKENS):
+            mask = int.from_bytes(walker.compute_bitmask(), "little")
+            for end in self._tokenizer.eos_tokens:
+                mask &= ~(1 << end)
+            if walker.is_error() or walker.is_stopped() or not mask:
+                break
+            walker.consume_token((mask & -mask).bit_length() - 1)
+        return matcher.get_error() or walker.get_error()
 
 
 def _source(grammar: Grammar) -> str:
