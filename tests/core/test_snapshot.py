@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from headrace.core import snapshot as module
-from headrace.core.snapshot import NOBODY, BlockMap, Phase, Snapshot, snapshot
+from headrace.core.snapshot import NOBODY, RUN, BlockMap, Phase, Snapshot, snapshot
 from headrace.core.types import KVGroupSpec
 from tests.core.build import driver, full, new, sinks, window
 from tests.core.driver import Driver
@@ -17,10 +17,14 @@ from tests.core.driver import Driver
 def cells(one: BlockMap) -> dict[int, tuple[int, int, int]]:
     """cell -> users, lane, place; what runs mean, spelled out."""
     return {
-        run.first + at: (run.users, run.lane, run.place if run.place == NOBODY else run.place + at)
-        for run in one.runs
-        for at in range(run.count)
+        first + at: (users, lane, place if place == NOBODY else place + at)
+        for first, count, users, lane, place in runs(one)
+        for at in range(count)
     }
+
+
+def runs(one: BlockMap) -> list[tuple[int, ...]]:
+    return [one.runs[at : at + RUN] for at in range(0, len(one.runs), RUN)]
 
 
 def check(engine: Driver, taken: Snapshot) -> None:
@@ -29,7 +33,7 @@ def check(engine: Driver, taken: Snapshot) -> None:
     for group, (pool, one) in enumerate(zip(scheduler.kv.pools, taken.maps, strict=True)):
         assert one.blocks_per_cell == 1
         shown = cells(one)
-        assert len(shown) == sum(run.count for run in one.runs), "runs overlap"
+        assert len(shown) == sum(count for _, count, *_ in runs(one)), "runs overlap"
         for block in range(pool.num_blocks):
             users = pool.references(block)
             findable = scheduler.kv.cache is not None and scheduler.kv.cache.holds(group, block)
@@ -63,7 +67,7 @@ def test_maps_agree_with_the_pools_in_random_runs(groups: tuple[KVGroupSpec, ...
         taken = snapshot(engine.engine, float(turn))
         check(engine, taken)
         phases |= {lane.phase for lane in taken.lanes}
-        shared += any(run.users > 1 for one in taken.maps for run in one.runs)
+        shared += any(users > 1 for one in taken.maps for _, _, users, *_ in runs(one))
     assert shared > 10
     assert phases == set(Phase)
 
@@ -74,7 +78,7 @@ def test_a_wrong_map_is_noticed() -> None:
     engine.step()
     good = snapshot(engine.engine, 0.0)
     check(engine, good)
-    engine.engine.scheduler.kv.pools[0].share(good.maps[0].runs[0].first)  # a leaked reference
+    engine.engine.scheduler.kv.pools[0].share(good.maps[0].runs[0])  # a leaked reference
     with pytest.raises(AssertionError):
         check(engine, snapshot(engine.engine, 0.0))
 
@@ -139,5 +143,5 @@ def test_lanes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = snapshot(engine.engine, 0.0)
     assert [lane.request_id for lane in taken.lanes] == ["r0", "r1", "r2"]
     assert taken.stats.running == 6
-    assert {run.lane for run in taken.maps[0].runs} == {0, 1, 2, NOBODY}
-    assert taken.maps[0].held == sum(run.count for run in taken.maps[0].runs if run.users)
+    assert {lane for _, _, _, lane, _ in runs(taken.maps[0])} == {0, 1, 2, NOBODY}
+    assert taken.maps[0].held == sum(count for _, count, users, *_ in runs(taken.maps[0]) if users)

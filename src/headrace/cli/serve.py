@@ -133,7 +133,7 @@ def _run(args: argparse.Namespace) -> int:
 def _announce(url: str, name: str) -> None:
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 50})
     say(
-        f"headrace: {name} is ready at {url} (Ctrl-C ends)\n"
+        f"headrace: {name} is ready at {url} (open it in a browser; Ctrl-C ends)\n"
         f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(body)}"
     )

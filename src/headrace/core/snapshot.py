@@ -18,6 +18,8 @@ MAX_CELLS = 2048
 """Cells of one map. In a larger pool a cell stands for several neighbouring blocks."""
 
 NOBODY = -1
+RUN = 5
+"""Numbers of one run of a map."""
 
 
 class Phase(enum.Enum):
@@ -48,26 +50,14 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRun:
-    """Cells `first` … `first + count - 1`, each held by `users` sequences; 0 means free, but findable again.
-
-    `lane` is the place among the snapshot's lanes of one that holds them, as its logical blocks `place`, `place + 1`,
-    and so on; both are NOBODY where there is none, or where it is behind the last lane that is named.
-    """
-
-    first: int
-    count: int
-    users: int
-    lane: int
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
 class BlockMap:
-    """One KV group's pool. Cells that are in no run are free, with nothing in them that could be found again.
+    """One KV group's pool. A cell stands for `blocks_per_cell` blocks, and shows what its most used block is. `held`
+    and `findable` count blocks: in use, and free with content that the prefix cache knows.
 
-    A cell stands for `blocks_per_cell` blocks, and shows what its most used block is. `held` and `findable` count
-    blocks: in use, and free with content that the prefix cache knows.
+    `runs` lie flat, RUN numbers each: first cell, how many cells, users, lane, place. Each of the cells is held by so
+    many users; 0 means free, but findable again. `lane` is the index among the snapshot's lanes of a sequence that
+    holds them, as its logical blocks place, place + 1, and so on; both are NOBODY where there is none, or where it is
+    behind the last lane that is named. Cells in no run are free, with nothing in them that could be found again.
     """
 
     name: str
@@ -76,7 +66,7 @@ class BlockMap:
     blocks_per_cell: int
     held: int
     findable: int
-    runs: tuple[BlockRun, ...]
+    runs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,48 +126,40 @@ def _phase(request: Request) -> Phase:
 
 def _map(kv: KVManager, group: int, running: Sequence[Request]) -> BlockMap:
     spec, cache = kv.groups[group], kv.cache
-    scale = -(-spec.num_blocks // MAX_CELLS)
-    held: dict[int, tuple[int, int, int]] = {}  # block -> users, lane, logical block
+    scale, sinks = -(-spec.num_blocks // MAX_CELLS), spec.sink_blocks
+    users, owner, place = ([value] * spec.num_blocks for value in (0, NOBODY, NOBODY))
+    held: list[int] = []
     for lane, request in enumerate(running):
         table = request.tables[group]
-        shown = lane < MAX_LANES
         for entry, block in enumerate(table.live):
-            if block in held:
-                users, first, at = held[block]
-                held[block] = (users + 1, first, at)
-            elif shown:
-                logical = entry if entry < spec.sink_blocks else entry + table.dropped
-                held[block] = (1, lane, logical)
-            else:
-                held[block] = (1, NOBODY, NOBODY)
-    findable = 0
-    cells: dict[int, tuple[int, int, int]] = {}
-    if cache is not None:
-        for block in cache.findable(group):
-            if block not in held:
-                findable += 1
-                cells[block // scale] = (0, NOBODY, NOBODY)
-    for block, what in held.items():
-        cell = block // scale
-        if cell not in cells or cells[cell][0] < what[0]:
-            cells[cell] = what
+            users[block] += 1
+            if users[block] == 1:
+                held.append(block)
+                if lane < MAX_LANES:
+                    owner[block] = lane
+                    place[block] = entry if entry < sinks else entry + table.dropped
+    findable = [] if cache is None else [block for block in cache.findable(group) if not users[block]]
+    shown = {block // scale: block for block in findable}  # cell -> the block that stands for it
+    for block in held:
+        other = shown.setdefault(block // scale, block)
+        if users[other] < users[block]:
+            shown[block // scale] = block
+    cells = [(cell, users[shown[cell]], owner[shown[cell]], place[shown[cell]]) for cell in sorted(shown)]
     return BlockMap(
-        spec.name, spec.num_blocks, spec.block_size, scale, len(held), findable, tuple(_runs(cells))
+        spec.name, spec.num_blocks, spec.block_size, scale, len(held), len(findable), tuple(_runs(cells))
     )
 
 
-def _runs(cells: dict[int, tuple[int, int, int]]) -> Iterable[BlockRun]:
-    """Neighbours with the same users and consecutive places, put together."""
-    first = end = users = lane = place = NOBODY
-    for cell in sorted(cells):
-        now = cells[cell]
-        goes_on = cell == end and now[:2] == (users, lane)
-        if goes_on and now[2] == (NOBODY if place == NOBODY else place + cell - first):
-            end += 1
-            continue
-        if first != NOBODY:
-            yield BlockRun(first, end - first, users, lane, place)
-        first, end = cell, cell + 1
-        users, lane, place = now
-    if first != NOBODY:
-        yield BlockRun(first, end - first, users, lane, place)
+def _runs(cells: Iterable[tuple[int, int, int, int]]) -> list[int]:
+    """Neighbours with the same users and lane, and with consecutive places, put together. See BlockMap."""
+    runs: list[int] = []
+    ahead = (NOBODY,) * 4  # what would go on with the last run
+    for found in cells:
+        if found == ahead:
+            runs[-RUN + 1] += 1
+        else:
+            cell, users, lane, place = found
+            runs += (cell, 1, users, lane, place)
+        cell, users, lane, place = found
+        ahead = (cell + 1, users, lane, place if place == NOBODY else place + 1)
+    return runs

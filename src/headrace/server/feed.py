@@ -205,7 +205,6 @@ def _ending(output: Output) -> dict[str, Any]:
 
 
 def _map(one: BlockMap) -> dict[str, Any]:
-    """Runs lie flat, five numbers each: first cell, cells, users, lane, place."""
     return {
         "name": one.name,
         "blocks": one.num_blocks,
@@ -213,9 +212,7 @@ def _map(one: BlockMap) -> dict[str, Any]:
         "per_cell": one.blocks_per_cell,
         "held": one.held,
         "findable": one.findable,
-        "runs": [
-            number for run in one.runs for number in (run.first, run.count, run.users, run.lane, run.place)
-        ],
+        "runs": one.runs,
     }
 
 

@@ -7,15 +7,14 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from headrace.core.params import MAX_N
-from headrace.core.snapshot import MAX_CELLS, MAX_LANES, NOBODY, Phase
+from headrace.core.snapshot import MAX_CELLS, MAX_LANES, NOBODY, RUN, Phase
 from headrace.core.types import MAX_NAME_CHARS
 
 MAX_GROUPS = 256
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Count = Annotated[int, Meta(ge=0)]
-Cell = Annotated[int, Meta(ge=0, lt=MAX_CELLS)]
-LaneIndex = Annotated[int, Meta(ge=NOBODY, lt=MAX_LANES)]
+Number = Annotated[int, Meta(ge=NOBODY)]
 
 
 class LaneNow(Struct, frozen=True, array_like=True):
@@ -34,16 +33,6 @@ class LaneNow(Struct, frozen=True, array_like=True):
     num_preemptions: Count
 
 
-class RunNow(Struct, frozen=True, array_like=True):
-    """BlockRun."""
-
-    first: Cell
-    count: Annotated[int, Meta(ge=1, le=MAX_CELLS)]
-    users: Count
-    lane: LaneIndex
-    place: Annotated[int, Meta(ge=NOBODY)]
-
-
 class MapNow(Struct, frozen=True, array_like=True):
     """BlockMap."""
 
@@ -53,7 +42,7 @@ class MapNow(Struct, frozen=True, array_like=True):
     blocks_per_cell: Annotated[int, Meta(ge=1)]
     held: Count
     findable: Count
-    runs: Annotated[tuple[RunNow, ...], Meta(max_length=MAX_CELLS)]
+    runs: Annotated[tuple[Number, ...], Meta(max_length=MAX_CELLS * RUN)]
 
 
 Lanes = Annotated[tuple[LaneNow, ...], Meta(max_length=MAX_LANES)]

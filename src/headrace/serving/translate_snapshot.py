@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from headrace.core.snapshot import BlockMap, BlockRun, Lane, Snapshot
+from headrace.core.snapshot import BlockMap, Lane, Snapshot
 from headrace.core.types import Output
 from headrace.serving import messages as wire
 from headrace.serving.journal import View
-from headrace.serving.messages_snapshot import LaneNow, MapNow, RunNow
+from headrace.serving.messages_snapshot import LaneNow, MapNow
 from headrace.serving.translate import outputs_from_wire, outputs_to_wire, stats_from_wire, stats_to_wire
 
 
@@ -18,7 +18,7 @@ def view_to_wire(number: int, view: View) -> wire.Snapshot:
     return wire.Snapshot(
         number, now.now, stats_to_wire(number, now.stats), now.max_num_seqs, now.max_num_batched_tokens,
         tuple(LaneNow(**_fields(LaneNow, lane)) for lane in now.lanes),
-        tuple(_map_to_wire(one) for one in now.maps),
+        tuple(MapNow(**_fields(MapNow, one)) for one in now.maps),
         _ended(view.ended),
     )  # fmt: skip
 
@@ -27,7 +27,7 @@ def view_from_wire(message: wire.Snapshot) -> View:
     now = Snapshot(
         message.now, stats_from_wire(message.stats), message.max_num_seqs, message.max_num_batched_tokens,
         tuple(Lane(**_fields(LaneNow, lane)) for lane in message.lanes),
-        tuple(_map_from_wire(one) for one in message.maps),
+        tuple(BlockMap(**_fields(MapNow, one)) for one in message.maps),
     )  # fmt: skip
     return View(now, () if message.ended is None else tuple(outputs_from_wire(message.ended)))
 
@@ -35,16 +35,6 @@ def view_from_wire(message: wire.Snapshot) -> View:
 def _ended(outputs: Iterable[Output]) -> wire.Outputs | None:
     """They are few and hold no tokens, so one message holds all of them."""
     return next(outputs_to_wire(outputs), None)
-
-
-def _map_to_wire(one: BlockMap) -> MapNow:
-    runs = tuple(RunNow(run.first, run.count, run.users, run.lane, run.place) for run in one.runs)
-    return MapNow(**_fields(MapNow, one) | {"runs": runs})
-
-
-def _map_from_wire(one: MapNow) -> BlockMap:
-    runs = tuple(BlockRun(run.first, run.count, run.users, run.lane, run.place) for run in one.runs)
-    return BlockMap(**_fields(MapNow, one) | {"runs": runs})
 
 
 def _fields(kind: type[LaneNow] | type[MapNow], source: object) -> dict[str, Any]:

@@ -43,8 +43,13 @@ class Grid {
   }
 
   take(map, lanes, isOneOfSeveral) {
+    const same = this.map !== null && this.map.runs.join() === map.runs.join() && lanes.length === this.lanes.length;
     this.map = map;
     this.lanes = lanes;
+    if (same) {
+      if (this.marked !== null) this.tell();
+      return;
+    }
     this.size = Math.ceil(map.blocks / map.per_cell);
     this.cells = new Array(this.size).fill(null);
     let shared = 0;
@@ -102,7 +107,7 @@ class Grid {
       const what = this.cells[cell];
       const [x, y] = [(cell % this.columns) * this.pitch, Math.floor(cell / this.columns) * this.pitch];
       context.globalAlpha = lane === null || (what && what.lane === lane) ? 1 : 0.35;
-      fillBlock(context, kind(what), x, y, box, what && what.lane >= 0 ? what.lane % 2 : 0, what?.users);
+      fillBlock(context, kind(what), x, y, box, tint(this.lanes[what?.lane]), what?.users);
       if (cell === this.marked) {
         context.globalAlpha = 1;
         context.strokeStyle = colours().ink;
@@ -148,6 +153,14 @@ class Grid {
     story.dataset.told = name + text;
     story.replaceChildren(make("b", { textContent: name }), text);
   }
+}
+
+/** Neighbours of two requests are told apart by this; it stays with a request as others come and go. */
+function tint(lane) {
+  if (lane === undefined) return 0;
+  let sum = 0;
+  for (const char of lane.name) sum += char.charCodeAt(0);
+  return sum % 2;
 }
 
 function kind(what) {

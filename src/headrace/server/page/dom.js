@@ -17,6 +17,7 @@ export const byId = (id) => document.getElementById(id);
 /** Seconds as people read them: 43 ms, 1.24 s, 12 s. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 0.00005) return "<0.1 ms";
   if (seconds < 0.0995) return `${(seconds * 1000).toFixed(seconds < 0.00995 ? 1 : 0)} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   return seconds < 10 ? `${seconds.toFixed(2)} s` : `${seconds.toFixed(0)} s`;

@@ -100,9 +100,9 @@ export class Lanes {
 
   /**
    * Gives lanes a row of their own while they are in sight: the lowest that is free, each only to lanes that came after
-   * the one before had ended. Returns the lanes in rows and how many that have not ended found none.
+   * the one before had ended. The first row is for lanes that are `mine`, once there are any. Returns the lanes in rows and how many that have not ended found none.
    */
-  layout(rows, from) {
+  layout(rows, from, mine) {
     const last = new Array(rows).fill(null);
     const shown = [];
     let left = 0;
@@ -119,7 +119,8 @@ export class Lanes {
     }
     for (const lane of this.lanes.values()) {
       if (lane.row !== null) continue;
-      const row = last.findIndex((other) => !other || (other.finished !== null && other.finished + GAP_S < lane.arrival));
+      const isFree = (other) => !other || (other.finished !== null && other.finished + GAP_S < lane.arrival);
+      const row = last.findIndex((other, at) => (at > 0 || !mine.size || mine.has(lane.name)) && isFree(other));
       if (row < 0) {
         left += lane.finished === null;
         continue;

@@ -6,8 +6,9 @@ import { byId, calm, make, surface } from "./dom.js";
 const SPAN_S = 10;
 const NARROW_SPAN_S = 6;
 const DELAY_S = 0.3; // what is drawn has been told already, but for a tick that is late
-const ROW = 18;
-const BAR = 13;
+const MIN_ROW = 18;
+const MAX_ROW = 26;
+const ROWS_WANTED = 22;
 const AXIS = 22;
 const MIN_FRAME_MS = 30;
 
@@ -61,8 +62,9 @@ export class Timeline {
     const span = narrow ? NARROW_SPAN_S : SPAN_S;
     const now = Math.min(performance.now() / 1000 + this.offset - DELAY_S, this.lanes.now + 1);
     const x = (time) => labels + ((time - now + span) / span) * (width - labels - 6);
-    const rows = Math.max(1, Math.floor((height - AXIS) / ROW));
-    const { shown, left } = this.lanes.layout(rows, now - span);
+    this.row = Math.max(MIN_ROW, Math.min(MAX_ROW, Math.floor((height - AXIS) / ROWS_WANTED)));
+    const rows = Math.max(1, Math.floor((height - AXIS) / this.row));
+    const { shown, left } = this.lanes.layout(rows, now - span, this.mine);
     this.axis(context, c, x, now, span, width, height, labels);
     context.save();
     context.beginPath();
@@ -105,15 +107,16 @@ export class Timeline {
   }
 
   bar(context, c, lane, x, now, labels) {
-    const y = lane.row * ROW + (ROW - BAR) / 2;
+    const thick = Math.round(this.row * 0.72);
+    const y = lane.row * this.row + (this.row - thick) / 2;
     let decode = null;
     for (const [phase, from, to] of lane.segments(now)) {
       const start = Math.max(labels - 4, x(from));
       const end = Math.min(x(now), x(to));
       if (end - start < 0.4) continue;
       context.fillStyle = c.surface; // patterns are half transparent: nothing may shine through
-      context.fillRect(start, y, end - start, BAR);
-      fillPhase(context, phase, start, y, Math.max(1.5, end - start - 0.6), BAR);
+      context.fillRect(start, y, end - start, thick);
+      fillPhase(context, phase, start, y, Math.max(1.5, end - start - 0.6), thick);
       if (phase === "decode") decode = [start, end];
     }
     if (decode === null) return;
@@ -122,7 +125,7 @@ export class Timeline {
     context.textAlign = "left";
     if (context.measureText(text).width + 12 > end - start || lane.interruptions.length) return;
     context.fillStyle = c["on-bar"];
-    context.fillText(text, start + 6, y + 10);
+    context.fillText(text, start + 6, y + thick / 2 + 4);
   }
 
   labels(context, c, shown, labels, narrow) {
@@ -132,7 +135,7 @@ export class Timeline {
     }
     context.textAlign = "left";
     for (const lane of newest.values()) {
-      const y = lane.row * ROW + ROW / 2 + 4;
+      const y = (lane.row + 0.5) * this.row + 4;
       const mine = this.mine.has(lane.name);
       context.fillStyle = lane.finished === null || mine ? c.ink : c.quiet;
       const name = mine ? "your chat" : narrow ? lane.name.replace(/^\w+ /, "") : lane.name;

@@ -1,7 +1,7 @@
 // A bounded handful of requests with one beginning, so that a newcomer sees lanes, sharing and preemption move.
 
 import { byId, count, percent, plural } from "./dom.js";
-import { post, Refusal } from "./server.js";
+import { events, post, Refusal, sentence } from "./server.js";
 
 const PREFACE =
   "You are a friendly teller of stories for children. You speak in short and simple sentences. You like animals, weather, " +
@@ -76,9 +76,17 @@ export class Traffic {
       max_tokens: most === null ? tokens : Math.max(1, Math.min(tokens, Math.floor(most / 2))),
       temperature: 0.8,
       ignore_eos: true,
+      stream: true, // or there would be no first token to wait for
+      stream_options: { include_usage: true },
     };
     const response = await post("v1/completions", body, this.settings.key, signal);
-    return (await response.json()).usage;
+    let usage = null;
+    for await (const chunk of events(response)) {
+      if (chunk.error) throw new Refusal(sentence(String(chunk.error.message)), 500);
+      usage = chunk.usage ?? usage;
+    }
+    if (usage === null) throw new Refusal("An answer broke off before its end.", 0);
+    return usage;
   }
 
   summary(outcomes, usages, preemptions) {
