@@ -20,7 +20,6 @@ import pytest
 
 from headrace.core.engine import EngineStats
 from headrace.server.app import create_app
-from headrace.server.feed import Feed
 from headrace.server.guarded_protocol import ConnectionLimits
 from headrace.server.listener import listen, url
 from headrace.server.run import Server, uvicorn_config
@@ -79,7 +78,7 @@ class TinyServer:
             allowed_origins=traffic.allowed_origins if traffic else (),
         )  # fmt: skip
         self.traffic: Traffic = app.state.service.traffic
-        self.feed: Feed = app.state.feed
+        self.app, self.feed = app, app.state.feed
         app.state.sight.start()
         listener = listen("127.0.0.1", 0)
         self._server = Server(uvicorn_config(app, self._limits, "critical"))

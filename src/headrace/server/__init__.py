@@ -7,13 +7,14 @@ Modules, in reading order:
 - `structured`: what an output must look like, in each of the ways to ask for it.
 - `prompts`: text, token ids and conversations as prompts.
 - `job`: one HTTP request's work at the engine.
-- `choices`, `logprobs`: the parts that answers are made of.
+- `choices`, `logprobs`, `echo`: the parts that answers are made of.
 - `reply`: what is read out of a completion: reasoning, content and calls.
 - `response_schemas`, `response_input`, `response_builder`, `responses`: /v1/responses.
-- `completions`, `chat`, `models`: the routes.
+- `completions`, `chat`, `embeddings`, `tokens`, `models`, `health`: the routes.
 - `page`: the web page at `/`, whose files lie in a folder of that name.
 - `latencies`, `lane_names`, `feed`, `live`: what the page shows of the engine while it runs.
 - `events`, `disconnect`: streams of server-sent events, and callers who leave.
+- `answers`, `openapi`, `api_page`: what the routes say of themselves, to machines and to people.
 - `errors`, `body_limit`: what is refused, and how that reads.
 - `app`: all of it put together.
 - `listener`, `guarded_protocol`: connections, and their limits.

@@ -11,6 +11,7 @@ from headrace import __version__
 from headrace.core.types import Pooling
 from headrace.errors import ConfigError
 from headrace.server import (
+    api_page,
     chat,
     completions,
     embeddings,
@@ -18,6 +19,7 @@ from headrace.server import (
     health,
     live,
     models,
+    openapi,
     page,
     responses,
     tokens,
@@ -100,6 +102,8 @@ def create_app(
         usage,
     ):
         app.include_router(routes.router)
+    app.include_router(api_page.router)
+    openapi.install(app)
     return app
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+)
 
 from headrace.core.params import (
     MAX_LOGPROBS,
@@ -25,6 +33,7 @@ from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S
 from headrace.errors import InvalidParams
 from headrace.server.priorities import priority_number
 from headrace.server.structured import GUIDED, grammar_of
+from headrace.text.messages import MAX_MESSAGES
 from headrace.text.tools import ToolUse, checked_tool_use
 
 MAX_MODEL_NAME_CHARS = 1024
@@ -80,18 +89,36 @@ def _is_replaced(value: object) -> object:
     return value
 
 
-_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+_Id = Annotated[int, Field(ge=0, json_schema_extra={"format": "token-id"})]
+_Ids = Annotated[list[_Id], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
 _Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
 _Rows = Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
 Prompts = Annotated[
     list[Prompt], PlainValidator(checked_prompts, json_schema_input_type=str | _Texts | _Ids | _Rows)
 ]
-Token = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)]
+Token = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT, json_schema_extra={"format": "token-id"})]
 TokenList = Annotated[list[Token], Field(max_length=MAX_TOKEN_LIST, fail_fast=True)]
 Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Unsupported = Annotated[Any, AfterValidator(_is_absent)]
-Replaced = Annotated[Any, AfterValidator(_is_replaced)]
+Unsupported = Annotated[
+    Any, AfterValidator(_is_absent), WithJsonSchema({"enum": [None, False, 0, "", [], {}]})
+]
+Replaced = Annotated[Any, AfterValidator(_is_replaced), WithJsonSchema({"type": "null"})]
+
+
+_BIAS: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "maxProperties": MAX_TOKEN_LIST,
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        },
+        {"type": "null"},
+    ]
+}
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
+_Stops = Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)]
 
 
 class Strict(BaseModel):
@@ -113,10 +140,14 @@ class SamplingFields(Strict):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(_checked_stop)] = ()
+    stop: Annotated[
+        tuple[str, ...], PlainValidator(_checked_stop, json_schema_input_type=_Stop | _Stops | None)
+    ] = ()
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Any = None  # SamplingParams checks it, up to its first fault
+    logit_bias: Annotated[Any, WithJsonSchema(_BIAS)] = (
+        None  # SamplingParams checks it, up to its first fault
+    )
     user: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     # As in vLLM.
@@ -210,10 +241,33 @@ class CompletionRequest(SamplingFields):
         return replace(params, prompt_logprobs=self.logprobs) if self.echo else params
 
 
+_TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+MESSAGES: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string"},
+            "content": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]
+            },
+        },
+    },
+}
+"""As `headrace.text.messages` checks them; the model's chat template may ask for more."""
+
+
 class ChatRequest(SamplingFields):
     """Body of POST /v1/chat/completions. `headrace.text.messages` checks the messages."""
 
-    messages: Any
+    messages: Annotated[Any, WithJsonSchema(MESSAGES)]
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
     logprobs: bool | None = None

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from headrace.errors import InvalidParams
 from headrace.server.prompts import encode_chat, encode_prompts, tokenizer_of
-from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Strict
+from headrace.server.schemas import MAX_MODEL_NAME_CHARS, MESSAGES, Strict, Token
 from headrace.server.service import Service, service_of
 from headrace.text.tools import checked_tool_use
 
@@ -22,15 +22,13 @@ MAX_TOKENS = 2**18
 
 _FEW = 2000
 
-Id = Annotated[int, Field(ge=0, lt=2**31)]
-
 
 class TokenizeRequest(Strict):
     """Body of POST /tokenize: a prompt, or a conversation, as the model would see it."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
     prompt: str | None = None
-    messages: Any = None  # `headrace.text.messages` checks them
+    messages: Annotated[Any, WithJsonSchema({"anyOf": [MESSAGES, {"type": "null"}]})] = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -42,7 +40,7 @@ class DetokenizeRequest(Strict):
     """Body of POST /detokenize."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
-    tokens: Annotated[list[Id], Field(max_length=MAX_TOKENS, fail_fast=True)]
+    tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 @router.post("/tokenize")

@@ -1,0 +1,192 @@
+"""What routes answer, as the OpenAPI page tells it. Answers are plain objects; tests hold them against these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every error has this shape, whatever the route."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class UsageAnswer(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TextLogprobsAnswer(BaseModel):
+    """One entry a token. Nothing predicts the first token of an echoed prompt."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: TextLogprobsAnswer | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
+
+
+class CompletionAnswer(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageAnswer
+
+
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class TokenChance(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(TokenChance):
+    top_logprobs: list[TokenChance]
+
+
+class ChatLogprobsAnswer(BaseModel):
+    content: list[ChatToken]
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobsAnswer | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: int | str | None
+
+
+class ChatAnswer(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+
+
+class ResponsesAnswer(BaseModel):
+    """OpenAI's response object; `output` holds messages, reasoning and calls of functions."""
+
+    id: str
+    object: Literal["response"]
+    created_at: float
+    model: str
+    status: Literal["completed", "incomplete", "failed", "in_progress"]
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+
+
+class EmbeddingEntry(BaseModel):
+    """`embedding` is a list of numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingAnswer(BaseModel):
+    object: Literal["list"]
+    model: str
+    data: list[EmbeddingEntry]
+    usage: EmbeddingUsage
+
+
+class TokenizeAnswer(BaseModel):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeAnswer(BaseModel):
+    prompt: str
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int | None
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class StatusAnswer(BaseModel):
+    """`reason` says why there is no engine, where there is none."""
+
+    status: str
+    reason: str | None = None
+
+
+class VersionAnswer(BaseModel):
+    version: str
+
+
+class KeyUsage(BaseModel):
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    refused: dict[str, int]
+
+
+class UsageReport(BaseModel):
+    """Counts by the name of the key since the server started."""
+
+    object: Literal["usage"]
+    keys: dict[str, KeyUsage]
+    unauthorized: int
+    queue: dict[str, int] | None
