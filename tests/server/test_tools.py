@@ -10,6 +10,9 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from headrace.cli import reply_flags
 from headrace.errors import ConfigError
@@ -324,6 +327,56 @@ def test_an_explosive_tool_is_refused(tale: ServeProcess) -> None:
             tale.openai().chat.completions.create(
                 model="tale", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice="required"  # type: ignore[arg-type]
             )  # fmt: skip
+
+
+class Weather(BaseModel):
+    city: str
+
+
+def test_calls_parsed_by_the_client(echo: TinyServer) -> None:
+    said = HERMES.replace('"weather"', '"Weather"')
+    answer = echo.openai.chat.completions.parse(
+        model="tiny", messages=[{"role": "user", "content": said}], tools=[openai.pydantic_function_tool(Weather)]
+    )  # fmt: skip
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Weather)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from(
+        ["function", "auto", "required", "assistant", "tool", "user", "f", "{}", "message", "function_call"]
+    ),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["type", "function", "name", "parameters", "description", "role", "content", "tool_calls", "arguments",
+             "call_id", "output", "text", "format", "schema", "tools", "id", "summary"]
+        ),
+        inner, max_size=5,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+FIELDS = st.dictionaries(
+    st.sampled_from(
+        ["tools", "tool_choice", "messages", "input", "text", "response_format", "metadata", "reasoning", "include",
+         "instructions", "parallel_tool_calls", "include_reasoning", "chat_template_kwargs"]
+    ),
+    JSON, max_size=4,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(FIELDS, st.sampled_from(["chat/completions", "responses"]))
+def test_whatever_is_sent_is_answered_or_refused(
+    echo: TinyServer, fields: dict[str, Any], route: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "max_tokens": 5} | fields
+    answer = echo.http.post(
+        f"/v1/{route}", content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code in (200, 400), answer.text
+    assert answer.json()
 
 
 @pytest.mark.parametrize(

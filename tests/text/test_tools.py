@@ -8,11 +8,21 @@ import pytest
 
 from headrace.errors import InvalidParams
 from headrace.text.conversation import adapted, knows_tools
-from headrace.text.messages import MAX_TOOLS
+from headrace.text.messages import MAX_NESTING, MAX_TOOLS
 from headrace.text.reply.call_json import MAX_NAME_CHARS
-from headrace.text.tools import MAX_DESCRIPTION_CHARS, NO_TOOLS, Tool, ToolUse, checked_tool_use
+from headrace.text.tools import (
+    MAX_DESCRIPTION_CHARS,
+    MAX_SCHEMAS_WEIGHT,
+    NO_TOOLS,
+    Tool,
+    ToolUse,
+    checked_tool_use,
+)
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+NESTED: dict[str, Any] = {}
+for _ in range(MAX_NESTING):
+    NESTED = {"x": NESTED}
 WEATHER = Tool("weather", "The weather", SCHEMA)
 
 
@@ -62,6 +72,8 @@ def test_both_apis_write_tools() -> None:
         ([function("f", description="x" * (MAX_DESCRIPTION_CHARS + 1))], None),
         ([function("f"), function("f")], None),
         ([function(f"f{number}") for number in range(MAX_TOOLS + 1)], None),
+        ([function("f", parameters={"x": NESTED})], None), ([function("f", parameters={"x": {1, 2}})], None),
+        ([function("f", parameters={"x": "y" * MAX_SCHEMAS_WEIGHT})], None),
         (TOOLS, "sometimes"), (TOOLS, 7), (TOOLS, {}), (TOOLS, {"type": "function"}), (TOOLS, ["auto"]),
         (TOOLS, {"type": "function", "function": {"name": "unknown"}}), (TOOLS, {"type": "allowed_tools"}),
         (TOOLS, {"type": "function", "function": {"name": 7}}),
@@ -132,6 +144,17 @@ def test_instructions_join_the_system_message() -> None:
     first, *rest = adapted(messages, [WEATHER], PLAIN)
     assert first["content"].startswith("Be brief.\n\n") and rest == messages[1:]
     assert adapted(messages, [], PLAIN) == messages
+
+
+def test_arguments_that_are_no_json_are_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["x"] = endless
+    for arguments in ({"x": {1}}, endless):
+        messages = [
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+        ]
+        with pytest.raises(InvalidParams):
+            adapted(messages, [], PLAIN)
 
 
 @pytest.mark.parametrize(

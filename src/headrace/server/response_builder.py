@@ -60,10 +60,9 @@ class ResponseBuilder:
 
     def fail(self, code: str, message: str) -> list[Event]:
         """The end, where the engine failed: what was complete by then remains."""
-        events = [] if self._number else self.begin()
         error = {"code": code, "message": message}
         self.response |= {"status": "failed", "error": error, "output": self._items}
-        return [*events, self._of_response("response.failed")]
+        return [self._of_response("response.failed")]
 
     # ---- Items ----
 

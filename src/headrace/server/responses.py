@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidParams
 from headrace.server.choices import usage
 from headrace.server.disconnect import while_connected
 from headrace.server.errors import MAX_MESSAGE_CHARS
@@ -26,8 +26,6 @@ from headrace.server.service import Service, service_of
 
 router = APIRouter()
 
-_log = logging.getLogger(__name__)
-
 
 @router.post("/v1/responses")
 async def responses(
@@ -41,9 +39,10 @@ async def responses(
     prompt = await encode_chat(service, messages, True, body.template_variables, tools.tools)
     check_length(service, [prompt], params.max_tokens)
     reading = Reading.of(service, tools, prompt.text or "", params)
+    described = _described(body, model)
     job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
     reply = Reply(reading)
-    builder = ResponseBuilder(_described(body, model, job), reply.new_call_id)
+    builder = ResponseBuilder({"id": job.name.replace("-", "_", 1)} | described, reply.new_call_id)
     events = _events(service, job, body, reply, builder)
     if body.stream:
         return EventStream(_told(events, builder), job.cancel, named=True)
@@ -54,14 +53,11 @@ async def responses(
 async def _events(
     service: Service, job: Job, body: ResponsesRequest, reply: Reply, builder: ResponseBuilder
 ) -> AsyncIterator[Event]:
-    begun = False
+    for event in builder.begin():
+        yield event
     reason = None
     waiting: list[Any] = []
     async for _, delta in job.deltas():
-        if not begun:  # not before there is a token, as in every stream of this server
-            begun = True
-            for event in builder.begin():
-                yield event
         pieces = reply.take(delta)
         if body.logprobs and delta.logprobs:
             # Kept until their text is known: a token may be the middle of a character.
@@ -94,12 +90,14 @@ async def _told(events: AsyncIterator[Event], builder: ResponseBuilder) -> Async
             yield event
 
 
-def _described(body: ResponsesRequest, model: str, job: Job) -> dict[str, Any]:
-    """What an answer says beside its output: the request, with the defaults filled in."""
+def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
+    """What an answer says beside its output: the request, with the defaults filled in.
+
+    Raises InvalidParams for what could not be written into an answer.
+    """
     text = body.text
     reasoning = body.reasoning
-    return {
-        "id": job.name.replace("-", "_", 1),
+    described = {
         "object": "response",
         "created_at": int(time.time()),
         "model": model,
@@ -125,6 +123,13 @@ def _described(body: ResponsesRequest, model: str, job: Job) -> dict[str, Any]:
         "truncation": "disabled",
         "user": body.user,
     }
+    try:
+        json.dumps(described, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidParams(
+            "the request holds half of a surrogate pair, an infinite number, or lists without end"
+        ) from error
+    return described
 
 
 def _usage(job: Job, reply: Reply) -> dict[str, Any]:

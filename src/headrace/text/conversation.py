@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.errors import InvalidParams
 from headrace.text.tools import Tool
 
 INSTRUCTIONS = (
@@ -25,7 +26,10 @@ def knows_tools(template: str | None) -> bool:
 
 def adapted(messages: Any, tools: Sequence[Tool], template: str | None) -> Any:
     """The messages for a template: `developer` is `system` where the template has no such role, and what it does not
-    know of tools is written out. Messages of a wrong shape stay as they are, for the template's own check."""
+    know of tools is written out. Messages of a wrong shape stay as they are, for the template's own check.
+
+    Raises InvalidParams for arguments that cannot be written as JSON.
+    """
     if not isinstance(messages, (list, tuple)) or template is None:
         return messages
     if "developer" not in template:
@@ -33,8 +37,11 @@ def adapted(messages: Any, tools: Sequence[Tool], template: str | None) -> Any:
     if knows_tools(template):
         return messages
     written: list[Any] = []
-    for message in messages:
-        _write_out(message, written)
+    try:
+        for message in messages:
+            _write_out(message, written)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidParams("the arguments of a tool call are not JSON, or nested too deep") from error
     return _with_instructions(written, tools) if tools else written
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import InvalidParams
-from headrace.text.messages import MAX_TOOLS
+from headrace.text.messages import MAX_TOOLS, PlainCopier
 from headrace.text.reply.call_json import MAX_NAME_CHARS, is_name
 
 MAX_DESCRIPTION_CHARS = 65_536
+MAX_SCHEMAS_WEIGHT = 2**22
+"""Most characters of all schemas of a request, see `PlainCopier`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,16 @@ def _checked_tools(tools: Any) -> Iterator[Tool]:
     if len(tools) > MAX_TOOLS:
         raise InvalidParams(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are allowed")
     seen: set[str] = set()
+    copier = PlainCopier(MAX_SCHEMAS_WEIGHT)
     for number, entry in enumerate(tools):
-        tool = _checked_tool(entry, f"tools[{number}]")
+        tool = _checked_tool(entry, f"tools[{number}]", copier)
         if tool.name in seen:
             raise InvalidParams(f"tools[{number}] has the name of an earlier tool, {tool.name[:80]!r}")
         seen.add(tool.name)
         yield tool
 
 
-def _checked_tool(entry: Any, where: str) -> Tool:
+def _checked_tool(entry: Any, where: str, copier: PlainCopier) -> Tool:
     if not isinstance(entry, Mapping):
         raise InvalidParams(f"{where} must be an object")
     if entry.get("type") != "function":
@@ -104,8 +107,10 @@ def _checked_tool(entry: Any, where: str) -> Tool:
         raise InvalidParams(
             f"{where}: description must be text of at most {MAX_DESCRIPTION_CHARS} characters"
         )
-    if parameters is not None and not isinstance(parameters, Mapping):
-        raise InvalidParams(f"{where}: parameters must be a JSON schema, which is an object")
+    if parameters is not None:
+        if not isinstance(parameters, Mapping):
+            raise InvalidParams(f"{where}: parameters must be a JSON schema, which is an object")
+        parameters = copier.copy(parameters, f"{where}.parameters")
     return Tool(name, description, parameters)
 
 
