@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -120,6 +121,32 @@ def test_ends_of_the_server_take_the_engine_along() -> None:
                 os.kill(engine, signal.SIGSTOP)  # it cannot notice anything any more
             server.process.kill()
             until(lambda engine=engine: not alive(engine), 2)  # type: ignore[misc]
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below one, at any depth."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def test_the_process_that_tries_out_grammars_ends_too() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    answer_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for victim in ("server", "engine"):
+        with served() as server:
+            chat = {"messages": [{"role": "user", "content": "a"}], "response_format": answer_format}
+            reply = httpx.post(
+                f"{server.url}/v1/chat/completions", json=chat | {"max_tokens": 20}, timeout=60
+            )
+            assert reply.status_code == 200
+            (engine,) = server.descendants()
+            (worker,) = descendants(engine)
+            os.kill(worker, signal.SIGSTOP)
+            os.kill(engine if victim == "engine" else server.process.pid, signal.SIGKILL)
+            until(lambda worker=worker: not alive(worker), 2)  # type: ignore[misc]
 
 
 def test_the_server_may_die_while_it_restarts_its_engine() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import select
-import signal
 import socket
 import threading
 
 from headrace.serving.frames import FrameBuffer, WireError, frame
 from headrace.serving.messages import Message, ToEngine, decode_to_engine, encode
+from headrace.serving.parent_death import die_with_parent
 
 _READ_BYTES = 1 << 20
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class ParentGone(Exception):
@@ -68,11 +66,9 @@ class Connection:
 def exit_with_parent(sock: socket.socket) -> None:
     """End this process as soon as the other end of the socket closes, even while a model loads or a step runs.
 
-    Where the system can do that (Linux), also end it with the parent's death while it is stopped and runs no thread.
+    Where the system can do that, also with the parent's death while this process is stopped and runs no thread.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
     def watch() -> None:
         poll = select.poll()

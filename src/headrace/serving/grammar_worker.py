@@ -18,6 +18,7 @@ from typing import Any
 
 from headrace.core.grammar import Grammar
 from headrace.errors import InvalidParams
+from headrace.serving.parent_death import die_with_parent
 from headrace.text.grammars import GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
 
@@ -36,6 +37,7 @@ _NICE = 10
 
 
 def main() -> int:
+    die_with_parent()
     hello = json.loads(sys.stdin.readline())
     os.nice(_NICE)
     tokenizer = Tokenizer.from_folder(hello["tokenizer_folder"])
@@ -71,6 +73,7 @@ def tried(compiler: GrammarCompiler, grammar: Grammar) -> dict[str, Any]:
 
 def _compile(compiler: GrammarCompiler, grammar: Grammar, write: int) -> None:
     """In the child: tell what happens, or die."""
+    die_with_parent()
     try:
         _limit()
         before = _peak_bytes()
