@@ -129,6 +129,8 @@ class Reply:
 
 def message_delta(pieces: list[Piece], reply: Reply, include_reasoning: bool = True) -> dict[str, Any]:
     """Pieces as the `delta` of a chat chunk; empty where they say nothing."""
+    if len(pieces) == 1 and isinstance(pieces[0], Content):  # as nearly always
+        return {"content": pieces[0].text}
     content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
     delta: dict[str, Any] = {"content": content} if content else {}
     thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
