@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import InvalidParams
+from headrace.errors import InvalidParams, RequestError
+from headrace.text.chat import ChatTemplate
 from headrace.text.conversation import adapted, knows_tools
 from headrace.text.messages import MAX_NESTING, MAX_TOOLS
 from headrace.text.reply.call_json import MAX_NAME_CHARS
@@ -102,7 +103,21 @@ def test_a_template_that_knows_tools_gets_the_conversation_as_it_is() -> None:
         {"role": "tool", "content": "12:00"},
     ]
     assert knows_tools(KNOWING) and not knows_tools(PLAIN) and not knows_tools(None)
-    assert adapted(messages, [WEATHER], KNOWING) == messages
+    written = [messages[0], {**messages[1], "content": ""}, messages[2]]
+    assert adapted(messages, [WEATHER], KNOWING) == written
+
+
+def test_content_is_text_wherever_a_template_may_look_for_it() -> None:
+    joining = ChatTemplate("{% for message in messages %}{{ '|' + message.content }}{% endfor %}{{ tools }}")
+    for beside in ({"tool_calls": [{"function": {"name": "now"}}]}, {"reasoning_content": "Hm."}):
+        for missing in ({}, {"content": None}):
+            messages = [{"role": "user", "content": "?"}, {"role": "assistant", **beside, **missing}]
+            assert joining.render(adapted(messages, [], KNOWING)) == "|?|None"
+            with pytest.raises(RequestError):
+                joining.render(messages)
+    assert adapted([{"role": "assistant"}], [], KNOWING) == [
+        {"role": "assistant"}
+    ]  # refused, as it should be
 
 
 def test_developers_are_systems_where_a_template_has_no_such_role() -> None:

@@ -18,6 +18,8 @@ INSTRUCTIONS = (
     'To call one, answer: <tool_call>{{"name": NAME, "arguments": {{ARGUMENTS}}}}</tool_call>'
 )
 
+_INSTEAD_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+
 
 def knows_tools(template: str | None) -> bool:
     """A chat template presents tools to the model."""
@@ -32,6 +34,7 @@ def adapted(messages: Any, tools: Sequence[Tool], template: str | None) -> Any:
     """
     if not isinstance(messages, (list, tuple)) or template is None:
         return messages
+    messages = [_with_content(message) for message in messages]
     if "developer" not in template:
         messages = [_as_system(message) for message in messages]
     if knows_tools(template):
@@ -43,6 +46,15 @@ def adapted(messages: Any, tools: Sequence[Tool], template: str | None) -> Any:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidParams("the arguments of a tool call are not JSON, or nested too deep") from error
     return _with_instructions(written, tools) if tools else written
+
+
+def _with_content(message: Any) -> Any:
+    """Beside calls or reasoning no content is empty content: templates join it to other text without a look."""
+    if not isinstance(message, Mapping) or message.get("role") != "assistant":
+        return message
+    if message.get("content") is None and any(message.get(name) for name in _INSTEAD_OF_CONTENT):
+        return {**message, "content": ""}
+    return message
 
 
 def _as_system(message: Any) -> Any:
