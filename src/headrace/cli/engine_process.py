@@ -16,6 +16,7 @@ from headrace import __version__
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.llm import EngineParts, assemble
+from headrace.server.seeing.log_format import FORMATS, TEXT, formatter
 from headrace.serving.connection import Connection, ParentGone, exit_with_parent
 from headrace.serving.engine_loop import EXIT_FAILED, EXIT_OK, EngineLoop
 from headrace.serving.facts import ModelFacts
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("engine-process", description="Run an engine for a server process.")
     parser.add_argument("--fd", type=int, required=True, metavar="N", help="inherited socket to the parent")
+    parser.add_argument("--log-format", default=TEXT, choices=FORMATS)
 
 
 def run(args: argparse.Namespace) -> NoReturn:
@@ -38,6 +40,9 @@ def run(args: argparse.Namespace) -> NoReturn:
     # ends this process over the socket, or by its own end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    log = logging.StreamHandler()
+    log.setFormatter(formatter(args.log_format))
+    logging.basicConfig(handlers=[log])
     sock = socket.socket(fileno=args.fd)
     sock.set_inheritable(False)
     exit_with_parent(sock)

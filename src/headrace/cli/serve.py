@@ -19,6 +19,7 @@ from headrace.errors import ConfigError, MissingDependency
 from headrace.llm import survey
 from headrace.models.source import is_at_hand
 from headrace.plan.report import summary
+from headrace.server.seeing.log_format import FORMATS, TEXT
 from headrace.server.signals import held
 
 EXAMPLES = """\
@@ -72,6 +73,10 @@ def add_parser(commands: Any) -> None:
         "--log-level", default="warning", choices=("debug", "info", "warning", "error"),
         help="info logs every request (default: %(default)s)",
     )  # fmt: skip
+    group.add_argument(
+        "--log-format", default=TEXT, choices=FORMATS,
+        help="lines for people, or JSON objects for programs (default: %(default)s)",
+    )  # fmt: skip
     add_traffic_flags(parser)
     add_reply_flags(parser)
     add_connection_flags(parser)
@@ -95,6 +100,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         from headrace.server.guarded_protocol import ConnectionLimits
         from headrace.server.run import ServeOptions, serve
+        from headrace.serving.child import ENGINE_COMMAND
 
         traffic = traffic_options(args, os.environ.pop("HEADRACE_API_KEY", None))
     except ModuleNotFoundError as error:
@@ -116,6 +122,8 @@ def _run(args: argparse.Namespace) -> int:
         engine_timeout_s=args.engine_timeout,
         connections=ConnectionLimits(**limits),  # type: ignore[arg-type]  # checked by name
         log_level=args.log_level,
+        log_format=args.log_format,
+        engine_command=(*ENGINE_COMMAND, "--log-format", args.log_format),
     )
     name = options.names[0] if options.names else config.model
     if traffic.rules.keys.several and not hasattr(args, "scheduling_policy"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,8 @@ from headrace.server.drain import Drain
 from headrace.server.guarded_protocol import ConnectionLimits, GuardedProtocol
 from headrace.server.key_reload import reload_on_hangup
 from headrace.server.listener import allow_connections, listen, unusable, url
+from headrace.server.seeing.log_format import TEXT
+from headrace.server.seeing.log_writer import LogWriter, logs
 from headrace.server.signals import Ending
 from headrace.server.traffic_options import TrafficOptions
 from headrace.serving.child import ENGINE_COMMAND
@@ -58,6 +59,7 @@ class ServeOptions:
     engine_timeout_s: float = DEFAULT_TIMEOUT_S
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     log_level: str = "warning"
+    log_format: str = TEXT
     engine_command: Sequence[str] = ENGINE_COMMAND
 
 
@@ -67,18 +69,22 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
 
     Raises ConfigError for an address that cannot be used, and what the engine raises while it starts.
     """
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s: %(message)s")
-    options.traffic.warn(options.host)
-    # Before the model is loaded: a taken port should show at once.
-    with (
-        listen(options.host, options.port) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        return runner.run(_serve(config, options, listener, ready))
+    with logs(options.log_level, options.log_format) as log:
+        options.traffic.warn(options.host)
+        # Before the model is loaded: a taken port should show at once.
+        with (
+            listen(options.host, options.port) as listener,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(_serve(config, options, listener, ready, log))
 
 
 async def _serve(
-    config: EngineConfig, options: ServeOptions, listener: socket.socket, ready: Callable[[str], None]
+    config: EngineConfig,
+    options: ServeOptions,
+    listener: socket.socket,
+    ready: Callable[[str], None],
+    log: LogWriter,
 ) -> int:
     ending = Ending()
     ending.listen()
@@ -98,7 +104,7 @@ async def _serve(
             pooling=options.pooling,
             allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
         )  # fmt: skip
-        app.state.sight.start()
+        app.state.sight.start(log)
         drain = Drain(app)
         allowed = allow_connections(options.connections.max_connections)
         limits = replace(options.connections, max_connections=allowed)
@@ -185,8 +191,9 @@ def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uv
         ws="none",
         lifespan="off",
         server_header=False,
+        log_config=None,  # as all other logs
         log_level=log_level,
-        access_log=log_level in ("info", "debug", "trace"),
+        access_log=False,  # we have a better one
         timeout_keep_alive=int(limits.keep_alive_timeout_s),
         timeout_graceful_shutdown=1,  # for those who read; work has been waited for
     )

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from headrace.server.seeing.ended import tally
 from headrace.server.seeing.engine_totals import EngineTotals
 from headrace.server.seeing.exposition import Exposition
+from headrace.server.seeing.log_writer import LogWriter
 from headrace.server.seeing.loop_lag import LoopLag
 from headrace.server.seeing.observer import Sink
+from headrace.server.seeing.request_log import log_request
 from headrace.server.seeing.table import Sources
 from headrace.server.seeing.tallies import Tallies
 from headrace.server.service import Service
@@ -25,13 +27,23 @@ class Sight:
         self.tallies = Tallies()
         self.engine = EngineTotals(service.client)
         self.lag = LoopLag()
-        self.sinks: tuple[Sink, ...] = (tally, *sinks)
-        sources = Sources(service.client, service.facts, service.traffic, self.tallies, self.engine, self.lag)
+        self.sinks: tuple[Sink, ...] = (tally, log_request, *sinks)
+        sources = Sources(
+            service.client,
+            service.facts,
+            service.traffic,
+            self.tallies,
+            self.engine,
+            self.lag,
+            self._dropped_log_lines,
+        )
         self._exposition = Exposition(sources, service.names[0])
+        self._log: LogWriter | None = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
-    def start(self) -> None:
+    def start(self, log: LogWriter | None = None) -> None:
         """Begin to watch the event loop that runs now, and the engine, for as long as the loop runs."""
+        self._log = log
         self._tasks = (
             asyncio.create_task(self.lag.watch(), name="loop-lag"),
             asyncio.create_task(self._look(), name="engine-totals"),
@@ -41,6 +53,9 @@ class Sight:
         """(body, content type) of /metrics now."""
         await self.engine.look()
         return self._exposition.text(accept)
+
+    def _dropped_log_lines(self) -> int:
+        return 0 if self._log is None else self._log.dropped
 
     async def _look(self) -> None:
         while True:

@@ -31,7 +31,7 @@ class Sources:
     tallies: Tallies
     engine: EngineTotals
     lag: LoopLag
-    dropped_log_lines: Callable[[], int] = lambda: 0
+    dropped_log_lines: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
