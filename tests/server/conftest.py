@@ -20,7 +20,7 @@ import pytest
 
 from headrace.core.engine import EngineStats
 from headrace.server.app import create_app
-from headrace.server.guarded_protocol import ConnectionLimits
+from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.listener import listen, url
 from headrace.server.run import Server, uvicorn_config
 from headrace.server.traffic import Traffic
