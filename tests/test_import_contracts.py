@@ -26,6 +26,7 @@ TORCH_FREE = ["core", "text", "serving", "server", "plan", "sim"]
 LATE_IMPORTS = {
     "fastapi": "extra: server",
     "uvicorn": "extra: server",
+    "uvloop": "extra: server",
     "msgspec": "extra: server",
     "headrace.server": "needs the server extra",
     "headrace.serving": "needs the server extra",

@@ -61,6 +61,17 @@ def _plain(value: float) -> str:
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
+        "sent": Metric("sent", "requests", "requests sent; each was answered, refused or failed", _count),
+        "answered": Metric("answered", "requests", "requests whose answer came whole", _count),
+        "refused": Metric("429", "requests", "requests that the server refused with 429", _count),
+        "failed": Metric("failed", "requests", "requests that ended in any other way", _count),
+        "requests_per_s": Metric("req/s", "requests/s", "answered requests over the whole time", _rate),
+        "goodput_per_s": Metric(
+            "goodput/s", "requests/s", "requests that kept the promise over the whole time", _rate
+        ),
+        "kept": Metric("kept", "fraction", "requests that kept the promise, of those sent", _percent),
+        "prompt_tokens": Metric("prompt tokens", "tokens", "prompt tokens of answered requests", _count),
+        "output_tokens": Metric("output tokens", "tokens", "output tokens of answered requests", _count),
         "prefill_tokens_per_s": Metric(
             "prefill tok/s", "tokens/s", "prompt tokens over the time until the last first token", _rate
         ),
@@ -75,11 +86,21 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             "all tok/s", "tokens/s", "prompt and output tokens over the whole time", _rate
         ),
         "ttft_p50_s": Metric("TTFT p50", "s", "arrival to first token, median over requests", show_seconds),
+        "ttft_p90_s": Metric("TTFT p90", "s", "arrival to first token, 90th percentile", show_seconds),
         "ttft_p99_s": Metric("TTFT p99", "s", "arrival to first token, 99th percentile", show_seconds),
         "tpot_p50_s": Metric("TPOT p50", "s", "mean gap between a request's tokens, median", show_seconds),
+        "tpot_p90_s": Metric("TPOT p90", "s", "mean gap between a request's tokens, p90", show_seconds),
         "tpot_p99_s": Metric("TPOT p99", "s", "mean gap between a request's tokens, p99", show_seconds),
         "itl_p50_s": Metric("ITL p50", "s", "gap between two tokens of a request, median", show_seconds),
+        "itl_p90_s": Metric("ITL p90", "s", "gap between two tokens of a request, p90", show_seconds),
         "itl_p99_s": Metric("ITL p99", "s", "gap between two tokens of a request, p99", show_seconds),
+        "e2e_p50_s": Metric("E2E p50", "s", "arrival to last token, median over requests", show_seconds),
+        "e2e_p90_s": Metric("E2E p90", "s", "arrival to last token, 90th percentile", show_seconds),
+        "e2e_p99_s": Metric("E2E p99", "s", "arrival to last token, 99th percentile", show_seconds),
+        "late_p99_s": Metric("late p99", "s", "sent later than planned, 99th percentile", show_seconds),
+        "client_share": Metric(
+            "client CPU", "fraction", "CPU time of the client over the whole time", _percent
+        ),
         "wall_s": Metric("wall", "s", "first arrival to last token", show_seconds),
         "startup_s": Metric("to first token", "s", "launch of the process to its first token", show_seconds),
         "launch_s": Metric("launch", "s", "launch to the first line of our code", show_seconds),

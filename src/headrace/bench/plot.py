@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.bench.metrics import METRICS
 from headrace.bench.report import Report, Row
+from headrace.bench.serve_plot import draw_rates
 from headrace.errors import ConfigError, MissingDependency
 
 _DRAWN = (
@@ -27,6 +28,9 @@ def plot_report(report: Report, path: str) -> None:
         raise MissingDependency("--plot needs matplotlib: pip install 'headrace[bench]'") from None
     if not path.endswith(tuple(f".{name}" for name in _FORMATS)):
         raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}; {path!r:.200} is none of them")
+    if report.kind == "serve":
+        save(draw_rates(Figure, report), path)
+        return
     phases = [row for row in report.rows if "startup_s" in row.values]
     bars = [(row, name) for row in report.rows if (name := _drawn(report.kind, row)) is not None]
     if not phases and not bars:
@@ -44,6 +48,11 @@ def plot_report(report: Report, path: str) -> None:
         f"{report.kind}: {report.config.get('model', '')} on {report.machine.describe()}", fontsize=9
     )
     axes.spines[["top", "right"]].set_visible(False)
+    save(figure, path)
+
+
+def save(figure: Any, path: str) -> None:
+    """Write a matplotlib figure. Raises ConfigError."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

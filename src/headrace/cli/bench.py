@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 from headrace.bench.plot import plot_report
@@ -13,6 +14,7 @@ from headrace.cli.bench_kind import Kind
 from headrace.cli.bench_model import MODEL_KINDS
 from headrace.cli.bench_native import NATIVE_KINDS
 from headrace.cli.bench_quality import QUALITY_KINDS
+from headrace.cli.bench_serve import SERVE_KINDS
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag
 
 EXAMPLES = """\
@@ -21,7 +23,7 @@ examples:
   headrace bench throughput -m shape:tinyllama-1.1b --quantization int4 --json result.json
   headrace bench profile --help
 """
-KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **QUALITY_KINDS}
+KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **QUALITY_KINDS, **SERVE_KINDS}
 INTERRUPTED = 130
 
 
@@ -77,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         print(f"{report.machine.describe()}")
         print(*prepared.head, sep="\n")
-        print(f"\n{report.table(kind.columns, title=False)}")
+        if kind.more_columns:
+            first = replace(report, notes=(), complete=True)
+            print(f"\n{first.table(kind.columns, title=False)}")
+        print(f"\n{report.table(kind.more_columns or kind.columns, title=False)}")
     if args.json:
         report.write(args.json)
     if args.plot and rows:

@@ -35,7 +35,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One subcommand. `options` are the arguments that the JSON keeps; `columns` the metrics of the table."""
+    """One subcommand. `options` are the arguments that the JSON keeps; `columns` the metrics of the table, and
+    `more_columns` those of a second one, where one would be too wide."""
 
     summary: str
     description: str
@@ -43,6 +44,7 @@ class Kind:
     add_flags: Callable[[Flags], None]
     prepare: Callable[[argparse.Namespace], Prepared]
     columns: Sequence[str] | None = None
+    more_columns: Sequence[str] = ()
     options: Sequence[str] = ()
     least: Mapping[str, int] = field(default_factory=dict)
     """The smallest value of an argument, or of each of its values; 1 where nothing is said."""

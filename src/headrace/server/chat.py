@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from headrace.server.choices import Choice, UsageSoFar, head, usage
+from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
 from headrace.server.events import Chunk, EventStream
 from headrace.server.job import Job
@@ -20,6 +21,8 @@ from headrace.server.service import Service, service_of
 from headrace.serving.completion import Delta
 
 router = APIRouter()
+
+_CONTENT = {"content"}
 
 
 @router.post("/v1/chat/completions")
@@ -84,18 +87,27 @@ class _Answer:
 
 async def _chunks(
     service: Service, job: Job, model: str, body: ChatRequest, reading: Reading, so_far: UsageSoFar
-) -> AsyncIterator[Chunk]:
+) -> AsyncIterator[Chunk | bytes]:
     common: dict[str, Any] = head("chat.completion.chunk", job, model)
     if body.streamed_usage:
         common["usage"] = None
     replies: dict[int, Reply] = {}
+    plain = not body.logprobs and not body.continuous_usage
+    shows_reasoning = _shows_reasoning(body)
+    templates: dict[int, ChunkTemplate] = {}
     async for index, delta in job.deltas():
         counts = so_far.add(delta)
         if body.continuous_usage:
             common["usage"] = counts
         begins = index not in replies
         reply = replies.setdefault(index, Reply(reading))
-        said = message_delta(reply.take(delta), reply, _shows_reasoning(body))
+        said = message_delta(reply.take(delta), reply, shows_reasoning)
+        if plain and not begins and delta.finish_reason is None and said.keys() == _CONTENT:
+            if index not in templates:
+                choice = _choice(index, {"content": HOLE}) | {"stop_reason": None}
+                templates[index] = ChunkTemplate(common | {"choices": [choice]})
+            yield templates[index].event(said["content"])
+            continue
         if begins:
             # Not before there is a token: callers take the first chunk for the first token's time.
             yield common | {"choices": [_choice(index, {"role": "assistant", "content": ""})]}

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from headrace.core.types import TokenLogprobs
 from headrace.server.choices import UsageSoFar, gathered, head, shows, usage
+from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
 from headrace.server.echo import TextLogprobs, echoed
 from headrace.server.events import Chunk, EventStream
@@ -72,14 +73,21 @@ class _Texts:
         return TextLogprobs(self._tokenizer, self._skip, prompt)
 
 
-async def _chunks(texts: _Texts, job: Job, model: str, body: CompletionRequest) -> AsyncIterator[Chunk]:
+async def _chunks(
+    texts: _Texts, job: Job, model: str, body: CompletionRequest
+) -> AsyncIterator[Chunk | bytes]:
     common: dict[str, Any] = head(_KIND, job, model)
     if body.streamed_usage:
         common["usage"] = None
     so_far = UsageSoFar(sum(len(prompt.ids) for prompt in texts.prompts))
     logprobs: dict[int, TextLogprobs] = {}  # of choices that have begun
     scored: dict[int, list[TokenLogprobs]] = {}  # prompt tokens of choices that have not
+    plain = body.logprobs is None and not body.continuous_usage
+    templates: dict[int, ChunkTemplate] = {}
     async for index, delta in job.deltas():
+        if index in templates and delta.text and delta.finish_reason is None:  # as nearly always
+            yield templates[index].event(delta.text)
+            continue
         counts = so_far.add(delta)
         if delta.prompt_logprobs:
             scored.setdefault(index, []).extend(delta.prompt_logprobs)
@@ -100,5 +108,8 @@ async def _chunks(texts: _Texts, job: Job, model: str, body: CompletionRequest) 
         if body.continuous_usage:
             chunk["usage"] = counts
         yield chunk
+        if plain and delta.finish_reason is None:
+            choice["text"] = HOLE
+            templates[index] = ChunkTemplate(chunk)
     if body.streamed_usage:
         yield common | {"choices": [], "usage": usage(job)}

@@ -26,7 +26,8 @@ def event(chunk: Chunk) -> bytes:
 
 
 class EventStream(Response):
-    """Sends each chunk as an event, then [DONE]. An error becomes an event, too: the status has been sent by then.
+    """Sends each chunk as an event, then [DONE]; bytes are events already. An error becomes an event, too: the status
+    has been sent by then.
 
     named: events carry their `type` as their name, and no [DONE] ends them, as /v1/responses has it.
 
@@ -37,7 +38,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncIterator[Chunk], close: Callable[[], None], *, named: bool = False
+        self, chunks: AsyncIterator[Chunk | bytes], close: Callable[[], None], *, named: bool = False
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -69,7 +70,9 @@ class EventStream(Response):
             await _send_part(send, DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _written(self, chunk: Chunk) -> bytes:
+    def _written(self, chunk: Chunk | bytes) -> bytes:
+        if isinstance(chunk, bytes):
+            return chunk
         if not self._named:
             return event(chunk)
         if "error" in chunk and "type" not in chunk:

@@ -10,14 +10,15 @@ import asyncio
 import enum
 import json
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.errors import error_body
+from headrace.server.write_batch import BatchedTransport, WriteBatch
 
 RETRY_AFTER_S = 1
 
@@ -29,6 +30,19 @@ _LINGER_BYTES = 16 * 2**20
 _LINGERING = 256
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Times in seconds. `body_timeout_s` is for each MiB of a body that has begun; `slow_reader_timeout_s` is what a
+    caller gets to read 32 KiB when the buffers of its connection are full."""
+
+    max_connections: int = 4096
+    max_header_bytes: int = 64 * 2**10
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    keep_alive_timeout_s: float = 75.0
+    slow_reader_timeout_s: float = 30.0
 
 
 class _Awaited(enum.Enum):
@@ -55,9 +69,11 @@ class GuardedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
+        batch: WriteBatch,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
+        self._batch = batch
         self._awaited = _Awaited.HEAD
         self._received = 0  # bytes of the head or the body that is awaited
         self._requests = 0  # that have arrived
@@ -70,7 +86,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- The connection ----
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(BatchedTransport(transport, self._batch))
         if len(self.connections) > self._limits.max_connections:
             self._refuse(503, "too many connections are open: try again later", "too_many_connections")
         else:

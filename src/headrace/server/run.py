@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,15 +20,15 @@ from headrace.core.types import Pooling
 from headrace.errors import HeadraceError
 from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
-from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.drain import Drain
-from headrace.server.guarded_protocol import GuardedProtocol
+from headrace.server.guarded_protocol import ConnectionLimits, GuardedProtocol
 from headrace.server.key_reload import reload_on_hangup
 from headrace.server.listener import allow_connections, listen, unusable, url
 from headrace.server.seeing.log_format import TEXT
 from headrace.server.seeing.log_writer import LogWriter, logs
 from headrace.server.signals import Ending
 from headrace.server.traffic_options import TrafficOptions
+from headrace.server.write_batch import WriteBatch
 from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.supervisor import Supervisor
@@ -114,6 +115,8 @@ async def _serve(
             listener.listen(_BACKLOG)
         except OSError as error:  # somebody else listened there while the model was loading
             raise unusable(options.host, options.port, error) from error
+        gc.collect()
+        gc.freeze()  # what lives as long as the server is not looked through again, while all streams wait
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         await _first_of(ending.asked.wait(), serving)
         if not serving.done():
@@ -188,7 +191,9 @@ def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uv
     """
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], functools.partial(GuardedProtocol, limits=limits)),
+        http=cast(
+            type[asyncio.Protocol], functools.partial(GuardedProtocol, limits=limits, batch=WriteBatch())
+        ),
         ws="none",
         lifespan="off",
         server_header=False,

@@ -19,7 +19,8 @@ _LOGPROB_BYTES = 160
 class OutputStream:
     """Asynchronous iterator over lists of outputs; ends behind the last output of the last completion.
 
-    A reader that lags gets longer lists. Reading raises what `fail` was given, after the outputs before it.
+    There is one reader; one that lags gets longer lists. Reading raises what `fail` was given, after the outputs
+    before it.
     """
 
     def __init__(self, request_id: str, completions: int, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
@@ -29,7 +30,7 @@ class OutputStream:
         self._unread_bytes = 0
         self._max_unread_bytes = max_unread_bytes
         self._error: HeadraceError | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who waits for news
         self._when_ended: Callable[[], None] | None = None
         self.output_tokens = 0
         """Tokens that have come, of all completions."""
@@ -70,21 +71,25 @@ class OutputStream:
                 self.cached_tokens += output.stats.num_cached if output.index == 0 else 0
             if self._open == 0:
                 self._tell()
-        self._news.set()
+        self._wake()
 
     def fail(self, error: HeadraceError) -> None:
         """End the stream with an error; ignored after the end."""
         if not self.ended:
             self._error = error
             self._tell()
-            self._news.set()
+            self._wake()
 
     def close(self) -> None:
         """End the stream: what is unread is dropped."""
         self._unread, self._unread_bytes = [], 0
         self._open = 0
         self._tell()
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _tell(self) -> None:
         call, self._when_ended = self._when_ended, None
@@ -100,8 +105,11 @@ class OutputStream:
                 raise self._error
             if self._open == 0:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
         outputs = self._unread
         self._unread, self._unread_bytes = [], 0
         return outputs

@@ -1,0 +1,150 @@
+"""What a benchmark client asks for: conversations of one or more turns, with lengths and words from a seed.
+
+Words are common English ones, so that the same seed gives the same requests to any server without its tokenizer; how
+many tokens a word comes to is measured once (`WordRate`). Exact token counts are what the server says afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from headrace.errors import ConfigError
+
+MAX_LEN = 2**20
+
+WORDS = (
+    "a", "the", "and", "then", "was", "it", "so", "he", "she", "they", "in", "on", "at", "to", "for",
+    "with", "little", "big", "old", "new", "good", "red", "blue", "day", "night", "sun", "moon", "tree",
+    "house", "river", "bird", "dog", "cat", "fox", "bear", "boy", "girl", "friend", "mother", "garden",
+    "water", "home", "happy", "sad", "cold", "warm", "fast", "slow", "went", "came", "saw", "said", "made",
+    "found", "took", "gave", "ran", "sat", "played", "sang", "looked", "asked", "told", "wanted", "could",
+    "would"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token counts with a lognormal distribution, as lengths of real chats have: half are below `median`, and the
+    logarithm has the standard deviation `sigma` (0: always the median). Draws outside low … high are drawn again."""
+
+    median: float
+    sigma: float
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise ConfigError(f"lengths must be between 1 and more than that, got {self.low} to {self.high}")
+
+    @classmethod
+    def fixed(cls, tokens: int) -> Lengths:
+        return cls(tokens, 0.0, tokens, tokens)
+
+    def within(self, high: int) -> Lengths:
+        """The same, cut off above `high`, which may be below the median."""
+        high = max(1, high)
+        return replace(self, low=min(self.low, high), high=min(self.high, high))
+
+    def draw(self, rng: random.Random) -> int:
+        if self.sigma == 0:
+            return min(self.high, max(self.low, round(self.median)))
+        for _ in range(1000):
+            length = round(rng.lognormvariate(math.log(self.median), self.sigma))
+            if self.low <= length <= self.high:
+                return length
+        return self.high  # of a range far from the median
+
+
+SHAREGPT_INPUT = Lengths(120, 1.1, 4, 4096)
+SHAREGPT_OUTPUT = Lengths(130, 0.9, 4, 2048)
+"""Means of about 220 and 195 tokens: what people have measured of conversations shared in the ShareGPT collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordRate:
+    """A text of n words comes to about `fixed + each * n` tokens, chat template included."""
+
+    fixed: float = 0.0
+    each: float = 1.3
+
+    def words(self, tokens: int) -> int:
+        """Words of a text of so many tokens, at least one."""
+        return max(1, round((tokens - self.fixed) / self.each))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    text: str
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Turns that follow each other, each behind the answer to the one before."""
+
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`prefixes`: how many texts of `prefix_tokens` there are; every session begins with one of them. 0: none."""
+
+    inputs: Lengths = SHAREGPT_INPUT
+    outputs: Lengths = SHAREGPT_OUTPUT
+    turns: int = 1
+    prefixes: int = 0
+    prefix_tokens: int = 0
+
+    def within(self, max_model_len: int) -> Workload:
+        """Lengths cut so that whole sessions fit, with a little left for a chat template and words of many tokens.
+
+        Raises ConfigError where they cannot, or where fixed lengths would have to change.
+        """
+        room = (max_model_len - self._shared) * 7 // 8 // self.turns
+        if room < 2:
+            raise ConfigError(
+                f"{self.turns} turns behind {self._shared} shared tokens do not fit the model's {max_model_len}"
+            )
+        outputs = self.outputs.within(room // 2)
+        inputs = self.inputs.within(room - outputs.high)
+        for wanted, fitting in ((self.inputs, inputs), (self.outputs, outputs)):
+            if wanted.sigma == 0 and fitting != wanted and self._fixed > max_model_len:
+                raise ConfigError(
+                    f"{self.inputs.high} prompt and {self.outputs.high} output tokens do not fit the model's "
+                    f"{max_model_len}"
+                )
+        if self.inputs.sigma == 0 and self.outputs.sigma == 0:
+            return self
+        return replace(self, inputs=inputs, outputs=outputs)
+
+    @property
+    def _shared(self) -> int:
+        return self.prefix_tokens if self.prefixes else 0
+
+    @property
+    def _fixed(self) -> int:
+        """The longest session."""
+        return self._shared + self.turns * (self.inputs.high + self.outputs.high)
+
+    def sessions(self, seed: int, rate: WordRate) -> Iterator[Session]:
+        """Without end; the same ones for the same seed."""
+        rng = random.Random(f"workload {seed}")
+        prefixes = [
+            words(random.Random(f"prefix {seed} {number}"), rate.words(self.prefix_tokens))
+            for number in range(self.prefixes)
+        ]
+        while True:
+            before = f"{rng.choice(prefixes)} " if prefixes else ""
+            turns = []
+            for _ in range(self.turns):
+                text = words(rng, rate.words(self.inputs.draw(rng)))
+                turns.append(Turn(before + text, self.outputs.draw(rng)))
+                before = ""
+            yield Session(tuple(turns))
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choices(WORDS, k=count))

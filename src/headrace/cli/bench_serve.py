@@ -1,0 +1,256 @@
+"""The benchmark of a running server, ours or anybody's, as its clients see it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from headrace.bench.latency import Progress
+from headrace.bench.report import Row
+from headrace.bench.serve import Plan, run, serve_rows
+from headrace.bench.serve_arrivals import MAX_RATE, Arrivals, parse_rates
+from headrace.bench.serve_figures import Promise
+from headrace.bench.serve_http import Address
+from headrace.bench.serve_target import BACKENDS, COMPLETIONS, Target, find_model, measure_words
+from headrace.bench.serve_workload import MAX_LEN, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Lengths, Workload
+from headrace.cli.bench_kind import Flags, Kind, Prepared
+from headrace.errors import ConfigError
+
+MAX_REQUESTS = 1_000_000
+MAX_CLIENTS = 10_000
+MAX_TURNS = 1000
+MAX_SECONDS = 86_400
+_DATASETS = ("sharegpt", "random", "prefix_repetition", "multi_turn")
+
+
+def _flags(parser: Flags) -> None:
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--base-url",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="where it listens (default: %(default)s)",
+    )
+    server.add_argument(
+        "--backend",
+        choices=tuple(BACKENDS),
+        default=COMPLETIONS,
+        help="completions or chats (default: %(default)s)",
+    )
+    server.add_argument(
+        "--model", "-m", metavar="NAME", help="its name there (default: the first one listed)"
+    )
+    server.add_argument("--api-key", metavar="KEY", help="default: the environment's OPENAI_API_KEY")
+    server.add_argument(
+        "--ignore-eos", action="store_true", help="ask for full lengths, where the server can do that"
+    )
+    server.add_argument(
+        "--extra-body",
+        default="{}",
+        metavar="JSON",
+        help='more fields of every request, such as {"top_k": 20}',
+    )
+    server.add_argument(
+        "--request-timeout", type=float, default=600.0, metavar="S", help="seconds (default: %(default)g)"
+    )
+    work = parser.add_argument_group("requests")
+    work.add_argument(
+        "--dataset-name", choices=_DATASETS, default="sharegpt",
+        help="lengths as in shared chats, all the same, behind shared prefixes, or of turns (default: %(default)s)",
+    )  # fmt: skip
+    work.add_argument(
+        "--num-prompts", type=int, default=100, metavar="N",
+        help="requests, or conversations, of each rate (default: %(default)s)",
+    )  # fmt: skip
+    work.add_argument(
+        "--input-len", type=int, metavar="N", help="about so many prompt tokens each (random: 128)"
+    )
+    work.add_argument(
+        "--output-len", type=int, metavar="N", help="at most so many output tokens each (random: 64)"
+    )
+    work.add_argument(
+        "--prefix-len", type=int, default=256, metavar="N", help="of prefix_repetition (default: 256)"
+    )
+    work.add_argument(
+        "--num-prefixes", type=int, default=4, metavar="N", help="of prefix_repetition (default: 4)"
+    )
+    work.add_argument("--num-turns", type=int, default=4, metavar="N", help="of multi_turn (default: 4)")
+    work.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="longest sequence (default: what the server says, else 2048)",
+    )
+    work.add_argument(
+        "--num-warmups", type=int, default=2, metavar="N", help="not counted (default: %(default)s)"
+    )
+    work.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of lengths, words and arrivals (default: 0)"
+    )
+    when = parser.add_argument_group("arrivals")
+    when.add_argument(
+        "--request-rate", nargs="+", default=["inf"], metavar="R",
+        help="requests a second: one or several rates, from:to:steps, or inf for all at once (default: inf)",
+    )  # fmt: skip
+    when.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="G",
+        help="shape of the gaps' gamma distribution: 1 Poisson, below 1 burstier, above more regular (default: 1)",
+    )  # fmt: skip
+    when.add_argument(
+        "--burst-size", type=int, default=1, metavar="N", help="requests of one moment (default: 1)"
+    )
+    when.add_argument(
+        "--max-concurrency", type=int, metavar="N", help="requests under way (default: no limit)"
+    )
+    when.add_argument(
+        "--duration", type=float, metavar="S",
+        help="no timetable: --max-concurrency clients that send one request after the other for so many seconds",
+    )  # fmt: skip
+    parser.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:S",
+        help="count requests that keep a promise in seconds: ttft, tpot, e2el, such as ttft:0.2 tpot:0.05",
+    )  # fmt: skip
+
+
+def _serve(args: argparse.Namespace) -> Prepared:
+    rates = parse_rates(args.request_rate)
+    _check(args)
+    promise = Promise.parse(args.goodput)
+    extra = _extra(args)
+    address = Address.of(args.base_url)
+    workload = _workload(args)
+    key = args.api_key or os.environ.get("OPENAI_API_KEY") or None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError("--api-key must be printable ASCII text")
+    name, length = run(find_model(address, key, args.model))
+    target = Target(address, name, args.backend, key, extra, args.max_model_len or length)
+    words, note = run(measure_words(target))
+    workload = workload.within(target.max_model_len or 2048)
+    plan = Plan(
+        workload, words,
+        [Arrivals(rate, args.burstiness, args.burst_size) for rate in rates],
+        args.num_prompts, args.num_warmups, args.max_concurrency, args.duration, args.request_timeout, promise,
+        args.seed,
+    )  # fmt: skip
+    notes = [] if note is None else [note]
+    config = {
+        "model": name, "base_url": args.base_url, "request_rates": [str(rate) for rate in rates],
+        "tokens_a_word": round(words.each, 3),
+        "input_lengths": _described(workload.inputs), "output_lengths": _described(workload.outputs),
+    }  # fmt: skip
+
+    def rows(progress: Progress) -> Iterator[Row]:
+        return serve_rows(target, plan, progress, notes)
+
+    requests = args.num_prompts * workload.turns * len(rates) + bool(args.num_warmups)
+    return Prepared(
+        rows,
+        None if args.duration is not None else requests,
+        config,
+        head=[f"{name} at {args.base_url}, {BACKENDS[args.backend]}: {_told(workload)}"],
+        notes=notes,
+    )
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    fixed = args.dataset_name == "random"
+    inputs, outputs = SHAREGPT_INPUT, SHAREGPT_OUTPUT
+    if args.input_len is not None or fixed:
+        inputs = Lengths.fixed(args.input_len or 128)
+    if args.output_len is not None or fixed:
+        outputs = Lengths.fixed(args.output_len or 64)
+    if args.dataset_name == "prefix_repetition":
+        return Workload(inputs, outputs, prefixes=args.num_prefixes, prefix_tokens=args.prefix_len)
+    return Workload(inputs, outputs, turns=args.num_turns if args.dataset_name == "multi_turn" else 1)
+
+
+def _told(workload: Workload) -> str:
+    parts = [
+        f"{what} of {lengths.high} tokens" if lengths.sigma == 0 else
+        f"{what} of {lengths.low} to {lengths.high} tokens, lognormal (median {lengths.median:g}, "
+        f"sigma {lengths.sigma:g})"
+        for what, lengths in (("prompts", workload.inputs), ("outputs", workload.outputs))
+    ]  # fmt: skip
+    if workload.prefixes:
+        parts.append(f"{workload.prefixes} shared prefixes of {workload.prefix_tokens} tokens")
+    if workload.turns > 1:
+        parts.append(f"{workload.turns} turns")
+    return ", ".join(parts)
+
+
+def _described(lengths: Lengths) -> dict[str, float]:
+    return {name: getattr(lengths, name) for name in ("median", "sigma", "low", "high")}
+
+
+def _extra(args: argparse.Namespace) -> Mapping[str, Any]:
+    try:
+        extra = json.loads(args.extra_body)
+    except ValueError:
+        extra = None
+    if not isinstance(extra, dict):
+        raise ConfigError(f"--extra-body must be a JSON object, got {args.extra_body!r:.80}")
+    return {"ignore_eos": True, **extra} if args.ignore_eos else extra
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises ConfigError for a number above its maximum, and for options that do not go together."""
+    limits = {
+        "num_prompts": MAX_REQUESTS, "num_warmups": MAX_REQUESTS, "max_concurrency": MAX_CLIENTS,
+        "burst_size": MAX_REQUESTS, "num_turns": MAX_TURNS, "num_prefixes": MAX_REQUESTS, "input_len": MAX_LEN,
+        "output_len": MAX_LEN, "prefix_len": MAX_LEN, "max_model_len": 2**31, "seed": 2**63,
+    }  # fmt: skip
+    for name, most in limits.items():
+        value = getattr(args, name)
+        low = 0 if name in ("num_warmups", "seed") else 1
+        if value is not None and not low <= value <= most:
+            raise ConfigError(f"--{name.replace('_', '-')} must be between {low} and {most}, got {value}")
+    for name in ("burstiness", "duration", "request_timeout"):
+        value, high = getattr(args, name), MAX_RATE if name == "burstiness" else MAX_SECONDS
+        if value is not None and not 1e-3 <= value <= high:
+            raise ConfigError(f"--{name.replace('_', '-')} must be between 0.001 and {high:g}, got {value}")
+    if args.duration is not None and args.max_concurrency is None:
+        raise ConfigError("--duration needs --max-concurrency, the number of clients")
+    if args.duration is not None and args.request_rate != ["inf"]:
+        raise ConfigError(
+            "--duration and --request-rate exclude each other: clients send when they have an answer"
+        )
+
+
+SERVE_KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "serve": Kind(
+            summary="a running server under load, ours or any that speaks the OpenAI API",
+            description="Sends streamed requests to a server and measures what its clients see: TTFT, TPOT, ITL and "
+            "the whole time, answers a second, refusals (429) and failures. Rates can be swept; requests that keep a "
+            "promise are counted as goodput. Lengths and words come from a seed, token counts from the server. The "
+            "client is one process; its share of a core is shown, since it may run beside the server.",
+            examples=(
+                "",
+                " --request-rate 2:32:5 --goodput ttft:0.2 tpot:0.05 --plot rates.png",
+                " --backend openai-chat --dataset-name multi_turn --num-prompts 20 --request-rate 4",
+                " --max-concurrency 500 --duration 300 --ignore-eos --json load.json",
+            ),
+            add_flags=_flags,
+            prepare=_serve,
+            columns=(
+                "sent", "answered", "refused", "failed", "requests_per_s", "goodput_per_s", "output_tokens_per_s",
+                "client_share",
+            ),
+            more_columns=(
+                "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s", "itl_p50_s",
+                "itl_p90_s", "itl_p99_s", "e2e_p50_s", "e2e_p90_s", "e2e_p99_s",
+            ),
+            options=(
+                "backend", "dataset_name", "num_prompts", "num_warmups", "seed", "burstiness", "burst_size",
+                "max_concurrency", "duration", "ignore_eos", "goodput",
+            ),
+            least={"num_warmups": 0, "seed": 0},
+            takes_repeats=False,
+            takes_model=False,
+        )
+    }
+)  # fmt: skip
