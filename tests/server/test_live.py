@@ -18,7 +18,7 @@ from headrace.server import feed as feed_module
 from headrace.server.feed import Feed
 from headrace.server.lane_names import lane_name
 from headrace.server.latencies import MAX_SAMPLES, WINDOW_S, Latencies
-from tests.server.conftest import TinyServer
+from tests.server.conftest import TinyServer, serve
 
 SECRET = "The bear's password is honeycomb"
 
@@ -164,6 +164,45 @@ def test_nobody_asks_the_engine_when_nobody_watches(tiny: TinyServer) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert tiny.feed._watchers == 0
+
+
+def test_ticks_come_five_times_a_second_at_most(tiny: TinyServer) -> None:
+    chat = Chat(tiny)  # an engine that answers at once, and has news at every step
+    feed = ticks(tiny)
+    next(feed)
+    begun = time.monotonic()
+    for _ in range(10):
+        next(feed)
+    assert time.monotonic() - begun > 10 * feed_module.INTERVAL_S * 0.9
+    chat.join(30)
+
+
+def test_an_engine_that_hangs_is_told_and_forgiven(
+    doomed: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "PATIENCE_S", 0.5)
+    feed = ticks(doomed)
+    assert "lanes" in next(feed)
+    os.kill(doomed.client.pid, signal.SIGSTOP)
+    try:
+        assert any(tick.get("silent") for tick, _ in zip(feed, range(5), strict=False))
+    finally:
+        os.kill(doomed.client.pid, signal.SIGCONT)
+    assert any("lanes" in tick for tick, _ in zip(feed, range(20), strict=False))
+
+
+def test_an_open_page_does_not_hold_up_the_end() -> None:
+    """A stream without an end of its own is ended when the server is asked to go, not when its drain time is over."""
+    served = serve("tale", "--port", "0", "--num-threads", "1", "--shutdown-timeout", "60")
+    with httpx.stream("GET", f"{served.url}/live", timeout=30) as response:
+        lines = response.iter_lines()
+        next(lines)
+        begun = time.monotonic()
+        served.process.send_signal(signal.SIGTERM)
+        for _ in lines:  # until the server ends the stream, in order
+            pass
+        assert served.process.wait(30) == 0
+    assert time.monotonic() - begun < 10
 
 
 def test_watchers_are_bounded(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_a_chat_without_a_mouse(slow: TinyServer, visit: Open) -> None:
     keys = one.page.keyboard
     keys.press("Tab")
     keys.press("Enter")  # the skip link
-    one.page.wait_for_function("document.activeElement.id === 'prompt'")
+    one.wait(lambda: one.page.evaluate("document.activeElement.id === 'prompt'"))
     keys.type("Tell me something")
     keys.press("Shift+Enter")
     keys.type("in two lines")
@@ -214,7 +214,7 @@ def test_the_settings_hold_the_focus_and_give_it_back(slow: TinyServer, visit: O
     one = visit(slow.url)
     one.page.focus("#open-settings")
     one.page.keyboard.press("Enter")
-    one.page.wait_for_function("document.querySelector('#settings').open")
+    one.wait(lambda: one.page.evaluate("document.querySelector('#settings').open"))
     inside = (
         "[null, document.querySelector('#settings')].includes(document.activeElement.closest('dialog, main'))"
     )
@@ -222,7 +222,7 @@ def test_the_settings_hold_the_focus_and_give_it_back(slow: TinyServer, visit: O
         one.page.keyboard.press("Tab")
         assert one.page.evaluate(inside)
     one.page.keyboard.press("Escape")
-    one.page.wait_for_function("!document.querySelector('#settings').open")
+    one.wait(lambda: one.page.evaluate("!document.querySelector('#settings').open"))
     assert one.page.evaluate("document.activeElement.id") == "open-settings"
 
 

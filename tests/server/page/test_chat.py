@@ -200,6 +200,26 @@ def test_markdown_is_drawn(slow: TinyServer, visit: Open) -> None:
     ]  # fmt: skip
 
 
+def test_thoughts_are_shown_apart(slow: TinyServer, visit: Open) -> None:
+    """Through the code that draws answers: the bundled model does not think aloud."""
+    one = visit(slow.url)
+    folded, thoughts, text = one.page.evaluate(
+        """async () => {
+          const { Answer } = await import("/page/answer.js");
+          const answer = new Answer(document.querySelector("#messages"), () => {});
+          answer.think("First <b>this</b>, ");
+          answer.think("then that.");
+          answer.write("The answer.");
+          await new Promise((resolve) => setTimeout(resolve, 100));
+          answer.finish("The answer.", { again: () => {} });
+          const thinking = answer.element.querySelector("details");
+          return [!thinking.open, thinking.querySelector(".text").textContent, answer.text.textContent];
+        }"""
+    )
+    assert folded
+    assert (thoughts, text) == ("First <b>this</b>, then that.", "The answer.")
+
+
 def test_an_error_is_told_in_words(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url)
     one.set(max_tokens=5000)

@@ -54,6 +54,7 @@ loadModels();
 function take(tick) {
   if (!tick.lanes) {
     wheel.take(0);
+    if (!tick.silent) lanes.endAll(); // they went with their engine
     say("trouble", tick.silent ? "engine busy, no news" : `engine ${tick.state}`);
     return;
   }

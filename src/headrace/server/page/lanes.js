@@ -63,6 +63,11 @@ export class Lanes {
     this.lanes.clear();
   }
 
+  /** The engine is gone. */
+  endAll() {
+    for (const lane of this.lanes.values()) if (lane.finished === null) lane.end({}, this.now);
+  }
+
   /** Takes in a tick of the feed. */
   take(tick) {
     const start = this.before || tick.now;
