@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.bench.overhead import PARTS, SAMPLING, measure_overhead, overhead_rows, prepared_logits
+from headrace.bench.wide_tokenizer import widened
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.text.tokenizer import Tokenizer
 
@@ -48,3 +49,16 @@ def test_rows_name_every_part_and_the_whole(sampler: NativeSampler, tokenizer: T
     assert all(row.values["overhead_s"] > 0 for row in rows if row.labels["part"] == "step")
     shares = sum(row.values["share"] for row in rows[: len(PARTS)])
     assert 0.5 < shares < 1.5  # medians of parts need not add up to the median of the whole
+
+
+def test_grammars_are_followed_by_what_is_measured(tokenizer: Tokenizer) -> None:
+    pytest.importorskip("llguidance")
+    wide = widened(tokenizer, 5000)
+    assert wide.vocab_size == 5000 and wide.eos_ids == tokenizer.eos_ids
+    assert wide.token_bytes(4999) and len({wide.token_bytes(i) for i in range(6, 5000)}) == 4994
+    sampler = NativeSampler(5000, _native.Kernels(_native.available_kernels()[0]), _native.Team(1))
+    logits = prepared_logits(2, 5000, 5000)
+    spent = measure_overhead(logits, 5000, sampler, SAMPLING["grammar"], 2, wide, steps=10)
+    plain = measure_overhead(logits, 5000, sampler, SAMPLING["top-k"], 2, wide, steps=10)
+    assert len(spent.parts["pack"]) == 10  # every sequence was still there at the last step
+    assert min(spent.parts["pack"]) > min(plain.parts["pack"])  # masks take time

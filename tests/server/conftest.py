@@ -18,9 +18,10 @@ import httpx
 import openai
 import pytest
 
+from headrace.config import EngineConfig
 from headrace.core.engine import EngineStats
 from headrace.server.app import create_app
-from headrace.server.guarded_protocol import ConnectionLimits
+from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.listener import listen, url
 from headrace.server.run import Server, uvicorn_config
 from headrace.server.traffic import Traffic
@@ -44,6 +45,7 @@ class TinyServer:
         traffic: TrafficOptions | None = None,
         command: Sequence[str] = COMMAND,
         folder: Path = TALE,
+        engine: EngineConfig | None = None,
         **config: object,
     ) -> None:
         self._command = command
@@ -51,6 +53,8 @@ class TinyServer:
         self._traffic = traffic
         self._limits = limits or ConnectionLimits()
         self._config = {"step_s": STEP_S, "tokenizer_folder": str(folder)} | config
+        if engine is not None:  # a real one, by a command that knows what to do with it
+            self._config = engine.to_json()
         started: queue.Queue[str | BaseException] = queue.Queue()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
         self._thread.start()

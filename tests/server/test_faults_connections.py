@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.server.guarded_protocol import ConnectionLimits
+from headrace.server.connection_limits import ConnectionLimits
 from tests.server.conftest import TinyServer
 from tests.server.raw_http import answer, connect, dribble, ended, post, read_all, works
 from tests.server.test_refusals import until

@@ -98,6 +98,7 @@ def test_an_engine_that_dies_or_hangs(number: signal.Signals, timeout: str) -> N
             assert isinstance(reader.error, openai.APIError) and "engine" in str(reader.error)
         assert time.monotonic() - struck < 2 + (float(timeout) if number == signal.SIGSTOP else 0)
 
+        assert httpx.get(f"{server.url}/ready").status_code == 503
         status, body = health(server)
         assert status == 503 and body["status"] == "engine restarting" and body["reason"]
         with pytest.raises(openai.InternalServerError) as caught:
@@ -107,6 +108,7 @@ def test_an_engine_that_dies_or_hangs(number: signal.Signals, timeout: str) -> N
         assert httpx.get(f"{server.url}/v1/models").status_code == 200  # what needs no engine is there
 
         until(lambda: health(server)[0] == 200)
+        assert httpx.get(f"{server.url}/ready").status_code == 200
         assert story(server) == before
         assert not alive(engine) and len(server.descendants()) == 1
         assert server.process.poll() is None
@@ -175,6 +177,7 @@ def test_a_signal_under_load(number: signal.Signals) -> None:
         refusal = answer(early)
         assert refusal.status == 503 and refusal.closed and refusal.headers["retry-after"] == "5"
         assert refusal.error["code"] == "shutting_down"
+        assert httpx.get(f"{server.url}/ready").status_code == 503
         assert health(server)[0] == 200  # it is alive, and should not be killed for not being so
         for reader in streams:
             reader.join(20)

@@ -196,7 +196,24 @@ def test_a_grammar_without_meaning_is_refused_before_a_stream_begins(tale: Serve
     answer = post(tale, "/v1/completions", body)
     assert answer.status_code == 400 and "look-behind" in answer.json()["error"]["message"]
     explosive = post(tale, "/v1/completions", body | {"guided_regex": "a{1000000}"})
-    assert explosive.status_code == 400 and "too much" in explosive.json()["error"]["message"]
+    assert explosive.status_code == 400 and "cannot be used" in explosive.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_grammar": 'start: e\ne: e e e | e e | "a" | "a" "a" | ("a" e)+\n', "ignore_eos": True},
+        {"guided_choice": ["a"], "allowed_token_ids": [500]},
+        {"allowed_token_ids": [500], "logit_bias": {}, "min_tokens": 3, "stop_token_ids": [500]},
+    ],
+)
+def test_what_turns_out_to_be_impossible_is_the_requests_own_fault(
+    tale: ServeProcess, fields: dict[str, Any]
+) -> None:
+    answer = post(tale, "/v1/completions", {"prompt": "Once", "max_tokens": 400} | fields)
+    assert answer.status_code == 400 and "cannot be fulfilled" in answer.json()["error"]["message"]
+    streamed = post(tale, "/v1/completions", {"prompt": "Once", "max_tokens": 400, "stream": True} | fields)
+    assert streamed.status_code == 200 and '"invalid_params"' in streamed.text
 
 
 def test_an_engine_that_follows_no_grammars_says_so(tiny: TinyServer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,13 @@ from pydantic import BaseModel
 
 from headrace.cli import reply_flags
 from headrace.errors import ConfigError
+from headrace.server.reply import MessageBuilder, Reply
 from headrace.text.reply import formats
 from headrace.text.reply.formats import ReplyFormats
+from headrace.text.reply.hermes import HermesParser
+from headrace.text.reply.pieces import Content
+from headrace.text.reply.reader import ReplyReader
+from headrace.text.reply.reasoning import ReasoningParser
 from headrace.text.tokenizer import Tokenizer
 from tests.server.conftest import TALE, ServeProcess, TinyServer, serve
 from tests.server.echo import echo_server, model_folder
@@ -106,6 +111,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "no call": ("Just text.", {}, said("Just text.")),
     "a broken call": ("<tool_call>nothing</tool_call>", {}, said("<tool_call>nothing</tool_call>")),
+    "half a marker": ("So <tool_c", {}, said("So <tool_c")),
     "a call nobody wants": (HERMES, {"tool_choice": "none"}, said(HERMES)),
     "no tools": (HERMES, {"tools": openai.omit}, said(HERMES)),
     "reasoning": ("<think>\nHm, ü.\n</think>\n\nYes.", {}, said("Yes.", "Hm, ü.")),
@@ -126,6 +132,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("what", CASES)
 @pytest.mark.parametrize("n", [1, 3])
 def test_streamed_and_whole_answers(echo: TinyServer, what: str, n: int) -> None:
+    check_case(echo, what, n)
+
+
+def check_case(echo: TinyServer, what: str, n: int = 1) -> None:
     reply, options, expected = CASES[what]
     options = {"tools": TOOLS, "n": n} | options
     answers = whole(echo, reply, **options)
@@ -136,6 +146,24 @@ def test_streamed_and_whole_answers(echo: TinyServer, what: str, n: int) -> None
             assert answer["finish"] == "length" and WEATHER.startswith(call[1]) and call[1]
     else:
         assert answers == [expected] * n
+
+
+FAULTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
+    "what was kept back is lost": (HermesParser, "finish", lambda self: [], "half a marker"),
+    "calls are lost": (MessageBuilder, "message", lambda self: {"role": "assistant", "content": ""}, "a call"),
+    "reasoning is content": (ReasoningParser, "push", lambda self, text: [Content(text)], "reasoning"),
+    "every call counts": (ReplyReader, "_wanted", lambda self, pieces: pieces, "one of two"),
+    "calls are not told": (Reply, "finish_reason", lambda self, reason: reason, "two calls"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(echo: TinyServer, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    kind, name, wrong, what = FAULTS[fault]
+    check_case(echo, what)
+    monkeypatch.setattr(kind, name, wrong)
+    with pytest.raises(AssertionError):
+        check_case(echo, what)
 
 
 def test_what_the_message_looks_like(echo: TinyServer) -> None:
@@ -305,6 +333,25 @@ def test_a_forced_call_behind_a_special_token(mistral: ServeProcess) -> None:
     (call,) = message.tool_calls or []
     assert message.content is None and call.function.name == "paint" and len(call.id) == 9  # type: ignore[union-attr]
     assert json.loads(call.function.arguments)["colour"] in ("red", "blue")  # type: ignore[union-attr]
+
+
+def test_the_parser_that_an_option_names() -> None:
+    served = serve(
+        "tale", "--port", "0", "--num-threads", "1", "--tool-call-parser", "mistral",
+        "--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice",
+    )  # fmt: skip
+    try:
+        messages: Any = [{"role": "user", "content": "Paint!"}]
+        forced = served.openai().chat.completions.create(
+            model="tale", messages=messages, tools=[COLOUR], tool_choice="required", max_tokens=200  # type: ignore[list-item]
+        )  # fmt: skip
+        assert all(len(call.id) == 9 for call in forced.choices[0].message.tool_calls or [])
+        free = served.openai().chat.completions.create(model="tale", messages=messages, temperature=0)
+        message = free.choices[0].message
+        assert message.content == "" and message.reasoning_content  # type: ignore[attr-defined]  # it never says it is done
+    finally:
+        served.process.terminate()
+        served.process.wait(30)
 
 
 def test_an_answer_that_follows_a_schema_does_not_reason(mistral: ServeProcess) -> None:

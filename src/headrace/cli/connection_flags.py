@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headrace.errors import ConfigError
+from headrace.server.connection_limits import ConnectionLimits
 
 MAX_SECONDS = 86_400
 
@@ -25,18 +26,17 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("connections")
     for flag, name, least, _, text in _FLAGS:
         group.add_argument(
-            f"--{flag}", dest=name, type=int if isinstance(least, int) else float, default=None, metavar="N", help=text
+            f"--{flag}", dest=name, type=int if isinstance(least, int) else float, metavar="N",
+            default=getattr(ConnectionLimits(), name), help=f"{text} (default: %(default)g)",
         )  # fmt: skip
 
 
-def connection_limits(args: argparse.Namespace) -> dict[str, float]:
-    """Fields of ConnectionLimits that were given. Raises ConfigError for one out of its range."""
+def connection_limits(args: argparse.Namespace) -> ConnectionLimits:
+    """Raises ConfigError for a limit out of its range."""
     given = {}
     for flag, name, least, most, _ in _FLAGS:
         value = getattr(args, name)
-        if value is None:
-            continue
         if not least <= value <= most:
             raise ConfigError(f"--{flag} must be between {least} and {most}, got {value}")
         given[name] = value
-    return given
+    return ConnectionLimits(**given)

@@ -98,7 +98,6 @@ def _run(args: argparse.Namespace) -> int:
     limits = connection_limits(args)
     config = engine_config(args)
     try:
-        from headrace.server.guarded_protocol import ConnectionLimits
         from headrace.server.run import ServeOptions, serve
         from headrace.serving.child import ENGINE_COMMAND
 
@@ -120,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
         traffic=traffic,
         drain_s=args.shutdown_timeout,
         engine_timeout_s=args.engine_timeout,
-        connections=ConnectionLimits(**limits),  # type: ignore[arg-type]  # checked by name
+        connections=limits,
         log_level=args.log_level,
         log_format=args.log_format,
         engine_command=(*ENGINE_COMMAND, "--log-format", args.log_format),

@@ -15,6 +15,8 @@ from headrace.core.record import record
 from headrace.errors import InvalidParams
 
 NO_USER = ""
+UNFULFILLABLE = "what the request asks for cannot be fulfilled: "
+"""How an error begins that is the request's own fault, although it shows only while it runs."""
 MAX_NAME_CHARS = 1024
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 7 * 86_400.0

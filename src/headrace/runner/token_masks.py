@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.types import NewSequence
+from headrace.core.types import UNFULFILLABLE, NewSequence
 from headrace.errors import RequestError
 from headrace.text.grammar_store import GrammarStore
 
@@ -25,7 +25,7 @@ Bits = NDArray[np.uint32]
 
 STEP_S, BURST_S = 0.005, 0.1
 """Processor time that a grammar may take for a token, on the whole and at once. All sequences of a step wait for it."""
-TOO_SLOW = "the grammar could not be followed: it takes too much time"
+TOO_SLOW = f"{UNFULFILLABLE}following the grammar takes too much time"
 
 _WORD_BITS = 32
 
@@ -69,7 +69,7 @@ class Matcher:
             return TOO_SLOW
         if not self._inner.is_error():
             return None
-        return f"the grammar could not be followed: {_first_line(self._inner.get_error())}"
+        return f"{UNFULFILLABLE}the grammar ended in an error: {_first_line(self._inner.get_error())}"
 
     def advance(self, tokens: Sequence[int]) -> int:
         """Take in emitted tokens; returns how many of them belong to the output: what follows its end does not."""

@@ -17,7 +17,7 @@ Modules, in reading order:
 - `answers`, `openapi`, `api_page`: what the routes say of themselves, to machines and to people.
 - `errors`, `body_limit`: what is refused, and how that reads.
 - `app`: all of it put together.
-- `listener`, `guarded_protocol`: connections, and their limits.
+- `listener`, `connection_limits`, `guarded_protocol`: connections, and their limits.
 - `signals`, `drain`: how a server ends.
 - `run`: the listening process.
 

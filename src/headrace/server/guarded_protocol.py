@@ -10,13 +10,13 @@ import asyncio
 import enum
 import json
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.errors import error_body
 from headrace.server.write_batch import BatchedTransport, WriteBatch
 
@@ -30,19 +30,6 @@ _LINGER_BYTES = 16 * 2**20
 _LINGERING = 256
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Times in seconds. `body_timeout_s` is for each MiB of a body that has begun; `slow_reader_timeout_s` is what a
-    caller gets to read 32 KiB when the buffers of its connection are full."""
-
-    max_connections: int = 4096
-    max_header_bytes: int = 64 * 2**10
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    keep_alive_timeout_s: float = 75.0
-    slow_reader_timeout_s: float = 30.0
 
 
 class _Awaited(enum.Enum):

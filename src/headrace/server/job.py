@@ -7,8 +7,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from headrace.core.params import SamplingParams
-from headrace.core.types import NO_USER, FinishReason, NewRequest
-from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.core.types import NO_USER, UNFULFILLABLE, FinishReason, NewRequest
+from headrace.errors import DeadlineExceeded, HeadraceError, InvalidParams
 from headrace.server.latencies import StreamTimes
 from headrace.server.prompts import Encoded
 from headrace.server.schemas import SamplingFields
@@ -87,6 +87,8 @@ class Job:
                     record.saw(number, delta)
                 if delta.finish_reason == FinishReason.TIMEOUT.value:
                     raise DeadlineExceeded(delta.error)
+                if delta.error is not None and delta.error.startswith(UNFULFILLABLE):
+                    raise InvalidParams(delta.error)
                 if delta.error is not None:
                     raise HeadraceError(f"the engine failed on this request: {delta.error}")
                 index = number * self._n + delta.index

@@ -20,8 +20,9 @@ from headrace.core.types import Pooling
 from headrace.errors import HeadraceError
 from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
+from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.drain import Drain
-from headrace.server.guarded_protocol import ConnectionLimits, GuardedProtocol
+from headrace.server.guarded_protocol import GuardedProtocol
 from headrace.server.key_reload import reload_on_hangup
 from headrace.server.listener import allow_connections, listen, unusable, url
 from headrace.server.seeing.log_format import TEXT

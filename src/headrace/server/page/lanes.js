@@ -1,6 +1,7 @@
 // Requests as the page remembers them: each tick of the feed, put together to a history.
 
-const GAP_S = 0.4;
+const GAP_S = 0.15;
+const GLIMPSE_S = 0.12;
 const MAX_KEPT = 400;
 
 /**
@@ -11,6 +12,7 @@ class Lane {
   constructor(told) {
     this.name = told.name;
     this.arrival = told.arrival;
+    this.shownFrom = told.arrival;
     this.row = null;
     this.finished = null;
     this.reason = null;
@@ -20,6 +22,10 @@ class Lane {
 
   update(told, since) {
     const { scheduled = null, first = null, phase = null } = told;
+    if (told.preemptions > (this.preemptions ?? told.preemptions) && phase !== "preempted") {
+      // It was over before anybody looked: about here.
+      this.interruptions.push(["preempted", since - GLIMPSE_S / 2, since + GLIMPSE_S / 2]);
+    }
     Object.assign(this, { scheduled, first, prompt: told.prompt, cached: told.cached, output: told.output });
     this.preemptions = told.preemptions;
     this.computed = told.computed ?? told.prompt + told.output;
@@ -86,7 +92,7 @@ export class Lanes {
         this.lanes.set(told.name, lane);
       }
       if (lane.finished === null) {
-        lane.update(told, told.finished);
+        lane.update(told, (start + told.finished) / 2);
         lane.end(told, tick.now);
       }
     }
@@ -104,8 +110,9 @@ export class Lanes {
   }
 
   /**
-   * Gives lanes a row of their own while they are in sight: the lowest that is free, each only to lanes that came after
-   * the one before had ended. The first row is for lanes that are `mine`, once there are any. Returns the lanes in rows and how many that have not ended found none.
+   * Gives lanes a row of their own while they are in sight: the lowest that is free. A lane that has to wait for a row
+   * is shown from then on. The first row is for lanes that are `mine`, once there are any. Returns the lanes in rows, and
+   * how many that have not ended found none.
    */
   layout(rows, from, mine) {
     const last = new Array(rows).fill(null);
@@ -124,13 +131,15 @@ export class Lanes {
     }
     for (const lane of this.lanes.values()) {
       if (lane.row !== null) continue;
-      const isFree = (other) => !other || (other.finished !== null && other.finished + GAP_S < lane.arrival);
+      const isFree = (other) =>
+        !other || (other.finished !== null && (lane.finished === null || other.finished + GAP_S < lane.arrival));
       const row = last.findIndex((other, at) => (at > 0 || !mine.size || mine.has(lane.name)) && isFree(other));
       if (row < 0) {
         left += lane.finished === null;
         continue;
       }
       lane.row = row;
+      if (last[row]) lane.shownFrom = Math.max(lane.shownFrom, last[row].finished + GAP_S);
       last[row] = lane;
       shown.push(lane);
     }

@@ -111,7 +111,7 @@ export class Timeline {
     const y = lane.row * this.row + (this.row - thick) / 2;
     let decode = null;
     for (const [phase, from, to] of lane.segments(now)) {
-      const start = Math.max(labels - 4, x(from));
+      const start = Math.max(labels - 4, x(Math.max(from, lane.shownFrom)));
       const end = Math.min(x(now), x(to));
       if (end - start < 0.4) continue;
       context.fillStyle = c.surface; // patterns are half transparent: nothing may shine through

@@ -1,0 +1,60 @@
+"""`headrace serve` says what the model will take before it loads it, and what does not fit within two seconds."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from tests.server.conftest import ServeProcess
+
+
+def refused(*arguments: str) -> tuple[str, float]:
+    """What a server says when it does not start, and how many seconds of a processor that took.
+
+    Those are the seconds that pass on a machine that has nothing else to do.
+    """
+    begun = _child_seconds()
+    outcome = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", "serve", *arguments, "--port", "0"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert outcome.returncode == 1 and outcome.stderr.count("\n") == 1
+    assert outcome.stdout == ""  # nothing was begun
+    return outcome.stderr.removeprefix("headrace: error: "), _child_seconds() - begun
+
+
+def _child_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["shape:llama-3.1-8b", "--dtype", "float32", "--max-model-len", "131072", "--kv-cache-memory", "900GB"],
+         r"(the weights need .* memory is available|kv_cache_memory is 838 GiB, but .* is free)"),
+        (["tale", "--kv-cache-memory", "900GB"], r"kv_cache_memory is 838 GiB, but .* lower --kv-cache-memory"),
+        (["tale", "--max-model-len", "1000", "--kv-cache-memory", "1MB"],
+         r"a sequence of 1000 tokens needs .* of KV cache, but .* lower --max-model-len to \d+"),
+        (["tale", "--max-model-len", "100000"], r"max_model_len 100000 is longer than the model's context"),
+        (["tale", "--num-kv-blocks", "2000000000"], r"num_kv_blocks 2000000000 does not fit: .* lower --num-kv-blocks"),
+        (["tale", "--max-num-seqs", "64", "--max-num-batched-tokens", "8"], r"max_num_seqs 64 is greater than"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told_at_once(arguments: list[str], sentence: str) -> None:
+    said, seconds = refused(*arguments)
+    assert re.match(sentence, said), said
+    assert seconds < 2
+
+
+def test_the_ledger_in_a_sentence(tale: ServeProcess) -> None:
+    line = next(line for line in tale.said.splitlines() if "loading" in line)
+    assert re.fullmatch(
+        r"headrace: loading tale: [\d.]+ MiB of weights, [\d.]+ [MG]iB of KV cache for [\d,]+ tokens, [\d.]+ MiB of "
+        r"activations; up to 64 sequences of up to 1,024 tokens at once",
+        line,
+    )
