@@ -29,6 +29,7 @@ LATE_IMPORTS = {
     "uvloop": "extra: server",
     "msgspec": "extra: server",
     "headrace.server": "needs the server extra",
+    "headrace.server.seeing.spans": "extra: otel",
     "headrace.serving": "needs the server extra",
     "headrace.runner.native_backend": "needs the C++ extension",
     "headrace.runner.torch_backend": "imports torch, which takes longer than a whole start without it",

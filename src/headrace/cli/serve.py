@@ -74,6 +74,10 @@ def add_parser(commands: Any) -> None:
         help="info logs every request (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
+        "--otlp-traces-endpoint", default=None, metavar="URL",
+        help="send a trace of each request there, as OTLP over HTTP (default: none; needs the otel extra)",
+    )  # fmt: skip
+    group.add_argument(
         "--log-format", default=TEXT, choices=FORMATS,
         help="lines for people, or JSON objects for programs (default: %(default)s)",
     )  # fmt: skip
@@ -122,6 +126,7 @@ def _run(args: argparse.Namespace) -> int:
         connections=limits,
         log_level=args.log_level,
         log_format=args.log_format,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
         engine_command=(*ENGINE_COMMAND, "--log-format", args.log_format),
     )
     name = options.names[0] if options.names else config.model

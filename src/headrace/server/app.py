@@ -33,7 +33,7 @@ from headrace.server.key_check import KeyCheck
 from headrace.server.latencies import Arrival
 from headrace.server.origins import OriginCheck
 from headrace.server.seeing import route as metrics
-from headrace.server.seeing.observer import Observer
+from headrace.server.seeing.observer import Observer, Sink
 from headrace.server.seeing.sight import Sight
 from headrace.server.service import Service
 from headrace.server.traffic import Traffic
@@ -56,11 +56,14 @@ def create_app(
     allowed_hosts: Sequence[str] = (ANY,),
     allowed_origins: Sequence[str] = (),
     replies: ReplyFormats | None = None,
+    sinks: Sequence[Sink] = (),
     pooling: Pooling = Pooling.LAST,
 ) -> FastAPI:
     """An app that serves one model under all of `model_names`. The client is the caller's to close.
 
     replies: how the model writes reasoning and calls; None for what its chat template suggests.
+
+    sinks: they are told of each request that has ended.
 
     Raises ConfigError without a name.
     """
@@ -78,7 +81,7 @@ def create_app(
         pooling=pooling,
     )
     app.state.feed = Feed(client, service.latencies)
-    app.state.sight = sight = Sight(service)
+    app.state.sight = sight = Sight(service, sinks)
     # From the inside to the outside: what is added last sees a request first.
     app.add_middleware(BodyLimit, limit=max_body_bytes)
     app.add_middleware(KeyCheck, traffic=traffic)

@@ -27,6 +27,8 @@ from headrace.server.key_reload import reload_on_hangup
 from headrace.server.listener import allow_connections, listen, unusable, url
 from headrace.server.seeing.log_format import TEXT
 from headrace.server.seeing.log_writer import LogWriter, logs
+from headrace.server.seeing.observer import Sink
+from headrace.server.seeing.tracing import tracing
 from headrace.server.signals import Ending
 from headrace.server.traffic_options import TrafficOptions
 from headrace.server.write_batch import WriteBatch
@@ -63,6 +65,7 @@ class ServeOptions:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     log_level: str = "warning"
     log_format: str = TEXT
+    otlp_traces_endpoint: str | None = None
     engine_command: Sequence[str] = ENGINE_COMMAND
 
 
@@ -77,9 +80,12 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
         # Before the model is loaded: a taken port should show at once.
         with (
             listen(options.host, options.port) as listener,
+            tracing(
+                options.otlp_traces_endpoint, options.names[0] if options.names else config.model
+            ) as sinks,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(_serve(config, options, listener, ready, log))
+            return runner.run(_serve(config, options, listener, ready, log, sinks))
 
 
 async def _serve(
@@ -88,6 +94,7 @@ async def _serve(
     listener: socket.socket,
     ready: Callable[[str], None],
     log: LogWriter,
+    sinks: Sequence[Sink],
 ) -> int:
     ending = Ending()
     ending.listen()
@@ -104,7 +111,7 @@ async def _serve(
         app = create_app(
             client, tokenizer, names, client.facts, max_body_bytes=options.max_body_bytes, traffic=traffic,
             replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
-            pooling=options.pooling,
+            pooling=options.pooling, sinks=sinks,
             allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
         )  # fmt: skip
         app.state.sight.start(log)

@@ -8,6 +8,6 @@ Modules, in reading order:
 - `loop_lag`: how late the event loop is.
 - `table`, `exposition`, `route`: all of that as /metrics.
 - `log_format`, `log_writer`, `request_log`: logs.
-- `spans`: OpenTelemetry.
+- `spans`, `tracing`: OpenTelemetry.
 - `sight`: all of it put together.
 """
