@@ -26,7 +26,8 @@ EXAMPLES = """\
 examples:
   headrace serve                                          the bundled model on http://127.0.0.1:8000
   headrace serve ./my-model --port 9000 --served-model-name my-model
-  headrace serve tale --host 0.0.0.0 --kv-cache-memory 2GB --max-num-seqs 32
+  headrace serve tale --kv-cache-memory 2GB --max-num-seqs 32
+  headrace serve tale --host 0.0.0.0 --api-key-file keys.toml     for others, with keys: see docs/serving.md
 
 Then, from anything that speaks the OpenAI API:
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
