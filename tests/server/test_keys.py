@@ -246,9 +246,11 @@ def test_a_search_that_ends_early_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert comparisons.seen != [(32, 32)] * 10
 
 
-def test_usage_is_for_administrators(server: TinyServer) -> None:
-    assert code(server.http.get("/usage", headers=bearer("ann"))) == (403, "not_permitted")
-    assert server.http.get("/usage", headers=bearer("boss")).status_code == 200
+@pytest.mark.parametrize("path", ["/usage", "/metrics", "/live"])
+def test_what_tells_of_others_is_for_administrators(server: TinyServer, path: str) -> None:
+    assert code(server.http.get(path, headers=bearer("ann"))) == (403, "not_permitted")
+    with server.http.stream("GET", path, headers=bearer("boss")) as answer:
+        assert answer.status_code == 200
 
 
 def test_usage_counts_what_clients_saw() -> None:

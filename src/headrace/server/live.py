@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.server.disconnect import CallerLeft, while_connected
 from headrace.server.feed import Feed, Watch
+from headrace.server.usage import administrator
 
 router = APIRouter()
 
 
-@router.get("/live")
+@router.get("/live", dependencies=[Depends(administrator)])
 async def live(request: Request) -> Response:
-    """Lanes, KV block maps, rates and latencies, up to five times a second, for as long as the caller listens."""
+    """Lanes, KV block maps, rates and latencies, up to five times a second, for as long as the caller listens.
+
+    They tell of every caller, so a key needs admin rights for them.
+    """
     feed: Feed = request.app.state.feed
     return LiveStream(feed.watch())
 
