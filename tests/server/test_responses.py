@@ -294,6 +294,14 @@ def test_the_most_of_everything(echo: TinyServer) -> None:
     assert answer.status_code == 200 and answer.json()["store"] is False
 
 
+def test_the_answer_repeats_what_was_understood_of_the_tools(echo: TinyServer) -> None:
+    asked = {"input": "Hi", "tools": [WEATHER | {"more": "x" * 1000}]}
+    answer = echo.http.post("/v1/responses", json=asked).json()
+    assert answer["tools"] == [WEATHER] and answer["tool_choice"] == "auto"
+    answer = echo.http.post("/v1/responses", json=asked | {"tool_choice": "none"}).json()
+    assert answer["tools"] == [WEATHER] and answer["tool_choice"] == "none"
+
+
 def test_nothing_is_stored(echo: TinyServer) -> None:
     answer = echo.openai.responses.create(model="tiny", input="Hi", store=True)
     with pytest.raises(openai.NotFoundError):
@@ -383,3 +391,9 @@ def test_structured_answers_of_the_bundled_model(tale: ServeProcess) -> None:
         max_output_tokens=200,
     )  # fmt: skip
     assert forced.output and all(item.type == "function_call" for item in forced.output)
+    named = client.responses.create(
+        model="tale", input="Time?", tools=[WEATHER, NOW], max_output_tokens=100,  # type: ignore[list-item]
+        tool_choice={"type": "function", "name": "now", "more": "x"},  # type: ignore[typeddict-unknown-key]
+    )  # fmt: skip
+    assert [item.type == "function_call" and item.name for item in named.output] == ["now"]
+    assert named.to_dict()["tool_choice"] == {"type": "function", "name": "now"}

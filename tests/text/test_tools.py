@@ -13,7 +13,7 @@ from headrace.text.messages import MAX_NESTING, MAX_TOOLS
 from headrace.text.reply.call_json import MAX_NAME_CHARS
 from headrace.text.tools import (
     MAX_DESCRIPTION_CHARS,
-    MAX_SCHEMAS_WEIGHT,
+    MAX_WEIGHT,
     NO_TOOLS,
     Tool,
     ToolUse,
@@ -74,7 +74,7 @@ def test_both_apis_write_tools() -> None:
         ([function("f"), function("f")], None),
         ([function(f"f{number}") for number in range(MAX_TOOLS + 1)], None),
         ([function("f", parameters={"x": NESTED})], None), ([function("f", parameters={"x": {1, 2}})], None),
-        ([function("f", parameters={"x": "y" * MAX_SCHEMAS_WEIGHT})], None),
+        ([function("f", parameters={"x": "y" * MAX_WEIGHT})], None),
         (TOOLS, "sometimes"), (TOOLS, 7), (TOOLS, {}), (TOOLS, {"type": "function"}), (TOOLS, ["auto"]),
         (TOOLS, {"type": "function", "function": {"name": "unknown"}}), (TOOLS, {"type": "allowed_tools"}),
         (TOOLS, {"type": "function", "function": {"name": 7}}),
@@ -90,6 +90,10 @@ def test_the_largest_that_is_allowed() -> None:
     longest = function("x" * MAX_NAME_CHARS, description="x" * MAX_DESCRIPTION_CHARS)
     tools = [longest, *(function(f"f{number}") for number in range(MAX_TOOLS - 1))]
     assert len(checked_tool_use(tools, None).tools) == MAX_TOOLS
+    described = [function(f"f{number}", description="x" * MAX_DESCRIPTION_CHARS) for number in range(16)]
+    assert len(checked_tool_use(described[:15], None).tools) == 15
+    with pytest.raises(InvalidParams):
+        checked_tool_use(described, None)
 
 
 PLAIN = "{{ message.role }}{{ message.content }}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -23,6 +23,7 @@ from headrace.server.response_builder import Event, ResponseBuilder
 from headrace.server.response_input import chat_messages
 from headrace.server.response_schemas import ResponsesRequest
 from headrace.server.service import Service, service_of
+from headrace.text.tools import Tool, checked_tools
 
 router = APIRouter()
 
@@ -116,8 +117,8 @@ def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
         "store": False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": {"type": "text"} if text is None or text.format is None else text.format},
-        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": body.tools or [],
+        "tool_choice": _choice(body.tool_choice),
+        "tools": [_flat(tool) for tool in checked_tools(body.tools)],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
@@ -130,6 +131,18 @@ def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
             "the request holds half of a surrogate pair, an infinite number, or lists without end"
         ) from error
     return described
+
+
+def _choice(choice: Any) -> Any:
+    """The choice without what a request may have written beside it."""
+    if isinstance(choice, Mapping):
+        return {"type": "function", "name": choice.get("function", choice)["name"]}
+    return choice or "auto"
+
+
+def _flat(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "strict": False} | function
 
 
 def _usage(job: Job, reply: Reply) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from headrace.text.messages import MAX_TOOLS, PlainCopier
 from headrace.text.reply.call_json import MAX_NAME_CHARS, is_name
 
 MAX_DESCRIPTION_CHARS = 65_536
-MAX_SCHEMAS_WEIGHT = 2**22
-"""Most characters of all schemas of a request, see `PlainCopier`."""
+MAX_WEIGHT = 2**20
+"""Most characters of all tools of a request, see `PlainCopier`: looking at more would keep other requests waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def checked_tool_use(tools: Any, choice: Any, parallel: bool | None = None) -> T
 
     Raises InvalidParams for another shape, for names that are used twice, and where a choice has no tool.
     """
-    known = tuple(_checked_tools(tools))
+    known = checked_tools(tools)
     named = _checked_choice(choice)
     if not known and (choice == "required" or named is not None):
         raise InvalidParams("tool_choice asks for a tool, but tools is empty")
@@ -71,21 +71,22 @@ def checked_tool_use(tools: Any, choice: Any, parallel: bool | None = None) -> T
     return ToolUse(known, choice == "required", parallel is not False)
 
 
-def _checked_tools(tools: Any) -> Iterator[Tool]:
+def checked_tools(tools: Any) -> tuple[Tool, ...]:
+    """The tools of a request. Raises InvalidParams as `checked_tool_use` does."""
     if tools is None:
-        return
+        return ()
     if not isinstance(tools, (list, tuple)):
         raise InvalidParams("tools must be a list")
     if len(tools) > MAX_TOOLS:
         raise InvalidParams(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are allowed")
-    seen: set[str] = set()
-    copier = PlainCopier(MAX_SCHEMAS_WEIGHT)
+    copier = PlainCopier(MAX_WEIGHT)
+    known: dict[str, Tool] = {}
     for number, entry in enumerate(tools):
         tool = _checked_tool(entry, f"tools[{number}]", copier)
-        if tool.name in seen:
+        if tool.name in known:
             raise InvalidParams(f"tools[{number}] has the name of an earlier tool, {tool.name[:80]!r}")
-        seen.add(tool.name)
-        yield tool
+        known[tool.name] = tool
+    return tuple(known.values())
 
 
 def _checked_tool(entry: Any, where: str, copier: PlainCopier) -> Tool:
@@ -107,6 +108,7 @@ def _checked_tool(entry: Any, where: str, copier: PlainCopier) -> Tool:
         raise InvalidParams(
             f"{where}: description must be text of at most {MAX_DESCRIPTION_CHARS} characters"
         )
+    copier.copy(description, f"{where}.description")
     if parameters is not None:
         if not isinstance(parameters, Mapping):
             raise InvalidParams(f"{where}: parameters must be a JSON schema, which is an object")
