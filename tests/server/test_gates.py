@@ -54,7 +54,7 @@ def test_requests_go_through_the_gate(path: Path) -> None:
     found = detours(path.read_text())
     if path.parent.name == SEEING:
         found = (one for one in found if "submitted" in one)
-        assert "Generation" not in path.read_text()
+        assert "Generation.start" not in path.read_text()
     assert list(found) == []
 
 
