@@ -49,13 +49,18 @@ Samples = Iterable[tuple[tuple[str, ...], Value]]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`kind` is Prometheus' "counter", "gauge" or "histogram"; counters get the suffix _total in the exposition."""
+    """`kind` is Prometheus' "counter", "gauge" or "histogram"."""
 
     name: str
     kind: str
     help: str
     read: Callable[[Sources], Samples]
     labels: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """The name as scrapes and queries have it."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
 def _one(value: float) -> Samples:
