@@ -19,6 +19,7 @@ Headrace runs open-weight language models on the hardware you own.
   headrace generate "Once upon a time"           one completion, streamed
   headrace chat                                  talk to the bundled model
   headrace serve tale                            an OpenAI-compatible server
+  headrace run-batch in.jsonl out.jsonl          a file of requests, answered offline
   headrace inspect shape:llama-3.1-8b            memory, settings and ops, each with its reason
 """
 
@@ -34,6 +35,7 @@ COMMANDS = (
     Command("generate", "headrace.cli.generate", "complete prompts"),
     Command("chat", "headrace.cli.chat", "talk to a model in the terminal"),
     Command("serve", "headrace.cli.serve", "serve a model with the OpenAI API"),
+    Command("run-batch", "headrace.cli.run_batch", "answer a file of requests in OpenAI's batch format"),
     Command(
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
     ),

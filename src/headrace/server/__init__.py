@@ -20,6 +20,7 @@ Modules, in reading order:
 - `listener`, `connection_limits`, `guarded_protocol`: connections, and their limits.
 - `signals`, `drain`: how a server ends.
 - `run`: the listening process.
+- `local_call`, `batch_input`, `batch_output`, `batch`, `batch_run`: files of requests, answered without HTTP.
 
 Import from the modules; this package imports nothing by itself.
 """

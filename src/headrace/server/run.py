@@ -103,7 +103,7 @@ async def _serve(
         return 0
     try:
         folder = client.facts.tokenizer_folder
-        tokenizer = None if folder is None else await asyncio.to_thread(_load_tokenizer, folder)
+        tokenizer = None if folder is None else await asyncio.to_thread(load_tokenizer, folder)
         names = tuple(options.names) or (config.model,)
         traffic = options.traffic.traffic(client.facts)
         if options.traffic.rules.keys.file is not None:
@@ -136,7 +136,8 @@ async def _serve(
     return ending.exit_code
 
 
-def _load_tokenizer(folder: str) -> Tokenizer:
+def load_tokenizer(folder: str) -> Tokenizer:
+    """A folder's tokenizer, with what its first users would else wait for."""
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.longest_token_chars  # looked for now, not while a first caller waits
     with contextlib.suppress(HeadraceError):  # a model without a chat template is none for chats
