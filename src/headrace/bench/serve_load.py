@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -97,15 +98,18 @@ class Load:
     async def closed(self, sessions: Iterator[Session], clients: int, seconds: float) -> Loaded:
         """So many clients that begin a session as soon as they have ended one, and none after the time is over.
 
-        A client that is refused waits as long as the server says.
+        A client that is refused waits as long as the server says, and up to half as long again, so that those who were
+        refused together do not come back together.
         """
         self._begin()
+        rng = random.Random(clients)
 
         async def client() -> None:
             while self._now() < seconds:
                 pause = await self._session(next(sessions), self._now())
                 if pause:
-                    await asyncio.sleep(min(pause, MAX_PAUSE_S, max(0.0, seconds - self._now())))
+                    pause = min(pause, MAX_PAUSE_S) * rng.uniform(1.0, 1.5)
+                    await asyncio.sleep(min(pause, max(0.0, seconds - self._now())))
 
         await asyncio.gather(*(client() for _ in range(clients)))
         return self._loaded()
