@@ -13,6 +13,7 @@ import pytest
 from headrace.core import prefix_cache
 from headrace.server.caller import Caller
 from headrace.server.traffic import Traffic
+from headrace.serving import request_metrics
 from tests.server.conftest import ServeProcess, TinyServer, serve
 from tests.server.keyring import bearer, complete, keyed, secret
 
@@ -85,24 +86,28 @@ def test_prefixes_are_shared_across_keys_where_that_is_asked_for(tmp_path: Path)
         assert served.process.wait(30) == 0
 
 
-def explained(server: TinyServer, name: str, prompt: list[int]) -> Any:
-    answer = complete(server, name, prompt=prompt, explain=True)
-    assert answer.status_code == 200
-    return answer.json()["usage"].get("headrace")
+def explained() -> list[Any]:
+    """What bob is told of a prompt that ann has sent, and of one that nobody has."""
+    server = TinyServer(traffic=keyed(Caller("ann"), Caller("bob")))
+    try:
+        assert complete(server, "ann", prompt=[7] * 64).status_code == 200
+        told = []
+        for token in (7, 8):
+            answer = complete(server, "bob", prompt=[token] * 64, explain=True).json()
+            (prompt,) = answer["usage"]["headrace"]["prompts"]
+            told.append((prompt["cached_tokens"], prompt["cache_miss"]))
+        return told
+    finally:
+        server.close()
 
 
 def test_why_nothing_was_cached_says_nothing_of_others() -> None:
-    """A prompt that another key has sent, and one that nobody has: the same words."""
-    server = TinyServer(traffic=keyed(Caller("ann"), Caller("bob")))
-    try:
-        complete(server, "ann", prompt=[7] * 64)
-        known, unknown = explained(server, "bob", [7] * 64), explained(server, "bob", [8] * 64)
-        if known is not None:
-            for field in ("cached_tokens", "cache_miss"):
-                assert known.get(field) == unknown.get(field)
-            assert "salt" not in json.dumps(known)
-    finally:
-        server.close()
+    assert explained() == [(0, "never seen")] * 2
+
+
+def test_a_reason_that_tells_of_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_metrics, "_told", lambda miss: miss and miss.reason)
+    assert explained() == [(0, "other salt"), (0, "never seen")]
 
 
 def test_a_salt_without_the_key_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
