@@ -71,9 +71,9 @@ def test_what_could_never_fit_gets_400(bounded: TinyServer, body: dict[str, Any]
 
 
 def test_all_prompts_of_a_request_are_taken_or_none(bounded: TinyServer) -> None:
-    threads = start(bounded, 5, max_tokens=40)
+    threads = start(bounded, 5, max_tokens=90)
     steps = bounded.stats().scheduler.output_tokens
-    assert code(complete(bounded, prompt=[[1], [2], [3], [4]], max_tokens=40)) == (429, "overloaded")
+    assert code(complete(bounded, prompt=[[1], [2], [3], [4]], max_tokens=1)) == (429, "overloaded")
     assert bounded.stats().waiting <= 4 and bounded.stats().scheduler.output_tokens < steps + 100
     for thread in threads:
         thread.join()
@@ -114,7 +114,7 @@ def patient() -> Iterator[TinyServer]:
 
 
 def test_a_request_that_waits_too_long_gets_504(patient: TinyServer) -> None:
-    threads = start(patient, max_tokens=100)
+    threads = start(patient, max_tokens=300)
     begun = time.monotonic()
     with pytest.raises(openai.InternalServerError) as caught:
         patient.openai.completions.create(
@@ -122,7 +122,7 @@ def test_a_request_that_waits_too_long_gets_504(patient: TinyServer) -> None:
         )
     assert caught.value.status_code == 504 and caught.value.code == "deadline_exceeded"
     assert "waited for 0.2 s without being scheduled" in caught.value.message
-    assert 0.2 <= time.monotonic() - begun < 0.6
+    assert 0.2 <= time.monotonic() - begun < 2.5  # the place would be free after three seconds
     assert patient.stats().waiting == 0
     for thread in threads:
         thread.join()
@@ -132,7 +132,7 @@ def test_a_request_that_runs_too_long_gets_504_and_frees_its_blocks(patient: Tin
     begun = time.monotonic()
     answer = complete(patient, max_tokens=400, timeout=0.3)
     assert code(answer) == (504, "deadline_exceeded") and "within 0.3 s" in answer.text
-    assert time.monotonic() - begun < 0.8
+    assert time.monotonic() - begun < 3  # of four
     assert patient.idle  # in the very step that ended it
 
 
@@ -170,7 +170,7 @@ def test_the_servers_own_times_hold_for_everybody() -> None:
     try:
         begun = time.monotonic()
         assert code(complete(server, max_tokens=400, timeout=3600.0))[0] == 504
-        assert 0.5 <= time.monotonic() - begun < 1.0
+        assert 0.5 <= time.monotonic() - begun < 3  # of four
         threads = start(server, max_tokens=400)
         assert code(complete(server, queue_timeout=3600.0)) == (504, "deadline_exceeded")
         for thread in threads:
