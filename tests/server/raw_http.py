@@ -41,9 +41,8 @@ def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
 def post(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
     """A whole request."""
     content = json.dumps(body).encode()
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    ).encode() + content
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 def read_all(caller: socket.socket) -> bytes:

@@ -108,6 +108,15 @@ def test_requests_one_behind_the_other(strict: TinyServer) -> None:
         assert [answer(caller).status for _ in range(3)] == [200, 200, 408]
 
 
+def test_too_many_requests_one_behind_the_other(strict: TinyServer) -> None:
+    first = post({"prompt": [1], "max_tokens": 400})
+    for count, served in ((90, True), (5000, False)):
+        with connect(strict.url) as caller, contextlib.suppress(ConnectionError):
+            caller.sendall(first + (HEAD + b"\r\n") * count)
+            assert ended(caller, 1) is not served
+        until(lambda: strict.idle)
+
+
 def test_many_slow_senders_stop_nobody(strict: TinyServer) -> None:
     with contextlib.ExitStack() as stack:
         callers = [stack.enter_context(connect(strict.url)) for _ in range(200)]

@@ -201,6 +201,21 @@ def test_the_deadline_of_a_shutdown() -> None:
         assert not alive(engine)
 
 
+def test_a_thread_that_cannot_be_stopped() -> None:
+    """A text of twelve megabytes is being tokenized, which takes longer than the shutdown may."""
+    with served("--shutdown-timeout", "1", "--attention-sinks", "4", "--sliding-window", "252") as server:
+        (engine,) = server.descendants()
+        with connect(server.url) as caller:
+            caller.sendall(post(STORY | {"prompt": "a word or two " * 900_000}))
+            time.sleep(0.5)
+            assert health(server)[0] == 200  # the event loop is free
+            started = time.monotonic()
+            server.process.terminate()
+            assert server.process.wait(10) == 0
+            assert 1 <= time.monotonic() - started < 5
+        until(lambda: not alive(engine), 2)
+
+
 def test_a_second_signal_does_not_wait() -> None:
     with served() as server:
         readers(server, 1)

@@ -25,6 +25,8 @@ RETRY_AFTER_S = 1
 _BODY_UNIT = 2**20
 _LEAST_READ_BYTES = 32 * 2**10
 """A reader who takes less than this in the time given is as good as gone."""
+_MAX_AHEAD = 100
+"""Most requests that may come behind one that is being answered."""
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 * 2**20
 _LINGERING = 256
@@ -42,6 +44,10 @@ class _Awaited(enum.Enum):
 
 
 class _HeadTooLarge(Exception):
+    pass
+
+
+class _TooManyAhead(Exception):
     pass
 
 
@@ -121,6 +127,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        if len(self.pipeline) > _MAX_AHEAD:
+            raise _TooManyAhead  # as above
         self._await(_Awaited.BODY)
 
     def on_message_complete(self) -> None:

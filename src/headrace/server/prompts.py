@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,6 @@ SHORT_CHARS = 2000
 
 LONG_CHARS = 200_000
 """Longer text waits for its turn, so that it does not hold all threads and keep others from being tokenized."""
-
-_LONG_TEXTS = ThreadPoolExecutor(1, "long-texts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ async def encode_prompts(
     if chars <= SHORT_CHARS:
         rows = tokenizer.encode_batch(texts, add_special_tokens)
     else:
-        pool = _LONG_TEXTS if chars > LONG_CHARS else None
+        pool = service.long_texts if chars > LONG_CHARS else None
         rows = await asyncio.get_running_loop().run_in_executor(
             pool, tokenizer.encode_batch, texts, add_special_tokens
         )

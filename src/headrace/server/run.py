@@ -24,6 +24,7 @@ from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.drain import Drain
 from headrace.server.guarded_protocol import GuardedProtocol
 from headrace.server.key_reload import reload_on_hangup
+from headrace.server.last_resort import LastResort
 from headrace.server.listener import allow_connections, listen, unusable, url
 from headrace.server.seeing.log_format import TEXT
 from headrace.server.seeing.log_writer import LogWriter, logs
@@ -41,6 +42,9 @@ from headrace.text.tokenizer import Tokenizer
 
 _LAST_WORDS_S = 0.5
 """Time for the error events of streams that did not finish in time."""
+
+_ORDERLY_S = 2.0
+"""Time that the end of everything gets behind the deadline of the requests."""
 
 _BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -75,7 +79,8 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
 
     Raises ConfigError for an address that cannot be used, and what the engine raises while it starts.
     """
-    with logs(options.log_level, options.log_format) as log:
+    last = LastResort()
+    with logs(options.log_level, options.log_format) as log, contextlib.closing(last):
         options.traffic.warn(options.host)
         # Before the model is loaded: a taken port should show at once.
         with (
@@ -85,7 +90,7 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
             ) as sinks,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(_serve(config, options, listener, ready, log, sinks))
+            return runner.run(_serve(config, options, listener, ready, log, sinks, last))
 
 
 async def _serve(
@@ -95,6 +100,7 @@ async def _serve(
     ready: Callable[[str], None],
     log: LogWriter,
     sinks: Sequence[Sink],
+    last: LastResort,
 ) -> int:
     ending = Ending()
     ending.listen()
@@ -128,9 +134,13 @@ async def _serve(
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         await _first_of(ending.asked.wait(), serving)
         if not serving.done():
+            last.within(options.drain_s + _ORDERLY_S, 0)
             await _finish(server, client, drain, ending, options.drain_s)
+            if ending.urged.is_set():
+                last.within(_ORDERLY_S / 2, ending.exit_code)
             app.state.feed.close()
         await serving
+        app.state.service.long_texts.shutdown(cancel_futures=True)
     finally:
         await client.aclose()
     return ending.exit_code

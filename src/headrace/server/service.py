@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from fastapi import Request
@@ -25,7 +26,7 @@ class Service:
     `started` in Unix seconds.
 
     `pooling` is how prompts become embeddings where a request does not say. `client` tells of the engine; requests go
-    through `gate`, which holds them to the rules of traffic.
+    through `gate`, which holds them to the rules of traffic. `long_texts` is the one thread that tokenizes those.
     """
 
     client: AsyncClient
@@ -38,6 +39,7 @@ class Service:
     traffic: Traffic = field(default_factory=Traffic)
     caller: Caller = ANYONE
     pooling: Pooling = Pooling.LAST
+    long_texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "long-texts"))
     gate: Gate = field(init=False)
 
     def __post_init__(self) -> None:
