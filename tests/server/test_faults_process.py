@@ -23,6 +23,7 @@ from tests.server.raw_http import answer, connect, post
 from tests.server.test_refusals import until
 from tests.serving.test_process_client import alive
 
+START_S = 40  # most for a start on a crowded machine; it takes half a second on a quiet one
 STORY: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time there was", "temperature": 0.0}
 LONG = STORY | {"max_tokens": 950}
 
@@ -107,7 +108,7 @@ def test_an_engine_that_dies_or_hangs(number: signal.Signals, timeout: str) -> N
         assert 1 <= int(caught.value.response.headers["retry-after"]) <= 3
         assert httpx.get(f"{server.url}/v1/models").status_code == 200  # what needs no engine is there
 
-        until(lambda: health(server)[0] == 200)
+        until(lambda: health(server)[0] == 200, START_S)
         assert httpx.get(f"{server.url}/ready").status_code == 200
         assert story(server) == before
         assert not alive(engine) and len(server.descendants()) == 1
@@ -269,7 +270,7 @@ def test_nobody_takes_its_output(redirection: str) -> None:
     script = f"set -o pipefail; {words} {redirection}"
     shell = subprocess.Popen(["bash", "-c", script], start_new_session=True)
     try:
-        until(lambda: comes_up(port))
+        until(lambda: comes_up(port), START_S)
         url = f"http://127.0.0.1:{port}"
         for _ in range(3):
             reply = httpx.post(f"{url}/v1/completions", json=STORY | {"max_tokens": 3})
@@ -278,7 +279,7 @@ def test_nobody_takes_its_output(redirection: str) -> None:
             (engine,) = engines(shell.pid)
             os.kill(engine, signal.SIGKILL)  # which is worth several lines
             until(lambda: not comes_up(port))
-            until(lambda: comes_up(port))
+            until(lambda: comes_up(port), START_S)
         os.killpg(shell.pid, signal.SIGINT)
         assert shell.wait(10) in (0, 128 + signal.SIGINT)  # the shell's own end, if it was interrupted, too
         assert not comes_up(port)
@@ -312,11 +313,11 @@ def test_two_servers_that_start_at_once() -> None:
         for _ in range(2)
     ]
     try:
-        until(lambda: any(process.poll() is not None for process in both))
+        until(lambda: any(process.poll() is not None for process in both), START_S)
         first, second = sorted(both, key=lambda process: process.poll() is None)
         assert first.stderr is not None
         assert first.poll() == 1 and "is taken" in first.stderr.read()
-        until(lambda: comes_up(port))
+        until(lambda: comes_up(port), START_S)
         second.terminate()
         assert second.wait(10) == 0
     finally:
