@@ -168,4 +168,13 @@ def test_generating_on_the_native_path_loads_neither_torch_nor_what_only_chats_a
     )
     loaded = loaded_after(f"{statement}\nimport sys\nprint()")
     assert "numpy" in loaded
-    assert not loaded & {"torch", "jinja2", "tqdm", "fastapi", "asyncio", "multiprocessing", "matplotlib"}
+    assert not loaded & {
+        "torch",
+        "jinja2",
+        "tqdm",
+        "fastapi",
+        "asyncio",
+        "llguidance",
+        "multiprocessing",
+        "matplotlib",
+    }

@@ -172,6 +172,31 @@ def test_a_grammar_that_takes_ever_longer_is_given_up(
     assert endless == count + 20  # it is the budget that ends it
 
 
+def test_a_grammar_that_others_have_worn_out_is_followed_all_the_same(tokenizer: Tokenizer) -> None:
+    """Matchers share what they find out, up to a limit; what one gets must not depend on the others."""
+    runner = GrammarRunner(GrammarStore(tokenizer, VOCAB, tokenizer.eos_ids))
+    grammar = Grammar("regex", ".*a.{300}")
+    letters = [tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("a", "b", "e")]
+
+    def walk(seed: int, matcher: Matcher) -> tuple[list[set[int]], str | None]:
+        rng, seen = random.Random(seed), []
+        for step in range(250):
+            seen += allowed(matcher, step)
+            matcher.advance([rng.choice(letters)])
+        return seen, matcher.error
+
+    alone = []
+    for seed in range(12):
+        single = GrammarRunner(GrammarStore(tokenizer, VOCAB, tokenizer.eos_ids))
+        alone.append(walk(seed, started(single, new(grammar))))
+    shared = runner._store.get(grammar)
+    together = [walk(seed, Matcher(shared, new(grammar), tokenizer.eos_ids)) for seed in range(12)]
+    assert shared.worn and runner._store.get(grammar) is not shared
+    assert together == alone and all(error is None for _, error in alone)
+    shared.cost_s = 1.0  # too dear to begin again
+    assert walk(0, Matcher(shared, new(grammar), tokenizer.eos_ids))[1] is not None
+
+
 def test_a_usual_grammar_has_time_enough(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
     space = tokenizer.encode('"' + " a" * 40, add_special_tokens=False)
     matcher = started(grammars, new(Grammar("json_schema", {"type": "string"})))

@@ -99,18 +99,24 @@ def checker() -> Iterator[GrammarChecker]:
     made.close()
 
 
+def spent_s(checker: GrammarChecker) -> float:
+    """Processor time of the process' children so far."""
+    fields = Path(f"/proc/{checker.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize("name", EXPLOSIVE)
 def test_explosive_grammars_are_refused_in_time(checker: GrammarChecker, name: str) -> None:
     pid, kind, source = checker.pid, *EXPLOSIVE[name]
-    took: list[float] = []
-    while not took or (
-        min(took) >= REFUSED_S and len(took) < 5
-    ):  # the process is a patient one on a busy machine
-        started = time.monotonic()
-        with pytest.raises(InvalidParams, match="cannot be used"):
-            checker.check(Grammar(kind, source))
-        took.append(time.monotonic() - started)
-    assert min(took) < REFUSED_S
+    started, before = time.monotonic(), spent_s(checker)
+    with pytest.raises(InvalidParams, match="cannot be used"):
+        checker.check(Grammar(kind, source))
+    took = time.monotonic() - started
+    assert spent_s(checker) - before < REFUSED_S
+    if os.getloadavg()[0] < (
+        os.cpu_count() or 1
+    ):  # on a busier machine the process waits behind everybody else
+        assert took < REFUSED_S
     assert checker.check(Grammar("regex", "b")) <= MEMORY_BYTES
     assert checker.pid == pid
 
@@ -128,11 +134,12 @@ def test_the_reason_is_one_clear_line(checker: GrammarChecker, kind: str, source
     assert len(text) < 500 and "\n" not in text and "<" not in text and "0x" not in text
 
 
-def test_a_child_that_is_killed_is_a_refusal() -> None:
+def test_a_child_that_is_killed_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits are what ends an explosion: without them this one takes seconds and hundreds of megabytes."""
+    monkeypatch.setattr("headrace.serving.grammar_checker.ANSWER_S", 60.0)
     program = (
         "import sys; from headrace.serving import grammar_worker as w;"
-        "w.CPU_S, w._ADDRESS_SPACE_BYTES, w.MEMORY_BYTES = 60, 1 << 40, 1 << 40; sys.exit(w.main())"
+        "w.CPU_S, w.WALL_S, w._ADDRESS_SPACE_BYTES, w.MEMORY_BYTES = 60, 60, 1 << 40, 1 << 40; sys.exit(w.main())"
     )
     unlimited = GrammarChecker(str(TALE), 2048, frozenset({1}), (sys.executable, "-c", program))
     try:

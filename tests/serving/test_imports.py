@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("headrace.server.run, headrace.cli.serve", ["torch", "numpy"]),
+        ("headrace.server.run, headrace.cli.serve", ["torch", "numpy", "llguidance"]),
         (
             "headrace.serving.inprocess, headrace.serving.output_processor, headrace.serving.outputs",
             ["torch", "msgspec", "fastapi", "uvicorn", "asyncio"],

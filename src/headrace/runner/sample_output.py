@@ -14,7 +14,9 @@ NO_TOKEN = -1
 NAN_LOGITS = "the model computed logits that are not numbers (NaN) for this sequence"
 INFINITE_LOGITS = "the model computed infinite logits for this sequence"
 NO_LOGITS = "the model gave no token of the vocabulary a finite logit"
-NOTHING_LEFT = f"{UNFULFILLABLE}grammar, allowed and banned tokens, stop tokens and logit_bias leave no token to choose from"
+NOTHING_LEFT = UNFULFILLABLE + (
+    "grammar, allowed and banned tokens, stop tokens and logit_bias leave no token to choose from"
+)
 
 
 @record

@@ -17,14 +17,15 @@ from headrace.errors import RequestError
 from headrace.text.grammar_store import GrammarStore
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
     from headrace.runner.sampling_state import SampleRow
+    from headrace.text.grammars import Compiled
 
 Bits = NDArray[np.uint32]
 
 STEP_S, BURST_S = 0.005, 0.1
 """Processor time that a grammar may take for a token, on the whole and at once. All sequences of a step wait for it."""
+RENEWAL_S = 0.02
+"""Most that a grammar may have cost to compile for a matcher to compile it again between two steps."""
 TOO_SLOW = f"{UNFULFILLABLE}following the grammar takes too much time"
 
 _WORD_BITS = 32
@@ -48,10 +49,14 @@ class Matcher:
     ignore never, unless there is nothing else that may come.
     """
 
-    __slots__ = ("_inner", "_least", "_left_s", "_never", "_not_yet")
+    __slots__ = ("_compiled", "_inner", "_least", "_left_s", "_never", "_not_yet", "_renewed", "_taken")
 
-    def __init__(self, inner: LLMatcher, new: NewSequence, eos_ids: frozenset[int], words: int) -> None:
-        self._inner = inner
+    def __init__(self, compiled: Compiled, new: NewSequence, eos_ids: frozenset[int]) -> None:
+        self._compiled = compiled
+        self._inner = compiled.start()
+        self._renewed = False
+        self._taken: list[int] = []
+        words = compiled.words
         self._left_s = BURST_S
         self._least = new.params.min_tokens
         self._not_yet = _bits_of(new.stop_ids, words) if self._least else None
@@ -76,7 +81,10 @@ class Matcher:
         start, taken = time.thread_time(), 0
         for token in tokens:
             taken += 1
-            if not self._inner.consume_token(token) or self._inner.is_stopped():
+            if not self._inner.consume_token(token) and self._renew():
+                self._inner.consume_token(token)
+            self._taken.append(token)
+            if self._inner.is_stopped():
                 break
         self._spend(start, taken)
         return taken
@@ -98,6 +106,22 @@ class Matcher:
         if taken:
             self._inner.rollback(taken)
         self._spend(start, len(out))
+        if self._inner.is_error() and self._renew():
+            self.fill(out, position, draft)
+
+    def _renew(self) -> bool:
+        """Begin again with what no other sequence has used up, so that a grammar fails by one's own output alone."""
+        if self._renewed:
+            return False
+        self._renewed = self._compiled.worn = True
+        if self._compiled.cost_s > RENEWAL_S:
+            return False
+        inner = self._compiled.fresh()
+        inner.consume_tokens(self._taken)
+        if inner.is_error():
+            return False
+        self._inner = inner
+        return True
 
     def _spend(self, start: float, tokens: int) -> None:
         if self._left_s >= 0:
@@ -129,7 +153,7 @@ class GrammarRunner:
             return None
         compiled = self._store.get(grammar)
         self._words = compiled.words
-        matcher = Matcher(compiled.start(), new, self._store.eos_ids, self._words)
+        matcher = Matcher(compiled, new, self._store.eos_ids)
         output = new.tokens[new.num_prompt :]
         if matcher.advance(output) != len(output) or matcher.error is not None:
             raise RequestError(matcher.error or "the output so far goes on behind the end of its grammar")

@@ -14,7 +14,7 @@ from headrace.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from headrace.text.grammars import Compiled, GrammarCompiler
 
-MAX_COMPILED = 64
+MAX_COMPILED = 32
 """Most compiled grammars that are kept while nobody holds them."""
 MAX_KEPT_BYTES = 256 * 2**20
 """What these may hold."""
@@ -49,8 +49,13 @@ class GrammarStore:
                 self._refused.move_to_end(grammar)
                 raise InvalidParams(self._refused[grammar])
             found = self._alive.get(grammar)
-            if found is not None:
-                self._keep(grammar, found)
+            if found is None:
+                return None
+            if found.worn:  # those who follow it go on; the next one gets another
+                del self._alive[grammar]
+                self._recent.pop(grammar, None)
+                return None
+            self._keep(grammar, found)
             return found
 
     def get(self, grammar: Grammar, size: int = 0) -> Compiled:

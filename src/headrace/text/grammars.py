@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -32,27 +33,40 @@ LIMITS = LLParserLimits(
     # Of one mask, for which all other sequences of a step wait: some milliseconds.
     step_lexer_fuel=40_000,
     step_max_items=10_000,
-    max_lexer_states=10_000,  # of 1 to 2 kB
+    max_lexer_states=20_000,  # of 1 to 2 kB
     max_grammar_size=50_000,
     verbose_errors=False,  # else they hold what was generated so far
 )
 
 
 class Compiled:
-    """A grammar that is ready to be followed by any number of sequences."""
+    """A grammar that is ready to be followed by any number of sequences.
 
-    __slots__ = ("__weakref__", "_matcher", "size", "words")
+    What one matcher finds out about the vocabulary all copies of it share, and it has a limit: a matcher can fail
+    because of what others have found out. Whoever meets that sets `worn` and goes on with a matcher of its own.
+    """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
-        self.words = -(-vocab_size // 32)
+    __slots__ = ("__weakref__", "_matcher", "_source", "_tokenizer", "cost_s", "size", "words", "worn")
+
+    def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
+        self._tokenizer = tokenizer
+        self._source = source
+        self._matcher = self.fresh()
+        self.words = -(-tokenizer.vocab_size // 32)
         """32-bit words of a mask of the tokens that may come next."""
         self.size = 0
         """Bytes that it holds, where somebody has measured that."""
+        self.cost_s = 0.0
+        """Processor time that it took to compile."""
+        self.worn = False
 
     def start(self) -> LLMatcher:
-        """A matcher at the beginning, with what earlier ones have found out about the vocabulary."""
+        """A matcher at the beginning, which shares what others have found out."""
         return self._matcher.deep_copy()
+
+    def fresh(self) -> LLMatcher:
+        """A matcher at the beginning that shares nothing; costs as much as compiling."""
+        return LLMatcher(self._tokenizer, self._source, log_level=0, limits=LIMITS)
 
 
 class GrammarCompiler:
@@ -79,16 +93,17 @@ class GrammarCompiler:
         The GIL is free meanwhile. A few tokens are tried out, too: the first masks are the dearest, and have limits of
         their own.
         """
-        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LIMITS)
-        error = matcher.get_error() or self._try_out(matcher)
+        start = time.thread_time()
+        compiled = Compiled(self._tokenizer, _source(grammar))
+        error = self._try_out(compiled)
         if error:
             raise InvalidParams(f"the {grammar.kind} grammar cannot be used: {_reason(error)}")
-        return Compiled(matcher, self._tokenizer.vocab_size)
+        compiled.cost_s = time.thread_time() - start
+        return compiled
 
-    def _try_out(self, matcher: LLMatcher) -> str:
+    def _try_out(self, compiled: Compiled) -> str:
         """What goes wrong at the beginning of a text; empty if nothing does."""
-        matcher.compute_bitmask()  # not by the copy alone: every copy begins with what the original has found out
-        walker = matcher.deep_copy()
+        walker = compiled.start()
         for _ in range(_TRIED_TOKENS):
             mask = int.from_bytes(walker.compute_bitmask(), "little")
             for end in self._tokenizer.eos_tokens:
@@ -96,7 +111,7 @@ class GrammarCompiler:
             if walker.is_error() or walker.is_stopped() or not mask:
                 break
             walker.consume_token((mask & -mask).bit_length() - 1)
-        return matcher.get_error() or walker.get_error()
+        return walker.get_error()
 
 
 def _source(grammar: Grammar) -> str:
