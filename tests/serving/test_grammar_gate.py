@@ -145,7 +145,7 @@ def test_aborting_what_is_being_compiled(tokenizer: Tokenizer) -> None:
 # Compiles where it should not: in the engine's own thread, between two steps.
 ON_THE_STEP_PATH = (
     "import sys; from headrace.cli import main; from headrace.serving import grammar_gate as gate;"
-    "gate.GrammarGate.submit = lambda self, new: self._store.get(new.params.grammar) is not None;"
+    "gate.GrammarGate.submit = lambda self, new, now: self._store.get(new.params.grammar) is not None;"
     "main(['engine-process', *sys.argv[1:]])"
 )
 
@@ -206,15 +206,15 @@ def store(tokenizer: Tokenizer) -> GrammarStore:
 def test_a_grammar_is_kept_while_a_request_follows_it(store: GrammarStore) -> None:
     gate = GrammarGate(store, None)
     kept, other = Grammar("regex", "kept"), Grammar("regex", "other")
-    assert not gate.submit(request("a", kept, n=2)) and not gate.submit(request("b", other))
-    assert [error for _, error in settle(gate)] == [None, None]
+    assert not gate.submit(request("a", kept, n=2), 5.0) and not gate.submit(request("b", other), 5.0)
+    assert [error for _, _, error in settle(gate)] == [None, None]
     gate.note(
         [Output("b", 0, finish_reason=FinishReason.STOP), Output("a", 1, finish_reason=FinishReason.STOP)]
     )
     for i in range(4):
         store.get(Grammar("regex", f"later{i}"))
     assert store.known(kept) is not None and store.known(other) is None
-    assert gate.submit(request("c", kept))  # compiled already
+    assert gate.submit(request("c", kept), 5.0)  # compiled already
     gate.note([Output("a", 0, finish_reason=FinishReason.ABORT)])
     gate.let_go("c")
     for i in range(4):
@@ -226,12 +226,12 @@ def test_too_many_waiting_are_refused(store: GrammarStore, monkeypatch: pytest.M
     monkeypatch.setattr(grammar_gate, "MAX_WAITING", 3)
     gate = GrammarGate(store, None)
     for i in range(3):
-        gate.submit(request(f"r{i}", hard(i)))
+        gate.submit(request(f"r{i}", hard(i)), 5.0)
     with pytest.raises(Overloaded, match="too many"):
-        gate.submit(request("r3", hard(3)))
+        gate.submit(request("r3", hard(3)), 5.0)
     assert gate.abort("r2") and not gate.abort("r2") and not gate.abort("unknown")
-    assert not gate.submit(request("r3", Grammar("regex", "a")))
-    assert {new.request_id for new, _ in settle(gate)} == {"r0", "r1", "r3"}
+    assert not gate.submit(request("r3", Grammar("regex", "a")), 5.0)
+    assert {new.request_id for new, _, _ in settle(gate)} == {"r0", "r1", "r3"}
 
 
 def test_grammars_of_too_much_memory_are_refused(
@@ -240,14 +240,14 @@ def test_grammars_of_too_much_memory_are_refused(
     monkeypatch.setattr(grammar_gate, "MAX_HELD_BYTES", 100)
     gate = GrammarGate(store, None)
     first, second = (store.get(Grammar("regex", letter), size=60) for letter in "ab")
-    assert gate.submit(request("a", Grammar("regex", "a"))) and gate.submit(
-        request("a2", Grammar("regex", "a"))
+    assert gate.submit(request("a", Grammar("regex", "a")), 5.0) and gate.submit(
+        request("a2", Grammar("regex", "a")), 5.0
     )
     with pytest.raises(Overloaded, match="memory"):
-        gate.submit(request("b", Grammar("regex", "b")))
+        gate.submit(request("b", Grammar("regex", "b")), 5.0)
     gate.let_go("a")
     gate.let_go("a2")
-    assert gate.submit(request("b", Grammar("regex", "b")))
+    assert gate.submit(request("b", Grammar("regex", "b")), 5.0)
     assert first.size == second.size == 60
 
 
@@ -257,8 +257,9 @@ def test_a_bug_is_an_answer(store: GrammarStore, caplog: pytest.LogCaptureFixtur
             raise RuntimeError("planted")
 
     gate = GrammarGate(store, Broken())  # type: ignore[arg-type]
-    gate.submit(request("a", Grammar("regex", "a")))
-    ((_, error),) = settle(gate)
+    gate.submit(request("a", Grammar("regex", "a")), 5.0)
+    ((_, arrival, error),) = settle(gate)
+    assert arrival == 5.0
     assert isinstance(error, InvalidParams) and "planted" not in str(error)
     assert "planted" in caplog.text
 

@@ -151,18 +151,18 @@ class EngineLoop:
         if self._grammars is None:
             raise InvalidParams("this engine follows no grammars")
         self._engine.check(new)
-        return self._grammars.submit(new)
+        return self._grammars.submit(new, self._clock())
 
     def _take_compiled(self) -> list[Message]:
         """Let requests in whose grammar is ready."""
         answers: list[Message] = []
         if self._grammars is None:
             return answers
-        for new, error in self._grammars.take():
+        for new, arrival, error in self._grammars.take():
             try:
                 if error is not None:
                     raise error
-                self._engine.add(new, self._clock())
+                self._engine.add(new, arrival)  # its deadlines ran meanwhile
             except HeadraceError as refusal:
                 self._grammars.let_go(new.request_id)
                 answers.append(refusal_to_wire(new.request_id, refusal))

@@ -48,7 +48,7 @@ class GrammarGate:
     def __init__(self, store: GrammarStore, checker: GrammarChecker | None) -> None:
         self._store = store
         self._checker = checker
-        self._waiting: dict[str, NewRequest] = {}
+        self._waiting: dict[str, tuple[NewRequest, float]] = {}  # with the time when it came
         self._queue: queue.SimpleQueue[NewRequest] = queue.SimpleQueue()
         self._ready: deque[tuple[NewRequest, Compiled | HeadraceError]] = deque()
         self._held: dict[str, _Held] = {}
@@ -59,7 +59,7 @@ class GrammarGate:
         """`take` will give something sooner or later."""
         return bool(self._waiting)
 
-    def submit(self, new: NewRequest) -> bool:
+    def submit(self, new: NewRequest, now: float) -> bool:
         """True when the engine may have the request at once: its grammar is compiled, and now held.
 
         Raises InvalidParams where the grammar is known to be of no use or the id is taken, Overloaded where too many
@@ -75,7 +75,7 @@ class GrammarGate:
             return True
         if len(self._waiting) >= MAX_WAITING:
             raise Overloaded("too many grammars wait to be compiled; try again later")
-        self._waiting[new.request_id] = new
+        self._waiting[new.request_id] = (new, now)
         self._queue.put(new)
         if self._thread is None:
             self._start()
@@ -85,12 +85,13 @@ class GrammarGate:
         """Forget a request that still waits; False for any other."""
         return self._waiting.pop(request_id, None) is not None
 
-    def take(self) -> list[tuple[NewRequest, HeadraceError | None]]:
-        """Requests that need not wait any more, and why they failed if they did."""
-        found: list[tuple[NewRequest, HeadraceError | None]] = []
+    def take(self) -> list[tuple[NewRequest, float, HeadraceError | None]]:
+        """Requests that need not wait any more, when they came, and why they failed if they did."""
+        found: list[tuple[NewRequest, float, HeadraceError | None]] = []
         while self._ready:
             new, outcome = self._ready.popleft()
-            if self._waiting.get(new.request_id) is not new:
+            held = self._waiting.get(new.request_id)
+            if held is None or held[0] is not new:
                 continue  # aborted meanwhile
             del self._waiting[new.request_id]
             error = outcome if isinstance(outcome, HeadraceError) else None
@@ -99,7 +100,7 @@ class GrammarGate:
                     self._hold(new, outcome)
                 except Overloaded as refusal:
                     error = refusal
-            found.append((new, error))
+            found.append((new, held[1], error))
         return found
 
     def let_go(self, request_id: str) -> None:
@@ -138,7 +139,8 @@ class GrammarGate:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             new = self._queue.get()
-            if self._waiting.get(new.request_id) is not new:
+            held = self._waiting.get(new.request_id)
+            if held is None or held[0] is not new:
                 continue
             assert new.params.grammar is not None
             # Nothing is kept in a variable of this endless loop.
