@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
+
+import pytest
 
 from headrace.core.types import FinishReason, Output, TokenLogprobs
 from headrace.serving.stream import OutputStream
@@ -47,3 +50,24 @@ def test_reading_makes_room() -> None:
         assert [len(outputs) async for outputs in stream] == [1]
 
     asyncio.run(read())
+
+
+@pytest.mark.parametrize("top", [None, 0, 20, 64])
+def test_the_bound_holds_in_memory(top: int | None) -> None:
+    """What a stream holds when its reader is given up, as the interpreter counts it, is near the limit."""
+    limit = 2 * 2**20
+    tracemalloc.start()
+    try:
+        stream = OutputStream("r", 1, limit)
+        number = 1000
+        while not stream.full:
+            number += 1
+            logprobs: tuple[TokenLogprobs, ...] = ()
+            if top is not None:
+                entries = tuple((number + i, -1.0 * number - i, i) for i in range(top))
+                logprobs = (TokenLogprobs(number, -0.5 * number, 1, entries),)
+            stream.put(Output(f"request {number}", 0, (number,), logprobs=logprobs))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert limit / 3 < held < 1.5 * limit
