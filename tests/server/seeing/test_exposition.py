@@ -70,6 +70,15 @@ def test_safe_labels_are_one_line_of_utf8(name: str) -> None:
     assert len(safe.splitlines()) == 1 and len(safe) <= MAX_LABEL_CHARS
 
 
+def test_names_that_become_the_same_are_added_up(tiny: TinyServer) -> None:
+    traffic = Traffic()
+    for end in ("a", "b"):
+        traffic.usage.of("x" * MAX_LABEL_CHARS + end).requests += 2
+    app = create_app(tiny.client, None, ["tiny"], tiny.client.facts, traffic=traffic)
+    scrape = Scrape.of(tiny.call(scraped(app, False)).text)
+    assert scrape.get("key_requests_total", key="x" * MAX_LABEL_CHARS) == 4
+
+
 def test_ordinary_names_stay() -> None:
     for name in ("tale", "org/model-7b", "Ünïcode 模型", string.ascii_letters):
         assert safe_label(name) == name
@@ -170,3 +179,23 @@ def test_both_formats_hold_the_same(tiny: TinyServer) -> None:
         for scrape in (Scrape.of(text.text), Scrape.of(openmetrics.text, True))
     ]
     assert ours[0] - ours[1] == ours[1] - ours[0] == set()
+
+
+def test_many_keys_do_not_stop_the_loop(tiny: TinyServer) -> None:
+    """A long text is written beside the event loop, not on it."""
+    traffic = Traffic()
+    for number in range(MAX_NAMES):
+        traffic.usage.of(f"key {number}").requests += 1
+    app = create_app(tiny.client, None, ["tiny"], tiny.client.facts, traffic=traffic)
+
+    async def turns() -> tuple[int, int]:
+        """(turns of the loop during a scrape, size of its body)"""
+        scraping, count = asyncio.ensure_future(scraped(app, False)), 0
+        while not scraping.done():
+            await asyncio.sleep(0.001)
+            count += 1
+        return count, len(scraping.result().content)
+
+    count, size = tiny.call(turns())
+    assert size > 500_000
+    assert count > 20

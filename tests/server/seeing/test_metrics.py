@@ -272,11 +272,10 @@ def test_all_of_the_tallies_are_shown(tiny: TinyServer) -> None:
 
     TALLIES = Tallies()
     sight = tiny.app.state.sight
-    table = sight._exposition._table
-    sources = table._sources
+    sources = sight._exposition._sources
     try:
         object.__setattr__(sources, "tallies", Watched())
-        list(table.collect())
+        sight._exposition.read()
     finally:
         object.__setattr__(sources, "tallies", sight.tallies)
     assert read >= set(Tallies.__slots__)

@@ -26,8 +26,8 @@ def _tally_work(tallies: Tallies, work: Work, failed: bool) -> None:
     cut_off = (FinishReason.ERROR if failed else FinishReason.ABORT).value
     for reason in work.finish_reasons:
         tallies.finished[cut_off if reason is None else reason] += 1
-    for count in work.tokens.values():
-        tallies.output_length.observe(count)
+    for seen in work.seen.values():
+        tallies.output_length.observe(seen.tokens)
     for number, result in enumerate(work.results):
         prompt = work.prompt_tokens[number]
         tallies.n.observe(work.params.n)
@@ -39,7 +39,7 @@ def _tally_work(tallies: Tallies, work: Work, failed: bool) -> None:
                 continue  # its prompt was never looked at, as far as we know
             tallies.prompt_tokens += prompt  # it was computed, at least in part, and gave no token
         tallies.prompt_length.observe(prompt)
-        longest = max((count for (of, _), count in work.tokens.items() if of == number), default=0)
+        longest = max((seen.tokens for (of, _), seen in work.seen.items() if of == number), default=0)
         tallies.longest_output.observe(longest)
         if result is not None:
             tallies.cached_tokens += result.num_cached_tokens

@@ -22,6 +22,14 @@ def current() -> RequestRecord | None:
 
 
 @dataclass(slots=True)
+class Seen:
+    """A completion so far: how many tokens, and when the last of them came."""
+
+    tokens: int
+    last: float
+
+
+@dataclass(slots=True)
 class Work:
     """What a request has the engine do. `prompt_tokens`, `generations`: one entry a prompt."""
 
@@ -32,8 +40,7 @@ class Work:
     stream: bool
     begun: set[int] = field(default_factory=set)  # prompts that have given a token
     reasons: dict[tuple[int, int], str] = field(default_factory=dict)  # of (prompt, completion)
-    tokens: dict[tuple[int, int], int] = field(default_factory=dict)
-    last: dict[tuple[int, int], float] = field(default_factory=dict)
+    seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
 
     @property
     def results(self) -> list[RequestOutput | None]:
@@ -51,7 +58,7 @@ class Work:
 
     @property
     def output_tokens(self) -> int:
-        return sum(self.tokens.values())
+        return sum(seen.tokens for seen in self.seen.values())
 
 
 class RequestRecord:
@@ -107,20 +114,26 @@ class RequestRecord:
         count = len(delta.token_ids)
         if count:
             now = self.clock()
-            last = work.last.get(key)
-            if last is not None:
-                tallies.itl.observe(now - last)
-            elif number not in work.begun:
-                work.begun.add(number)
-                tallies.prompt_tokens += work.prompt_tokens[number]
-                if self.first is None:
-                    self.first = now
-                    tallies.ttft.observe(now - self.arrived)
-            work.last[key] = now
-            work.tokens[key] = work.tokens.get(key, 0) + count
+            seen = work.seen.get(key)
+            if seen is None:
+                work.seen[key] = Seen(count, now)
+                self._begun(work, number, now)
+            else:
+                tallies.itl.observe(now - seen.last)
+                seen.last = now
+                seen.tokens += count
             tallies.generation_tokens += count
         if delta.finish_reason is not None:
             work.reasons[key] = delta.finish_reason
+
+    def _begun(self, work: Work, number: int, now: float) -> None:
+        """The first token of a completion of this prompt."""
+        if number not in work.begun:
+            work.begun.add(number)
+            self.tallies.prompt_tokens += work.prompt_tokens[number]
+            if self.first is None:
+                self.first = now
+                self.tallies.ttft.observe(now - self.arrived)
 
     @property
     def ttft_s(self) -> float | None:

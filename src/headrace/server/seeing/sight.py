@@ -52,7 +52,7 @@ class Sight:
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) of /metrics now."""
         await self.engine.look()
-        return self._exposition.text(accept)
+        return await asyncio.to_thread(self._exposition.read().text, accept)
 
     def _dropped_log_lines(self) -> int:
         return 0 if self._log is None else self._log.dropped
