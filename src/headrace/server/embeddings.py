@@ -20,6 +20,7 @@ from headrace.server.disconnect import while_connected
 from headrace.server.priorities import priority_number
 from headrace.server.prompts import Encoded, check_length, encode_prompts
 from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Prompts, Strict
+from headrace.server.seeing.record import current
 from headrace.server.service import Service, service_of
 from headrace.serving.embedding import Embedding, embed
 from headrace.serving.vectors import packed, shaped
@@ -73,6 +74,9 @@ async def embeddings(
         await asyncio.sleep(0)
     tokens = sum(embedding.num_prompt_tokens for embedding in found)
     cached = sum(embedding.num_cached_tokens for embedding in found)
+    record = current()
+    if record is not None:
+        record.gave_vectors(tokens, cached)
     usage = {
         "prompt_tokens": tokens,
         "total_tokens": tokens,

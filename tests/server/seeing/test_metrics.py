@@ -170,6 +170,16 @@ def test_times_agree_with_the_clients_clocks(http: httpx.Client) -> None:
     assert seconds["request_time_per_output_token_seconds"] < seconds["request_decode_time_seconds"]
 
 
+def test_embeddings_count_as_prompts(http: httpx.Client) -> None:
+    before = Scrape.take(http)
+    inputs = ["A fox beside a mill", "A duck with a drum", "A fox beside a mill"]
+    usage = http.post("/v1/embeddings", json={"input": inputs}).json()["usage"]
+    seen = Scrape.take(http).since(before)
+    assert seen["prompt_tokens_total"] == usage["prompt_tokens"] > 0
+    assert seen["prompt_tokens_cached_total"] == usage["prompt_tokens_details"]["cached_tokens"]
+    assert seen["generation_tokens_total"] == 0 and not seen.under("request_success_total", "finished_reason")
+
+
 def test_first_tokens_of_streams(http: httpx.Client) -> None:
     """Streams alone: what the server calls TTFT is a little less than what their readers see."""
     before, client = Scrape.take(http), Client(http)

@@ -65,8 +65,8 @@ class RequestRecord:
     """Times in seconds on `clock`, but for `started`, which is Unix time. No text of any prompt or output is in it."""
 
     __slots__ = (
-        "arrived", "caller", "clock", "ended", "error", "first", "headers", "method", "route", "started", "status",
-        "tallies", "work",
+        "arrived", "caller", "clock", "embedded", "ended", "error", "first", "headers", "method", "route", "started",
+        "status", "tallies", "work",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,9 @@ class RequestRecord:
         self.caller = ""
         self.error: str | None = None  # the code of an error, also of one in the middle of a stream
         self.work: Work | None = None
+        self.embedded: tuple[int, int] | None = (
+            None  # (prompt tokens, cached ones) of prompts that gave vectors
+        )
         self.tallies = tallies
 
     def make_current(self) -> None:
@@ -104,6 +107,12 @@ class RequestRecord:
     ) -> None:
         """The engine has accepted the request. Of several pieces of work the last one is told."""
         self.work = Work(name, params, tuple(prompt_tokens), tuple(generations), stream)
+
+    def gave_vectors(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Prompts were computed, and nothing was generated."""
+        self.embedded = (prompt_tokens, cached_tokens)
+        self.tallies.prompt_tokens += prompt_tokens
+        self.tallies.cached_tokens += cached_tokens
 
     def saw(self, number: int, delta: Delta) -> None:
         """A piece of a completion of prompt `number` has come. Called for every token."""

@@ -36,6 +36,8 @@ def request_fields(record: RequestRecord) -> dict[str, object]:
         "aborted": record.aborted,
         "error": record.error,
     }
+    if record.embedded is not None:
+        fields["prompt_tokens"], fields["cached_tokens"] = record.embedded
     work = record.work
     if work is not None:
         fields |= {
