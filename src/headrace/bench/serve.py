@@ -82,7 +82,7 @@ async def _load(
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run on uvloop where it is installed: it costs about a third less for each token."""
+    """Run on uvloop where it is installed: a token costs the client about 15 % less there."""
     try:
         import uvloop
     except ImportError:

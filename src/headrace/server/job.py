@@ -85,12 +85,8 @@ class Job:
             async for number, delta in _merged([generation.deltas() for generation in self._generations]):
                 if record is not None:
                     record.saw(number, delta)
-                if delta.finish_reason == FinishReason.TIMEOUT.value:
-                    raise DeadlineExceeded(delta.error)
-                if delta.error is not None and delta.error.startswith(UNFULFILLABLE):
-                    raise InvalidParams(delta.error)
-                if delta.error is not None:
-                    raise HeadraceError(f"the engine failed on this request: {delta.error}")
+                if delta.finish_reason is not None:
+                    _check(delta)
                 index = number * self._n + delta.index
                 if self._times is not None and delta.text:
                     self._times.saw(index)
@@ -109,6 +105,16 @@ class Job:
         """Free what is still held at the engine."""
         for generation in self._generations:
             generation.cancel()
+
+
+def _check(delta: Delta) -> None:
+    """Raises HeadraceError where a completion has ended otherwise than it should."""
+    if delta.finish_reason == FinishReason.TIMEOUT.value:
+        raise DeadlineExceeded(delta.error)
+    if delta.error is not None and delta.error.startswith(UNFULFILLABLE):
+        raise InvalidParams(delta.error)
+    if delta.error is not None:
+        raise HeadraceError(f"the engine failed on this request: {delta.error}")
 
 
 async def _merged(sources: Sequence[AsyncIterator[Delta]]) -> AsyncIterator[tuple[int, Delta]]:
