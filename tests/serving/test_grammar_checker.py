@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.core.grammar import Grammar
+from headrace.core.grammar import MAX_GRAMMAR_CHARS, Grammar
 from headrace.errors import InvalidParams, Overloaded
 from headrace.serving.grammar_checker import GrammarChecker
 from headrace.serving.grammar_worker import MEMORY_BYTES, TOO_MUCH
@@ -174,6 +174,20 @@ def test_a_silent_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Overloaded, match="in time"):
         silent.check(Grammar("regex", "a"))
     assert silent.pid is None
+
+
+def test_a_stopped_process_is_given_up_however_much_there_is_to_tell_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checker = GrammarChecker(str(TALE), 2048, frozenset({1}))
+    checker.check(Grammar("regex", "a"))
+    assert checker.pid is not None
+    os.kill(checker.pid, signal.SIGSTOP)
+    monkeypatch.setattr("headrace.serving.grammar_checker.ANSWER_S", 0.3)
+    started = time.monotonic()
+    with pytest.raises(Overloaded, match="in time"):
+        checker.check(Grammar("regex", "\u00e9" * MAX_GRAMMAR_CHARS))
+    assert checker.pid is None and time.monotonic() - started < 5
 
 
 def test_the_process_ends_with_whoever_started_it() -> None:

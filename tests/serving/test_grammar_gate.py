@@ -240,9 +240,8 @@ def test_grammars_of_too_much_memory_are_refused(
     monkeypatch.setattr(grammar_gate, "MAX_HELD_BYTES", 100)
     gate = GrammarGate(store, None)
     first, second = (store.get(Grammar("regex", letter), size=60) for letter in "ab")
-    assert gate.submit(request("a", Grammar("regex", "a")), 5.0) and gate.submit(
-        request("a2", Grammar("regex", "a")), 5.0
-    )
+    for name in ("a", "a2"):  # one grammar counts once
+        assert gate.submit(request(name, Grammar("regex", "a")), 5.0)
     with pytest.raises(Overloaded, match="memory"):
         gate.submit(request("b", Grammar("regex", "b")), 5.0)
     gate.let_go("a")

@@ -56,7 +56,11 @@ class GrammarChecker:
         if grammar.kind in _HARMLESS:
             return 0
         if self._process is None:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
             self._ask(self._hello, START_S)
         answer = self._ask({"kind": grammar.kind, "source": grammar.source}, ANSWER_S)
         return int(answer.get("bytes", 0))
@@ -69,17 +73,25 @@ class GrammarChecker:
             process.communicate()
 
     def _ask(self, message: dict[str, Any], patience_s: float) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdin is not None
+        deadline = time.monotonic() + patience_s
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
-            answer: dict[str, Any] = json.loads(self._line(time.monotonic() + patience_s))
+            self._write(json.dumps(message).encode() + b"\n", deadline)
+            answer: dict[str, Any] = json.loads(self._line(deadline))
         except (OSError, ValueError) as error:  # it ended, or says nothing
             self.close()
             raise Overloaded("the grammar could not be checked in time; try again later") from error
         if answer["error"] is not None:
             raise InvalidParams(str(answer["error"]))
         return answer
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        pipe = self._process.stdin.fileno()
+        while data:
+            _, ready, _ = select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError("nothing is read")
+            data = data[os.write(pipe, data) :]
 
     def _line(self, deadline: float) -> bytes:
         assert self._process is not None and self._process.stdout is not None
