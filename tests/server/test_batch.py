@@ -20,6 +20,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from headrace.cli import main
+from headrace.cli import run_batch as run_batch_command
 from headrace.errors import ConfigError
 from headrace.server import batch_input, batch_output
 from headrace.server.app import create_app
@@ -280,8 +281,42 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert all(answer["response"]["status_code"] == 200 for answer in answers(output))
 
 
+def test_an_engine_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    ids = [f"{i}" for i in range(60)]
+    lines = [request(i, {"prompt": f"Once {i}", "max_tokens": 60, "ignore_eos": True}) for i in ids]
+    source, output = written(tmp_path / "in", lines), tmp_path / "out"
+    words = command(str(source), str(output), "--concurrency", "4")
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while size(output) == 0 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (engine,) = [
+        int(pid) for pid in children if b"engine-process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(engine, signal.SIGKILL)
+    assert process.wait(120) == 0
+    assert complaint(output, ids) is None
+    assert all(answer["response"]["status_code"] == 200 for answer in answers(output))
+
+
 def size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def test_progress_for_people_and_for_logs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar = run_batch_command._Bar()
+    for ended in (0, 1, 3):
+        bar.tell(Progress(3, answered=ended, tokens=10 * ended))
+    bar.close()
+    assert "3/3" in capsys.readouterr().err
+    lines = run_batch_command._Lines()
+    lines.tell(Progress(3))
+    monkeypatch.setattr(run_batch_command, "_QUIET_S", 0.0)
+    lines.tell(Progress(3, before=1, answered=1, failed=1))
+    assert capsys.readouterr().err == "headrace: 3 of 3 requests, 1 failed\n"
 
 
 def test_exit_codes_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,6 +193,16 @@ def test_classes_of_step_sizes_are_bounded(length: int, fits: bool) -> None:
         wire.decode_from_engine(sent)
 
 
+def test_embeddings_out_of_bounds_are_refused() -> None:
+    for size in (wire.MAX_VECTOR_BYTES, wire.MAX_VECTOR_BYTES + 1):
+        (sent,) = translate.outputs_to_wire([Output("r", 0, pooled=bytes(size))])
+        if size == wire.MAX_VECTOR_BYTES:
+            wire.decode_from_engine(wire.encode(sent))
+        else:
+            with pytest.raises(WireError):
+                wire.decode_from_engine(wire.encode(sent))
+
+
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(WireError):
         wire.decode_to_engine(b"\x92\xa5Hello" + b"\x91" * 100_000)
