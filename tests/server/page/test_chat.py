@@ -104,7 +104,8 @@ def test_settings_are_sent_and_kept(slow: TinyServer, visit: Open) -> None:
     one.page.keyboard.press("Escape")
     one.say("Hi again, at length")
     one.wait(lambda: len(one.bodies) == 2)
-    assert not {"max_tokens", "temperature", "seed"} & set(one.bodies[-1])
+    assert not {"max_tokens", "top_p", "seed"} & set(one.bodies[-1])
+    assert one.bodies[-1]["temperature"] == 0.7  # as at the first visit
     one.page.keyboard.press("Escape")
 
 

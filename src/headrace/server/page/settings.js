@@ -3,6 +3,8 @@
 import { byId, make } from "./dom.js";
 
 const STORED = "headrace.settings";
+// Until something else is chosen: small models wander at the API's own temperature of 1.
+const AT_FIRST = { temperature: 0.7 };
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 const TEXTS = ["model", "system", "key"];
 
@@ -17,7 +19,7 @@ export class Settings {
     this.form.addEventListener("input", () => this.take());
     byId("open-settings").addEventListener("click", () => this.open());
     byId("reset-settings").addEventListener("click", () => {
-      this.values = {};
+      this.values = { ...AT_FIRST };
       this.show();
       this.store();
     });
@@ -81,12 +83,12 @@ export class Settings {
 
 function read() {
   try {
-    const stored = JSON.parse(localStorage.getItem(STORED) ?? "{}");
+    const stored = JSON.parse(localStorage.getItem(STORED) ?? "null") ?? AT_FIRST;
     const values = {};
     for (const name of NUMBERS) if (Number.isFinite(stored[name])) values[name] = stored[name];
     for (const name of TEXTS) if (typeof stored[name] === "string") values[name] = stored[name];
     return values;
   } catch {
-    return {};
+    return { ...AT_FIRST };
   }
 }
