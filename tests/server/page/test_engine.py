@@ -179,6 +179,19 @@ def test_calm_visitors_see_no_motion(slow: TinyServer, visit: Open) -> None:
         one.page.keyboard.press("Escape")
 
 
+def test_a_page_that_nobody_sees_does_not_watch(slow: TinyServer, visit: Open) -> None:
+    one = visit(slow.url)
+    others = slow.feed._watchers
+    hide = """(hidden) => {
+      Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    one.page.evaluate(hide, True)
+    one.wait(lambda: slow.feed._watchers == others - 1)
+    one.page.evaluate(hide, False)
+    one.wait(lambda: slow.feed._watchers == others)
+
+
 def test_the_page_lives_through_a_restart_of_the_engine(visit: Open) -> None:
     served = serve("tale", "--port", "0", "--num-threads", "1")
     try:
