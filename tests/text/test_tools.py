@@ -11,6 +11,7 @@ from headrace.text.chat import ChatTemplate
 from headrace.text.conversation import adapted, knows_tools
 from headrace.text.messages import MAX_NESTING, MAX_TOOLS
 from headrace.text.reply.call_json import MAX_NAME_CHARS
+from headrace.text.tool_choice import checked_tool_choice
 from headrace.text.tools import (
     MAX_DESCRIPTION_CHARS,
     MAX_WEIGHT,
@@ -31,6 +32,13 @@ def function(name: Any, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [function(name) for name in names]},
+    }
+
+
 TOOLS = [function("weather", description="The weather", parameters=SCHEMA), function("now")]
 
 
@@ -44,10 +52,26 @@ TOOLS = [function("weather", description="The weather", parameters=SCHEMA), func
         ("none", None, NO_TOOLS),
         ({"type": "function", "function": {"name": "now"}}, True, ToolUse((Tool("now"),), True, False)),
         ({"type": "function", "name": "now"}, None, ToolUse((Tool("now"),), True, False)),
+        (allowed("auto", "now"), None, ToolUse((Tool("now"),))),
+        (allowed("required", "now", "weather"), None, ToolUse((WEATHER, Tool("now")), True)),
+        (
+            allowed("required", "now")["allowed_tools"] | {"type": "allowed_tools"},
+            False,
+            ToolUse((Tool("now"),), True, False),
+        ),
     ],
 )
 def test_choices(choice: Any, parallel: bool | None, use: ToolUse) -> None:
     assert checked_tool_use(TOOLS, choice, parallel) == use
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["none", "auto", "required", {"type": "function", "name": "now"},
+     {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}],
+)  # fmt: skip
+def test_choices_are_described_as_they_are_written(choice: Any) -> None:
+    assert checked_tool_choice(choice).described == choice
 
 
 def test_both_apis_write_tools() -> None:
@@ -77,6 +101,10 @@ def test_both_apis_write_tools() -> None:
         ([function("f", parameters={"x": "y" * MAX_WEIGHT})], None),
         (TOOLS, "sometimes"), (TOOLS, 7), (TOOLS, {}), (TOOLS, {"type": "function"}), (TOOLS, ["auto"]),
         (TOOLS, {"type": "function", "function": {"name": "unknown"}}), (TOOLS, {"type": "allowed_tools"}),
+        (TOOLS, {"type": "allowed_tools", "allowed_tools": 7}), (TOOLS, allowed("auto")),
+        (TOOLS, allowed("none", "now")), (TOOLS, allowed("auto", "unknown")), (TOOLS, allowed("auto", *["now"] * (MAX_TOOLS + 1))),
+        (TOOLS, allowed("auto", 7)), ([], allowed("auto", "now")),  # type: ignore[arg-type]
+        (TOOLS, {"type": "allowed_tools", "mode": "auto", "tools": [7]}),
         (TOOLS, {"type": "function", "function": {"name": 7}}),
         (None, "required"), ([], {"type": "function", "function": {"name": "now"}}),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -23,6 +23,7 @@ from headrace.server.response_builder import Event, ResponseBuilder
 from headrace.server.response_input import chat_messages
 from headrace.server.response_schemas import ResponsesRequest
 from headrace.server.service import Service, service_of
+from headrace.text.tool_choice import checked_tool_choice
 from headrace.text.tools import Tool, checked_tools
 
 router = APIRouter()
@@ -117,7 +118,7 @@ def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
         "store": False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": {"type": "text"} if text is None or text.format is None else text.format},
-        "tool_choice": _choice(body.tool_choice),
+        "tool_choice": checked_tool_choice(body.tool_choice).described,
         "tools": [_flat(tool) for tool in checked_tools(body.tools)],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
@@ -131,13 +132,6 @@ def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
             "the request holds half of a surrogate pair, an infinite number, or lists without end"
         ) from error
     return described
-
-
-def _choice(choice: Any) -> Any:
-    """The choice without what a request may have written beside it."""
-    if isinstance(choice, Mapping):
-        return {"type": "function", "name": choice.get("function", choice)["name"]}
-    return choice or "auto"
 
 
 def _flat(tool: Tool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Modules, in reading order:
 - `detokenizer`: `IncrementalDetokenizer`, streaming ids to text without splitting a character.
 - `stop`: `StopChecker`, stop strings across any piece borders in linear time.
 - `reply`: what a model says, taken apart as it comes: reasoning, content and calls of tools.
-- `tools`, `conversation`: what a request says of tools, and how templates that know of none are told.
+- `tools`, `tool_choice`, `conversation`: what a request says of tools, and how templates that know of none are told.
 - `grammar_store`: a model's compiled grammars; `grammars` compiles them, and is loaded with the first one.
 - `tool_grammar`: the grammar of an answer that must call a tool.
 - `messages`: the shape of a chat request, checked and copied to plain data.

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.errors import InvalidParams
 from headrace.text.messages import MAX_TOOLS, PlainCopier
 from headrace.text.reply.call_json import MAX_NAME_CHARS, is_name
+from headrace.text.tool_choice import checked_tool_choice
 
 MAX_DESCRIPTION_CHARS = 65_536
 MAX_WEIGHT = 2**20
@@ -53,22 +54,22 @@ def checked_tool_use(tools: Any, choice: Any, parallel: bool | None = None) -> T
     """What the fields `tools`, `tool_choice` and `parallel_tool_calls` mean, in the form of OpenAI's chat API or of its
     responses API, which leaves out the level of `function`.
 
-    choice: "none", "auto", "required", or an object that names a function.
-
     Raises InvalidParams for another shape, for names that are used twice, and where a choice has no tool.
     """
     known = checked_tools(tools)
-    named = _checked_choice(choice)
-    if not known and (choice == "required" or named is not None):
+    chosen = checked_tool_choice(choice)
+    if not known and (chosen.mode == "required" or chosen.names is not None):
         raise InvalidParams("tool_choice asks for a tool, but tools is empty")
-    if choice == "none":
+    if chosen.mode == "none":
         return NO_TOOLS
-    if named is not None:
-        wanted = tuple(tool for tool in known if tool.name == named)
-        if not wanted:
-            raise InvalidParams(f"tool_choice names {named[:80]!r}, which is none of the tools")
-        return ToolUse(wanted, forced=True, parallel=False)
-    return ToolUse(known, choice == "required", parallel is not False)
+    there = frozenset(tool.name for tool in known)
+    for name in chosen.names or ():
+        if name not in there:
+            raise InvalidParams(f"tool_choice names {name[:80]!r}, which is none of the tools")
+    if chosen.names is not None:
+        wanted = frozenset(chosen.names)
+        known = tuple(tool for tool in known if tool.name in wanted)
+    return ToolUse(known, chosen.mode == "required", parallel is not False and not chosen.named)
 
 
 def checked_tools(tools: Any) -> tuple[Tool, ...]:
@@ -114,17 +115,3 @@ def _checked_tool(entry: Any, where: str, copier: PlainCopier) -> Tool:
             raise InvalidParams(f"{where}: parameters must be a JSON schema, which is an object")
         parameters = copier.copy(parameters, f"{where}.parameters")
     return Tool(name, description, parameters)
-
-
-def _checked_choice(choice: Any) -> str | None:
-    """The name of the function that must be called, if the choice is one."""
-    if choice is None or choice in ("none", "auto", "required"):
-        return None
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        function = choice.get("function", choice)
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            name: str = function["name"]
-            return name
-    raise InvalidParams(
-        'tool_choice must be \'none\', \'auto\', \'required\' or {"type": "function", "function": {"name": …}}'
-    )
