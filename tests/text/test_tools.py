@@ -102,7 +102,8 @@ def test_both_apis_write_tools() -> None:
         (TOOLS, "sometimes"), (TOOLS, 7), (TOOLS, {}), (TOOLS, {"type": "function"}), (TOOLS, ["auto"]),
         (TOOLS, {"type": "function", "function": {"name": "unknown"}}), (TOOLS, {"type": "allowed_tools"}),
         (TOOLS, {"type": "allowed_tools", "allowed_tools": 7}), (TOOLS, allowed("auto")),
-        (TOOLS, allowed("none", "now")), (TOOLS, allowed("auto", "unknown")), (TOOLS, allowed("auto", *["now"] * (MAX_TOOLS + 1))),
+        (TOOLS, allowed("none", "now")), (TOOLS, allowed("auto", "unknown")),
+        (TOOLS, allowed("auto", *["now"] * (MAX_TOOLS + 1))),
         (TOOLS, allowed("auto", 7)), ([], allowed("auto", "now")),  # type: ignore[arg-type]
         (TOOLS, {"type": "allowed_tools", "mode": "auto", "tools": [7]}),
         (TOOLS, {"type": "function", "function": {"name": 7}}),
