@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from headrace.core.policy import Order
+from headrace.core.scheduler import Scheduler
 from headrace.core.waiting import ServiceCounter
 from tests.core.build import driver, full, granted, new
 
@@ -74,3 +75,59 @@ def test_urgent_requests_of_a_user_pass_that_users_others_only() -> None:
     while engine.engine.has_work:
         order += [name for name in granted(engine, engine.step()) if name not in order]
     assert order == ["ann2", "bob3", "ann0", "ann1"]
+
+
+def steps_until_served(length: int, seqs: int = 4, blocks: int = 512) -> int:
+    """Steps that a newcomer waits for its first token while another user's long requests hold every place."""
+    engine = driver(
+        full(blocks), order=Order.FAIR, max_num_seqs=seqs, max_num_batched_tokens=8, max_model_len=600
+    )
+    for number in range(seqs):
+        engine.add(new(f"greedy{number}", 4, user="greedy", max_tokens=length))
+    for _ in range(10):
+        engine.step()
+    modest = engine.add(new("modest", 4, user="modest", max_tokens=3))[0]
+    steps = 0
+    while not modest.tokens:
+        engine.step()
+        steps += 1
+    engine.drain()
+    return steps
+
+
+@pytest.mark.parametrize("seqs", [2, 4, 8])
+def test_long_requests_do_not_hold_every_place(seqs: int) -> None:
+    """The wait does not depend on how long the others are."""
+    assert steps_until_served(200, seqs) == steps_until_served(60, seqs) < 30
+
+
+def test_long_requests_do_not_hold_all_memory() -> None:
+    """There are places, but no blocks: sequences of 40 tokens in 12 blocks of 4."""
+    assert steps_until_served(40, seqs=8, blocks=12) <= 20
+
+
+def test_without_a_change_of_places_a_newcomer_waits_for_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_make_place", lambda self: None)
+    assert steps_until_served(200) > 180
+
+
+def test_places_change_hands_rarely() -> None:
+    """Two users with long requests for the same places: what is computed twice stays the smaller part."""
+    engine = driver(
+        full(512),
+        caching=False,
+        order=Order.FAIR,
+        max_num_seqs=4,
+        max_num_batched_tokens=8,
+        max_model_len=600,
+    )
+    for user in ("ann", "bob"):
+        for number in range(8):
+            engine.add(new(f"{user}{number}", 4, user=user, max_tokens=100))
+        for _ in range(10):
+            engine.step()
+    engine.drain()
+    stats = engine.engine.stats().scheduler
+    useful = 16 * (4 + 100 - 1)
+    assert 0 < stats.preemptions <= 16
+    assert stats.scheduled_tokens < 1.5 * useful

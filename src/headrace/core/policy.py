@@ -78,6 +78,15 @@ def batch_room(
     return Room(min(size, waiting))
 
 
+def takes_place(config: SchedulerConfig, lead: float, victim: Request) -> bool:
+    """Whether a user who waits for a place takes the one of `victim`, whose user was served `lead` more, by weight.
+
+    The lead must be worth a whole step and what the victim will have to compute again. So places change hands after a
+    time that does not depend on how long requests are, and what is computed twice stays the smaller part.
+    """
+    return lead * victim.weight > config.max_num_batched_tokens + victim.num_computed
+
+
 def choose_victim(config: SchedulerConfig, behind: Sequence[Request]) -> Request | None:
     """The sequence to preempt among those `behind` the needy one, given in the order in which they are served."""
     if not behind:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from headrace.core.deadlines import Deadlines
 from headrace.core.kv_manager import KVManager
-from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim
+from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim, takes_place
 from headrace.core.prefix_cache import Hit
 from headrace.core.request import Request
 from headrace.core.types import (
@@ -48,6 +48,7 @@ class Scheduler:
     sequence behind the needy one is preempted: its blocks are freed and it waits again, to be recomputed. The most
     urgent sequence is never a victim, and alone it always fits (see `limit`). Users are not charged for recomputing,
     so the fair order stands still until somebody gets a token further than before: there is progress in any order.
+    Under the fair order a user who waits may take the place of one who is far ahead, see `policy.takes_place`.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Scheduler:
         self._step_sizes = [0] * STEP_SIZES
         self._released: list[int] = []
         self._step_id = 0
+        self._memory_short = False  # whoever was to join last found too few free blocks
         self._batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
 
     @property
@@ -134,6 +136,8 @@ class Scheduler:
         if not self._in_order or self.config.order is Order.FAIR:  # other orders stay as they are once sorted
             self.running.sort(key=self.waiting.sort_key)
             self._in_order = True
+        if self.config.order is Order.FAIR and self.config.batching is Batching.CONTINUOUS:
+            self._make_place()
         for request in tuple(self.running):
             if request.status is not Status.RUNNING:
                 continue  # became a victim in this very step
@@ -156,6 +160,22 @@ class Scheduler:
             self._step_sizes[min((tokens - 1).bit_length(), STEP_SIZES - 1)] += 1
         self.stats.block_copies += len(copies)
         return StepPlan(self._step_id, slices, released, tuple(copies), wait_until)
+
+    def _make_place(self) -> None:
+        """Preempt a sequence of the most served user where a user who waits is far enough behind.
+
+        Else a user whose sequences are long would hold every place until one of them ends. Whoever waits joins in the
+        next step, as nobody joins in one that preempts.
+        """
+        waiting = self.waiting.head()
+        full = self._memory_short or len(self.running) >= self.config.max_num_seqs
+        if waiting is None or not self.running or not full:
+            return
+        most = self.running[-1].user
+        victim = min((r for r in self.running if r.user == most), key=lambda request: request.num_computed)
+        if takes_place(self.config, self.service.served(most) - self.service.served(waiting.user), victim):
+            self._preempt(victim)
+            self._memory_short = False
 
     def _grant_running(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
         count = self._want(request, budget)
@@ -193,6 +213,9 @@ class Scheduler:
             if not (continuous or self._batch_room or shares_prompt):
                 break
             count = self._try_admit(request, budget, copies)
+            self._memory_short = not count and self.kv.blocks_short(
+                request, len(request.tokens), len(self.running)
+            )
             if count == 0:
                 if not continuous and self.kv.blocks_short(request, len(request.tokens)):
                     self._batch_room = 0  # the batch is as large as memory allows
