@@ -6,7 +6,9 @@ import asyncio
 import base64
 import math
 import struct
+import time
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -134,3 +136,24 @@ def test_among_streams_and_asynchronously(tale: ServeProcess) -> None:
             assert all(found == alone.data[0].embedding for found in results[4:])
 
     asyncio.run(run())
+
+
+def test_a_caller_who_leaves_takes_the_work_along(doomed: TinyServer) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{doomed.url}/v1/embeddings", json={"input": [[n] * 500 for n in range(60)]}, timeout=0.15
+        )
+    deadline = time.monotonic() + 10
+    while not doomed.idle and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert doomed.idle
+    steps = doomed.stats().scheduler.steps
+    assert steps < 50  # of the 60 that the work would have taken
+    assert doomed.http.post("/v1/embeddings", json={"input": "still here"}).status_code == 200
+
+
+def test_a_deadline(doomed: TinyServer) -> None:
+    body = {"input": [[n] * 500 for n in range(60)], "timeout": 0.1}
+    answer = doomed.http.post("/v1/embeddings", json=body)
+    assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
+    assert doomed.idle

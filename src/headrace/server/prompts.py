@@ -97,6 +97,8 @@ def check_length(service: Service, prompts: Sequence[Encoded], max_tokens: int |
     if limit is None or max_tokens is None:
         return
     longest = max(len(prompt.ids) for prompt in prompts)
+    if longest > limit:
+        raise PromptTooLong(f"the context holds {limit} tokens, but the prompt has {longest}")
     if longest + max_tokens > limit:
         raise PromptTooLong(
             f"the context holds {limit} tokens, but the prompt has {longest} and max_tokens asks for "
