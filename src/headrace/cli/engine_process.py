@@ -60,6 +60,8 @@ def serve(connection: Connection) -> int:
     """Load what the first message asks for, then run the loop. Raises ParentGone while it loads."""
     try:
         parts = assemble(_config(connection))
+    except ParentGone:
+        raise
     except Exception as error:
         # A HeadraceError is told by the parent in one sentence; anything else is a bug, and shows where it is.
         if not isinstance(error, HeadraceError):

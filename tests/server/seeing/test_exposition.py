@@ -168,6 +168,24 @@ def test_a_sink_that_fails_harms_nobody(tiny: TinyServer, caplog: pytest.LogCapt
     assert "could not be noted down" in caplog.text
 
 
+def test_a_bug_counts_as_an_error_of_the_server(tiny: TinyServer) -> None:
+    app = create_app(tiny.client, None, ["tiny"], tiny.client.facts)
+
+    async def bug() -> None:
+        raise RuntimeError("a bug")
+
+    app.get("/bug")(bug)
+
+    async def run() -> tuple[int, str]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return (await http.get("/bug")).status_code, (await http.get("/metrics")).text
+
+    status, text = tiny.call(run())
+    assert status == 500
+    assert Scrape.of(text).get("http_requests_total", route="/bug", method="GET", status="500") == 1
+
+
 def test_both_formats_hold_the_same(tiny: TinyServer) -> None:
     async def both() -> tuple[httpx.Response, httpx.Response]:
         text, openmetrics = await asyncio.gather(scraped(tiny.app, False), scraped(tiny.app, True))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from headrace.server.seeing import request_log
 from headrace.server.seeing.log_format import FIELDS, JsonFormatter, formatter
 from headrace.server.seeing.log_writer import FLUSH_S, LogWriter
 from headrace.server.seeing.record import RequestRecord
+from headrace.serving.child import ENGINE_COMMAND
 from tests.server.conftest import TinyServer
 from tests.server.keyring import bearer, complete, keyed, secret
 from tests.server.seeing.scrape import Scrape
@@ -269,15 +272,45 @@ def test_a_server_whose_every_line_is_json(tmp_path: Path) -> None:
         process, url = served(log, "--log-format", "json", "--log-level", "info")
         with httpx.Client(base_url=url, timeout=30) as http:
             http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            assert len(children) == 1
+            (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(child), signal.SIGKILL)
+            deadline = time.monotonic() + 60
+            while "the engine runs again" not in (tmp_path / "log").read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
         process.terminate()
         assert process.wait(30) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, lines))
     assert any(line["logger"].startswith("uvicorn") for line in lines)
+    assert any(line["level"] == "error" and "SIGKILL" in line["message"] for line in lines)
     (request,) = [line for line in lines if line["logger"] == "headrace.request"]
     assert request["output_tokens"] == 3 and request["finish_reasons"] == ["length"]
+
+
+def engine_process(said: bytes) -> list[str]:
+    """What an engine process writes whose parent says this, and then nothing more."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [*ENGINE_COMMAND, "--log-format", "json", "--fd", str(theirs.fileno())],
+            stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),), text=True,
+        )  # fmt: skip
+    ours.sendall(said)
+    ours.shutdown(socket.SHUT_WR)
+    _, errors = process.communicate(timeout=60)
+    ours.close()
+    return errors.splitlines()
+
+
+def test_an_engine_process_logs_in_the_same_form() -> None:
+    (line,) = engine_process(b"\x03\x00\x00\x00abc")
+    told = json.loads(line)
+    assert told["message"] == "the engine did not start" and "Traceback" in told["exception"]
+
+
+def test_an_engine_process_whose_parent_leaves_has_nothing_to_say() -> None:
+    assert engine_process(b"") == []
 
 
 def test_a_full_disk_for_logs_fails_no_request() -> None:

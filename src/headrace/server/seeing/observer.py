@@ -46,6 +46,7 @@ class Observer:
             await self._app(scope, receive, watched)
         except Exception:
             record.error = record.error or "internal_error"
+            record.status = record.status or 500  # which is sent further outside
             raise
         finally:
             self._end(record, scope)
