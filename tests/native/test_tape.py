@@ -142,6 +142,31 @@ def test_hidden_states_match_torch_and_leave_the_logits_alone(name: str, kernels
         assert none.shape == (0, VOCAB) and np.array_equal(one[0], hidden[row])
 
 
+@pytest.mark.parametrize("kernels", SETS)
+@pytest.mark.parametrize("format", KV_OF)
+def test_hidden_states_are_bitwise_the_same_in_any_company(format: str, kernels: str) -> None:
+    spec, tokens = SPECS["gqa"], prompt()
+    weights, groups = random_weights(spec), groups_of(spec, 16)
+
+    def fresh(threads: int, seed: int) -> PagedRun:
+        model = native_model(spec, weights, 16, kernels, threads=threads, format=format, kv=KV_OF[format])
+        return PagedRun(model, groups, seed)
+
+    def states(run: PagedRun, slices: dict[int, list[int]], rows: list[int]) -> NDArray[np.float32]:
+        step = run.plan(slices)
+        step.logits_rows, step.hidden_rows = np.arange(1), np.array(rows)
+        run.model.forward(step)
+        return np.asarray(run.model.hidden()).copy()
+
+    whole = states(fresh(1, 0), {0: tokens}, list(range(LENGTH)))
+    run = fresh(2, 1)
+    run.step({s: prompt(3 + s, seed=s) for s in range(1, 9)})
+    others = {s: prompt(1, seed=50 + s) for s in range(1, 9)}
+    parts = [states(run, {0: tokens[:40], **others}, list(range(40)))]
+    parts += [states(run, {**others, 0: tokens[40:]}, list(range(8, 58)))]
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
 def test_two_decoders_share_one_process() -> None:
     spec, tokens = SPECS["gqa"], prompt(30)
     first, second = (
