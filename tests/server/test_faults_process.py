@@ -188,6 +188,20 @@ def test_a_signal_under_load(number: signal.Signals) -> None:
         assert not alive(engine)
 
 
+def test_half_a_request_does_not_delay_the_end() -> None:
+    with served() as server:
+        half = [connect(server.url) for _ in range(20)]
+        for index, caller in enumerate(half):
+            caller.sendall(post(STORY)[:-5] if index % 2 else b"GET /health HTTP/1.1\r\n")
+        assert health(server)[0] == 200  # what came before has been read
+        started = time.monotonic()
+        server.process.terminate()
+        refusal = answer(half[1])
+        assert refusal.status == 503 and refusal.error["code"] == "shutting_down"
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - started < 5
+
+
 def test_the_deadline_of_a_shutdown() -> None:
     with served("--shutdown-timeout", "1") as server:
         (stuck,) = readers(server, 1)

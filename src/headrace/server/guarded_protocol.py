@@ -249,6 +249,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self._arriving = self.loop.call_later(_LINGER_S, self.transport.abort)
 
+    def refuse_unfinished(self) -> None:
+        """Called when the server begins to end: a request that is still arriving has not been accepted."""
+        if self._awaited is _Awaited.BODY and not self.pipeline:
+            self._refuse(503, "the server is shutting down: try again later", "shutting_down")
+
     def shutdown(self) -> None:
         """Called when the server ends and work has been waited for: what goes on now are streams without end."""
         if self._awaited is not _Awaited.NOTHING:

@@ -181,6 +181,7 @@ async def _finish(server: Server, client: Supervisor, drain: Drain, ending: Endi
     """Let accepted requests finish, then end the server; what has not finished in time ends with an error."""
     client.drain()
     drain.begin()
+    server.refuse_unfinished()
     finished = asyncio.ensure_future(drain.finished())
     await _first_of(ending.urged.wait(), finished, timeout_s=drain_s)
     if not finished.done():
@@ -235,6 +236,12 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and not self.should_exit:
             self._ready()
+
+    def refuse_unfinished(self) -> None:
+        """Send away whoever has sent only a part of a request so far."""
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, GuardedProtocol):
+                connection.refuse_unfinished()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
