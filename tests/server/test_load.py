@@ -23,6 +23,7 @@ from headrace.bench.serve_load import Load, Loaded
 from headrace.bench.serve_target import Target
 from headrace.bench.serve_workload import Lengths, WordRate, Workload
 from headrace.cli import main
+from headrace.server.connection_limits import ConnectionLimits
 from tests.server.conftest import ServeProcess, TinyServer, serve
 
 LAG_S = 0.1
@@ -231,6 +232,16 @@ def test_shares_of_a_histogram() -> None:
     ) == pytest.approx(4 / 5)
     with pytest.raises(KeyError):
         seen.share_within("event_loop_lag_seconds", 0.07)
+
+
+def test_no_stream_ends_because_bytes_were_about_to_leave() -> None:
+    """Whether callers read is looked at again and again; what is written at the end of the turn is not unread."""
+    tiny = TinyServer(ConnectionLimits(slow_reader_timeout_s=0.05))
+    try:
+        row = row_of({}, closed(tiny.url, clients=16, seconds=2.0, tokens=8), None)
+    finally:
+        tiny.close()
+    assert counted(row) and row.values["answered"] > 100
 
 
 def test_a_closed_load_waits_as_long_as_the_server_says(tiny: TinyServer) -> None:

@@ -58,7 +58,9 @@ class BatchedTransport(asyncio.Transport):
             self._transport.write(held[0] if len(held) == 1 else b"".join(held))
 
     def get_write_buffer_size(self) -> int:
-        return self._held_bytes + self._transport.get_write_buffer_size()
+        """Bytes that the caller has not taken. What is held is offered first: it waits for us, not for the caller."""
+        self.flush()
+        return self._transport.get_write_buffer_size()
 
     def write_eof(self) -> None:
         self.flush()
