@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from headrace.errors import HeadraceError
+from headrace.server.last_door import GENERIC, safe
 from headrace.server.seeing.record import current
 
 MAX_MESSAGE_CHARS = 2000
@@ -34,7 +35,8 @@ def error_body(
 
 def headrace_error_body(error: HeadraceError) -> dict[str, Any]:
     """The body of an answer to one of our own errors."""
-    return error_body(str(error), error.status, error.code)
+    text = safe(str(error)) if error.status >= 500 else str(error)
+    return error_body(text, error.status, error.code)
 
 
 def install(app: FastAPI) -> None:
@@ -71,7 +73,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:
     """Says nothing of the inside; the server logs the traceback when it raises the error again."""
-    return JSONResponse(error_body("the server failed on this request", 500, "internal_error"), 500)
+    return JSONResponse(error_body(GENERIC, 500, "internal_error"), 500)
 
 
 def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
