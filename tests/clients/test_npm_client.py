@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.server.conftest import ServeProcess, TinyServer, tale, tiny
-from tests.server.echo import echo_server
+from tests.server.echo import echo
 
 SCRIPT = Path(__file__).with_name("openai.mjs")
 VERSION = "^7"
 
-__all__ = ["tale", "tiny"]  # fixtures
+__all__ = ["echo", "tale", "tiny"]  # fixtures
 
 pytestmark = pytest.mark.long
 
@@ -35,13 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"npm could not install the client: {done.stderr.strip()[-300:]}")
     shutil.copy(SCRIPT, folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyServer]:
-    server = echo_server(tmp_path_factory.mktemp("echo") / "model", "hermes")
-    yield server
-    server.close()
 
 
 def run(folder: Path, *urls: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.server.conftest import TALE, TinyServer
 from tests.serving.echo_engine import COMMAND, END
@@ -50,3 +54,22 @@ def echo_server(folder: Path, kind: str | None = None, special: str | None = Non
         max_model_len=2048,
         num_blocks=2048,
     )
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyServer]:
+    """With the template of Hermes, and thoughts."""
+    server = echo_server(tmp_path_factory.mktemp("echo") / "model", "hermes")
+    yield server
+    server.close()
+
+
+def function(name: str, **parameters: Any) -> dict[str, Any]:
+    """A tool whose arguments are all required, and no others allowed."""
+    schema = {
+        "type": "object", "properties": parameters, "required": list(parameters), "additionalProperties": False,
+    }  # fmt: skip
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"Does {name}.", "parameters": schema},
+    }

@@ -4,51 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from headrace.cli import reply_flags
-from headrace.errors import ConfigError
 from headrace.server.reply import MessageBuilder, Reply
-from headrace.text.reply import formats
-from headrace.text.reply.formats import ReplyFormats
 from headrace.text.reply.hermes import HermesParser
 from headrace.text.reply.pieces import Content
 from headrace.text.reply.reader import ReplyReader
 from headrace.text.reply.reasoning import ReasoningParser
-from headrace.text.tokenizer import Tokenizer
-from tests.server.conftest import TALE, ServeProcess, TinyServer, serve
-from tests.server.echo import echo_server, model_folder
+from tests.server.conftest import TinyServer
+from tests.server.echo import echo, echo_server, function
 
-
-def function(name: str, **parameters: Any) -> dict[str, Any]:
-    schema = {
-        "type": "object", "properties": parameters, "required": list(parameters), "additionalProperties": False,
-    }  # fmt: skip
-    return {
-        "type": "function",
-        "function": {"name": name, "description": f"Does {name}.", "parameters": schema},
-    }
+__all__ = ["echo"]  # a fixture
 
 
 TOOLS = [function("weather", city={"type": "string"}), function("now")]
 WEATHER = '{"city": "Oslo, \\"the\\" ü"}'
 HERMES = f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
 BOTH = HERMES + '\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyServer]:
-    server = echo_server(tmp_path_factory.mktemp("echo") / "model", "hermes")
-    yield server
-    server.close()
 
 
 def ask(server: TinyServer, reply: str, **more: Any) -> Any:
@@ -273,109 +251,6 @@ def test_each_format_is_found_in_its_template(
         server.close()
 
 
-COLOUR = function(
-    "paint", colour={"enum": ["red", "blue"]}, coats={"type": "integer", "minimum": 1, "maximum": 3}
-)
-BELL = function("ring", loud={"type": "boolean"})
-
-
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [("required", {"paint", "ring"}), ({"type": "function", "function": {"name": "paint"}}, {"paint"})],
-    ids=["required", "named"],
-)
-@pytest.mark.parametrize("n", [1, 2])
-def test_the_bundled_model_calls_a_tool_where_it_must(
-    tale: ServeProcess, choice: Any, names: set[str], n: int
-) -> None:
-    """The model was never taught to call anything: the grammar sees to it."""
-    options: dict[str, Any] = {
-        "model": "tale", "messages": [{"role": "user", "content": "Paint the door and ring the bell."}],
-        "tools": [COLOUR, BELL], "tool_choice": choice, "parallel_tool_calls": False, "seed": 5, "n": n,
-        "max_tokens": 200,
-    }  # fmt: skip
-    client = tale.openai()
-    whole = client.chat.completions.create(**options)
-    assert len(whole.choices) == n
-    for choice_ in whole.choices:
-        (call,) = choice_.message.tool_calls or []
-        arguments = json.loads(call.function.arguments)
-        assert choice_.finish_reason == "tool_calls" and call.function.name in names
-        if call.function.name == "paint":
-            assert arguments["colour"] in ("red", "blue") and arguments["coats"] in (1, 2, 3)
-        else:
-            assert arguments["loud"] in (True, False)
-    written = [""] * n
-    for chunk in client.chat.completions.create(**options, stream=True):
-        for part in chunk.choices:
-            for piece in part.delta.tool_calls or []:
-                written[part.index] += piece.function.arguments
-    assert written == [part.message.tool_calls[0].function.arguments for part in whole.choices]
-
-
-@pytest.fixture(scope="module")
-def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """The bundled model with Mistral's way of calling, whose marker is a special token, and thoughts on demand."""
-    folder = model_folder(tmp_path_factory.mktemp("mistral") / "model", "mistral", "[TOOL_CALLS]")
-    served = serve(str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale")
-    yield served
-    served.process.terminate()
-    served.process.wait(30)
-
-
-def test_a_forced_call_behind_a_special_token(mistral: ServeProcess) -> None:
-    answer = mistral.openai().chat.completions.create(
-        model="tale", messages=[{"role": "user", "content": "Paint!"}], tools=[COLOUR], tool_choice="required",  # type: ignore[list-item]
-        max_tokens=200, extra_body={"chat_template_kwargs": {"thinking": True}},
-        parallel_tool_calls=False,
-    )  # fmt: skip
-    message = answer.choices[0].message
-    (call,) = message.tool_calls or []
-    assert message.content is None and call.function.name == "paint" and len(call.id) == 9  # type: ignore[union-attr]
-    assert json.loads(call.function.arguments)["colour"] in ("red", "blue")  # type: ignore[union-attr]
-
-
-def test_the_parser_that_an_option_names() -> None:
-    served = serve(
-        "tale", "--port", "0", "--num-threads", "1", "--tool-call-parser", "mistral",
-        "--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice",
-    )  # fmt: skip
-    try:
-        messages: Any = [{"role": "user", "content": "Paint!"}]
-        forced = served.openai().chat.completions.create(
-            model="tale", messages=messages, tools=[COLOUR], tool_choice="required", max_tokens=200  # type: ignore[list-item]
-        )  # fmt: skip
-        assert all(len(call.id) == 9 for call in forced.choices[0].message.tool_calls or [])
-        free = served.openai().chat.completions.create(model="tale", messages=messages, temperature=0)
-        message = free.choices[0].message
-        assert message.content == "" and message.reasoning_content  # type: ignore[attr-defined]  # it never says it is done
-    finally:
-        served.process.terminate()
-        served.process.wait(30)
-
-
-def test_an_answer_that_follows_a_schema_does_not_reason(mistral: ServeProcess) -> None:
-    schema = COLOUR["function"]["parameters"]
-    answer = mistral.openai().responses.create(
-        model="tale", input="Paint!", max_output_tokens=200, extra_body={"chat_template_kwargs": {"thinking": True}},
-        text={"format": {"type": "json_schema", "name": "paint", "schema": schema}},
-    )  # fmt: skip
-    assert json.loads(answer.output_text)["coats"] in (1, 2, 3)
-
-
-def test_an_explosive_tool_is_refused(tale: ServeProcess) -> None:
-    deep: dict[str, Any] = {"type": "object"}
-    for _ in range(70):
-        deep = {"type": "object", "properties": {"x": deep}}
-    long = {"type": "object", "description": "x" * 70_000}
-    for parameters in (deep, long):
-        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-        with pytest.raises(openai.BadRequestError):
-            tale.openai().chat.completions.create(
-                model="tale", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice="required"  # type: ignore[arg-type]
-            )  # fmt: skip
-
-
 class Weather(BaseModel):
     city: str
 
@@ -387,75 +262,3 @@ def test_calls_parsed_by_the_client(echo: TinyServer) -> None:
     )  # fmt: skip
     (call,) = answer.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, Weather)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from(
-        ["function", "auto", "required", "assistant", "tool", "user", "f", "{}", "message", "function_call"]
-    ),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(
-            ["type", "function", "name", "parameters", "description", "role", "content", "tool_calls", "arguments",
-             "call_id", "output", "text", "format", "schema", "tools", "id", "summary"]
-        ),
-        inner, max_size=5,
-    ),
-    max_leaves=12,
-)  # fmt: skip
-FIELDS = st.dictionaries(
-    st.sampled_from(
-        ["tools", "tool_choice", "messages", "input", "text", "response_format", "metadata", "reasoning", "include",
-         "instructions", "parallel_tool_calls", "include_reasoning", "chat_template_kwargs"]
-    ),
-    JSON, max_size=4,
-)  # fmt: skip
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(FIELDS, st.sampled_from(["chat/completions", "responses"]))
-def test_whatever_is_sent_is_answered_or_refused(
-    echo: TinyServer, fields: dict[str, Any], route: str
-) -> None:
-    body = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "max_tokens": 5} | fields
-    answer = echo.http.post(
-        f"/v1/{route}", content=json.dumps(body), headers={"Content-Type": "application/json"}
-    )
-    assert answer.status_code in (200, 400), answer.text
-    assert answer.json()
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": "weather"}, {"tools": [7]}, {"tools": [{"type": "web_search"}]},
-        {"tools": [*TOOLS, TOOLS[0]]}, {"tools": TOOLS, "tool_choice": "sometimes"},
-        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "unknown"}}},
-        {"tool_choice": "required"}, {"tools": [{"type": "function", "name": f"f{number}"} for number in range(1025)]},
-        {"functions": [{"name": "f"}]}, {"function_call": "auto"}, {"tools": TOOLS, "parallel_tool_calls": 1},
-        {"include_reasoning": "no"},
-        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
-    ],
-    ids=range(13),
-)  # fmt: skip
-def test_what_is_refused(echo: TinyServer, fields: dict[str, Any]) -> None:
-    body = {"messages": [{"role": "user", "content": "Hi"}]} | fields
-    answer = echo.http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert len(answer.json()["error"]["message"]) < 400
-    assert ask(echo, "Hi").choices
-
-
-def test_parsers_by_name() -> None:
-    assert reply_flags.TOOL_CALL_PARSERS == formats.TOOL_CALL_PARSERS
-    assert reply_flags.REASONING_PARSERS == formats.REASONING_PARSERS
-    tokenizer = Tokenizer.from_folder(TALE)
-    calls = ReplyFormats.of(tokenizer, "mistral", "deepseek_r1")
-    assert calls.calls is not None and calls.calls.name == "mistral"
-    assert calls.reasoning is not None and calls.reasoning.assumed
-    assert ReplyFormats.of(tokenizer, "none", "none") == ReplyFormats(None, None)
-    for names in (("hermse", "auto"), ("auto", "think")):
-        with pytest.raises(ConfigError):
-            ReplyFormats.of(tokenizer, *names)

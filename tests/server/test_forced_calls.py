@@ -1,0 +1,115 @@
+"""Calls that must be made, by the bundled model, which was never taught to make any: grammars see to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.conftest import ServeProcess, serve
+from tests.server.echo import function, model_folder
+
+COLOUR = function(
+    "paint", colour={"enum": ["red", "blue"]}, coats={"type": "integer", "minimum": 1, "maximum": 3}
+)
+BELL = function("ring", loud={"type": "boolean"})
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"paint", "ring"}), ({"type": "function", "function": {"name": "paint"}}, {"paint"})],
+    ids=["required", "named"],
+)
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_bundled_model_calls_a_tool_where_it_must(
+    tale: ServeProcess, choice: Any, names: set[str], n: int
+) -> None:
+    """The model was never taught to call anything: the grammar sees to it."""
+    options: dict[str, Any] = {
+        "model": "tale", "messages": [{"role": "user", "content": "Paint the door and ring the bell."}],
+        "tools": [COLOUR, BELL], "tool_choice": choice, "parallel_tool_calls": False, "seed": 5, "n": n,
+        "max_tokens": 200,
+    }  # fmt: skip
+    client = tale.openai()
+    whole = client.chat.completions.create(**options)
+    assert len(whole.choices) == n
+    for choice_ in whole.choices:
+        (call,) = choice_.message.tool_calls or []
+        arguments = json.loads(call.function.arguments)
+        assert choice_.finish_reason == "tool_calls" and call.function.name in names
+        if call.function.name == "paint":
+            assert arguments["colour"] in ("red", "blue") and arguments["coats"] in (1, 2, 3)
+        else:
+            assert arguments["loud"] in (True, False)
+    written = [""] * n
+    for chunk in client.chat.completions.create(**options, stream=True):
+        for part in chunk.choices:
+            for piece in part.delta.tool_calls or []:
+                written[part.index] += piece.function.arguments
+    assert written == [part.message.tool_calls[0].function.arguments for part in whole.choices]
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """The bundled model with Mistral's way of calling, whose marker is a special token, and thoughts on demand."""
+    folder = model_folder(tmp_path_factory.mktemp("mistral") / "model", "mistral", "[TOOL_CALLS]")
+    served = serve(str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale")
+    yield served
+    served.process.terminate()
+    served.process.wait(30)
+
+
+def test_a_forced_call_behind_a_special_token(mistral: ServeProcess) -> None:
+    answer = mistral.openai().chat.completions.create(
+        model="tale", messages=[{"role": "user", "content": "Paint!"}], tools=[COLOUR], tool_choice="required",  # type: ignore[list-item]
+        max_tokens=200, extra_body={"chat_template_kwargs": {"thinking": True}},
+        parallel_tool_calls=False,
+    )  # fmt: skip
+    message = answer.choices[0].message
+    (call,) = message.tool_calls or []
+    assert message.content is None and call.function.name == "paint" and len(call.id) == 9  # type: ignore[union-attr]
+    assert json.loads(call.function.arguments)["colour"] in ("red", "blue")  # type: ignore[union-attr]
+
+
+def test_the_parser_that_an_option_names() -> None:
+    served = serve(
+        "tale", "--port", "0", "--num-threads", "1", "--tool-call-parser", "mistral",
+        "--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice",
+    )  # fmt: skip
+    try:
+        messages: Any = [{"role": "user", "content": "Paint!"}]
+        forced = served.openai().chat.completions.create(
+            model="tale", messages=messages, tools=[COLOUR], tool_choice="required", max_tokens=200  # type: ignore[list-item]
+        )  # fmt: skip
+        assert all(len(call.id) == 9 for call in forced.choices[0].message.tool_calls or [])
+        free = served.openai().chat.completions.create(model="tale", messages=messages, temperature=0)
+        message = free.choices[0].message
+        assert message.content == "" and message.reasoning_content  # type: ignore[attr-defined]  # it never says it is done
+    finally:
+        served.process.terminate()
+        served.process.wait(30)
+
+
+def test_an_answer_that_follows_a_schema_does_not_reason(mistral: ServeProcess) -> None:
+    schema = COLOUR["function"]["parameters"]
+    answer = mistral.openai().responses.create(
+        model="tale", input="Paint!", max_output_tokens=200, extra_body={"chat_template_kwargs": {"thinking": True}},
+        text={"format": {"type": "json_schema", "name": "paint", "schema": schema}},
+    )  # fmt: skip
+    assert json.loads(answer.output_text)["coats"] in (1, 2, 3)
+
+
+def test_an_explosive_tool_is_refused(tale: ServeProcess) -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(70):
+        deep = {"type": "object", "properties": {"x": deep}}
+    long = {"type": "object", "description": "x" * 70_000}
+    for parameters in (deep, long):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        with pytest.raises(openai.BadRequestError):
+            tale.openai().chat.completions.create(
+                model="tale", messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice="required"  # type: ignore[arg-type]
+            )  # fmt: skip
