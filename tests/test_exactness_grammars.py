@@ -170,3 +170,16 @@ def test_grammars_change_what_is_said(expected: Callable[..., Tokens]) -> None:
     free = [replace(one, params=replace(one.params, grammar=None)) for one in mixed()]
     assert alone(MODELS["native"], free) != expected("native")
     assert SamplingParams().grammar is None
+
+
+def test_masks_that_are_not_applied_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def anything(self: Matcher, mask: Any, position: int) -> None:
+        mask[:] = 2**32 - 1
+
+    monkeypatch.setattr(Matcher, "_fill", anything)
+    monkeypatch.setattr(Matcher, "advance", lambda self, tokens: len(tokens))
+    requests = [replace(one, params=replace(one.params, ignore_eos=False)) for one in mixed()]
+    seen = run({**MODELS["native"]}, requests)
+    seen.finished = dict.fromkeys(seen.finished, FinishReason.STOP)
+    with pytest.raises((AssertionError, ValueError)):
+        check(seen, requests)
