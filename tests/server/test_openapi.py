@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
+from headrace.core.types import MAX_PRIORITY
 from headrace.server.api_page import render
 from headrace.server.openapi import ANSWERS, operations
+from headrace.server.priorities import PRIORITIES
 from tests.server.conftest import TinyServer
 
 CONFIG = Path(__file__).parents[1] / "clients" / "schemathesis.toml"
@@ -98,6 +100,13 @@ def test_the_models_own_limits(quick: TinyServer) -> None:
     assert "'maximum': 512" in str(schemas["CompletionRequest"]["properties"]["max_tokens"])
     assert "['tiny', 'alias', '']" in str(schemas["ChatRequest"]["properties"]["model"])
     assert "token-id" not in str(schemas)
+
+
+def test_the_names_of_priorities_are_those_of_the_document(quick: TinyServer) -> None:
+    told = quick.app.openapi()["components"]["schemas"]["EmbeddingRequest"]["properties"]["priority"]
+    names = next(part["enum"] for part in told["anyOf"] if "enum" in part)
+    assert names == list(PRIORITIES)
+    assert {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "type": "integer"} in told["anyOf"]
 
 
 def test_the_page(quick: TinyServer) -> None:

@@ -129,8 +129,13 @@ def _kind(schema: Mapping[str, Any], depth: int = 0) -> str:
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
-    words = [f"{escape(sign)} {schema[name]}" for name, sign in _SIGNS.items() if name in schema]
+    words = [f"{escape(sign)} {_number(schema[name])}" for name, sign in _SIGNS.items() if name in schema]
     return f" <small>({', '.join(words)})</small>" if words else ""
+
+
+def _number(value: Any) -> str:
+    whole = isinstance(value, float) and value.is_integer()
+    return escape(str(int(value) if whole else value))
 
 
 _SIGNS = {

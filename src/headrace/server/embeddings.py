@@ -11,15 +11,14 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from headrace.core.params import SamplingParams
-from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S, NO_USER, NewRequest, Pooling
+from headrace.core.types import MAX_NAME_CHARS, MAX_TIMEOUT_S, NO_USER, NewRequest, Pooling
 from headrace.errors import InvalidParams
 from headrace.server.disconnect import while_connected
-from headrace.server.priorities import priority_number
 from headrace.server.prompts import Encoded, check_length, encode_prompts
-from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Prompts, Strict
+from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Priority, Prompts, Strict
 from headrace.server.seeing.record import current
 from headrace.server.service import Service, service_of
 from headrace.serving.embedding import Embedding, embed
@@ -44,9 +43,7 @@ class EmbeddingRequest(Strict):
     # As in vLLM.
     normalize: bool | None = None
     add_special_tokens: bool | None = None
-    priority: (
-        Annotated[int, BeforeValidator(priority_number), Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None
-    ) = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     # Our own.

@@ -7,7 +7,7 @@ checked by hand, because a list of errors for each of a million elements is an a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -98,6 +98,13 @@ Prompts = Annotated[
 ]
 Token = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT, json_schema_extra={"format": "token-id"})]
 TokenList = Annotated[list[Token], Field(max_length=MAX_TOKEN_LIST, fail_fast=True)]
+_Number = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Priority = Annotated[
+    _Number,
+    BeforeValidator(
+        priority_number, json_schema_input_type=_Number | Literal["urgent", "normal", "background"]
+    ),
+]
 Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Unsupported = Annotated[
@@ -160,9 +167,7 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: (
-        Annotated[int, BeforeValidator(priority_number), Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None
-    ) = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     # What the output must look like: OpenAI's field, then vLLM's. `headrace.server.structured` checks them.
