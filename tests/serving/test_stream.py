@@ -8,7 +8,8 @@ import tracemalloc
 import pytest
 
 from headrace.core.types import FinishReason, Output, TokenLogprobs
-from headrace.serving.stream import OutputStream
+from headrace.errors import Overloaded
+from headrace.serving.stream import LEAST_UNREAD_BYTES, OutputStream, Unread
 
 LIMIT = 100_000
 SMALL = Output("r", 0, (1,))
@@ -71,3 +72,44 @@ def test_the_bound_holds_in_memory(top: int | None) -> None:
     finally:
         tracemalloc.stop()
     assert limit / 3 < held < 1.5 * limit
+
+
+def test_all_readers_together_are_bounded() -> None:
+    shared = Unread(5 * LEAST_UNREAD_BYTES)
+    streams = [OutputStream(f"r{i}", 1, 100 * LEAST_UNREAD_BYTES, shared) for i in range(50)]
+    given_up: set[int] = set()
+    for _ in range(2 * LEAST_UNREAD_BYTES // 400):
+        for number, stream in enumerate(streams):
+            stream.put(SMALL)
+            if stream.full:
+                stream.give_up(Overloaded("too slow"))
+                given_up.add(number)
+    assert len(given_up) > 40
+    assert shared.bytes <= shared.most + len(streams) * LEAST_UNREAD_BYTES
+    streams[-1].close()
+    del streams, stream
+    assert shared.bytes == 0
+
+
+def test_a_reader_who_keeps_up_is_not_given_up_for_others() -> None:
+    async def read() -> None:
+        shared = Unread(1000)
+        stuck, quick = (OutputStream(name, 1, LIMIT, shared) for name in ("stuck", "quick"))
+        for _ in range(100):
+            stuck.put(SMALL)
+            quick.put(SMALL)
+            assert not quick.full and len(await anext(quick)) == 1
+        assert shared.bytes > shared.most
+
+    asyncio.run(read())
+
+
+def test_giving_up_drops_what_is_unread() -> None:
+    async def read() -> None:
+        stream = OutputStream("r", 1, LIMIT)
+        stream.put(SMALL)
+        stream.give_up(Overloaded("too slow"))
+        with pytest.raises(Overloaded):
+            await anext(stream)
+
+    asyncio.run(read())

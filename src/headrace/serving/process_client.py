@@ -39,7 +39,7 @@ from headrace.serving.messages import (
     encode,
 )
 from headrace.serving.state import EngineState
-from headrace.serving.stream import MAX_UNREAD_BYTES, OutputStream
+from headrace.serving.stream import MAX_UNREAD_BYTES, OutputStream, Unread
 from headrace.serving.translate import (
     error_from_wire,
     facts_from_wire,
@@ -84,6 +84,7 @@ class ProcessClient:
         self._child = child
         self._max_in_flight = max_in_flight
         self._max_unread_bytes = max_unread_bytes
+        self._unread = Unread()
         self._in_flight = 0
         self._streams: dict[str, tuple[OutputStream, int]] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
@@ -173,7 +174,7 @@ class ProcessClient:
         if self._child.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             raise Overloaded("the engine does not take in requests as fast as they come: try again later")
         payload = _payload(new)
-        stream = OutputStream(new.request_id, new.params.n, self._max_unread_bytes)
+        stream = OutputStream(new.request_id, new.params.n, self._max_unread_bytes, self._unread)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._streams[new.request_id] = (stream, new.params.n)
         self._in_flight += new.params.n
@@ -298,7 +299,7 @@ class ProcessClient:
         stream, _ = self._streams[output.request_id]
         stream.put(output)
         if stream.full:
-            stream.fail(Overloaded("the output was not read as fast as it came: the request was given up"))
+            stream.give_up(Overloaded("the output was not read as fast as it came: the request was given up"))
             self._send(Abort(output.request_id, None, False))
         if stream.ended:
             self._forget(output.request_id)

@@ -11,9 +11,22 @@ from headrace.errors import HeadraceError
 MAX_UNREAD_BYTES = 8 * 2**20
 """About how much memory the outputs may take that wait for a slow reader; see `OutputStream.full`."""
 
+MAX_SHARED_BYTES = 256 * 2**20
+"""The same for all readers of an engine together; beyond it `LEAST_UNREAD_BYTES` of one's own are too much."""
+
+LEAST_UNREAD_BYTES = 128 * 2**10
+
 _OUTPUT_BYTES = 400
 _TOKEN_BYTES = 32
 _LOGPROB_BYTES = 160
+
+
+class Unread:
+    """What waits for the readers of several streams together."""
+
+    def __init__(self, most: int = MAX_SHARED_BYTES) -> None:
+        self.bytes = 0
+        self.most = most
 
 
 class OutputStream:
@@ -23,12 +36,19 @@ class OutputStream:
     before it.
     """
 
-    def __init__(self, request_id: str, completions: int, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        completions: int,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+        shared: Unread | None = None,
+    ) -> None:
         self.request_id = request_id
         self._open = completions
         self._unread: list[Output] = []
         self._unread_bytes = 0
         self._max_unread_bytes = max_unread_bytes
+        self._shared = shared or Unread()
         self._error: HeadraceError | None = None
         self._reader: asyncio.Future[None] | None = None  # who waits for news
         self._when_ended: Callable[[], None] | None = None
@@ -54,14 +74,18 @@ class OutputStream:
     @property
     def full(self) -> bool:
         """So much is unread that the reader must be given up. One output alone may be of any size."""
-        return self._unread_bytes > self._max_unread_bytes
+        if self._unread_bytes > self._max_unread_bytes:
+            return True
+        return self._unread_bytes > LEAST_UNREAD_BYTES and self._shared.bytes > self._shared.most
 
     def put(self, output: Output) -> None:
         """Add news; ignored after the end."""
         if self.ended:
             return
         if self._unread:
-            self._unread_bytes += _size(output)
+            size = _size(output)
+            self._unread_bytes += size
+            self._shared.bytes += size
         self._unread.append(output)
         self.output_tokens += len(output.tokens)
         if output.finish_reason is not None:
@@ -73,6 +97,12 @@ class OutputStream:
                 self._tell()
         self._wake()
 
+    def give_up(self, error: HeadraceError) -> None:
+        """End the stream with an error at once: what is unread is dropped. Ignored after the end."""
+        if not self.ended:
+            self._take()
+        self.fail(error)
+
     def fail(self, error: HeadraceError) -> None:
         """End the stream with an error; ignored after the end."""
         if not self.ended:
@@ -82,7 +112,7 @@ class OutputStream:
 
     def close(self) -> None:
         """End the stream: what is unread is dropped."""
-        self._unread, self._unread_bytes = [], 0
+        self._take()
         self._open = 0
         self._tell()
         self._wake()
@@ -110,9 +140,16 @@ class OutputStream:
                 await self._reader
             finally:
                 self._reader = None
-        outputs = self._unread
-        self._unread, self._unread_bytes = [], 0
+        return self._take()
+
+    def _take(self) -> list[Output]:
+        outputs, self._unread = self._unread, []
+        self._shared.bytes -= self._unread_bytes
+        self._unread_bytes = 0
         return outputs
+
+    def __del__(self) -> None:
+        self._shared.bytes -= self._unread_bytes  # of an end that nobody came to read
 
 
 def _size(output: Output) -> int:
