@@ -35,7 +35,7 @@ SCHEMA = {
     "required": ["animal", "legs"],
     "additionalProperties": False,
 }
-LONGEST_GAP_S = 0.25
+LONGEST_GAP_S = 0.4
 
 
 def hard(number: int) -> Grammar:
