@@ -15,6 +15,8 @@ Modules, in reading order:
 - `latencies`, `lane_names`, `feed`, `live`: what the page shows of the engine while it runs.
 - `events`, `disconnect`: streams of server-sent events, and callers who leave.
 - `answers`, `openapi`, `api_page`: what the routes say of themselves, to machines and to people.
+- `explanation`: what the engine did with a prompt, and why, for whoever asks.
+- `seeing`: metrics, logs and traces, in a package of their own.
 - `errors`, `body_limit`: what is refused, and how that reads.
 - `app`: all of it put together.
 - `listener`, `connection_limits`, `guarded_protocol`: connections, and their limits.

@@ -33,6 +33,13 @@ from tests.serving.tiny_engine import FAIL
 SECRET = "The bear's password is honeycomb"
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[TinyServer]:
+    server = TinyServer(traffic=keyed(Caller("boss", admin=True)))
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[dict[str, Any]]]:
     """The fields of all request lines, as they come."""
@@ -102,6 +109,24 @@ def test_endings(tiny: TinyServer, lines: list[dict[str, Any]]) -> None:
     assert line_of(lines, 5)["route"] == "none"
 
 
+def test_every_answer_names_its_line(server: TinyServer, lines: list[dict[str, Any]]) -> None:
+    chosen = {"X-Request-Id": "chosen by the caller"}
+    answers = [
+        complete(server, "boss"),
+        complete(server, "boss", stream=True),
+        complete(server, "boss", prompt=[1] * 600),
+        complete(server, "stranger"),
+        server.http.get("/nowhere", headers=bearer("boss") | chosen),
+        server.http.get(
+            "/v1/models", headers=bearer("boss") | {"Host": "localhost", "Origin": "https://evil.example"}
+        ),
+    ]
+    line_of(lines, len(answers))
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert ids == [line["request_id"] for line in lines] and len(set(ids)) == len(ids)
+    assert [answer.status_code for answer in answers] == [200, 200, 400, 401, 404, 403]
+
+
 def test_probes_are_quiet(tiny: TinyServer, lines: list[dict[str, Any]]) -> None:
     for path in ("/health", "/metrics", "/v1/models"):
         assert tiny.http.get(path).status_code == 200
@@ -124,13 +149,6 @@ def hostile(server: TinyServer) -> None:
             server.http.request(
                 "GET", path, headers=bearer(name) | {"User-Agent": SECRET, "traceparent": SECRET}
             )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[TinyServer]:
-    server = TinyServer(traffic=keyed(Caller("boss", admin=True)))
-    yield server
-    server.close()
 
 
 def told_by(lines: list[dict[str, Any]]) -> str:
@@ -289,15 +307,17 @@ def test_a_server_whose_every_line_is_json(tmp_path: Path) -> None:
 
 
 def engine_process(said: bytes) -> list[str]:
-    """What an engine process writes whose parent says this, and then nothing more."""
+    """What an engine process writes whose parent says this, or leaves without a word."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [*ENGINE_COMMAND, "--log-format", "json", "--fd", str(theirs.fileno())],
             stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),), text=True,
         )  # fmt: skip
-    ours.sendall(said)
-    ours.shutdown(socket.SHUT_WR)
+    if said:
+        ours.sendall(said)
+    else:
+        ours.close()
     _, errors = process.communicate(timeout=60)
     ours.close()
     return errors.splitlines()

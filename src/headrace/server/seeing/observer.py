@@ -16,6 +16,9 @@ from headrace.serving.clock import MONOTONIC, Clock
 Sink = Callable[[RequestRecord], None]
 """Is told of each request when it has ended."""
 
+REQUEST_ID = b"x-request-id"
+"""Every answer has it, and its line of log, whatever became of the request. Callers cannot choose it."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +43,8 @@ class Observer:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                headers = [*message.get("headers", ()), (REQUEST_ID, record.request_id.encode())]
+                message = {**message, "headers": headers}
             await send(message)
 
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -65,7 +66,8 @@ class RequestRecord:
     """Times in seconds on `clock`, but for `started`, which is Unix time. No text of any prompt or output is in it."""
 
     __slots__ = (
-        "arrived", "caller", "clock", "embedded", "ended", "error", "first", "headers", "method", "route", "started",
+        "arrived", "caller", "clock", "embedded", "ended", "error", "first", "headers", "method", "request_id",
+        "route", "started",
         "status", "tallies", "work",
     )  # fmt: skip
 
@@ -77,6 +79,7 @@ class RequestRecord:
         clock: Clock,
         started: float,
     ) -> None:
+        self.request_id = f"req_{uuid.uuid4().hex}"
         self.clock = clock
         self.arrived = clock()
         self.started = started

@@ -31,6 +31,7 @@ def request_fields(record: RequestRecord) -> dict[str, object]:
         "method": record.method if len(record.method) <= 16 else "other",
         "route": record.route or NO_ROUTE,
         "status": record.status,
+        "request_id": record.request_id,
         "key": record.caller or None,
         "e2e_s": round(record.e2e_s, _DIGITS),
         "aborted": record.aborted,
