@@ -8,6 +8,7 @@ import sys
 from headrace.cli import engine_process
 from headrace.core.kv_manager import KVManager
 from headrace.core.request import Request
+from headrace.server.seeing.log_format import TEXT
 
 WHICH = 30
 
@@ -26,4 +27,5 @@ if __name__ == "__main__":
     KVManager.free = leaky  # type: ignore[method-assign]
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--log-format", default=TEXT)
     sys.exit(engine_process.run(parser.parse_args()))
