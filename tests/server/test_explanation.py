@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from headrace.core.types import CacheMiss
+from headrace.server.answers import ExplainedPrompt
 from headrace.server.caller import Caller
 from headrace.serving import request_metrics
 from tests.server.conftest import TinyServer
 from tests.server.keyring import bearer, keyed
 
 BLOCK = 8
-FIELDS = {
-    "prompt_tokens", "cached_tokens", "cache_miss", "output_tokens", "preemptions", "queue_s", "prefill_s", "decode_s",
-    "ttft_s", "tpot_s", "e2e_s",
-}  # fmt: skip
+FIELDS = set(ExplainedPrompt.model_fields)
 _fresh = iter(range(2, 1900))
 
 
@@ -41,6 +39,7 @@ def test_never_seen(tiny: TinyServer) -> None:
     assert told["cache_miss"] == "never seen"
     assert (told["prompt_tokens"], told["cached_tokens"], told["output_tokens"]) == (20, 0, 2)
     assert set(told) == FIELDS
+    ExplainedPrompt.model_validate(told, strict=True)
 
 
 def test_everything_that_can_be_shared(tiny: TinyServer) -> None:

@@ -24,11 +24,34 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class ExplainedPrompt(BaseModel):
+    """Times in seconds, null where it did not come to that."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    cache_miss: str | None
+    output_tokens: int
+    preemptions: int
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+
+
+class Explanation(BaseModel):
+    prompts: list[ExplainedPrompt]
+
+
 class UsageAnswer(BaseModel):
+    """`headrace` is there where the request says `"explain": true`."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    headrace: Explanation = Explanation(prompts=[])
 
 
 class TextLogprobsAnswer(BaseModel):

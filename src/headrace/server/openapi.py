@@ -16,6 +16,7 @@ from headrace.server.service import Service
 
 EVENTS = "text/event-stream"
 PROMETHEUS = "text/plain"
+OPENMETRICS = "application/openmetrics-text"
 HTML = "text/html"
 
 
@@ -43,7 +44,7 @@ ANSWERS: dict[tuple[str, str], Answer] = {
     ("get", "/version"): Answer(answers.VersionAnswer),
     ("get", "/usage"): Answer(answers.UsageReport),
     ("get", "/live"): Answer(media=(EVENTS,)),
-    ("get", "/metrics"): Answer(media=(PROMETHEUS,)),
+    ("get", "/metrics"): Answer(media=(PROMETHEUS, OPENMETRICS)),
     ("get", "/docs"): Answer(media=(HTML,)),
 }
 """By method and path, for every route of the app."""

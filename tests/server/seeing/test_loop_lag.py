@@ -55,5 +55,6 @@ def test_a_blocked_server_shows_it(tiny: TinyServer) -> None:
     tiny.loop.call_soon_threadsafe(time.sleep, 0.6)
     time.sleep(0.7)
     blocked = Scrape.take(tiny.http)
-    assert calm.since(before)["event_loop_lag_seconds_count"] == pytest.approx(0.5 / INTERVAL_S, abs=4)
-    assert late(blocked.since(calm)) == pytest.approx(0.5 / INTERVAL_S, abs=3)
+    assert calm.since(before)["event_loop_lag_seconds_count"] >= 0.5 / INTERVAL_S - 2
+    # The ticks of the first 0.5 of 0.6 seconds are more than 0.1 late; a busy machine adds some of its own.
+    assert 0.5 / INTERVAL_S - 2 <= late(blocked.since(calm)) < 3 * 0.5 / INTERVAL_S

@@ -187,10 +187,10 @@ def test_first_tokens_of_streams(http: httpx.Client) -> None:
         client.streamed(prompt=f"{number} ducks went to the mill", max_tokens=30, ignore_eos=True)
     seen = Scrape.take(http).since(before)
     _, ttft = seen.histogram("time_to_first_token_seconds")
-    assert 0.2 * sum(client.first_s) < ttft < sum(client.first_s)
+    assert 0.1 * sum(client.first_s) < ttft < sum(client.first_s)
     _, itl = seen.histogram("inter_token_latency_seconds")
     _, e2e = seen.histogram("e2e_request_latency_seconds")
-    assert 0.8 * e2e < ttft + itl < e2e
+    assert 0.6 * e2e < ttft + itl < e2e
 
 
 def test_a_planted_double_count_is_noticed(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
