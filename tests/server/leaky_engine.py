@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from headrace.cli import engine_process
+from headrace.cli import main
 from headrace.core.kv_manager import KVManager
 from headrace.core.request import Request
-from headrace.server.seeing.log_format import TEXT
 
 WHICH = 30
 
@@ -25,7 +23,4 @@ def leaky(self: KVManager, request: Request) -> None:
 
 if __name__ == "__main__":
     KVManager.free = leaky  # type: ignore[method-assign]
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--log-format", default=TEXT)
-    sys.exit(engine_process.run(parser.parse_args()))
+    sys.exit(main(["engine-process", *sys.argv[1:]]))
