@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from headrace.errors import HeadraceError
+from headrace.server.answer_headers import NO_STORE
 from headrace.server.last_door import GENERIC, safe
 from headrace.server.seeing.record import current
 
@@ -73,7 +74,11 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:
     """Says nothing of the inside; the server logs the traceback when it raises the error again."""
-    return JSONResponse(error_body(GENERIC, 500, "internal_error"), 500)
+    record = current()
+    headers = {"Cache-Control": NO_STORE}  # answers from further in have been given these already
+    if record is not None:
+        headers["X-Request-Id"] = record.request_id
+    return JSONResponse(error_body(GENERIC, 500, "internal_error"), 500, headers)
 
 
 def describe(errors: Sequence[Any]) -> tuple[str, str | None]:

@@ -40,7 +40,7 @@ class EventStream(Response):
     def __init__(
         self, chunks: AsyncIterator[Chunk | bytes], close: Callable[[], None], *, named: bool = False
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._close = close

@@ -241,7 +241,9 @@ class GuardedProtocol(HttpToolsProtocol):
         head += [name + b": " + value + b"\r\n" for name, value in self.server_state.default_headers]
         if status == 503:
             head.append(b"retry-after: %d\r\n" % RETRY_AFTER_S)
-        head.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body))
+        head.append(
+            b"content-type: application/json\r\ncache-control: no-store\r\ncontent-length: %d\r\n" % len(body)
+        )
         head.append(b"connection: close\r\n\r\n")
         self.transport.write(b"".join(head) + body)
         # Closing with bytes unread would reset the connection, and take the answer away from a caller who still sends.

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from headrace.config import EngineConfig
 from headrace.core.types import Pooling
 from headrace.errors import HeadraceError
+from headrace.server.answer_headers import EVERYWHERE
 from headrace.server.app import create_app
 from headrace.server.body_limit import MAX_BODY_BYTES
 from headrace.server.connection_limits import ConnectionLimits
@@ -217,6 +218,7 @@ def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uv
         ws="none",
         lifespan="off",
         server_header=False,
+        headers=list(EVERYWHERE),
         log_config=None,  # as all other logs
         log_level=log_level,
         access_log=False,  # we have a better one

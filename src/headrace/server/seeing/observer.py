@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headrace.server.answer_headers import completed
 from headrace.server.caller import ANYONE
 from headrace.server.seeing.record import RequestRecord
 from headrace.server.seeing.tallies import Tallies
@@ -15,9 +16,6 @@ from headrace.serving.clock import MONOTONIC, Clock
 
 Sink = Callable[[RequestRecord], None]
 """Is told of each request when it has ended."""
-
-REQUEST_ID = b"x-request-id"
-"""Every answer has it, and its line of log, whatever became of the request. Callers cannot choose it."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +41,7 @@ class Observer:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                headers = [*message.get("headers", ()), (REQUEST_ID, record.request_id.encode())]
-                message = {**message, "headers": headers}
+                message = {**message, "headers": completed(message.get("headers", ()), record.request_id)}
             await send(message)
 
         try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from headrace.core.params import SamplingParams
+from headrace.server.answer_headers import request_id
 from headrace.server.seeing.tallies import Tallies
 from headrace.serving.clock import Clock
 from headrace.serving.completion import Delta
@@ -79,7 +79,7 @@ class RequestRecord:
         clock: Clock,
         started: float,
     ) -> None:
-        self.request_id = f"req_{uuid.uuid4().hex}"
+        self.request_id = request_id(headers)
         self.clock = clock
         self.arrived = clock()
         self.started = started
