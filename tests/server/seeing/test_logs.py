@@ -123,7 +123,8 @@ def test_every_answer_names_its_line(server: TinyServer, lines: list[dict[str, A
     ]
     line_of(lines, len(answers))
     ids = [answer.headers["x-request-id"] for answer in answers]
-    assert ids == [line["request_id"] for line in lines] and len(set(ids)) == len(ids)
+    # A line may be written behind the next answer.
+    assert sorted(ids) == sorted(line["request_id"] for line in lines) and len(set(ids)) == len(ids)
     assert [answer.status_code for answer in answers] == [200, 200, 400, 401, 404, 403]
 
 
