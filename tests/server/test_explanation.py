@@ -20,6 +20,14 @@ FIELDS = set(ExplainedPrompt.model_fields)
 _fresh = iter(range(2, 1900))
 
 
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[TinyServer]:
+    """A server that nobody else has sent prompts to."""
+    server = TinyServer()
+    yield server
+    server.close()
+
+
 def fresh(length: int) -> list[int]:
     """Tokens that no other prompt of these tests begins with."""
     return [next(_fresh)] + [7] * (length - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import httpx
@@ -37,6 +38,14 @@ class Scrape:
         answer = http.get("/metrics", headers=OPENMETRICS if openmetrics else {})
         assert answer.status_code == 200, answer.text
         return cls.of(answer.text, openmetrics)
+
+    @classmethod
+    def since_then(cls, http: httpx.Client, before: Scrape, answers: int) -> Scrape:
+        """What was added, once the work of so many answers is counted: a stream is, just behind its last byte."""
+        deadline = time.monotonic() + 10
+        while (seen := cls.take(http).since(before))["e2e_request_latency_seconds_count"] < answers:
+            assert time.monotonic() < deadline
+        return seen
 
     def __getitem__(self, name: str) -> float:
         """A sample of ours without further labels."""

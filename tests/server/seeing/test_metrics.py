@@ -98,7 +98,7 @@ def known_work(http: httpx.Client) -> Client:
 def test_counts_are_those_of_the_clients(http: httpx.Client) -> None:
     before = Scrape.take(http)
     client = known_work(http)
-    seen = Scrape.take(http).since(before)
+    seen = Scrape.since_then(http, before, len(client.answers))
     prompts, completions = 10, 6 + 4 + 3 + 1
     computed = client.used("prompt_tokens") - client.used("prompt_tokens_details", "cached_tokens")
     assert seen["prompt_tokens_total"] == client.used("prompt_tokens")
@@ -121,7 +121,7 @@ def test_counts_are_those_of_the_clients(http: httpx.Client) -> None:
 def test_the_engine_counts_the_same(http: httpx.Client) -> None:
     before = Scrape.take(http)
     client = known_work(http)
-    seen = Scrape.take(http).since(before)
+    seen = Scrape.since_then(http, before, len(client.answers))
     steps, scheduled = seen.histogram("iteration_tokens_total")
     cached = client.used("prompt_tokens_details", "cached_tokens")
     # Every token is computed once, but the last of each completion; the n completions of a prompt share its last block.
@@ -142,7 +142,7 @@ def test_the_engine_counts_the_same(http: httpx.Client) -> None:
 def test_times_agree_with_the_clients_clocks(http: httpx.Client) -> None:
     before = Scrape.take(http)
     client = known_work(http)
-    seen = Scrape.take(http).since(before)
+    seen = Scrape.since_then(http, before, len(client.answers))
     sums = {name: seen.histogram(name) for name in TIMES}
     requests, tokens = len(client.answers), client.used("completion_tokens")
     assert {name: count for name, (count, _) in sums.items()} == {
@@ -185,7 +185,7 @@ def test_first_tokens_of_streams(http: httpx.Client) -> None:
     before, client = Scrape.take(http), Client(http)
     for number in range(5):
         client.streamed(prompt=f"{number} ducks went to the mill", max_tokens=30, ignore_eos=True)
-    seen = Scrape.take(http).since(before)
+    seen = Scrape.since_then(http, before, 5)
     _, ttft = seen.histogram("time_to_first_token_seconds")
     assert 0.1 * sum(client.first_s) < ttft < sum(client.first_s)
     _, itl = seen.histogram("inter_token_latency_seconds")
