@@ -42,6 +42,8 @@ class Observer:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message = {**message, "headers": completed(message.get("headers", ()), record.request_id)}
+            elif not message.get("more_body", False):
+                record.ended = self._clock()
             await send(message)
 
         try:
@@ -54,7 +56,8 @@ class Observer:
             self._end(record, scope)
 
     def _end(self, record: RequestRecord, scope: Scope) -> None:
-        record.ended = self._clock()
+        if record.ended is None:
+            record.ended = self._clock()
         record.route = getattr(scope.get("route"), "path", None)
         record.caller = scope.get("state", {}).get("caller", ANYONE).name
         for sink in self._sinks:

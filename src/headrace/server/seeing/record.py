@@ -83,7 +83,7 @@ class RequestRecord:
         self.clock = clock
         self.arrived = clock()
         self.started = started
-        self.ended: float | None = None
+        self.ended: float | None = None  # the last part of the answer was handed on
         self.first: float | None = None  # token
         self.method = method
         self.headers = headers
