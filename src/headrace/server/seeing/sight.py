@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import to_thread
 from collections.abc import Sequence
 
 from headrace.server.seeing.ended import tally
@@ -52,7 +53,7 @@ class Sight:
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) of /metrics now."""
         await self.engine.look()
-        return await asyncio.to_thread(self._exposition.read().text, accept)
+        return await to_thread(self._exposition.read().text, accept)
 
     def _dropped_log_lines(self) -> int:
         return 0 if self._log is None else self._log.dropped
