@@ -46,9 +46,10 @@ class TinyServer:
         command: Sequence[str] = COMMAND,
         folder: Path = TALE,
         engine: EngineConfig | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
         **config: object,
     ) -> None:
-        self._command = command
+        self._command, self._max_body_bytes = command, max_body_bytes
         self._folder = folder
         self._traffic = traffic
         self._limits = limits or ConnectionLimits()
@@ -77,7 +78,7 @@ class TinyServer:
         tokenizer = Tokenizer.from_folder(self._folder)
         facts, traffic = self.client.facts, self._traffic
         self.app = app = create_app(
-            self.client, tokenizer, ["tiny", "alias"], facts, max_body_bytes=MAX_BODY_BYTES,
+            self.client, tokenizer, ["tiny", "alias"], facts, max_body_bytes=self._max_body_bytes,
             traffic=traffic and traffic.traffic(facts), allowed_hosts=traffic.hosts("127.0.0.1") if traffic else ("*",),
             allowed_origins=traffic.allowed_origins if traffic else (),
         )  # fmt: skip

@@ -65,6 +65,8 @@ def _token_ids(value: object) -> list[int]:
         raise ValueError("must not mix strings, token ids and lists")
     if len(value) > MAX_PROMPT_TOKENS:
         raise ValueError(f"has {len(value)} token ids; at most {MAX_PROMPT_TOKENS} are allowed")
+    if value and not (min(value) >= 0 and max(value) <= MAX_TOKENS_LIMIT):
+        raise ValueError(f"must hold token ids from 0 to {MAX_TOKENS_LIMIT}")
     return value
 
 
@@ -89,7 +91,7 @@ def _is_replaced(value: object) -> object:
     return value
 
 
-_Id = Annotated[int, Field(ge=0, json_schema_extra={"format": "token-id"})]
+_Id = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT, json_schema_extra={"format": "token-id"})]
 _Ids = Annotated[list[_Id], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
 _Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
 _Rows = Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]

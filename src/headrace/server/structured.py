@@ -28,7 +28,7 @@ def grammar_of(
 
     `guided` holds the fields of GUIDED. Raises InvalidParams for what is no such field's value, and for several.
     """
-    found = {name: Grammar(GUIDED[name], _any(value)) for name, value in guided.items() if value is not None}
+    found = {name: _grammar(GUIDED[name], value, name) for name, value in guided.items() if value is not None}
     by_format = format_grammar(response_format)
     if by_format is not None:
         found["response_format"] = by_format
@@ -78,7 +78,7 @@ def _named_schema(value: object, field: str) -> Grammar:
         return Grammar(JSON_OBJECT)
     if not isinstance(schema, dict):
         raise InvalidParams(f"{field}.schema must be a JSON schema, an object")
-    return Grammar(JSON_SCHEMA, _any(schema))
+    return _grammar(JSON_SCHEMA, schema, f"{field}.schema")
 
 
 def _outputs_grammar(value: object) -> Grammar | None:
@@ -86,7 +86,11 @@ def _outputs_grammar(value: object) -> Grammar | None:
         return None
     if not isinstance(value, dict):
         raise InvalidParams("structured_outputs must be an object")
-    found = [Grammar(kind, _any(value[key])) for key, kind in _OUTPUTS.items() if value.get(key) is not None]
+    found = [
+        _grammar(kind, value[key], f"structured_outputs.{key}")
+        for key, kind in _OUTPUTS.items()
+        if value.get(key) is not None
+    ]
     if value.get("json_object") is True:
         found.append(Grammar(JSON_OBJECT))
     if len(found) != 1:
@@ -96,6 +100,9 @@ def _outputs_grammar(value: object) -> Grammar | None:
     return found[0]
 
 
-def _any(value: object) -> Any:
-    """Grammar checks what it is given itself."""
-    return value
+def _grammar(kind: str, source: Any, field: str) -> Grammar:
+    """Grammar checks what it is given itself; here it is said where that was found."""
+    try:
+        return Grammar(kind, source)
+    except InvalidParams as error:
+        raise InvalidParams(f"{field}: {error}") from error
