@@ -17,8 +17,8 @@ from tests.server.conftest import ServeProcess
 pytest.importorskip("llguidance")
 
 ANSWER_S = 8.0
-"""Most that one may take: that bounds hold is the matter here. Alone on the machine the worst takes about half a second;
-what is tried out has a limit of processor time and gives way to others, so on a busy one it takes some seconds."""
+"""Most that one may take. Alone on the machine the worst takes about half a second; what is tried out has a limit of
+processor time and gives way to others, so on a busy one it takes some seconds."""
 GAP_S = 1.0
 """Longest silence in a neighbour's stream, which else has a token every few milliseconds."""
 
