@@ -32,6 +32,7 @@ from headrace.server.hosts import ANY, HostCheck
 from headrace.server.key_check import KeyCheck
 from headrace.server.latencies import Arrival
 from headrace.server.origins import OriginCheck
+from headrace.server.pace import Pace
 from headrace.server.seeing import route as metrics
 from headrace.server.seeing.observer import Observer, Sink
 from headrace.server.seeing.sight import Sight
@@ -87,6 +88,7 @@ def create_app(
     app.add_middleware(KeyCheck, traffic=traffic)
     app.add_middleware(OriginCheck, allowed=tuple(allowed_origins))
     app.add_middleware(HostCheck, allowed=tuple(allowed_hosts))
+    app.add_middleware(Pace)
     app.add_middleware(Arrival)
     app.add_middleware(Observer, tallies=sight.tallies, sinks=sight.sinks)
     errors.install(app)
