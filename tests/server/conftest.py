@@ -83,7 +83,7 @@ class TinyServer:
             allowed_origins=traffic.allowed_origins if traffic else (),
         )  # fmt: skip
         self.traffic: Traffic = app.state.service.traffic
-        self.app, self.feed = app, app.state.feed
+        self.feed = app.state.feed
         app.state.sight.start()
         listener = listen("127.0.0.1", 0)
         self._server = Server(uvicorn_config(app, self._limits, "critical"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,7 +124,7 @@ class ResponseBuilder:
         return {"type": kind, "sequence_number": number} | fields
 
 
-class _Item:
+class _Item(ABC):
     """An output item that is being said."""
 
     def __init__(self, kind: str, prefix: str) -> None:
@@ -131,11 +132,11 @@ class _Item:
         self.id = f"{prefix}_{uuid.uuid4().hex}"
         self.parts: list[str] = []
 
-    def begun(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def begun(self) -> dict[str, Any]: ...
 
-    def done(self, status: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def done(self, status: str) -> dict[str, Any]: ...
 
 
 class _Text(_Item):

@@ -150,7 +150,7 @@ async def _serve(
 def load_tokenizer(folder: str) -> Tokenizer:
     """A folder's tokenizer, with what its first users would else wait for."""
     tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.longest_token_chars  # looked for now, not while a first caller waits
+    _ = tokenizer.longest_token_chars  # looked for now, not while a first caller waits
     with contextlib.suppress(HeadraceError):  # a model without a chat template is none for chats
         tokenizer.apply_chat_template(
             [{"role": "user", "content": "Hello"}]

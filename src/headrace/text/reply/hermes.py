@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headrace.text.reply.call_json import CallReader
-from headrace.text.reply.markers import begun, cut_off
+from headrace.text.reply.markers import cut_off
 from headrace.text.reply.pieces import Piece
 from headrace.text.reply.prose import Prose
 
@@ -51,13 +51,9 @@ class HermesParser:
         return pieces
 
     def _read_prose(self, text: str, at: int, pieces: list[Piece]) -> int:
-        found = text.find(OPEN, at)
+        found, self._rest = self._prose.before(OPEN, text, at, pieces)
         if found < 0:
-            end = begun(text, OPEN, at)
-            self._prose.add(text[at:end], pieces)
-            self._rest = text[end:]
             return len(text)
-        self._prose.add(text[at:found], pieces)
         self._call = CallReader(self._calls, before=OPEN)
         return found + len(OPEN)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 
 from headrace.text.reply.call_json import CallReader
-from headrace.text.reply.markers import begun, cut_off
+from headrace.text.reply.markers import cut_off
 from headrace.text.reply.pieces import Piece
 from headrace.text.reply.prose import Prose
 
@@ -87,13 +87,9 @@ class Llama3Parser:
         return end
 
     def _read_prose(self, text: str, at: int, pieces: list[Piece]) -> int:
-        found = text.find(TAG, at)
+        found, self._rest = self._prose.before(TAG, text, at, pieces)
         if found < 0:
-            end = begun(text, TAG, at)
-            self._prose.add(text[at:end], pieces)
-            self._rest = text[end:]
             return len(text)
-        self._prose.add(text[at:found], pieces)
         self._begin_call(self._tagged())
         return found + len(TAG)
 

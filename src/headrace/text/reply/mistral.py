@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from headrace.text.reply.call_json import MAX_NAME_CHARS, CallReader, is_name
 from headrace.text.reply.json_span import JsonSpan
-from headrace.text.reply.markers import begun, cut_off
+from headrace.text.reply.markers import cut_off
 from headrace.text.reply.pieces import CallArguments, CallBegins, Piece
 from headrace.text.reply.prose import Prose
 
@@ -59,13 +59,9 @@ class MistralParser:
     # ---- What may come next. Each takes some of the text, at least one character or a turn to another state. ----
 
     def _read_prose(self, text: str, at: int, pieces: list[Piece]) -> int:
-        found = text.find(OPEN, at)
+        found, self._rest = self._prose.before(OPEN, text, at, pieces)
         if found < 0:
-            end = begun(text, OPEN, at)
-            self._prose.add(text[at:end], pieces)
-            self._rest = text[end:]
             return len(text)
-        self._prose.add(text[at:found], pieces)
         self._held.append(OPEN)
         self._state = self._read_head
         return found + len(OPEN)

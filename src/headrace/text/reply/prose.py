@@ -23,6 +23,16 @@ class Prose:
         self._spaces: list[str] = []
         self._behind_call = False
 
+    def before(self, marker: str, text: str, at: int, pieces: list[Piece]) -> tuple[int, str]:
+        """Add what stands in front of `marker` in text[at:].
+
+        Returns (where the marker is, "") or (-1, what at the end may be its beginning).
+        """
+        found = text.find(marker, at)
+        end = begun(text, marker, at) if found < 0 else found
+        self.add(text[at:end], pieces)
+        return found, text[end:] if found < 0 else ""
+
     def add(self, text: str, pieces: list[Piece]) -> None:
         """More content."""
         if self._marker is not None:
