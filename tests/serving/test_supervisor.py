@@ -156,6 +156,31 @@ async def test_a_step_that_never_ends_is_killed() -> None:
         await serves(supervisor)
 
 
+LARGE: dict[str, object] = {"max_model_len": 8192, "max_num_batched_tokens": 8192, "num_blocks": 4096}
+
+
+@run_async
+async def test_a_large_step_gets_its_time() -> None:
+    """The first one by its size, those behind it by the first one; each takes three times the timeout."""
+    config: dict[str, object] = {"token_s": 3 * TIMEOUT_S / 8000, "step_s": 0} | LARGE
+    async with supervised(TIMEOUT_S, **config) as (supervisor, _):
+        first = supervisor.pid
+        for start in (1, 2, 3):
+            new = NewRequest("large", (start,) * 8000, SamplingParams(max_tokens=1))
+            assert tokens_of(await read(await supervisor.submit(new))) == [start + 1]
+        assert supervisor.pid == first and supervisor.restarts == 0
+
+
+@run_async
+async def test_a_large_step_that_never_ends_is_found_by_the_pace_of_those_before() -> None:
+    async with supervised(TIMEOUT_S, **LARGE) as (supervisor, _):
+        large = NewRequest("large", (1,) * 8000, SamplingParams(max_tokens=1))
+        await read(await supervisor.submit(large))
+        assert TIMEOUT_S < await ends(supervisor, (HANG,) * 8000, "gave no sign of life") < TIMEOUT_S + 2.0
+        await state(supervisor, EngineState.READY)
+        await serves(supervisor)
+
+
 @run_async
 async def test_without_a_watchdog_nobody_notices() -> None:
     """The proof that the tests above measure the watchdog."""

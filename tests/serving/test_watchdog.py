@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.serving.backoff import Backoff
-from headrace.serving.watchdog import TOKENS_PER_TIMEOUT, Verdict, Watchdog
+from headrace.serving.watchdog import SLOWER, TOKENS_PER_TIMEOUT, Verdict, Watchdog
 
 
 class Time:
@@ -59,6 +59,24 @@ def test_a_large_step_may_take_longer_and_the_next_may_not() -> None:
     assert Verdict.HUNG not in checks(watchdog, time, 31)
     watchdog.heard()
     assert checks(watchdog, time, 20)[-1] is Verdict.HUNG
+
+
+def test_a_step_of_known_length_gets_a_multiple_of_it_and_not_what_its_size_would_allow() -> None:
+    time = Time()
+    watchdog = Watchdog(8.0, time)
+    watchdog.check()
+    watchdog.step_begun(16 * TOKENS_PER_TIMEOUT, 2.0)
+    assert Verdict.HUNG not in checks(watchdog, time, 8 + SLOWER * 2)
+    assert checks(watchdog, time, 2)[-1] is Verdict.HUNG
+
+
+def test_a_step_expected_to_be_slow_gets_no_more_than_its_size_allows() -> None:
+    time = Time()
+    watchdog = Watchdog(8.0, time)
+    watchdog.check()
+    watchdog.step_begun(4 * TOKENS_PER_TIMEOUT, 1000.0)
+    assert Verdict.HUNG not in checks(watchdog, time, 31)
+    assert checks(watchdog, time, 4)[-1] is Verdict.HUNG
 
 
 def test_a_small_step_gets_no_less_than_the_timeout() -> None:

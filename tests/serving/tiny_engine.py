@@ -37,10 +37,11 @@ COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
 
 class TinyExecutor:
-    """Counts on from the last token; each step takes `step_s` seconds."""
+    """Counts on from the last token; each step takes `step_s` seconds and `token_s` for each token in it."""
 
-    def __init__(self, step_s: float = 0.0) -> None:
+    def __init__(self, step_s: float = 0.0, token_s: float = 0.0) -> None:
         self._step_s = step_s
+        self._token_s = token_s
         self._params: dict[int, tuple[int | None, int | None]] = {}
         self._pools: dict[int, Pool] = {}
         self.steps = 0
@@ -49,6 +50,8 @@ class TinyExecutor:
         self.steps += 1
         if self._step_s and plan.slices:
             time.sleep(self._step_s)
+        if self._token_s:
+            time.sleep(self._token_s * sum(len(work.tokens) for work in plan.slices))
         results = []
         for work in plan.slices:
             if work.new is not None:
@@ -141,7 +144,7 @@ def main(kind: type[TinyExecutor] = TinyExecutor) -> int:
         return 7
     time.sleep(options.pop("slow_load_s", 0))
     vocab = options.pop("vocab", VOCAB)
-    executor = kind(options.pop("step_s", 0.0))
+    executor = kind(options.pop("step_s", 0.0), options.pop("token_s", 0.0))
     folder = options.pop("tokenizer_folder", None)
     engine = tiny_engine(**options)
     return EngineLoop(connection, engine, executor).run(facts(engine, folder, vocab))

@@ -68,7 +68,7 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--engine-timeout", type=float, default=60.0, metavar="S",
         help="seconds of silence after which a hung engine is killed and started again; a step of more than 512 tokens "
-        "gets more in proportion; 0 never does (default: %(default)g)",
+        "gets more, by the speed of those before it; 0 never does (default: %(default)g)",
     )  # fmt: skip
     group.add_argument(
         "--log-level", default="warning", choices=("debug", "info", "warning", "error"),

@@ -12,7 +12,7 @@ Modules, in reading order:
 - `journal`: what has ended while somebody watches the engine.
 - `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written;
   `messages_snapshot`, `translate_snapshot`: its part about what the engine looks like.
-- `parent_death`, `connection`, `engine_loop`: the engine process; `grammar_gate`, `grammar_checker`,
+- `parent_death`, `connection`, `pace`, `engine_loop`: the engine process; `grammar_gate`, `grammar_checker`,
   `grammar_worker`: requests whose grammar is compiled first.
 - `state`, `child`, `stream`, `process_client`: the client of an engine in another process; `client` is its contract.
 - `watchdog`, `backoff`, `supervisor`: a client whose engines may die.

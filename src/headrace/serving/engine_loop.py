@@ -28,6 +28,7 @@ from headrace.serving.messages import (
     StepBegun,
     ToEngine,
 )
+from headrace.serving.pace import Pace, WorkCounter
 from headrace.serving.stepper import Stepper
 from headrace.serving.translate import (
     facts_to_wire,
@@ -69,6 +70,8 @@ class EngineLoop:
         self._clock = clock
         self._grammars = grammars
         self._journal = Journal()
+        self._work = WorkCounter()
+        self._pace = Pace(clock)
         self._wait_until: float | None = None
 
     def run(self, facts: ModelFacts) -> int:
@@ -98,6 +101,7 @@ class EngineLoop:
         self._connection.send(*answers)  # before the step: nobody should wait for that to be told "no"
         if self._engine.has_work:
             step = self._stepper.step()
+            self._pace.end()
             self._wait_until = step.wait_until
             self._connection.send(*outputs_to_wire(step.outputs))
             self._journal.note(step.outputs, self._clock())
@@ -173,9 +177,9 @@ class EngineLoop:
 
     def _announce(self, plan: StepPlan) -> None:
         """Explain the silence of a large step before it begins."""
-        tokens = sum(len(work.tokens) for work in plan.slices)
-        if tokens > TOKENS_PER_TIMEOUT:
-            self._connection.send(StepBegun(tokens))
+        work = self._work.count(plan)
+        if work.tokens > TOKENS_PER_TIMEOUT:
+            self._connection.send(StepBegun(work.tokens, self._pace.begin(work)))
 
     def _report(self, error: Exception) -> None:
         if isinstance(

@@ -40,6 +40,7 @@ Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Path = Annotated[str, Meta(max_length=MAX_PATH_CHARS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
 Index = Annotated[int, Meta(ge=0, lt=MAX_N)]
 Tokens = Annotated[tuple[int, ...], Meta(max_length=MAX_TOKENS)]
 TokenList = Annotated[tuple[int, ...], Meta(max_length=MAX_TOKEN_LIST)]
@@ -265,9 +266,11 @@ class Pong(Message, frozen=True):
 
 
 class StepBegun(Message, frozen=True):
-    """A step of so many tokens begins, which are enough to explain a silence."""
+    """A step of so many tokens begins, which are enough to explain a silence. By the speed of earlier steps it takes
+    `expected_s` at most; None where there were none like it."""
 
     tokens: Count
+    expected_s: Seconds | None
 
 
 class Snapshot(Message, frozen=True):

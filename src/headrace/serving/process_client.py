@@ -280,7 +280,7 @@ class ProcessClient:
                 _settle(self._asked.get(message.number), stats_from_wire(message))
             case StepBegun():
                 if self._watchdog is not None:
-                    self._watchdog.step_begun(message.tokens)
+                    self._watchdog.step_begun(message.tokens, message.expected_s)
             case Pong():
                 if self._watchdog is not None:
                     self._watchdog.answered()

@@ -1,9 +1,13 @@
 """Tells a hung engine from a busy one by how long it has said nothing.
 
 An engine answers a ping between two steps, so an answer may take as long as a step does. Before a large step it says
-how many tokens it will compute, and may then be silent for longer: `timeout_s` for `TOKENS_PER_TIMEOUT` tokens or
-fewer, and in proportion above. The default of 60 seconds thus allows for a prefill of 8 tokens a second, about that of
-a model of 70 billion parameters on a dozen cores; and a hang while tokens are decoded is still found after a minute.
+how many tokens it will compute, and how long that takes at most by the speed of the steps before (`pace`). It may then
+be silent for longer: for `timeout_s` and `SLOWER` times what was said. Where nothing is known yet, it may be for
+`timeout_s` for each `TOKENS_PER_TIMEOUT` tokens, and never for longer. The default of 60 seconds thus allows for a
+prefill of 8 tokens a second, about that of a model of 70 billion parameters on a dozen cores; and a hang while tokens
+are decoded is found after a minute.
+
+To find a hang late costs minutes, to kill an engine that works costs everybody's answers: hence the wide margins.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from headrace.serving.clock import MONOTONIC, Clock
 
 TOKENS_PER_TIMEOUT = 512
 """Steps of more tokens than this are announced."""
+
+SLOWER = 8
+"""A step may come to take so many times as long as those before it: four busy programs on each core make it 6 times."""
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -45,10 +52,12 @@ class Watchdog:
         self._silent_since = self._clock()
         self._allowance_s = self._timeout_s
 
-    def step_begun(self, tokens: int) -> None:
-        """The engine said that it begins a step of so many tokens."""
+    def step_begun(self, tokens: int, expected_s: float | None = None) -> None:
+        """The engine said that it begins a step of so many tokens, and what that takes at most, if it knows."""
         self.heard()
         self._allowance_s = self._timeout_s * max(1.0, tokens / TOKENS_PER_TIMEOUT)
+        if expected_s is not None:
+            self._allowance_s = min(self._allowance_s, self._timeout_s + SLOWER * expected_s)
 
     def answered(self) -> None:
         """The engine answered a ping."""
