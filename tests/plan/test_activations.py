@@ -22,6 +22,7 @@ def test_parts_by_hand(make_spec: Callable[..., ModelSpec]) -> None:
         "attention": 10 * ((4 + 2 + 2) * 8 + 4 * 8) * 2,
         "feed-forward": 10 * 3 * 32 * 2,
         "logits": 3 * 2 * 64 * 4,
+        "embeddings": 10 * 16 * 4 + 3 * 16 * 8,
     }
     assert activation_bytes(spec, 10, 3, BFLOAT16) == sum(parts.values())
 

@@ -27,7 +27,11 @@ def test_tinyllama_by_hand(known_specs: dict[str, tuple[ModelSpec, int]], make_m
     assert book.kv_token_bytes == 22 * 2 * 4 * 64 * 2 == 22_528
     assert book.kv_per_sequence.bytes == 2048 * 22_528
     assert book.kv_pool_bytes == GIB // (16 * 22_528) * 16 * 22_528
-    assert book.activation_bytes == 512 * (3 * 2048 + 2560 + 2048 + 3 * 5632) * 2 + 64 * 2 * 32000 * 4
+    embeddings = 512 * 2048 * 4 + 64 * 2048 * 8
+    assert (
+        book.activation_bytes
+        == 512 * (3 * 2048 + 2560 + 2048 + 3 * 5632) * 2 + 64 * 2 * 32000 * 4 + embeddings
+    )
     assert book.total == book.weight_bytes + book.kv_pool_bytes + book.activation_bytes
 
 

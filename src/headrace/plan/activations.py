@@ -10,6 +10,8 @@ from headrace.plan.formats import MemoryFormat
 from headrace.plan.units import format_count
 
 LOGITS_BYTES = 4  # logits are float32 whatever the compute type
+STATE_BYTES, SUM_BYTES = 4, 8  # embeddings are made of float32 and added up in float64
+STATE_ALIGN = 16  # columns: the native path hands states out in whole vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,9 @@ def activation_parts(
     Layers run one after the other in the same buffers, so the widest layer counts, once. Buffers of attention
     and feed-forward are added up although they are not live together: a bound for a runner without reuse.
     """
+    embeddings = _embedding_part(spec, tokens, rows)
     if memory.weights is not None:
-        return _arena_parts(spec, tokens, rows, memory)
+        return (*_arena_parts(spec, tokens, rows, memory), embeddings)
     element_bytes = memory.element_bytes
     qkv = max((_qkv_width(spec, index) for index in range(len(spec.layers))), default=0)
     attended = max((layer.mixer.num_heads * layer.mixer.head_dim for layer in spec.layers), default=0)
@@ -58,6 +61,18 @@ def activation_parts(
             rows * 2 * spec.vocab_size * LOGITS_BYTES,
             f"{format_count(rows)} rows x 2 x {spec.vocab_size} x {LOGITS_BYTES} B: logits and a copy",
         ),
+        embeddings,
+    )
+
+
+def _embedding_part(spec: ModelSpec, tokens: int, rows: int) -> ActivationPart:
+    """A step may be one of prompts to embed alone, each token of which is asked for its final hidden state."""
+    width = -(-spec.hidden_size // STATE_ALIGN) * STATE_ALIGN
+    return ActivationPart(
+        "embeddings",
+        tokens * width * STATE_BYTES + rows * spec.hidden_size * SUM_BYTES,
+        f"steps of up to {format_count(tokens)} tokens x {width} x {STATE_BYTES} B: final hidden states; "
+        f"{format_count(rows)} sequences x {spec.hidden_size} x {SUM_BYTES} B: their sums",
     )
 
 

@@ -52,6 +52,7 @@ class NativeDecoder:
         groups = [(group.block_tables, group.dropped, group.slots) for group in step.groups]
         if step.hidden_rows is None:
             return self.tape.run(step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows)
+        self._hidden = self._hidden[:0].copy()  # let the last ones go before there are new ones
         width = -(-self.spec.hidden_size // 16) * 16
         hidden = np.empty((len(step.hidden_rows), width), dtype=np.float32)
         wanted = np.concatenate((step.logits_rows, step.hidden_rows))

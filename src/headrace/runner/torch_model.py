@@ -42,6 +42,7 @@ class TorchModel:
         )
         states = self._decoder.hidden(batch, self._kv.layers)  # [T, H]
         if step.hidden_rows is not None:
+            self._hidden = self._hidden[:0].copy()  # let the last ones go before there are new ones
             normed = self._decoder.normed(states[self._tensor(step.hidden_rows)])
             self._hidden = normed.float().cpu().numpy()
         return self._decoder.logits(states[batch.logits_rows])
