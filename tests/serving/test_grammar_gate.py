@@ -20,7 +20,7 @@ from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.generation import Generation
 from headrace.serving.grammar_gate import GrammarGate
 from headrace.serving.process_client import ProcessClient
-from headrace.text.grammar_store import MAX_REFUSED, GrammarStore
+from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
@@ -261,15 +261,6 @@ def test_a_bug_is_an_answer(store: GrammarStore, caplog: pytest.LogCaptureFixtur
     assert arrival == 5.0
     assert isinstance(error, InvalidParams) and "planted" not in str(error)
     assert "planted" in caplog.text
-
-
-def test_refusals_are_remembered_within_bounds(store: GrammarStore) -> None:
-    for i in range(MAX_REFUSED + 5):
-        store.refuse(Grammar("regex", f"r{i}"), "no")
-    assert store.known(Grammar("regex", "r4")) is None
-    with pytest.raises(InvalidParams, match="no"):
-        store.known(Grammar("regex", "r5"))
-    assert len(store._refused) == MAX_REFUSED
 
 
 def test_a_model_without_tokenizer_or_end_follows_no_grammar(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,8 @@ Modules, in reading order:
 - `stop`: `StopChecker`, stop strings across any piece borders in linear time.
 - `reply`: what a model says, taken apart as it comes: reasoning, content and calls of tools.
 - `tools`, `tool_choice`, `conversation`: what a request says of tools, and how templates that know of none are told.
-- `grammar_store`: a model's compiled grammars; `grammars` compiles them, and is loaded with the first one.
+- `grammar_store`: a model's compiled grammars; `grammars` compiles them, and is loaded with the first one. `refusals`:
+  those that were of no use.
 - `tool_grammar`: the grammar of an answer that must call a tool.
 - `messages`: the shape of a chat request, checked and copied to plain data.
 - `chat`: `ChatTemplate`, a model's Jinja template compiled and rendered within limits.

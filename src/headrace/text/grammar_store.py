@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from headrace.core.grammar import Grammar
 from headrace.errors import InvalidParams, MissingDependency
+from headrace.text.refusals import Refusals
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ MAX_COMPILED = 32
 """Most compiled grammars that are kept while nobody holds them."""
 MAX_KEPT_BYTES = 256 * 2**20
 """What these may hold."""
-MAX_REFUSED = 1024
-"""Most grammars that are remembered as being of no use, so that each costs its time once."""
 
 
 class GrammarStore:
@@ -38,18 +37,18 @@ class GrammarStore:
         self._compiler: GrammarCompiler | None = None
         self._recent: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._alive: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
-        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+        self._refused = Refusals()
         self._lock = threading.Lock()  # of the tables
         self._compiling = threading.Lock()
 
     def known(self, grammar: Grammar) -> Compiled | None:
         """The compiled grammar if there is one; None where it takes `get` to know. Raises InvalidParams as `get`."""
         with self._lock:
-            if grammar in self._refused:
-                self._refused.move_to_end(grammar)
-                raise InvalidParams(self._refused[grammar])
             found = self._alive.get(grammar)
             if found is None:
+                reason = self._refused.reason(grammar)
+                if reason is not None:
+                    raise InvalidParams(reason)
                 return None
             if found.worn:  # those who follow it go on; the next one gets another
                 del self._alive[grammar]
@@ -82,11 +81,9 @@ class GrammarStore:
         return found
 
     def refuse(self, grammar: Grammar, reason: str) -> None:
-        """Remember that a grammar is of no use, and why."""
+        """Remember for a while that a grammar is of no use, and why."""
         with self._lock:
-            self._refused[grammar] = reason
-            while len(self._refused) > MAX_REFUSED:
-                self._refused.popitem(last=False)
+            self._refused.add(grammar, reason)
 
     def _keep(self, grammar: Grammar, compiled: Compiled) -> None:
         self._alive[grammar] = self._recent[grammar] = compiled

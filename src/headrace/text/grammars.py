@@ -2,7 +2,7 @@
 
 A grammar is a program that a stranger wrote, so everything it may cost is bounded: the size of its source by
 `headrace.core.grammar`, the work of the lexer and the parser by the limits here, and the time and memory of compiling,
-which llguidance does not bound, by `headrace.serving.grammar_check`.
+which llguidance does not bound, by `headrace.serving.grammar_worker`.
 """
 
 from __future__ import annotations
