@@ -139,7 +139,8 @@ def test_explosive_grammars(tale: ServeProcess) -> None:
             )
             took = times[name] = time.monotonic() - began
             told = answer.text
-            if answer.status_code not in (200, 400) or took > ANSWER_S:
+            # 429 is for machines too busy to try it out.
+            if answer.status_code not in (200, 400, 429) or took > ANSWER_S:
                 slow.append(f"{name}: {answer.status_code} after {took:.2f} s: {told[:200]}")
     slowest = sorted(times.items(), key=lambda item: -item[1])[:4]
     print(f"slowest {slowest}; silence {neighbour.longest:.3f} s; {neighbour.tokens} tokens")

@@ -15,7 +15,7 @@ from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest, Output
 from headrace.errors import InvalidParams, Overloaded
-from headrace.serving import grammar_gate
+from headrace.serving import grammar_gate, grammar_queue
 from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.generation import Generation
 from headrace.serving.grammar_gate import GrammarGate
@@ -192,7 +192,7 @@ def settle(gate: GrammarGate) -> list[Any]:
     deadline = time.monotonic() + 20
     found: list[Any] = []
     while gate.busy:
-        found += gate.take()
+        found += gate.take(time.monotonic())
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return found
@@ -223,7 +223,7 @@ def test_a_grammar_is_kept_while_a_request_follows_it(store: GrammarStore) -> No
 
 
 def test_too_many_waiting_are_refused(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_gate, "MAX_WAITING", 3)
+    monkeypatch.setattr(grammar_queue, "MAX_WAITING", 3)
     gate = GrammarGate(store, None)
     for i in range(3):
         gate.submit(request(f"r{i}", hard(i)), 5.0)
@@ -252,10 +252,16 @@ def test_grammars_of_too_much_memory_are_refused(
 
 def test_a_bug_is_an_answer(store: GrammarStore, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
+        def start(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
         def check(self, grammar: Grammar) -> int:
             raise RuntimeError("planted")
 
-    gate = GrammarGate(store, Broken())  # type: ignore[arg-type]
+    gate = GrammarGate(store, Broken)  # type: ignore[arg-type]
     gate.submit(request("a", Grammar("regex", "a")), 5.0)
     ((_, arrival, error),) = settle(gate)
     assert arrival == 5.0

@@ -68,15 +68,20 @@ def serve(connection: Connection) -> int:
             _log.error("the engine did not start", exc_info=error)
         connection.send(failure_to_wire(error))
         return EXIT_FAILED
-    return EngineLoop(connection, parts.engine, parts.executor, grammars=_grammars(parts)).run(_facts(parts))
+    grammars = _grammars(parts)
+    try:
+        return EngineLoop(connection, parts.engine, parts.executor, grammars=grammars).run(_facts(parts))
+    finally:
+        grammars.close()
 
 
 def _grammars(parts: EngineParts) -> GrammarGate:
-    checker = None
-    if parts.tokenizer is not None:
-        scheduler = parts.engine.config
-        checker = GrammarChecker(str(parts.source.path), scheduler.vocab_size, scheduler.eos_ids)
-    return GrammarGate(parts.grammars, checker)
+    if parts.tokenizer is None:
+        return GrammarGate(parts.grammars, None)
+    folder, scheduler = str(parts.source.path), parts.engine.config
+    return GrammarGate(
+        parts.grammars, lambda: GrammarChecker(folder, scheduler.vocab_size, scheduler.eos_ids)
+    )
 
 
 def _config(connection: Connection) -> EngineConfig:

@@ -12,8 +12,8 @@ Modules, in reading order:
 - `journal`: what has ended while somebody watches the engine.
 - `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written;
   `messages_snapshot`, `translate_snapshot`: its part about what the engine looks like.
-- `parent_death`, `connection`, `pace`, `engine_loop`: the engine process; `grammar_gate`, `grammar_checker`,
-  `grammar_worker`: requests whose grammar is compiled first.
+- `parent_death`, `connection`, `pace`, `engine_loop`: the engine process; `grammar_queue`, `grammar_worker`,
+  `grammar_checker`, `grammar_pool`, `grammar_gate`: requests whose grammar is compiled first.
 - `state`, `child`, `stream`, `process_client`: the client of an engine in another process; `client` is its contract.
 - `watchdog`, `backoff`, `supervisor`: a client whose engines may die.
 - `generation`, `embedding`, `vectors`: one request at such a client, from submission to result.

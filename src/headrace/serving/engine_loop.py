@@ -111,11 +111,13 @@ class EngineLoop:
 
     def _patience(self) -> float | None:
         """Seconds to wait for a message before the next step; None without end."""
+        patience = POLL_S if self._grammars is not None and self._grammars.busy else None
         if not self._engine.has_work:
-            return POLL_S if self._grammars is not None and self._grammars.busy else None
+            return patience
         if self._wait_until is None:
             return 0.0
-        return self._wait_until - self._clock()
+        left = self._wait_until - self._clock()
+        return left if patience is None else min(left, patience)
 
     def _handle(self, message: ToEngine) -> Message | None:
         match message:
@@ -158,11 +160,11 @@ class EngineLoop:
         return self._grammars.submit(new, self._clock())
 
     def _take_compiled(self) -> list[Message]:
-        """Let requests in whose grammar is ready."""
+        """Let requests in whose grammar is ready, or whose time is up, which is then for the engine to say."""
         answers: list[Message] = []
         if self._grammars is None:
             return answers
-        for new, arrival, error in self._grammars.take():
+        for new, arrival, error in self._grammars.take(self._clock()):
             try:
                 if error is not None:
                     raise error
