@@ -21,8 +21,8 @@ COMMAND = (sys.executable, str(Path(__file__).resolve()))
 class EchoExecutor(TinyExecutor):
     """Answers with the tokens between the prompt's last <|user|> and the <|end|> behind it."""
 
-    def __init__(self, step_s: float = 0.0) -> None:
-        super().__init__(step_s)
+    def __init__(self, step_s: float = 0.0, token_s: float = 0.0) -> None:
+        super().__init__(step_s, token_s)
         self._answers: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def next_token(self, work: SeqSlice) -> int:
