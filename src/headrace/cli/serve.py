@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
         "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--max-body-bytes", type=int, default=32 * 2**20, metavar="N",
+        "--max-body-bytes", type=int, default=16 * 2**20, metavar="N",
         help="largest request body (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(

@@ -61,7 +61,7 @@ def checked_prompts(value: object) -> list[Prompt]:
 
 
 def _token_ids(value: object) -> list[int]:
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise ValueError("must not mix strings, token ids and lists")
     if len(value) > MAX_PROMPT_TOKENS:
         raise ValueError(f"has {len(value)} token ids; at most {MAX_PROMPT_TOKENS} are allowed")
