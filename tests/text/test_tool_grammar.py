@@ -12,7 +12,8 @@ import pytest
 
 from headrace.errors import InvalidParams
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tool_grammar import CALL_FORMATS, ToolSchema, tool_call_grammar
+from headrace.text.tool_grammar import CALL_FORMATS, tool_call_grammar
+from headrace.text.tool_rules import ToolSchema
 
 llguidance = pytest.importorskip("llguidance")
 

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from headrace.core.grammar import CHOICE, JSON_OBJECT, JSON_SCHEMA, REGEX, Grammar
 from headrace.errors import InvalidParams
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tool_grammar import JSON_LAYOUT
+from headrace.text.tool_rules import JSON_LAYOUT
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -74,6 +74,16 @@ class Tokenizer:
         return cls(backend, files)
 
     @cached_property
+    def structural_tokens(self) -> Mapping[str, int]:
+        """Texts and ids of what grammars take for no text: special tokens, and added ones in angle brackets."""
+        added = self._backend.get_added_tokens_decoder()
+        return {
+            token.content: number
+            for number, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
+
+    @cached_property
     def longest_token_chars(self) -> int:
         """The most characters of text that one token can stand for, nearly always: a tokenizer that drops characters,
         such as repeated spaces, may put more into one."""
