@@ -11,7 +11,9 @@ Modules, in reading order:
 - `tools`, `tool_choice`, `conversation`: what a request says of tools, and how templates that know of none are told.
 - `grammar_store`: a model's compiled grammars; `grammars` compiles them, and is loaded with the first one. `refusals`:
   those that were of no use.
+- `grammar_words`, `tool_rules`: the words of grammars of calls, and what a call looks like inside of its markers.
 - `tool_grammar`: the grammar of an answer that must call a tool.
+- `free_calls`: grammars of answers that may call tools, and if they do, only by their schemas.
 - `messages`: the shape of a chat request, checked and copied to plain data.
 - `chat`: `ChatTemplate`, a model's Jinja template compiled and rendered within limits.
 - `template_budget`, `template_rules`, `template_compiler`, `template_sandbox`: its limits, and how they are enforced.
