@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
 
 from headrace.server.reply import MessageBuilder, Reply
 from headrace.text.reply.hermes import HermesParser
@@ -187,19 +185,6 @@ def test_a_conversation_with_tools(echo: TinyServer) -> None:
     assert second.usage.prompt_tokens > first.usage.prompt_tokens + 20
 
 
-def test_the_client_s_own_stream_helper(echo: TinyServer) -> None:
-    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
-    with echo.openai.chat.completions.stream(
-        model="tiny",
-        messages=[{"role": "user", "content": HERMES}],
-        tools=strict,  # type: ignore[arg-type]
-    ) as stream:
-        kinds = [event.type for event in stream]
-        (call,) = stream.get_final_completion().choices[0].message.tool_calls or []
-    assert "tool_calls.function.arguments.delta" in kinds and "tool_calls.function.arguments.done" in kinds
-    assert call.function.parsed_arguments == json.loads(WEATHER)
-
-
 async def _asynchronously(server: TinyServer) -> Any:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         stream = await client.chat.completions.create(
@@ -249,16 +234,3 @@ def test_each_format_is_found_in_its_template(
             assert special in shown[0]["content"]
     finally:
         server.close()
-
-
-class Weather(BaseModel):
-    city: str
-
-
-def test_calls_parsed_by_the_client(echo: TinyServer) -> None:
-    said = HERMES.replace('"weather"', '"Weather"')
-    answer = echo.openai.chat.completions.parse(
-        model="tiny", messages=[{"role": "user", "content": said}], tools=[openai.pydantic_function_tool(Weather)]
-    )  # fmt: skip
-    (call,) = answer.choices[0].message.tool_calls or []
-    assert isinstance(call.function.parsed_arguments, Weather)

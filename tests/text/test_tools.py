@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,7 +83,8 @@ def test_both_apis_write_tools() -> None:
         "parameters": SCHEMA,
         "strict": True,
     }
-    assert checked_tool_use([flat], None).tools == (WEATHER,)
+    assert checked_tool_use([flat], None).tools == (replace(WEATHER, strict=True),)
+    assert checked_tool_use([flat | {"strict": None}], None).tools == (WEATHER,)
     assert WEATHER.described == TOOLS[0]
     assert checked_tool_use(None, None) == checked_tool_use([], "auto") == NO_TOOLS
 

@@ -15,7 +15,14 @@ from headrace.server.events import Chunk, EventStream
 from headrace.server.job import Job
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.prompts import check_length, encode_chat
-from headrace.server.reply import MessageBuilder, Reading, Reply, message_delta, with_forced_call
+from headrace.server.reply import (
+    MessageBuilder,
+    Reading,
+    Reply,
+    message_delta,
+    with_forced_call,
+    with_strict_calls,
+)
 from headrace.server.schemas import ChatRequest
 from headrace.server.service import Service, service_of
 from headrace.serving.completion import Delta
@@ -42,6 +49,7 @@ async def chat_completions(
     )
     check_length(service, [prompt], params.max_tokens)
     reading = Reading.of(service, tools, prompt.text or "", params)
+    params = with_strict_calls(service, params, reading)
     job = await Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
     if body.stream:
         so_far = UsageSoFar(len(prompt.ids))

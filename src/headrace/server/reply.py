@@ -9,14 +9,16 @@ from headrace.core.params import SamplingParams
 from headrace.errors import InvalidParams
 from headrace.server.service import Service
 from headrace.serving.completion import Delta
+from headrace.text.free_calls.grammar import free_call_grammar
 from headrace.text.reply.formats import GENERIC, TOOL_CALL_FORMATS, ToolCallFormat
 from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Parser, Piece, Reasoning
 from headrace.text.reply.prose import PlainParser
 from headrace.text.reply.reader import ReplyReader
 from headrace.text.reply.reasoning import ReasoningFormat, ReasoningParser
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tool_grammar import ToolSchema, tool_call_grammar
-from headrace.text.tools import ToolUse
+from headrace.text.tool_grammar import tool_call_grammar
+from headrace.text.tool_rules import ToolSchema
+from headrace.text.tools import Tool, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Reading:
 
     @classmethod
     def of(cls, service: Service, tools: ToolUse, prompt: str, params: SamplingParams) -> Reading:
-        """`prompt` as the chat template wrote it; `params` as they go to the engine."""
+        """`prompt` as the chat template wrote it; `params` as they go to the engine, but for `with_strict_calls`."""
         calls = service.replies.calls if tools.tools else None
         reasoning = service.replies.reasoning
         if params.grammar is not None:
@@ -74,14 +76,31 @@ def with_forced_call(service: Service, params: SamplingParams, tools: ToolUse) -
         return params
     if params.grammar is not None:
         raise InvalidParams("an answer that must call a tool cannot have a response format or a grammar, too")
-    schemas = [
-        ToolSchema(tool.name) if tool.parameters is None else ToolSchema(tool.name, tool.parameters)
-        for tool in tools.tools
-    ]
+    schemas = [_schema(tool) for tool in tools.tools]
     grammar = tool_call_grammar(
         schemas, _forced_format(service).name, service.tokenizer, parallel=tools.parallel
     )
     return replace(params, grammar=grammar)
+
+
+def with_strict_calls(service: Service, params: SamplingParams, reading: Reading) -> SamplingParams:
+    """Parameters under which `reading` finds no call that breaks the schema of a strict tool, where there is one.
+
+    Raises InvalidParams for schemas that are too large or that the model's way of calling cannot be held to.
+    """
+    tools = reading.tools
+    if not tools.strict or reading.calls is None:
+        return params
+    schemas = [_schema(tool) if tool.strict else ToolSchema(tool.name) for tool in tools.tools]
+    grammar = free_call_grammar(
+        schemas, reading.calls.name, service.tokenizer,
+        parallel=tools.parallel, reasoning=reading.reasoning, inside=reading.inside,
+    )  # fmt: skip
+    return replace(params, grammar=grammar)
+
+
+def _schema(tool: Tool) -> ToolSchema:
+    return ToolSchema(tool.name) if tool.parameters is None else ToolSchema(tool.name, tool.parameters)
 
 
 def _forced_format(service: Service) -> ToolCallFormat:

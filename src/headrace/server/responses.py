@@ -18,7 +18,7 @@ from headrace.server.events import Chunk, EventStream
 from headrace.server.job import Job
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.prompts import check_length, encode_chat
-from headrace.server.reply import Reading, Reply, with_forced_call
+from headrace.server.reply import Reading, Reply, with_forced_call, with_strict_calls
 from headrace.server.response_builder import Event, ResponseBuilder
 from headrace.server.response_input import chat_messages
 from headrace.server.response_schemas import ResponsesRequest
@@ -41,6 +41,7 @@ async def responses(
     prompt = await encode_chat(service, messages, True, body.template_variables, tools.tools)
     check_length(service, [prompt], params.max_tokens)
     reading = Reading.of(service, tools, prompt.text or "", params)
+    params = with_strict_calls(service, params, reading)
     described = _described(body, model)
     job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
     reply = Reply(reading)
@@ -136,7 +137,7 @@ def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
 
 def _flat(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "strict": False} | function
+    return {"type": "function", "strict": tool.strict} | function
 
 
 def _usage(job: Job, reply: Reply) -> dict[str, Any]:

@@ -18,11 +18,15 @@ MAX_WEIGHT = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may ask for; `parameters` is a JSON schema, None for a function that takes anything."""
+    """A function that the model may ask for; `parameters` is a JSON schema, None for a function that takes anything.
+
+    strict: its calls follow the schema even where the model is free not to call.
+    """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
+    strict: bool = False
 
     @property
     def described(self) -> dict[str, Any]:
@@ -45,6 +49,11 @@ class ToolUse:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def strict(self) -> bool:
+        """The model need not call, but the calls that it makes are held to a schema."""
+        return not self.forced and any(tool.strict for tool in self.tools)
 
 
 NO_TOOLS = ToolUse()
@@ -98,7 +107,9 @@ def _checked_tool(entry: Any, where: str, copier: PlainCopier) -> Tool:
     function = entry.get("function", entry)
     if not isinstance(function, Mapping):
         raise InvalidParams(f"{where}.function must be an object")
-    name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
+    name, description, parameters, strict = (
+        function.get(key) for key in ("name", "description", "parameters", "strict")
+    )
     if not isinstance(name, str) or not is_name(name):
         raise InvalidParams(
             f"{where}: a name must be 1 to {MAX_NAME_CHARS} letters, digits and characters of _ . - : /"
@@ -114,4 +125,6 @@ def _checked_tool(entry: Any, where: str, copier: PlainCopier) -> Tool:
         if not isinstance(parameters, Mapping):
             raise InvalidParams(f"{where}: parameters must be a JSON schema, which is an object")
         parameters = copier.copy(parameters, f"{where}.parameters")
-    return Tool(name, description, parameters)
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidParams(f"{where}: strict must be true or false")
+    return Tool(name, description, parameters, strict is True)
