@@ -51,7 +51,7 @@ MARKERS = {
     "pythonic": ("<|python_start|>", "<|eom|>", "<think>", "</think>"),
 }
 """What becomes a token of its own in place of one of tale's."""
-SEEDS = 16
+SEEDS = 10
 REASONING = {name: "mistral" if name == "mistral" else "qwen3" for name in MARKERS}
 
 
