@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from starlette.testclient import TestClient
 
 from headrace.errors import EngineDead, HeadraceError
 from headrace.server import errors
-from headrace.server.events import EventStream
+from headrace.server.events import EventStream, EventWriter, event
 from tests.server.conftest import ServeProcess, TinyServer
 from tests.server.fuzz import BODIES, Case, cases
 from tests.server.leaks import leaks
@@ -128,14 +129,29 @@ def test_failures_of_the_server_tell_nothing_of_the_inside(error: Exception, str
     app = FastAPI()
     errors.install(app)
 
-    async def chunks():
-        yield {"choices": []}
-        raise error
+    class Failing:
+        """A source that fails behind its first item."""
+
+        waiting, exhausted = True, False
+        items = iter([[1]])
+
+        def listen(self, call: Callable[[], None] | None) -> None:
+            if call is not None:
+                call()
+
+        def take(self) -> list[int]:
+            for items in self.items:
+                return items
+            raise error
+
+    class Chunks(EventWriter[int]):
+        def write(self, item: int) -> bytes:
+            return event({"choices": [item]})
 
     @app.get("/planted")
     async def planted() -> EventStream:
         if streamed:
-            return EventStream(chunks(), lambda: None)
+            return EventStream(Failing(), Chunks(), lambda: None)
         raise error
 
     answer = TestClient(app, raise_server_exceptions=False).get("/planted")

@@ -20,6 +20,7 @@ from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.generation import Generation
 from headrace.serving.grammar_gate import GrammarGate
 from headrace.serving.process_client import ProcessClient
+from headrace.serving.source import arrivals
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
@@ -79,7 +80,7 @@ def with_engine(
 
 async def text_of(client: ProcessClient, tokenizer: Tokenizer, new: NewRequest) -> list[str]:
     generation = await Generation.start(client, tokenizer, new)
-    async for _ in generation.deltas():
+    async for _ in arrivals(generation):
         pass
     assert generation.result is not None
     assert all(output.finish_reason == "stop" for output in generation.result.outputs)
@@ -114,7 +115,7 @@ def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(tokenizer: To
         neighbour = asyncio.ensure_future(
             text_of(client, tokenizer, request("b", Grammar("regex", "[ab]{90}"), max_tokens=99))
         )
-        async for _ in failing.deltas():
+        async for _ in arrivals(failing):
             pass
         assert failing.result is not None
         (output,) = failing.result.outputs
@@ -154,12 +155,12 @@ async def longest_gap(client: ProcessClient, tokenizer: Tokenizer) -> float:
     """Seconds between two tokens of one request while others bring grammars that are hard to compile."""
     await text_of(client, tokenizer, request("warm", Grammar("regex", "w")))
     stream = await client.submit(request("neighbour", ignore_eos=True, max_tokens=480))
-    await anext(stream)
+    await anext(arrivals(stream))
     last, longest = time.monotonic(), 0.0
     wanted = [hard(0), heavy(0), heavy(1), hard(1)]
     news = [request(f"h{i}", grammar, max_tokens=1) for i, grammar in enumerate(wanted)]
     others = asyncio.gather(*map(client.submit, news), return_exceptions=True)
-    async for _ in stream:
+    async for _ in arrivals(stream):
         now = time.monotonic()
         longest, last = max(longest, now - last), now
         if others.done():

@@ -30,6 +30,7 @@ from headrace.serving import process_client
 from headrace.serving.frames import frame
 from headrace.serving.messages import Hello, encode
 from headrace.serving.process_client import MAX_UNSENT_BYTES, ProcessClient
+from headrace.serving.source import arrivals
 from headrace.serving.state import EngineState
 from headrace.serving.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.translate import request_to_wire
@@ -72,7 +73,7 @@ def alive(pid: int) -> bool:
 
 
 async def read(stream: OutputStream) -> list[Output]:
-    return [output async for outputs in stream for output in outputs]
+    return [output async for outputs in arrivals(stream) for output in outputs]
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -137,7 +138,7 @@ async def test_refused_requests_leave_others_alone() -> None:
 async def test_an_abort_frees_the_cache_and_ends_the_stream() -> None:
     async with engine(step_s=0.002) as client:
         stream = await client.submit(NewRequest("r", tuple(range(100)), LONG))
-        await anext(stream)
+        await anext(arrivals(stream))
         client.abort("r")
         client.abort("r")
         client.abort("nobody")
@@ -149,7 +150,7 @@ async def test_an_abort_frees_the_cache_and_ends_the_stream() -> None:
 async def test_one_completion_can_be_stopped() -> None:
     async with engine(step_s=0.002) as client:
         stream = await client.submit(NewRequest("r", (1,), SamplingParams(max_tokens=60, n=2)))
-        await anext(stream)
+        await anext(arrivals(stream))
         client.abort("r", 1, stopped=True)
         ends = {o.index: o.finish_reason for o in await read(stream) if o.finish_reason is not None}
         assert ends == {0: FinishReason.LENGTH, 1: FinishReason.STOP}

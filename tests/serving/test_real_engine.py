@@ -13,6 +13,7 @@ from headrace.core.types import NewRequest
 from headrace.serving.generation import Generation
 from headrace.serving.outputs import CompletionOutput, RequestOutput
 from headrace.serving.process_client import ProcessClient
+from headrace.serving.source import arrivals
 from headrace.text.tokenizer import Tokenizer
 from tests.serving.conftest import TALE
 
@@ -40,8 +41,9 @@ async def in_another_process(tokenizer: Tokenizer) -> list[RequestOutput]:
         async def run(new: NewRequest) -> RequestOutput:
             generation = await Generation.start(client, tokenizer, new)
             texts = [""] * new.params.n
-            async for delta in generation.deltas():
-                texts[delta.index] += delta.text
+            async for deltas in arrivals(generation):
+                for delta in deltas:
+                    texts[delta.index] += delta.text
             assert generation.result is not None
             assert texts == [output.text for output in generation.result.outputs]
             return generation.result
@@ -52,10 +54,10 @@ async def in_another_process(tokenizer: Tokenizer) -> list[RequestOutput]:
         stream = await client.submit(
             NewRequest("last", (5,), SamplingParams(max_tokens=500, ignore_eos=True))
         )
-        await anext(stream)
+        await anext(arrivals(stream))
         os.kill(client.pid, signal.SIGKILL)
         with pytest.raises(EngineDead, match="SIGKILL"):
-            async for _ in stream:
+            async for _ in arrivals(stream):
                 pass
         return results
     finally:

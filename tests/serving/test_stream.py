@@ -9,7 +9,8 @@ import pytest
 
 from headrace.core.types import FinishReason, Output, TokenLogprobs
 from headrace.errors import Overloaded
-from headrace.serving.stream import LEAST_UNREAD_BYTES, OutputStream, Unread
+from headrace.serving.source import arrivals
+from headrace.serving.stream import LEAST_UNREAD_BYTES, MAX_TAKEN, OutputStream, Unread
 
 LIMIT = 100_000
 SMALL = Output("r", 0, (1,))
@@ -46,11 +47,56 @@ def test_reading_makes_room() -> None:
             for _ in range(100):
                 stream.put(SMALL)
             assert not stream.full
-            assert len(await anext(stream)) == 100
+            assert len(stream.take()) == 100
         stream.put(Output("r", 0, finish_reason=FinishReason.STOP))
-        assert [len(outputs) async for outputs in stream] == [1]
+        assert [len(outputs) async for outputs in arrivals(stream)] == [1]
 
     asyncio.run(read())
+
+
+def test_a_long_queue_is_taken_in_parts() -> None:
+    shared = Unread()
+    stream = OutputStream("r", 1, shared=shared)
+    sizes = [1 + number % 7 for number in range(MAX_TAKEN * 2 + 10)]
+    for size in sizes:
+        stream.put(Output("r", 0, (1,) * size))
+    taken = []
+    for _ in range(3):
+        assert stream.waiting
+        taken.append([len(output.tokens) for output in stream.take()])
+    assert [len(part) for part in taken] == [MAX_TAKEN, MAX_TAKEN, 10]
+    assert [size for part in taken for size in part] == sizes
+    assert not stream.waiting and stream.take() == []
+    assert shared.bytes == 0
+
+
+def test_a_listener_is_told_of_all_that_comes() -> None:
+    stream = OutputStream("r", 1)
+    heard: list[int] = []
+    stream.put(SMALL)
+    stream.listen(lambda: heard.append(len(stream.take())))
+    stream.put(SMALL)
+    assert heard == [1, 1]
+    stream.listen(None)
+    stream.put(SMALL)
+    stream.put(Output("r", 0, finish_reason=FinishReason.STOP))
+    assert heard == [1, 1] and not stream.exhausted
+    stream.listen(lambda: heard.append(len(stream.take())))
+    assert heard == [1, 1, 2] and stream.exhausted
+
+
+def test_an_error_comes_behind_what_came_before_it() -> None:
+    stream = OutputStream("r", 1)
+    calls: list[None] = []
+    stream.listen(lambda: calls.append(None))
+    stream.put(SMALL)
+    stream.fail(Overloaded("no more"))
+    assert len(calls) == 2
+    assert stream.take() == [SMALL]
+    for _ in range(2):
+        assert stream.waiting and not stream.exhausted
+        with pytest.raises(Overloaded):
+            stream.take()
 
 
 @pytest.mark.parametrize("top", [None, 0, 20, 64])
@@ -92,24 +138,18 @@ def test_all_readers_together_are_bounded() -> None:
 
 
 def test_a_reader_who_keeps_up_is_not_given_up_for_others() -> None:
-    async def read() -> None:
-        shared = Unread(1000)
-        stuck, quick = (OutputStream(name, 1, LIMIT, shared) for name in ("stuck", "quick"))
-        for _ in range(100):
-            stuck.put(SMALL)
-            quick.put(SMALL)
-            assert not quick.full and len(await anext(quick)) == 1
-        assert shared.bytes > shared.most
-
-    asyncio.run(read())
+    shared = Unread(1000)
+    stuck, quick = (OutputStream(name, 1, LIMIT, shared) for name in ("stuck", "quick"))
+    for _ in range(100):
+        stuck.put(SMALL)
+        quick.put(SMALL)
+        assert not quick.full and len(quick.take()) == 1
+    assert shared.bytes > shared.most
 
 
 def test_giving_up_drops_what_is_unread() -> None:
-    async def read() -> None:
-        stream = OutputStream("r", 1, LIMIT)
-        stream.put(SMALL)
-        stream.give_up(Overloaded("too slow"))
-        with pytest.raises(Overloaded):
-            await anext(stream)
-
-    asyncio.run(read())
+    stream = OutputStream("r", 1, LIMIT)
+    stream.put(SMALL)
+    stream.give_up(Overloaded("too slow"))
+    with pytest.raises(Overloaded):
+        stream.take()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from headrace.server.choices import Choice, UsageSoFar, head, usage
 from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
-from headrace.server.events import Chunk, EventStream
+from headrace.server.events import DONE, EventStream, EventWriter, event
 from headrace.server.job import Job
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.prompts import check_length, encode_chat
@@ -26,6 +26,7 @@ from headrace.server.reply import (
 from headrace.server.schemas import ChatRequest
 from headrace.server.service import Service, service_of
 from headrace.serving.completion import Delta
+from headrace.serving.source import arrivals
 
 router = APIRouter()
 
@@ -53,7 +54,7 @@ async def chat_completions(
     job = await Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
     if body.stream:
         so_far = UsageSoFar(len(prompt.ids))
-        return EventStream(_chunks(service, job, model, body, reading, so_far), job.cancel)
+        return EventStream(job, _Events(service, job, model, body, reading, so_far), job.cancel)
     answers = [_Answer(index, reading) for index in range(params.n)]
     await while_connected(request.receive, _gather(job, answers, body))
     answer = head("chat.completion", job, model)
@@ -64,8 +65,9 @@ async def chat_completions(
 
 async def _gather(job: Job, answers: Sequence[_Answer], body: ChatRequest) -> None:
     try:
-        async for index, delta in job.deltas():
-            answers[index].add(delta, body)
+        async for items in arrivals(job):
+            for index, delta in items:
+                answers[index].add(delta, body)
     finally:
         job.cancel()
 
@@ -93,41 +95,56 @@ class _Answer:
         }
 
 
-async def _chunks(
-    service: Service, job: Job, model: str, body: ChatRequest, reading: Reading, so_far: UsageSoFar
-) -> AsyncIterator[Chunk | bytes]:
-    common: dict[str, Any] = head("chat.completion.chunk", job, model)
-    if body.streamed_usage:
-        common["usage"] = None
-    replies: dict[int, Reply] = {}
-    plain = not body.logprobs and not body.continuous_usage
-    shows_reasoning = _shows_reasoning(body)
-    templates: dict[int, ChunkTemplate] = {}
-    async for index, delta in job.deltas():
-        counts = so_far.add(delta)
+class _Events(EventWriter[tuple[int, Delta]]):
+    """The chunks of a streamed answer."""
+
+    def __init__(
+        self, service: Service, job: Job, model: str, body: ChatRequest, reading: Reading, so_far: UsageSoFar
+    ) -> None:
+        self._service = service
+        self._job = job
+        self._body = body
+        self._reading = reading
+        self._common: dict[str, Any] = head("chat.completion.chunk", job, model)
+        if body.streamed_usage:
+            self._common["usage"] = None
+        self._so_far = so_far
+        self._replies: dict[int, Reply] = {}
+        self._plain = not body.logprobs and not body.continuous_usage
+        self._shows_reasoning = _shows_reasoning(body)
+        self._templates: dict[int, ChunkTemplate] = {}
+
+    def write(self, item: tuple[int, Delta]) -> bytes:
+        index, delta = item
+        body, common = self._body, self._common
         if body.continuous_usage:
-            common["usage"] = counts
-        begins = index not in replies
-        reply = replies.setdefault(index, Reply(reading))
-        said = message_delta(reply.take(delta), reply, shows_reasoning)
-        if plain and not begins and delta.finish_reason is None and said.keys() == _CONTENT:
-            if index not in templates:
+            common["usage"] = self._so_far.add(delta)
+        begins = index not in self._replies
+        if begins:
+            self._replies[index] = Reply(self._reading)
+        reply = self._replies[index]
+        said = message_delta(reply.take(delta), reply, self._shows_reasoning)
+        if self._plain and not begins and delta.finish_reason is None and said.keys() == _CONTENT:
+            if index not in self._templates:
                 choice = _choice(index, {"content": HOLE}) | {"stop_reason": None}
-                templates[index] = ChunkTemplate(common | {"choices": [choice]})
-            yield templates[index].event(said["content"])
-            continue
+                self._templates[index] = ChunkTemplate(common | {"choices": [choice]})
+            return self._templates[index].event(said["content"])
+        written = b""
         if begins:
             # Not before there is a token: callers take the first chunk for the first token's time.
-            yield common | {"choices": [_choice(index, {"role": "assistant", "content": ""})]}
+            written = event(common | {"choices": [_choice(index, {"role": "assistant", "content": ""})]})
         if not (said or delta.logprobs or delta.finish_reason):
-            continue
-        logprobs = chat_logprobs(delta.logprobs, service.tokenizer) if body.logprobs else None
+            return written
+        logprobs = chat_logprobs(delta.logprobs, self._service.tokenizer) if body.logprobs else None
         reason = reply.finish_reason(delta.finish_reason)
-        yield common | {
-            "choices": [_choice(index, said, logprobs, reason) | {"stop_reason": delta.stop_reason}]
-        }
-    if body.streamed_usage:
-        yield common | {"choices": [], "usage": _usage(job, reading, list(replies.values()))}
+        choice = _choice(index, said, logprobs, reason) | {"stop_reason": delta.stop_reason}
+        return written + event(common | {"choices": [choice]})
+
+    def end(self) -> bytes:
+        if not self._body.streamed_usage:
+            return DONE
+        counted = _usage(self._job, self._reading, list(self._replies.values()))
+        return event(self._common | {"choices": [], "usage": counted}) + DONE
 
 
 def _choice(

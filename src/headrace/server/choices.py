@@ -10,6 +10,7 @@ from headrace.core.types import TokenLogprobs
 from headrace.server.explanation import explanation
 from headrace.server.job import Job
 from headrace.serving.completion import Delta
+from headrace.serving.source import arrivals
 
 
 @dataclass(slots=True)
@@ -34,8 +35,9 @@ async def gathered(job: Job, count: int) -> list[Choice]:
     """Every choice of a job, whole. Ends the job's work if it is cancelled or fails."""
     choices = [Choice(index) for index in range(count)]
     try:
-        async for index, delta in job.deltas():
-            choices[index].add(delta)
+        async for items in arrivals(job):
+            for index, delta in items:
+                choices[index].add(delta)
     finally:
         job.cancel()
     return choices

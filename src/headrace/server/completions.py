@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -13,11 +13,12 @@ from headrace.server.choices import UsageSoFar, gathered, head, shows, usage
 from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
 from headrace.server.echo import TextLogprobs, echoed
-from headrace.server.events import Chunk, EventStream
+from headrace.server.events import DONE, EventStream, EventWriter, event
 from headrace.server.job import Job
 from headrace.server.prompts import Encoded, check_length, encode_prompts
 from headrace.server.schemas import CompletionRequest
 from headrace.server.service import Service, service_of
+from headrace.serving.completion import Delta
 
 router = APIRouter()
 
@@ -36,7 +37,7 @@ async def completions(
     job = await Job.start(service, "cmpl", prompts, params, body)
     texts = _Texts(service, body, prompts)
     if body.stream:
-        return EventStream(_chunks(texts, job, model, body), job.cancel)
+        return EventStream(job, _Events(texts, job, model, body), job.cancel)
     choices = await while_connected(request.receive, gathered(job, len(prompts) * params.n))
     answer = head(_KIND, job, model)
     answer["choices"] = [
@@ -73,43 +74,53 @@ class _Texts:
         return TextLogprobs(self._tokenizer, self._skip, prompt)
 
 
-async def _chunks(
-    texts: _Texts, job: Job, model: str, body: CompletionRequest
-) -> AsyncIterator[Chunk | bytes]:
-    common: dict[str, Any] = head(_KIND, job, model)
-    if body.streamed_usage:
-        common["usage"] = None
-    so_far = UsageSoFar(sum(len(prompt.ids) for prompt in texts.prompts))
-    logprobs: dict[int, TextLogprobs] = {}  # of choices that have begun
-    scored: dict[int, list[TokenLogprobs]] = {}  # prompt tokens of choices that have not
-    plain = body.logprobs is None and not body.continuous_usage
-    templates: dict[int, ChunkTemplate] = {}
-    async for index, delta in job.deltas():
-        if index in templates and delta.text and delta.finish_reason is None:  # as nearly always
-            yield templates[index].event(delta.text)
-            continue
-        counts = so_far.add(delta)
+class _Events(EventWriter[tuple[int, Delta]]):
+    """The chunks of a streamed answer."""
+
+    def __init__(self, texts: _Texts, job: Job, model: str, body: CompletionRequest) -> None:
+        self._texts = texts
+        self._job = job
+        self._body = body
+        self._common: dict[str, Any] = head(_KIND, job, model)
+        if body.streamed_usage:
+            self._common["usage"] = None
+        self._so_far = UsageSoFar(sum(len(prompt.ids) for prompt in texts.prompts))
+        self._logprobs: dict[int, TextLogprobs] = {}  # of choices that have begun
+        self._scored: dict[int, list[TokenLogprobs]] = {}  # prompt tokens of choices that have not
+        self._plain = body.logprobs is None and not body.continuous_usage
+        self._templates: dict[int, ChunkTemplate] = {}
+
+    def write(self, item: tuple[int, Delta]) -> bytes:
+        index, delta = item
+        if index in self._templates and delta.text and delta.finish_reason is None:  # as nearly always
+            return self._templates[index].event(delta.text)
+        counts = self._so_far.add(delta)
         if delta.prompt_logprobs:
-            scored.setdefault(index, []).extend(delta.prompt_logprobs)
+            self._scored.setdefault(index, []).extend(delta.prompt_logprobs)
         if not shows(delta):
-            continue
+            return b""
         front = ""
-        if index not in logprobs:
-            logprobs[index], front = texts.logprobs(index), texts.front(index)
-        prompt = scored.pop(index, ())
+        if index not in self._logprobs:
+            self._logprobs[index], front = self._texts.logprobs(index), self._texts.front(index)
+        prompt = self._scored.pop(index, ())
+        logprobs = None if self._body.logprobs is None else self._logprobs[index].take(prompt, delta.logprobs)
         choice = {
             "index": index,
             "text": front + delta.text,
-            "logprobs": None if body.logprobs is None else logprobs[index].take(prompt, delta.logprobs),
+            "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
-        chunk = common | {"choices": [choice]}
-        if body.continuous_usage:
+        chunk = self._common | {"choices": [choice]}
+        if self._body.continuous_usage:
             chunk["usage"] = counts
-        yield chunk
-        if plain and delta.finish_reason is None:
+        written = event(chunk)
+        if self._plain and delta.finish_reason is None:
             choice["text"] = HOLE
-            templates[index] = ChunkTemplate(chunk)
-    if body.streamed_usage:
-        yield common | {"choices": [], "usage": usage(job)}
+            self._templates[index] = ChunkTemplate(chunk)
+        return written
+
+    def end(self) -> bytes:
+        if not self._body.streamed_usage:
+            return DONE
+        return event(self._common | {"choices": [], "usage": usage(self._job)}) + DONE

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError
+from headrace.server.direct_write import Write, direct_write
 from headrace.server.disconnect import CallerLeft, while_connected
 from headrace.server.errors import error_body, headrace_error_body
+from headrace.serving.source import Source
 
 Chunk = Mapping[str, Any]
+Item = TypeVar("Item")
 
 DONE = b"data: [DONE]\n\n"
 
@@ -25,11 +29,39 @@ def event(chunk: Chunk) -> bytes:
     return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-class EventStream(Response):
-    """Sends each chunk as an event, then [DONE]; bytes are events already. An error becomes an event, too: the status
-    has been sent by then.
+def failure_body(error: Exception) -> dict[str, Any]:
+    """What a caller is told of a failure in the middle of a stream."""
+    if isinstance(error, HeadraceError):
+        return headrace_error_body(error)
+    return error_body("the server failed on this request", 500, "internal_error")
 
-    named: events carry their `type` as their name, and no [DONE] ends them, as /v1/responses has it.
+
+class EventWriter(Generic[Item]):
+    """How the items of a source are written as events; these here end with [DONE]."""
+
+    def begin(self) -> bytes:
+        """What comes before the first item."""
+        return b""
+
+    def write(self, item: Item) -> bytes:
+        """An item; b"" where it says nothing yet."""
+        raise TypeError(f"{type(self).__name__} writes no items")
+
+    def end(self) -> bytes:
+        """What comes behind the last item."""
+        return DONE
+
+    def fail(self, error: Exception) -> bytes:
+        """The end, where the source failed, or the writer did: the status has been sent by then."""
+        return event(failure_body(error)) + DONE
+
+
+class EventStream(Response, Generic[Item]):
+    """Sends what a source gives as a writer writes it.
+
+    Where the server can write directly, a piece goes from the source to the connection in the call that tells of it,
+    as long as the caller reads; there is no switch to a task for each token. Whatever the caller does not read stays
+    in the source, which knows how much may wait.
 
     `close` is called in any case, also when the caller leaves or the server shuts down in the middle; it must not
     wait for anything.
@@ -37,47 +69,67 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, chunks: AsyncIterator[Chunk | bytes], close: Callable[[], None], *, named: bool = False
-    ) -> None:
+    def __init__(self, source: Source[Item], writer: EventWriter[Item], close: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._chunks = chunks
+        self._source = source
+        self._writer = writer
         self._close = close
-        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._stream(send))
+            await while_connected(receive, self._stream(send, direct_write(scope)))
         except CallerLeft:
             _log.debug("a caller left in the middle of a stream")
         finally:
             self._close()
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, write: Write | None) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await send(start)
         try:
-            async for chunk in self._chunks:
-                await _send_part(send, self._written(chunk))
+            part = self._writer.begin() + self._taken()
+            while not self._source.exhausted:
+                if part:
+                    await _send_part(send, part)  # waits for the caller to read
+                part = await self._passed_on(write)
+            part += self._writer.end()
         except HeadraceError as error:
-            await _send_part(send, self._written(headrace_error_body(error)))
+            part = self._writer.fail(error)
         except Exception as error:
             _log.error("a stream failed", exc_info=error)
-            body = error_body("the server failed on this request", 500, "internal_error")
-            await _send_part(send, self._written(body))
-        if not self._named:
-            await _send_part(send, DONE)
+            part = self._writer.fail(error)
+        await _send_part(send, part)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _written(self, chunk: Chunk | bytes) -> bytes:
-        if isinstance(chunk, bytes):
-            return chunk
-        if not self._named:
-            return event(chunk)
-        if "error" in chunk and "type" not in chunk:
-            chunk = {**chunk["error"], "type": "error"}
-        return f"event: {chunk['type']}\n".encode() + event(chunk)
+    async def _passed_on(self, write: Write | None) -> bytes:
+        """Write what comes until the caller does not read as fast, or the end; gives what is left to send."""
+        left: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def pass_on() -> None:
+            try:
+                part = self._taken()
+                more = self._source.exhausted or self._source.waiting
+                if part and write is not None and not more and write(part):
+                    return
+                if (part or more) and not left.done():
+                    self._source.listen(None)
+                    left.set_result(part)
+            except Exception as error:
+                if not left.done():
+                    left.set_exception(error)
+
+        self._source.listen(pass_on)
+        try:
+            return await left
+        finally:
+            self._source.listen(None)
+
+    def _taken(self) -> bytes:
+        items = self._source.take()
+        if len(items) == 1:  # as nearly always
+            return self._writer.write(items[0])
+        return b"".join(map(self._writer.write, items))
 
 
 async def _send_part(send: Send, body: bytes) -> None:

@@ -10,13 +10,16 @@ import asyncio
 import enum
 import json
 import logging
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from headrace.server.connection_limits import ConnectionLimits
+from headrace.server.direct_write import offer
 from headrace.server.errors import error_body
 from headrace.server.write_batch import BatchedTransport, WriteBatch
 
@@ -127,6 +130,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        offer(cast(Scope, self.cycle.scope), partial(self._write_part, self.cycle))
         if len(self.pipeline) > _MAX_AHEAD:
             raise _TooManyAhead  # as above
         self._await(_Awaited.BODY)
@@ -187,6 +191,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(408, "the request did not arrive in time", "request_timeout")
 
     # ---- Answers as they leave ----
+
+    def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
+        """What `cycle.send` does with a part of a body, where it need not wait; see `direct_write`."""
+        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()

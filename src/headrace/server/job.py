@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NO_USER, UNFULFILLABLE, FinishReason, NewRequest
@@ -18,11 +19,13 @@ from headrace.serving.completion import Delta
 from headrace.serving.generation import Generation
 from headrace.serving.outputs import RequestOutput
 
-_MERGE_ITEMS = 64
-
 
 class Job:
-    """Made by `start`; `cancel` must be called when nobody reads on. Choice i of prompt p has the index p * n + i."""
+    """A source of (choice, addition); made by `start`. `cancel` must be called when nobody takes any more.
+
+    Choice i of prompt p has the index p * n + i. Taking raises HeadraceError when the engine fails, or one of the
+    completions does.
+    """
 
     def __init__(
         self, name: str, generations: Sequence[Generation], n: int, times: StreamTimes | None = None
@@ -34,6 +37,12 @@ class Job:
         self._record = current()
         self.explain = False
         """The answer's usage says what the engine did, and why."""
+        self._left = set(range(len(self._generations)))  # prompts that are not exhausted
+        self._ready: dict[int, None] = {}  # prompts with something to take, in the order in which it came
+        self._error: HeadraceError | None = None
+        self._listener: Callable[[], None] | None = None
+        for number, generation in enumerate(self._generations):
+            generation.listen(partial(self._came, number))
 
     @classmethod
     async def start(
@@ -78,33 +87,71 @@ class Job:
             job._record.began(name, params, lengths, job._generations, bool(body.stream))
         return job
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """(choice, addition) as they come. Raises HeadraceError when the engine or one of the completions fails."""
-        record = self._record
+    def listen(self, call: Callable[[], None] | None) -> None:
+        """See Source."""
+        self._listener = call
+        if call is not None and (self.waiting or self.exhausted):
+            call()
+
+    def take(self) -> list[tuple[int, Delta]]:
+        """See Source."""
+        items: list[tuple[int, Delta]] = []
         try:
-            async for number, delta in _merged([generation.deltas() for generation in self._generations]):
-                if record is not None:
-                    record.saw(number, delta)
-                if delta.finish_reason is not None:
-                    _check(delta)
-                index = number * self._n + delta.index
-                if self._times is not None and delta.text:
-                    self._times.saw(index)
-                yield index, delta
+            if self._error is not None:
+                raise self._error
+            ready, self._ready = self._ready, {}
+            for number in ready:
+                self._take(number, items)
         except HeadraceError as error:
-            if record is not None:
-                record.error = error.code
-            raise
+            self._error = error
+            if not items:
+                if self._record is not None:
+                    self._record.error = error.code
+                raise
+        return items
+
+    @property
+    def waiting(self) -> bool:
+        """See Source."""
+        return bool(self._ready) or self._error is not None
+
+    @property
+    def exhausted(self) -> bool:
+        """See Source."""
+        return not self._left and self._error is None
 
     @property
     def results(self) -> list[RequestOutput]:
-        """The result of each prompt, once `deltas` has ended."""
+        """The result of each prompt, once all is taken."""
         return [generation.result for generation in self._generations if generation.result is not None]
 
     def cancel(self) -> None:
         """Free what is still held at the engine."""
         for generation in self._generations:
             generation.cancel()
+
+    def _came(self, number: int) -> None:
+        """There is something to take of a prompt's generation."""
+        self._ready[number] = None
+        if self._listener is not None:
+            self._listener()
+
+    def _take(self, number: int, items: list[tuple[int, Delta]]) -> None:
+        """Take what one prompt's generation has."""
+        generation, record, times = self._generations[number], self._record, self._times
+        for delta in generation.take():
+            choice = number * self._n + delta.index
+            if record is not None:
+                record.saw(choice, delta)
+            if delta.finish_reason is not None:
+                _check(delta)
+            if times is not None and delta.text:
+                times.saw(choice)
+            items.append((choice, delta))
+        if generation.exhausted:
+            self._left.discard(number)
+        elif generation.waiting:
+            self._ready[number] = None
 
 
 def _check(delta: Delta) -> None:
@@ -115,35 +162,3 @@ def _check(delta: Delta) -> None:
         raise InvalidParams(delta.error)
     if delta.error is not None:
         raise HeadraceError(f"the engine failed on this request: {delta.error}")
-
-
-async def _merged(sources: Sequence[AsyncIterator[Delta]]) -> AsyncIterator[tuple[int, Delta]]:
-    """(number of the source, item) as they come; ends with the last source, or with the first error."""
-    if len(sources) == 1:
-        async for delta in sources[0]:
-            yield 0, delta
-        return
-    queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(_MERGE_ITEMS)
-
-    async def pump(number: int, source: AsyncIterator[Delta]) -> None:
-        try:
-            async for delta in source:
-                await queue.put((number, delta))
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    pumps = [asyncio.ensure_future(pump(number, source)) for number, source in enumerate(sources)]
-    try:
-        left = len(pumps)
-        while left:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -13,8 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from headrace.errors import HeadraceError, InvalidParams
 from headrace.server.choices import usage
 from headrace.server.disconnect import while_connected
-from headrace.server.errors import MAX_MESSAGE_CHARS
-from headrace.server.events import Chunk, EventStream
+from headrace.server.events import EventStream, EventWriter, event, failure_body
 from headrace.server.job import Job
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.prompts import check_length, encode_chat
@@ -23,6 +22,8 @@ from headrace.server.response_builder import Event, ResponseBuilder
 from headrace.server.response_input import chat_messages
 from headrace.server.response_schemas import ResponsesRequest
 from headrace.server.service import Service, service_of
+from headrace.serving.completion import Delta
+from headrace.serving.source import arrivals
 from headrace.text.tool_choice import checked_tool_choice
 from headrace.text.tools import Tool, checked_tools
 
@@ -46,51 +47,74 @@ async def responses(
     job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
     reply = Reply(reading)
     builder = ResponseBuilder({"id": job.name.replace("-", "_", 1)} | described, reply.new_call_id)
-    events = _events(service, job, body, reply, builder)
+    events = _Events(service, job, body, reply, builder)
     if body.stream:
-        return EventStream(_told(events, builder), job.cancel, named=True)
+        return EventStream(job, events, job.cancel)
+    builder.begin()
     await while_connected(request.receive, _drained(events, job))
     return JSONResponse(builder.response)
 
 
-async def _events(
-    service: Service, job: Job, body: ResponsesRequest, reply: Reply, builder: ResponseBuilder
-) -> AsyncIterator[Event]:
-    for event in builder.begin():
-        yield event
-    reason = None
-    waiting: list[Any] = []
-    async for _, delta in job.deltas():
-        pieces = reply.take(delta)
-        if body.logprobs and delta.logprobs:
+class _Events(EventWriter[tuple[int, Delta]]):
+    """The answer as it grows; events carry their `type` as their name, and no [DONE] ends them."""
+
+    def __init__(
+        self, service: Service, job: Job, body: ResponsesRequest, reply: Reply, builder: ResponseBuilder
+    ) -> None:
+        self._service = service
+        self._job = job
+        self._body = body
+        self._reply = reply
+        self._builder = builder
+        self._reason: str | None = None
+        self._waiting: list[Any] = []  # log-probabilities of tokens whose text is not known yet
+
+    def added(self, delta: Delta) -> list[Event]:
+        """What an addition means."""
+        pieces = self._reply.take(delta)
+        if self._body.logprobs and delta.logprobs:
             # Kept until their text is known: a token may be the middle of a character.
-            waiting += chat_logprobs(delta.logprobs, service.tokenizer)["content"]
-        for event in builder.add(pieces, waiting):
-            yield event
+            self._waiting += chat_logprobs(delta.logprobs, self._service.tokenizer)["content"]
+        events = self._builder.add(pieces, self._waiting)
         if pieces:
-            waiting = []
-        reason = delta.finish_reason or reason
-    for event in builder.finish(reason, _usage(job, reply)):
-        yield event
+            self._waiting = []
+        self._reason = delta.finish_reason or self._reason
+        return events
+
+    def finished(self) -> list[Event]:
+        """The answer is complete."""
+        return self._builder.finish(self._reason, _usage(self._job, self._reply))
+
+    def begin(self) -> bytes:
+        return _named(self._builder.begin())
+
+    def write(self, item: tuple[int, Delta]) -> bytes:
+        return _named(self.added(item[1]))
+
+    def end(self) -> bytes:
+        return _named(self.finished())
+
+    def fail(self, error: Exception) -> bytes:
+        told = failure_body(error)["error"]
+        if not isinstance(error, HeadraceError):
+            return _named([told | {"type": "error"}])
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        return _named(self._builder.fail(code, told["message"]))
 
 
-async def _drained(events: AsyncIterator[Event], job: Job) -> None:
+def _named(events: Sequence[Event]) -> bytes:
+    return b"".join(b"event: %b\n%b" % (each["type"].encode(), event(each)) for each in events)
+
+
+async def _drained(events: _Events, job: Job) -> None:
+    """Read an answer that is sent as a whole."""
     try:
-        async for _ in events:
-            pass
+        async for items in arrivals(job):
+            for _, delta in items:
+                events.added(delta)
+        events.finished()
     finally:
         job.cancel()
-
-
-async def _told(events: AsyncIterator[Event], builder: ResponseBuilder) -> AsyncIterator[Chunk]:
-    """The events, whose last one says so where the engine fails."""
-    try:
-        async for event in events:
-            yield event
-    except HeadraceError as error:
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        for event in builder.fail(code, str(error)[:MAX_MESSAGE_CHARS]):
-            yield event
 
 
 def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:

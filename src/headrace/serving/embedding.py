@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headrace.core.types import FinishReason, NewRequest
 from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.serving.client import Submitter
+from headrace.serving.source import arrivals
 from headrace.serving.vectors import floats
 
 
@@ -27,7 +28,7 @@ async def embed(client: Submitter, new: NewRequest) -> Embedding:
     """
     stream = await client.submit(new)
     try:
-        async for outputs in stream:
+        async for outputs in arrivals(stream):
             for output in outputs:
                 if output.finish_reason is FinishReason.TIMEOUT:
                     raise DeadlineExceeded(output.error)

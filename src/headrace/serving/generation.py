@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 
 from headrace.core.types import NewRequest
 from headrace.serving.client import Submitter
 from headrace.serving.completion import Delta
-from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import RequestOutput
+from headrace.serving.pending_request import PendingRequest
 from headrace.serving.stream import OutputStream
 from headrace.text.tokenizer import Tokenizer
 
 
 class Generation:
-    """A request that the engine has accepted; made by `start`. Whoever stops reading early must call `cancel`."""
+    """A request that the engine has accepted, as a source of additions to its completions; made by `start`.
 
-    def __init__(self, client: Submitter, stream: OutputStream, processor: OutputProcessor) -> None:
+    Taking raises EngineDead if the engine ends before the request. Whoever stops early must call `cancel`.
+    """
+
+    def __init__(self, client: Submitter, stream: OutputStream, pending: PendingRequest) -> None:
         self._client = client
         self._stream = stream
-        self._processor = processor
+        self._pending = pending
         self.result: RequestOutput | None = None
-        """The whole result, known when `deltas` has ended."""
+        """The whole result, known when all is taken."""
 
     @classmethod
     async def start(
@@ -32,24 +35,40 @@ class Generation:
         prompt: str | None = None,
         visible: frozenset[int] = frozenset(),
     ) -> Generation:
-        """Submit a request; see `OutputProcessor.add` for `prompt` and `visible`.
+        """Submit a request; see PendingRequest for `prompt` and `visible`.
 
-        Raises what `Submitter.submit` and `OutputProcessor.add` raise.
+        Raises what `Submitter.submit` and PendingRequest raise.
         """
-        processor = OutputProcessor(tokenizer)
-        processor.add(new, prompt, visible)
-        return cls(client, await client.submit(new), processor)
+        pending = PendingRequest(new, prompt, tokenizer, visible)
+        return cls(client, await client.submit(new), pending)
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Additions to the completions as they come. Raises EngineDead if the engine ends before the request."""
-        async for outputs in self._stream:
-            progress = self._processor.process(outputs)
-            for request_id, index in progress.to_stop:
-                self._client.abort(request_id, index, stopped=True)
-            for finished in progress.finished:
-                self.result = finished
-            for delta in progress.deltas:
-                yield delta
+    def listen(self, call: Callable[[], None] | None) -> None:
+        """See Source."""
+        self._stream.listen(call)
+
+    def take(self) -> list[Delta]:
+        """See Source."""
+        deltas: list[Delta] = []
+        for output in self._stream.take():
+            delta = self._pending.take(output)
+            if delta is None:
+                continue
+            deltas.append(delta)
+            if delta.finish_reason is not None and output.finish_reason is None:  # a stop string, found here
+                self._client.abort(output.request_id, output.index, stopped=True)
+        if self._pending.ended and self.result is None:
+            self.result = self._pending.result(finished=True)
+        return deltas
+
+    @property
+    def waiting(self) -> bool:
+        """See Source."""
+        return self._stream.waiting
+
+    @property
+    def exhausted(self) -> bool:
+        """See Source."""
+        return self._stream.exhausted
 
     def cancel(self) -> None:
         """Free what the request holds at the engine; does nothing once it has ended."""

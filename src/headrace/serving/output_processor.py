@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.core.record import record
-from headrace.core.types import NewRequest, Output, TokenLogprobs
+from headrace.core.types import NewRequest, Output
 from headrace.errors import InvalidParams
-from headrace.serving.completion import Completion, Delta, by_token
-from headrace.serving.outputs import LogprobsByToken, RequestOutput
-from headrace.serving.request_metrics import request_metrics
+from headrace.serving.completion import Delta
+from headrace.serving.outputs import RequestOutput
+from headrace.serving.pending_request import PendingRequest
 from headrace.text.tokenizer import Tokenizer
 
 
@@ -36,7 +36,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, PendingRequest] = {}
 
     def __len__(self) -> int:
         """Requests that have not finished."""
@@ -50,9 +50,7 @@ class OutputProcessor:
         """
         if new.request_id in self._requests:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
-        if new.params.stop and self._tokenizer is None:
-            raise InvalidParams("stop strings need a tokenizer, and this model has none: use stop_token_ids")
-        self._requests[new.request_id] = _Request(new, prompt, self._tokenizer, visible)
+        self._requests[new.request_id] = PendingRequest(new, prompt, self._tokenizer, visible)
 
     def discard(self, request_id: str) -> None:
         """Forget a request; what still comes for it is ignored. Unknown ids are, too."""
@@ -80,55 +78,3 @@ class OutputProcessor:
     def snapshot(self, request_id: str) -> RequestOutput:
         """The result of an unfinished request so far. Raises KeyError for one that is not known any more."""
         return self._requests[request_id].result(finished=False)
-
-
-class _Request:
-    def __init__(
-        self, new: NewRequest, prompt: str | None, tokenizer: Tokenizer | None, visible: frozenset[int]
-    ) -> None:
-        self._new = new
-        self._prompt = prompt
-        self._tokenizer = tokenizer
-        self._completions = [
-            Completion(index, new.params, tokenizer, new.prompt, visible) for index in range(new.params.n)
-        ]
-        self._running = set(range(new.params.n))
-        self._prompt_logprobs: list[TokenLogprobs] = []
-
-    @property
-    def ended(self) -> bool:
-        """The engine has said the last word on every completion."""
-        return not self._running
-
-    def take(self, output: Output) -> Delta | None:
-        if output.index not in self._running:
-            return None
-        if output.index == 0:  # every completion computes the same prompt, or shares it
-            self._prompt_logprobs.extend(output.prompt_logprobs)
-        if output.finish_reason is not None:
-            self._running.discard(output.index)
-        return self._completions[output.index].take(output)
-
-    def result(self, finished: bool) -> RequestOutput:
-        completions = self._completions
-        metrics = request_metrics(
-            [one.stats for one in completions if one.stats is not None],
-            len(self._new.prompt),
-            sum(len(one.token_ids) for one in completions),
-        )
-        return RequestOutput(
-            request_id=self._new.request_id,
-            prompt=self._prompt,
-            prompt_token_ids=self._new.prompt,
-            outputs=[one.result() for one in completions],
-            finished=finished,
-            prompt_logprobs=self._prompt_logprobs_by_token(),
-            metrics=metrics,
-            num_cached_tokens=metrics.num_cached_tokens,
-        )
-
-    def _prompt_logprobs_by_token(self) -> list[LogprobsByToken | None] | None:
-        if self._new.params.prompt_logprobs is None:
-            return None
-        # The engine reports from the second prompt token on: nothing comes before the first.
-        return [None, *(by_token(entry, self._tokenizer) for entry in self._prompt_logprobs)]

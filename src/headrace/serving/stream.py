@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from headrace.core.types import Output
@@ -15,6 +14,9 @@ MAX_SHARED_BYTES = 256 * 2**20
 """The same for all readers of an engine together; beyond it `LEAST_UNREAD_BYTES` of one's own are too much."""
 
 LEAST_UNREAD_BYTES = 128 * 2**10
+
+MAX_TAKEN = 256
+"""Most outputs that are taken in one go: a reader that lagged does not keep the others waiting."""
 
 _OUTPUT_BYTES = 400
 _TOKEN_BYTES = 32
@@ -30,10 +32,9 @@ class Unread:
 
 
 class OutputStream:
-    """Asynchronous iterator over lists of outputs; ends behind the last output of the last completion.
+    """A source of the outputs of a request; exhausted behind the last output of the last completion.
 
-    There is one reader; one that lags gets longer lists. Reading raises what `fail` was given, after the outputs
-    before it.
+    What is not taken waits here, up to a bound: see `full`.
     """
 
     def __init__(
@@ -46,11 +47,11 @@ class OutputStream:
         self.request_id = request_id
         self._open = completions
         self._unread: list[Output] = []
-        self._unread_bytes = 0
+        self._unread_bytes = 0  # of all but the first
         self._max_unread_bytes = max_unread_bytes
         self._shared = shared or Unread()
         self._error: HeadraceError | None = None
-        self._reader: asyncio.Future[None] | None = None  # who waits for news
+        self._listener: Callable[[], None] | None = None
         self._when_ended: Callable[[], None] | None = None
         self.output_tokens = 0
         """Tokens that have come, of all completions."""
@@ -78,14 +79,14 @@ class OutputStream:
             return True
         return self._unread_bytes > LEAST_UNREAD_BYTES and self._shared.bytes > self._shared.most
 
+    # ---- What comes ----
+
     def put(self, output: Output) -> None:
         """Add news; ignored after the end."""
         if self.ended:
             return
         if self._unread:
-            size = _size(output)
-            self._unread_bytes += size
-            self._shared.bytes += size
+            self._count(_size(output))
         self._unread.append(output)
         self.output_tokens += len(output.tokens)
         if output.finish_reason is not None:
@@ -95,58 +96,75 @@ class OutputStream:
                 self.cached_tokens += output.stats.num_cached if output.index == 0 else 0
             if self._open == 0:
                 self._tell()
-        self._wake()
+        if self._listener is not None:
+            self._listener()
 
     def give_up(self, error: HeadraceError) -> None:
         """End the stream with an error at once: what is unread is dropped. Ignored after the end."""
         if not self.ended:
-            self._take()
+            self._drop()
         self.fail(error)
 
     def fail(self, error: HeadraceError) -> None:
         """End the stream with an error; ignored after the end."""
         if not self.ended:
             self._error = error
-            self._tell()
-            self._wake()
+            self._end()
 
     def close(self) -> None:
         """End the stream: what is unread is dropped."""
-        self._take()
+        self._drop()
         self._open = 0
-        self._tell()
-        self._wake()
+        self._end()
 
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+    def _end(self) -> None:
+        self._tell()
+        if self._listener is not None:
+            self._listener()
 
     def _tell(self) -> None:
         call, self._when_ended = self._when_ended, None
         if call is not None:
             call()
 
-    def __aiter__(self) -> OutputStream:
-        return self
+    # ---- What is taken ----
 
-    async def __anext__(self) -> list[Output]:
-        while not self._unread:
-            if self._error is not None:
-                raise self._error
-            if self._open == 0:
-                raise StopAsyncIteration
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        return self._take()
+    def listen(self, call: Callable[[], None] | None) -> None:
+        """See Source."""
+        self._listener = call
+        if call is not None and (self._unread or self.ended):
+            call()
 
-    def _take(self) -> list[Output]:
-        outputs, self._unread = self._unread, []
-        self._shared.bytes -= self._unread_bytes
-        self._unread_bytes = 0
-        return outputs
+    def take(self) -> list[Output]:
+        """See Source. At most MAX_TAKEN outputs at a time."""
+        unread = self._unread
+        if not unread and self._error is not None:
+            raise self._error
+        if len(unread) > MAX_TAKEN:
+            self._unread = unread[MAX_TAKEN:]
+            del unread[MAX_TAKEN:]
+            self._count(-sum(map(_size, unread[1:])) - _size(self._unread[0]))
+        else:
+            self._drop()
+        return unread
+
+    @property
+    def waiting(self) -> bool:
+        """See Source."""
+        return bool(self._unread) or self._error is not None
+
+    @property
+    def exhausted(self) -> bool:
+        """See Source. Never after an error, which is raised as often as somebody takes."""
+        return self._open == 0 and not self._unread and self._error is None
+
+    def _count(self, size: int) -> None:
+        self._unread_bytes += size
+        self._shared.bytes += size
+
+    def _drop(self) -> None:
+        self._unread = []
+        self._count(-self._unread_bytes)
 
     def __del__(self) -> None:
         self._shared.bytes -= self._unread_bytes  # of an end that nobody came to read

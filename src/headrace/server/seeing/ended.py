@@ -39,7 +39,7 @@ def _tally_work(tallies: Tallies, work: Work, failed: bool) -> None:
                 continue  # its prompt was never looked at, as far as we know
             tallies.prompt_tokens += prompt  # it was computed, at least in part, and gave no token
         tallies.prompt_length.observe(prompt)
-        longest = max((seen.tokens for (of, _), seen in work.seen.items() if of == number), default=0)
+        longest = work.longest_output(number)
         tallies.longest_output.observe(longest)
         if result is not None:
             tallies.cached_tokens += result.num_cached_tokens

@@ -32,7 +32,10 @@ class Seen:
 
 @dataclass(slots=True)
 class Work:
-    """What a request has the engine do. `prompt_tokens`, `generations`: one entry a prompt."""
+    """What a request has the engine do. `prompt_tokens`, `generations`: one entry a prompt.
+
+    Completion i of prompt p is choice p * n + i.
+    """
 
     name: str
     params: SamplingParams
@@ -40,8 +43,8 @@ class Work:
     generations: tuple[Generation, ...]
     stream: bool
     begun: set[int] = field(default_factory=set)  # prompts that have given a token
-    reasons: dict[tuple[int, int], str] = field(default_factory=dict)  # of (prompt, completion)
-    seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)  # by choice
+    seen: dict[int, Seen] = field(default_factory=dict)  # by choice
 
     @property
     def results(self) -> list[RequestOutput | None]:
@@ -50,16 +53,17 @@ class Work:
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """One entry a completion, prompt by prompt; None for one that had not ended."""
-        return [
-            self.reasons.get((number, index))
-            for number in range(len(self.generations))
-            for index in range(self.params.n)
-        ]
+        """One entry a choice; None for one that had not ended."""
+        return [self.reasons.get(choice) for choice in range(len(self.generations) * self.params.n)]
 
     @property
     def output_tokens(self) -> int:
         return sum(seen.tokens for seen in self.seen.values())
+
+    def longest_output(self, number: int) -> int:
+        """Tokens of a prompt's longest completion."""
+        choices = range(number * self.params.n, (number + 1) * self.params.n)
+        return max((self.seen[choice].tokens for choice in choices if choice in self.seen), default=0)
 
 
 class RequestRecord:
@@ -117,26 +121,25 @@ class RequestRecord:
         self.tallies.prompt_tokens += prompt_tokens
         self.tallies.cached_tokens += cached_tokens
 
-    def saw(self, number: int, delta: Delta) -> None:
-        """A piece of a completion of prompt `number` has come. Called for every token."""
+    def saw(self, choice: int, delta: Delta) -> None:
+        """A piece of a choice has come. Called for every token."""
         work, tallies = self.work, self.tallies
         if work is None:
             return
-        key = (number, delta.index)
         count = len(delta.token_ids)
         if count:
             now = self.clock()
-            seen = work.seen.get(key)
+            seen = work.seen.get(choice)
             if seen is None:
-                work.seen[key] = Seen(count, now)
-                self._begun(work, number, now)
+                work.seen[choice] = Seen(count, now)
+                self._begun(work, choice // work.params.n, now)
             else:
                 tallies.itl.observe(now - seen.last)
                 seen.last = now
                 seen.tokens += count
             tallies.generation_tokens += count
         if delta.finish_reason is not None:
-            work.reasons[key] = delta.finish_reason
+            work.reasons[choice] = delta.finish_reason
 
     def _begun(self, work: Work, number: int, now: float) -> None:
         """The first token of a completion of this prompt."""
