@@ -47,7 +47,7 @@ def test_defaults_leave_everything_open_and_cannot_be_changed() -> None:
 
 
 def test_every_field_is_checked_by_some_rule() -> None:
-    by_hand = {"model", "batch_wait_s", "ops_force", "quantization", "speculative"}
+    by_hand = {"model", "batch_wait_s", "stream_interval_s", "ops_force", "quantization", "speculative"}
     assert {f.name for f in fields(EngineConfig)} == {*INT_RANGES, *CHOICES, *BOOLS, *by_hand}
 
 
@@ -94,6 +94,9 @@ def test_seconds() -> None:
         assert EngineConfig("tale", batching="dynamic", batch_wait_s=value).batch_wait_s == float(value)
     for wrong in (-0.001, 3600.1, math.nan, math.inf, -math.inf, 10**400, "1", True, [], 10**5000):
         assert "batch_wait_s" in refusal(batching="dynamic", batch_wait_s=wrong)
+        assert "stream_interval_s" in refusal(stream_interval_s=wrong)
+    assert EngineConfig("tale", stream_interval_s=0).stream_interval_s == 0.0
+    assert "stream_interval_s" in refusal(stream_interval_s=None)
 
 
 def test_text_fields() -> None:
@@ -182,6 +185,7 @@ CONFIGS = st.builds(
     batching=st.just("dynamic"),
     batch_size=st.none() | st.integers(1, 32),
     batch_wait_s=st.none() | st.floats(0, 3600),
+    stream_interval_s=st.floats(0, 10),
     sliding_window=st.just(64),
     attention_sinks=st.none() | st.integers(0, 16),
     quantization=st.sampled_from([None, "int8", "int4-g128", "int4-g32-asym-a16"]),

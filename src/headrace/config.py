@@ -21,6 +21,7 @@ MAX_KV_BYTES = 1024 * TIB
 MAX_SINKS = 65_536
 MAX_THREADS = 4096
 MAX_WAIT_S = 3600.0
+MAX_INTERVAL_S = 10.0
 MAX_SEED = 2**63 - 1
 MAX_TEXT_CHARS = 4096
 
@@ -41,6 +42,8 @@ class EngineConfig:
     kv_layout: "contiguous" is one block of max_model_len tokens a sequence.
     batch_size, batch_wait_s, batch_max_tokens: when a "static" or "dynamic" batch starts.
     attention_sinks, sliding_window: keep only the first and the last tokens (StreamingLLM, Xiao et al. 2023).
+    stream_interval_s: longest wait of a served token for those of the next steps, where steps are very short; see
+    serving.outbox.
     pin_threads: bind each CPU thread to a core of its own.
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
 
@@ -69,6 +72,7 @@ class EngineConfig:
     preemption_victim: str = "last"
     attention_sinks: int | None = None
     sliding_window: int | None = None
+    stream_interval_s: float = 0.008
     seed: int = 0
     num_threads: int | None = None
     pin_threads: bool = False
@@ -102,6 +106,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be true or false, got {_shown(getattr(self, name))}")
         if self.batch_wait_s is not None:
             put(self, "batch_wait_s", _checked_seconds("batch_wait_s", self.batch_wait_s, MAX_WAIT_S))
+        interval_s = _checked_seconds("stream_interval_s", self.stream_interval_s, MAX_INTERVAL_S)
+        put(self, "stream_interval_s", interval_s)
         self._check_combinations()
 
     def _check_combinations(self) -> None:

@@ -91,6 +91,7 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "preemption_victim": ("cheapest", {}),
     "attention_sinks": (4, {"sliding_window": 32}),
     "sliding_window": (32, {}),
+    "stream_interval_s": (0.5, {}),
     "seed": (7, {}),
     "num_threads": (9, {}),
     "pin_threads": (True, {}),

@@ -146,8 +146,10 @@ def main(kind: type[TinyExecutor] = TinyExecutor) -> int:
     vocab = options.pop("vocab", VOCAB)
     executor = kind(options.pop("step_s", 0.0), options.pop("token_s", 0.0))
     folder = options.pop("tokenizer_folder", None)
+    interval_s = options.pop("stream_interval_s", 0.008)
     engine = tiny_engine(**options)
-    return EngineLoop(connection, engine, executor).run(facts(engine, folder, vocab))
+    loop = EngineLoop(connection, engine, executor, stream_interval_s=interval_s)
+    return loop.run(facts(engine, folder, vocab))
 
 
 if __name__ == "__main__":

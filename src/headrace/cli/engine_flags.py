@@ -45,6 +45,12 @@ _FLAGS = (
         "attention_sinks", int, "N", "with --sliding-window: keep the first N tokens too (endless streams)"
     ),
     _Flag("sliding_window", int, "N", "keep the last N tokens only"),
+    _Flag(
+        "stream_interval_s",
+        float,
+        "S",
+        "longest wait in seconds of a served token for those of the next steps, 0 for none",
+    ),
     _Flag("seed", int, "N", "seed of requests that bring none"),
     _Flag("num_threads", int, "N", "CPU threads"),
     _Flag("pin_threads", None, "", "bind each CPU thread to a core of its own"),

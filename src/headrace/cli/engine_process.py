@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> NoReturn:
 def serve(connection: Connection) -> int:
     """Load what the first message asks for, then run the loop. Raises ParentGone while it loads."""
     try:
-        parts = assemble(_config(connection))
+        config = _config(connection)
+        parts = assemble(config)
     except ParentGone:
         raise
     except Exception as error:
@@ -69,8 +70,12 @@ def serve(connection: Connection) -> int:
         connection.send(failure_to_wire(error))
         return EXIT_FAILED
     grammars = _grammars(parts)
+    loop = EngineLoop(
+        connection, parts.engine, parts.executor, grammars=grammars,
+        stream_interval_s=config.stream_interval_s,
+    )  # fmt: skip
     try:
-        return EngineLoop(connection, parts.engine, parts.executor, grammars=grammars).run(_facts(parts))
+        return loop.run(_facts(parts))
     finally:
         grammars.close()
 

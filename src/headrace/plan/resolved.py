@@ -46,6 +46,7 @@ class ResolvedConfig:
     preemption_victim: str
     seed: int
     num_threads: int
+    stream_interval_s: float
     pin_threads: bool
     ops_force: str | None
     kernels: str | None

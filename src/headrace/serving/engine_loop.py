@@ -28,12 +28,12 @@ from headrace.serving.messages import (
     StepBegun,
     ToEngine,
 )
+from headrace.serving.outbox import Outbox
 from headrace.serving.pace import Pace, WorkCounter
 from headrace.serving.stepper import Stepper
 from headrace.serving.translate import (
     facts_to_wire,
     failure_to_wire,
-    outputs_to_wire,
     refusal_to_wire,
     request_from_wire,
     stats_to_wire,
@@ -54,6 +54,7 @@ class EngineLoop:
     """Serves one parent until it says Shutdown, closes the socket, or the engine fails.
 
     Messages are taken in between steps. While the engine has nothing to run, the loop sleeps on the socket.
+    `stream_interval_s`: see Outbox.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class EngineLoop:
         executor: Executor,
         clock: Clock = MONOTONIC,
         grammars: GrammarGate | None = None,
+        stream_interval_s: float = 0.0,
     ) -> None:
         self._connection = connection
+        self._outbox = Outbox(connection, clock, stream_interval_s)
         self._engine = engine
         self._stepper = Stepper(engine, executor, clock, self._announce)
         self._clock = clock
@@ -91,19 +94,23 @@ class EngineLoop:
     def _turn(self) -> bool:
         """Take in messages and run a step; False when the parent asked for the end."""
         answers: list[Message] = []
-        for message in self._connection.receive(self._patience()):
+        patience_s = self._patience()
+        if patience_s != 0.0:
+            self._outbox.flush()
+        for message in self._connection.receive(patience_s):
             if isinstance(message, Shutdown):
                 return False
             answer = self._handle(message)
             if answer is not None:
                 answers.append(answer)
         answers += self._take_compiled()
-        self._connection.send(*answers)  # before the step: nobody should wait for that to be told "no"
+        if answers:
+            self._outbox.send(*answers)  # before the step: nobody should wait for that to be told "no"
         if self._engine.has_work:
             step = self._stepper.step()
             self._pace.end()
             self._wait_until = step.wait_until
-            self._connection.send(*outputs_to_wire(step.outputs))
+            self._outbox.add(step.outputs)
             self._journal.note(step.outputs, self._clock())
             if self._grammars is not None:
                 self._grammars.note(step.outputs)
@@ -123,10 +130,8 @@ class EngineLoop:
         match message:
             case Add():
                 return self._add(message)
-            case Abort() if self._grammars is not None and self._grammars.abort(message.request_id):
-                return None
             case Abort():
-                self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
+                self._abort(message)
                 return None
             case Ping():
                 return Pong()
@@ -139,6 +144,13 @@ class EngineLoop:
                 )
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
+
+    def _abort(self, message: Abort) -> None:
+        if self._grammars is not None and self._grammars.abort(message.request_id):
+            return
+        if message.index is None:
+            self._outbox.forget(message.request_id)
+        self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
 
     def _add(self, message: Add) -> Message | None:
         try:
@@ -178,10 +190,12 @@ class EngineLoop:
         return answers
 
     def _announce(self, plan: StepPlan) -> None:
-        """Explain the silence of a large step before it begins."""
+        """Nothing waits for a step with prompts in it; the silence of a large one is explained before it begins."""
         work = self._work.count(plan)
         if work.tokens > TOKENS_PER_TIMEOUT:
-            self._connection.send(StepBegun(work.tokens, self._pace.begin(work)))
+            self._outbox.send(StepBegun(work.tokens, self._pace.begin(work)))
+        elif work.tokens > len(plan.slices):
+            self._outbox.flush()
 
     def _report(self, error: Exception) -> None:
         if isinstance(
@@ -189,7 +203,7 @@ class EngineLoop:
         ):  # what went wrong inside is for the log, not for those who lose their streams
             error = EngineDead("the engine ended in a step that failed")
         try:
-            self._connection.send(failure_to_wire(error))
+            self._outbox.send(failure_to_wire(error))
         except (ParentGone, WireError):
             return  # it cannot be told, and need not be: it sees the socket close
 
