@@ -19,6 +19,7 @@ from headrace.server.seeing.engine_totals import EngineTotals
 from headrace.serving.backoff import Backoff
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.state import EngineState
+from headrace.serving.source import arrivals
 from headrace.serving.supervisor import Supervisor
 from tests.serving.test_process_client import run_async
 from tests.serving.tiny_engine import COMMAND, CRASH
@@ -76,7 +77,7 @@ async def supervised() -> Supervisor:
 
 async def generate(client: Supervisor, prompt: tuple[int, ...]) -> None:
     stream = await client.submit(NewRequest(f"r{time.monotonic_ns()}", prompt, SamplingParams(max_tokens=5)))
-    async for _ in stream:
+    async for _ in arrivals(stream):
         pass
 
 
