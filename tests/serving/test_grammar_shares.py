@@ -19,6 +19,7 @@ from headrace.serving.grammar_checker import GrammarChecker
 from headrace.serving.grammar_gate import GrammarGate
 from headrace.serving.grammar_queue import MAX_WAITING_OF_USER
 from headrace.serving.process_client import ProcessClient
+from headrace.serving.source import arrivals
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 from tests.serving.test_grammar_pool import TALE, alive, children, until
@@ -105,7 +106,7 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
             before, started = flood.refused, time.monotonic()
             stream = await client.submit(request(f"n{i}", "neighbour", small(i)))
             seen.append((flood.refused - before, time.monotonic() - started))
-            async for _ in stream:
+            async for _ in arrivals(stream):
                 pass
             if most is None:
                 break

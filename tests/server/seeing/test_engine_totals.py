@@ -18,8 +18,8 @@ from headrace.errors import EngineDead
 from headrace.server.seeing.engine_totals import EngineTotals
 from headrace.serving.backoff import Backoff
 from headrace.serving.process_client import ProcessClient
-from headrace.serving.state import EngineState
 from headrace.serving.source import arrivals
+from headrace.serving.state import EngineState
 from headrace.serving.supervisor import Supervisor
 from tests.serving.test_process_client import run_async
 from tests.serving.tiny_engine import COMMAND, CRASH
