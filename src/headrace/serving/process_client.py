@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from headrace import __version__
 from headrace.core.engine import EngineStats
-from headrace.core.types import NewRequest, Output
+from headrace.core.types import NewRequest
 from headrace.errors import EngineDead, HeadraceError, InvalidParams, Overloaded
 from headrace.serving.child import ENGINE_COMMAND, Child, describe_exit
 from headrace.serving.facts import ModelFacts
@@ -38,8 +36,10 @@ from headrace.serving.messages import (
     decode_from_engine,
     encode,
 )
+from headrace.serving.open_streams import OpenStreams
+from headrace.serving.questions import NumberedQuestions, Questions
 from headrace.serving.state import EngineState
-from headrace.serving.stream import MAX_UNREAD_BYTES, OutputStream, Unread
+from headrace.serving.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.translate import (
     error_from_wire,
     facts_from_wire,
@@ -82,15 +82,10 @@ class ProcessClient:
         watchdog: Watchdog | None = None,
     ) -> None:
         self._child = child
-        self._max_in_flight = max_in_flight
-        self._max_unread_bytes = max_unread_bytes
-        self._unread = Unread()
-        self._in_flight = 0
-        self._streams: dict[str, tuple[OutputStream, int]] = {}
-        self._accepting: dict[str, asyncio.Future[None]] = {}
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
-        self._viewing: dict[int, asyncio.Future[View]] = {}
-        self._numbers = itertools.count()
+        self._streams = OpenStreams(max_in_flight, max_unread_bytes)
+        self._accepting: Questions[str, None] = Questions()
+        self._counting: NumberedQuestions[EngineStats] = NumberedQuestions()
+        self._viewing: NumberedQuestions[View] = NumberedQuestions()
         self._error: str | None = None  # why the engine is dead
         self._facts: ModelFacts | None = None
         self._ready: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
@@ -167,29 +162,18 @@ class ProcessClient:
     async def submit(self, new: NewRequest) -> OutputStream:
         """Hand over a request; see AsyncClient. A caller that is cancelled meanwhile leaves nothing running."""
         self._check_alive()
-        if new.request_id in self._streams:
-            raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
-        if self._in_flight + new.params.n > self._max_in_flight:
-            raise Overloaded(f"{self._in_flight} completions are running or waiting: try again later")
         if self._child.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             raise Overloaded("the engine does not take in requests as fast as they come: try again later")
         payload = _payload(new)
-        stream = OutputStream(new.request_id, new.params.n, self._max_unread_bytes, self._unread)
-        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._streams[new.request_id] = (stream, new.params.n)
-        self._in_flight += new.params.n
-        self._accepting[new.request_id] = accepted
-        self._child.writer.write(payload)
+        stream = self._streams.open(new)
         try:
-            await accepted
+            await self._accepting.ask(new.request_id, lambda: self._child.writer.write(payload))
         except HeadraceError:
-            self._forget(new.request_id)
+            self._streams.forget(new.request_id)
             raise
         except asyncio.CancelledError:
             self.abort(new.request_id)
             raise
-        finally:
-            self._accepting.pop(new.request_id, None)
         return stream
 
     def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
@@ -197,34 +181,19 @@ class ProcessClient:
         if request_id not in self._streams:
             return
         if index is None:
-            self._streams[request_id][0].close()
-            self._forget(request_id)
+            self._streams.close(request_id)
         if self._error is None:
             self._send(Abort(request_id, index, stopped))
 
     async def stats(self) -> EngineStats:
         """A snapshot, taken between two steps."""
         self._check_alive()
-        number = next(self._numbers)
-        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
-        try:
-            self._send(StatsRequest(number))
-            return await answer
-        finally:
-            self._asked.pop(number, None)
+        return await self._counting.ask_next(lambda number: self._send(StatsRequest(number)))
 
     async def view(self) -> View:
         """A snapshot with the endings since the last one, taken between two steps."""
         self._check_alive()
-        number = next(self._numbers)
-        answer: asyncio.Future[View] = asyncio.get_running_loop().create_future()
-        self._viewing[number] = answer
-        try:
-            self._send(SnapshotRequest(number))
-            return await answer
-        finally:
-            self._viewing.pop(number, None)
+        return await self._viewing.ask_next(lambda number: self._send(SnapshotRequest(number)))
 
     async def aclose(self, grace_s: float = _GRACE_S) -> None:
         """Ask the engine process to end, kill it if it does not within `grace_s` seconds; no child is left.
@@ -271,13 +240,14 @@ class ProcessClient:
         match message:
             case Outputs():
                 for output in outputs_from_wire(message):
-                    self._deliver(output)
+                    if not self._streams.put(output):
+                        self._send(Abort(output.request_id, None, False))
             case Accepted():
-                _settle(self._accepting.get(message.request_id), None)
+                self._accepting.answer(message.request_id, None)
             case Refused():
-                _fail(self._accepting.get(message.request_id), error_from_wire(message))
+                self._accepting.refuse(message.request_id, error_from_wire(message))
             case Stats():
-                _settle(self._asked.get(message.number), stats_from_wire(message))
+                self._counting.answer(message.number, stats_from_wire(message))
             case StepBegun():
                 if self._watchdog is not None:
                     self._watchdog.step_begun(message.tokens, message.expected_s)
@@ -285,24 +255,13 @@ class ProcessClient:
                 if self._watchdog is not None:
                     self._watchdog.answered()
             case Snapshot():
-                _settle(self._viewing.get(message.number), view_from_wire(message))
+                self._viewing.answer(message.number, view_from_wire(message))
             case Ready():
                 if self._ready.done():
                     raise WireError("a second Ready message")
                 self._ready.set_result(facts_from_wire(message))
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
-
-    def _deliver(self, output: Output) -> None:
-        if output.request_id not in self._streams:
-            return  # aborted here, not yet there
-        stream, _ = self._streams[output.request_id]
-        stream.put(output)
-        if stream.full:
-            stream.give_up(Overloaded("the output was not read as fast as it came: the request was given up"))
-            self._send(Abort(output.request_id, None, False))
-        if stream.ended:
-            self._forget(output.request_id)
 
     async def _watch(self, watchdog: Watchdog) -> None:
         """Kill an engine process that gives no sign of life."""
@@ -326,17 +285,12 @@ class ProcessClient:
         self._error = str(error)
         self.ended.set()
         # Before the model is loaded the error is the caller's to mend; after that the engine is dead, whatever it was.
-        _fail(self._ready, error)
-        for accepted in self._accepting.values():
-            _fail(accepted, EngineDead(self._error))
-        for asked in self._asked.values():
-            _fail(asked, EngineDead(self._error))
-        for viewing in self._viewing.values():
-            _fail(viewing, EngineDead(self._error))
-        for stream, _ in self._streams.values():
-            stream.fail(EngineDead(self._error))
-        self._streams.clear()
-        self._in_flight = 0
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # looked at: whoever was to wait for it may have gone
+        for waiting in (self._accepting, self._counting, self._viewing):
+            waiting.fail(self._error)
+        self._streams.fail(self._error)
 
     async def _end(self, error: HeadraceError, grace_s: float) -> None:
         self._die(error)
@@ -352,11 +306,6 @@ class ProcessClient:
         if self._error is not None:
             raise EngineDead(self._error)
 
-    def _forget(self, request_id: str) -> None:
-        held = self._streams.pop(request_id, None)
-        if held is not None:
-            self._in_flight -= held[1]
-
     def _send(self, message: Message) -> None:
         self._child.writer.write(frame(encode(message)))
 
@@ -366,17 +315,3 @@ def _payload(new: NewRequest) -> bytes:
         return frame(encode(request_to_wire(new)))
     except WireError as error:
         raise InvalidParams(f"the request cannot be sent to the engine: {error}") from error
-
-
-_Value = TypeVar("_Value")
-
-
-def _settle(future: asyncio.Future[_Value] | None, value: _Value) -> None:
-    if future is not None and not future.done():
-        future.set_result(value)
-
-
-def _fail(future: asyncio.Future[_Value] | None, error: HeadraceError) -> None:
-    if future is not None and not future.done():
-        future.set_exception(error)
-        future.exception()  # looked at: whoever was to wait for it may have gone
