@@ -20,7 +20,7 @@ class Questions(Generic[Key, Answer]):
         self._waiting: dict[Key, asyncio.Future[Answer]] = {}
 
     async def ask(self, key: Key, send: Callable[[], None]) -> Answer:
-        """Call `send`, then wait. Raises what `refuse` is given, and EngineDead; a question that is given up is forgotten."""
+        """Call `send`, then wait. Raises what `refuse` is given, and EngineDead."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[key] = answer
         try:
