@@ -99,7 +99,7 @@ def test_one_leaves_and_the_others_stay() -> None:
         while b"[DONE]" not in data:
             data += staying.recv(65_536)
         staying.close()
-        events = [line[6:] for line in data.decode().split("\r\n") if line.startswith("data: {")]
+        events = [line[6:] for line in data.decode().splitlines() if line.startswith("data: {")]
         assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == alone
         until(lambda: tiny.idle, 2)
 

@@ -12,7 +12,7 @@ if __name__ == "__main__":
 from headrace.core.kv_manager import KVManager
 from headrace.core.request import Request
 from headrace.core.types import Output
-from headrace.serving import engine_loop
+from headrace.serving import outbox
 from headrace.serving.messages import Outputs
 from headrace.serving.translate import outputs_to_wire
 from tests.serving.tiny_engine import main
@@ -37,7 +37,7 @@ def mute() -> None:
     def to_wire(outputs: Iterable[Output]) -> Iterator[Outputs]:
         return outputs_to_wire(output for output in outputs if output.finish_reason is None)
 
-    engine_loop.outputs_to_wire = to_wire  # type: ignore[assignment]
+    outbox.outputs_to_wire = to_wire  # type: ignore[assignment]
 
 
 FAULTS: dict[str, Callable[[], None]] = {"leak": leak, "mute": mute}

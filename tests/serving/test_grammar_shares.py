@@ -157,14 +157,16 @@ def test_a_deadline_that_passes_in_the_queue_is_kept() -> None:
         await asyncio.sleep(0.1)
         started = time.monotonic()
         stream = await client.submit(request("late", "greedy", small(0), queue_timeout_s=0.2))
-        outputs = [output async for step in stream for output in step]
+        outputs = [output async for step in arrivals(stream) for output in step]
         took = time.monotonic() - started
         assert [output.finish_reason for output in outputs] == [FinishReason.TIMEOUT]
         assert "without being scheduled" in str(outputs[0].error)
         assert 0.2 <= took < 2 and flood.refused < 5
         # The name is free, and the grammar had not been compiled: it waits again.
         stream = await client.submit(request("late", "neighbour", small(0)))
-        ends = [output.finish_reason async for step in stream for output in step if output.finish_reason]
+        ends = [
+            output.finish_reason async for step in arrivals(stream) for output in step if output.finish_reason
+        ]
         assert ends in ([FinishReason.LENGTH], [FinishReason.STOP])
         await flood.stop()
 
