@@ -94,7 +94,7 @@ def run(
             seen.logprobs[key] = seen.logprobs.get(key, ()) + output.logprobs
             if output.finish_reason is not None:
                 seen.finished[key] = output.finish_reason
-            if output.stats is not None:
+            if output.finish_reason is not None and output.stats is not None:
                 seen.drafted += output.stats.num_drafted
                 seen.accepted += output.stats.num_accepted
         assert seen.steps < 5000

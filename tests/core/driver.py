@@ -185,6 +185,9 @@ class Driver:
             raise Broken(f"outputs: {key} had ended")
         sampling = self.executor.samplings.get(track.number)
         params = track.new.params
+        told = output.finish_reason is not None or bool(output.tokens and not track.tokens)
+        if (output.stats is not None) is not told:
+            raise Broken(f"outputs: {key} has stats {output.stats} behind {len(track.tokens)} tokens")
         if output.tokens and params.logprobs is not None and len(output.logprobs) != len(output.tokens):
             raise Broken(f"logprobs: {len(output.logprobs)} for {len(output.tokens)} tokens")
         for at, token in enumerate(output.tokens):

@@ -26,6 +26,7 @@ from headrace.server.keys import KeyRing
 from headrace.server.traffic import Traffic
 from tests.server.conftest import TinyServer, serve
 from tests.server.keyring import bearer, code, complete, keyed, secret
+from tests.server.test_refusals import until
 
 OPEN = {"/health", "/ready", "/"}
 """All that may be had without a key, besides the files of the page."""
@@ -276,6 +277,31 @@ def test_usage_counts_what_clients_saw() -> None:
         assert answer["keys"]["ann"]["cached_tokens"] > 0
         assert "boss" not in answer["keys"]
         assert secret("ann") not in json.dumps(answer)
+    finally:
+        server.close()
+
+
+def test_usage_counts_what_was_cached_for_callers_who_left() -> None:
+    server = TinyServer(traffic=keyed(ANN, BOSS), step_s=0.01)
+
+    def used() -> dict[str, Any]:
+        counts: dict[str, Any] = server.http.get("/usage", headers=bearer("boss")).json()["keys"]["ann"]
+        return counts
+
+    try:
+        before = complete(server, "ann", prompt=[1] * 40, max_tokens=1).json()["usage"][
+            "prompt_tokens_details"
+        ]
+        again = complete(server, "ann", prompt=[1] * 40, max_tokens=1).json()["usage"][
+            "prompt_tokens_details"
+        ]
+        assert before["cached_tokens"] == 0 < again["cached_tokens"] == used()["cached_tokens"]
+        body = {"prompt": [1] * 40, "max_tokens": 150, "n": 2, "ignore_eos": True, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=body, headers=bearer("ann")) as answer:
+            assert next(answer.iter_lines()).startswith("data: {")
+        until(lambda: used()["prompt_tokens"] == 120)
+        assert used()["cached_tokens"] == 2 * again["cached_tokens"]
+        assert 2 < used()["completion_tokens"] < 300
     finally:
         server.close()
 

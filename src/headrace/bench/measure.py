@@ -103,7 +103,7 @@ class _Tally:
         for output in outputs:
             if output.error is not None:
                 raise HeadraceError(f"request {output.request_id} failed: {output.error}")
-            if output.stats is not None:
+            if output.finish_reason is not None and output.stats is not None:
                 self.done.append(output.stats)
             if output.tokens:
                 tokens += len(output.tokens)

@@ -352,10 +352,12 @@ class Scheduler:
             reason = FinishReason.STOP
         if not request.params.samples and request.num_computed >= request.num_prompt:
             reason = FinishReason.LENGTH
+        told = reason is not None
         if emitted:
             request.stats.last_token_s = now
             if request.stats.first_token_s is None:
                 request.stats.first_token_s = now
+                told = True
         self.kv.register(request, first, len(request.tokens) - bool(emitted))
         self.stats.output_tokens += emitted
         prompt_logprobs = self._new_prompt_logprobs(request, work, part) if part.prompt_logprobs else ()
@@ -371,7 +373,7 @@ class Scheduler:
             return None
         return Output(
             request.name, request.index, part.tokens[:emitted], part.logprobs[:emitted], prompt_logprobs,
-            finish_reason=reason, stop_token=stop_token, stats=None if reason is None else replace(request.stats),
+            finish_reason=reason, stop_token=stop_token, stats=replace(request.stats) if told else None,
             pooled=part.pooled,
         )  # fmt: skip
 

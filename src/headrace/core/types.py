@@ -269,5 +269,5 @@ class Output:
     finish_reason: FinishReason | None = None
     error: str | None = None
     stop_token: int | None = None  # the id that ended it, if one did
-    stats: RequestStats | None = None  # a snapshot, with the last output of a completion
+    stats: RequestStats | None = None  # a snapshot, with the first tokens and the last output of a completion
     pooled: bytes | None = None  # the prompt's embedding, float32, little-endian

@@ -66,7 +66,7 @@ class Completion:
 
     def take(self, output: Output) -> Delta | None:
         """Add news; None where there is nothing for the caller, as for tokens behind a stop string."""
-        if output.stats is not None:
+        if output.finish_reason is not None:
             self.stats = output.stats
         if self.finish_reason is not None:
             return None

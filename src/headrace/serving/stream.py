@@ -56,7 +56,7 @@ class OutputStream:
         self.output_tokens = 0
         """Tokens that have come, of all completions."""
         self.cached_tokens = 0
-        """Prompt tokens that came from the prefix cache; known at the end."""
+        """Prompt tokens that came from the prefix cache; known with the first token, or at the end."""
         self.scheduled = False
         """The prompt was computed, at least in part; known with the first token, or at the end."""
 
@@ -89,11 +89,12 @@ class OutputStream:
             self._count(_size(output))
         self._unread.append(output)
         self.output_tokens += len(output.tokens)
+        if output.stats is not None:
+            self.scheduled |= output.stats.first_scheduled_s is not None
+            if output.index == 0:
+                self.cached_tokens = output.stats.num_cached
         if output.finish_reason is not None:
             self._open -= 1
-            if output.stats is not None:
-                self.scheduled |= output.stats.first_scheduled_s is not None
-                self.cached_tokens += output.stats.num_cached if output.index == 0 else 0
             if self._open == 0:
                 self._tell()
         if self._listener is not None:
