@@ -103,8 +103,8 @@ class Forgetful(ProcessClient):
     """The planted fault: when its engine dies, it tells all streams but one."""
 
     def _die(self, error: HeadraceError) -> None:
-        if self._streams:
-            self._streams.popitem()
+        for request_id in list(self._streams._streams)[:1]:
+            self._streams.forget(request_id)
         super()._die(error)
 
 
