@@ -21,13 +21,13 @@ from uvicorn.server import ServerState
 from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.direct_write import offer
 from headrace.server.errors import error_body
+from headrace.server.write_batch import BatchedTransport, WriteBatch
 
 RETRY_AFTER_S = 1
 
 _BODY_UNIT = 2**20
 _LEAST_READ_BYTES = 32 * 2**10
 """A reader who takes less than this in the time given is as good as gone."""
-_SETTLE_S = 0.5
 _MAX_AHEAD = 100
 """Most requests that may come behind one that is being answered."""
 _LINGER_S = 1.0
@@ -65,9 +65,11 @@ class GuardedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
+        batch: WriteBatch,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
+        self._batch = batch
         self._awaited = _Awaited.HEAD
         self._received = 0  # bytes of the head or the body that is awaited
         self._requests = 0  # that have arrived
@@ -80,7 +82,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- The connection ----
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(BatchedTransport(transport, self._batch))
         if len(self.connections) > self._limits.max_connections:
             self._refuse(503, "too many connections are open: try again later", "too_many_connections")
         else:
@@ -143,9 +145,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._awaited is _Awaited.BODY:
             # Either the answer came before all of the body, or a second request has been waiting with its own unread.
             self._await(_Awaited.BODY)
-        if self._reading is None:
-            # Later: at the end of a turn of the loop the transport itself offers what was written in it.
-            self._reading = self.loop.call_later(_SETTLE_S, self._watch_reader)
+        if self._reading is None and not self.transport.is_closing():
+            self._watch_reader()
 
     def send_400_response(self, msg: str) -> None:
         """Called where the parser gives up."""
@@ -204,28 +205,26 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_watching()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _watch_reader(self) -> None:
         """Look again later whether the caller reads what waits for it."""
-        self._stop_watching()
         self._unread = self.transport.get_write_buffer_size()
         if self._unread:
             self._reading = self.loop.call_later(self._limits.slow_reader_timeout_s, self._check_reader)
 
     def _check_reader(self) -> None:
+        self._reading = None
         left = self.transport.get_write_buffer_size()
-        if not left or self._unread - left >= _LEAST_READ_BYTES:
+        if not left:
+            return
+        if self._unread - left >= _LEAST_READ_BYTES:
             self._watch_reader()
             return
-        self._reading = None
         _log.info("a caller does not read its answer: the connection is closed")
         self.transport.abort()  # which tells the request that its caller has left
-
-    def _stop_watching(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
 
     # ---- Ends ----
 
@@ -275,7 +274,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.loop.call_later(_LINGER_S / 2, self.transport.close)
 
     def _stop_timers(self) -> None:
-        self._stop_watching()
-        if self._arriving is not None:
-            self._arriving.cancel()
-            self._arriving = None
+        for timer in (self._arriving, self._reading):
+            if timer is not None:
+                timer.cancel()
+        self._arriving = self._reading = None

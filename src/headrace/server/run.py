@@ -33,6 +33,7 @@ from headrace.server.seeing.observer import Sink
 from headrace.server.seeing.tracing import tracing
 from headrace.server.signals import Ending
 from headrace.server.traffic_options import TrafficOptions
+from headrace.server.write_batch import WriteBatch
 from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.supervisor import Supervisor
@@ -211,7 +212,9 @@ def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uv
     """
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], functools.partial(GuardedProtocol, limits=limits)),
+        http=cast(
+            type[asyncio.Protocol], functools.partial(GuardedProtocol, limits=limits, batch=WriteBatch())
+        ),
         ws="none",
         lifespan="off",
         server_header=False,

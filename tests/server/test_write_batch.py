@@ -1,0 +1,116 @@
+"""Writes of one turn leave in one go: in order, whole, and no later than its end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headrace.server.write_batch import MAX_HELD_BYTES, BatchedTransport, WriteBatch
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    @functools.wraps(test)
+    def run() -> None:
+        async def all_of_it() -> None:
+            await test()
+
+        asyncio.run(all_of_it())
+
+    return run
+
+
+class Wire(asyncio.Transport):
+    """Notes what is called."""
+
+    def __init__(self, log: list[tuple[str, Any]], name: str = "") -> None:
+        super().__init__()
+        self.log, self.name = log, name
+
+    def write(self, data: Any) -> None:
+        self.log.append((self.name, bytes(data)))
+
+    def get_write_buffer_size(self) -> int:
+        return 5
+
+    def close(self) -> None:
+        self.log.append((self.name, "close"))
+
+    def write_eof(self) -> None:
+        self.log.append((self.name, "eof"))
+
+    def abort(self) -> None:
+        self.log.append((self.name, "abort"))
+
+
+def transports(*names: str) -> tuple[list[BatchedTransport], list[tuple[str, Any]]]:
+    log: list[tuple[str, Any]] = []
+    batch = WriteBatch()
+    return [BatchedTransport(Wire(log, name), batch) for name in names], log
+
+
+@in_loop
+async def test_of_a_turn() -> None:
+    (a, b), log = transports("a", "b")
+    a.write(b"1")
+    b.write(b"2")
+    a.write(b"3")
+    assert log == []
+    await asyncio.sleep(0)
+    assert log == [("a", b"13"), ("b", b"2")]
+    b.write(b"4")
+    await asyncio.sleep(0)
+    assert log[2:] == [("b", b"4")]
+
+
+@in_loop
+async def test_what_is_held_is_not_unread() -> None:
+    (a,), log = transports("a")
+    a.write(b"1")
+    assert a.get_write_buffer_size() == 5 and log == [("a", b"1")]
+    await asyncio.sleep(0)
+    assert log == [("a", b"1")]
+
+
+@in_loop
+async def test_of_many_tasks() -> None:
+    """Tasks that wake in the same turn write before any byte leaves."""
+    those, log = transports(*"abcdefgh")
+    gate = asyncio.Event()
+    seen: list[int] = []
+
+    async def stream(transport: BatchedTransport) -> None:
+        await gate.wait()
+        transport.write(b"x")
+        seen.append(len(log))
+
+    tasks = [asyncio.ensure_future(stream(transport)) for transport in those]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*tasks)
+    await asyncio.sleep(0)
+    assert seen == [0] * 8 and len(log) == 8
+
+
+@in_loop
+async def test_ends_come_behind_what_was_written() -> None:
+    (a, b, c), log = transports("a", "b", "c")
+    for transport in (a, b, c):
+        transport.write(b"last")
+    a.close()
+    b.write_eof()
+    c.abort()
+    await asyncio.sleep(0)
+    assert log == [("a", b"last"), ("a", "close"), ("b", b"last"), ("b", "eof"), ("c", "abort")]
+
+
+@in_loop
+async def test_much_is_not_held() -> None:
+    (a,), log = transports("a")
+    a.write(b"x" * MAX_HELD_BYTES)
+    assert log == []
+    a.write(b"y")
+    assert len(log) == 1 and len(log[0][1]) == MAX_HELD_BYTES + 1
+    await asyncio.sleep(0)
+    assert len(log) == 1
