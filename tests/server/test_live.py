@@ -262,11 +262,11 @@ def test_percentiles_of_the_last_minute() -> None:
     latencies = Latencies(lambda: now)
     assert latencies.ttft().p50 is None
     for number in range(1, 101):
-        latencies.first(now, number / 100)
+        latencies.ttfts.append((now, number / 100))
     told = latencies.ttft()
     assert (told.count, told.p50, told.p90, told.p99) == (100, 0.5, 0.9, 0.99)
     now = WINDOW_S + 1
-    latencies.first(now, 7.0)
+    latencies.ttfts.append((now, 7.0))
     assert latencies.ttft().p50 == 7.0
     assert latencies.ttft().count == 1
 
@@ -274,7 +274,7 @@ def test_percentiles_of_the_last_minute() -> None:
 def test_samples_are_bounded() -> None:
     latencies = Latencies(lambda: 0.0)
     for _ in range(MAX_SAMPLES + 10):
-        latencies.next(0.0, 1.0)
+        latencies.itls.append((0.0, 1.0))
     assert latencies.itl().count == MAX_SAMPLES
 
 

@@ -49,7 +49,7 @@ _FLAGS = (
         "stream_interval_s",
         float,
         "S",
-        "longest wait in seconds of a served token for those of the next steps, 0 for none",
+        "seconds between updates of served streams, where steps are shorter than half of that; 0: every step",
     ),
     _Flag("seed", int, "N", "seed of requests that bring none"),
     _Flag("num_threads", int, "N", "CPU threads"),

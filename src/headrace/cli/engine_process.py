@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> NoReturn:
 def serve(connection: Connection) -> int:
     """Load what the first message asks for, then run the loop. Raises ParentGone while it loads."""
     try:
-        config = _config(connection)
-        parts = assemble(config)
+        parts = assemble(_config(connection))
     except ParentGone:
         raise
     except Exception as error:
@@ -72,7 +71,7 @@ def serve(connection: Connection) -> int:
     grammars = _grammars(parts)
     loop = EngineLoop(
         connection, parts.engine, parts.executor, grammars=grammars,
-        stream_interval_s=config.stream_interval_s,
+        stream_interval_s=parts.resolved.stream_interval_s,
     )  # fmt: skip
     try:
         return loop.run(_facts(parts))

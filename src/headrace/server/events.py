@@ -104,26 +104,27 @@ class EventStream(Response, Generic[Item]):
 
     async def _passed_on(self, write: Write | None) -> bytes:
         """Write what comes until the caller does not read as fast, or the end; gives what is left to send."""
+        source = self._source
         left: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def pass_on() -> None:
             try:
                 part = self._taken()
-                more = self._source.exhausted or self._source.waiting
-                if part and write is not None and not more and write(part):
+                more = source.exhausted or source.waiting
+                if not more and (not part or (write is not None and write(part))):
                     return
-                if (part or more) and not left.done():
-                    self._source.listen(None)
+                if not left.done():
+                    source.listen(None)
                     left.set_result(part)
             except Exception as error:
                 if not left.done():
                     left.set_exception(error)
 
-        self._source.listen(pass_on)
+        source.listen(pass_on)
         try:
             return await left
         finally:
-            self._source.listen(None)
+            source.listen(None)
 
     def _taken(self) -> bytes:
         items = self._source.take()

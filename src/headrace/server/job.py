@@ -40,6 +40,10 @@ class Job:
         self._left = set(range(len(self._generations)))  # prompts that are not exhausted
         self._ready: dict[int, None] = {}  # prompts with something to take, in the order in which it came
         self._error: HeadraceError | None = None
+        self.waiting = False
+        """See Source."""
+        self.exhausted = not self._left
+        """See Source."""
         self._listener: Callable[[], None] | None = None
         for number, generation in enumerate(self._generations):
             generation.listen(partial(self._came, number))
@@ -100,25 +104,17 @@ class Job:
             if self._error is not None:
                 raise self._error
             ready, self._ready = self._ready, {}
+            self.waiting = False
             for number in ready:
                 self._take(number, items)
         except HeadraceError as error:
+            self.waiting = True
             self._error = error
             if not items:
                 if self._record is not None:
                     self._record.error = error.code
                 raise
         return items
-
-    @property
-    def waiting(self) -> bool:
-        """See Source."""
-        return bool(self._ready) or self._error is not None
-
-    @property
-    def exhausted(self) -> bool:
-        """See Source."""
-        return not self._left and self._error is None
 
     @property
     def results(self) -> list[RequestOutput]:
@@ -133,13 +129,15 @@ class Job:
     def _came(self, number: int) -> None:
         """There is something to take of a prompt's generation."""
         self._ready[number] = None
+        self.waiting = True
         if self._listener is not None:
             self._listener()
 
     def _take(self, number: int, items: list[tuple[int, Delta]]) -> None:
         """Take what one prompt's generation has."""
         generation, record, times = self._generations[number], self._record, self._times
-        for delta in generation.take():
+        deltas = generation.take()
+        for delta in deltas:
             choice = number * self._n + delta.index
             if record is not None:
                 record.saw(choice, delta)
@@ -148,10 +146,14 @@ class Job:
             if times is not None and delta.text:
                 times.saw(choice)
             items.append((choice, delta))
+        if len(deltas) == 1 and deltas[0].finish_reason is None:  # as nearly always
+            return
         if generation.exhausted:
             self._left.discard(number)
+            self.exhausted = not self._left
         elif generation.waiting:
             self._ready[number] = None
+            self.waiting = True
 
 
 def _check(delta: Delta) -> None:

@@ -46,25 +46,20 @@ class Latencies:
 
     def __init__(self, clock: Clock = MONOTONIC) -> None:
         self.clock = clock
-        self._ttft: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
-        self._itl: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+        self.ttfts: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+        """(when it was taken, seconds)."""
+        self.itls: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
 
     def stream(self) -> StreamTimes:
         """Begin to watch the answer to the request that is being handled."""
         arrived = _arrived.get()
         return StreamTimes(self, self.clock() if arrived is None else arrived)
 
-    def first(self, now: float, ttft_s: float) -> None:
-        self._ttft.append((now, ttft_s))
-
-    def next(self, now: float, itl_s: float) -> None:
-        self._itl.append((now, itl_s))
-
     def ttft(self) -> Percentiles:
-        return _percentiles(self._ttft, self.clock())
+        return _percentiles(self.ttfts, self.clock())
 
     def itl(self) -> Percentiles:
-        return _percentiles(self._itl, self.clock())
+        return _percentiles(self.itls, self.clock())
 
 
 class StreamTimes:
@@ -79,12 +74,13 @@ class StreamTimes:
 
     def saw(self, index: int) -> None:
         """A piece of text of this choice goes to the client now."""
-        now = self._latencies.clock()
-        if index in self._last:
-            self._latencies.next(now, now - self._last[index])
-        elif not self._last:
-            self._latencies.first(now, now - self._arrived)
-        self._last[index] = now
+        latencies, last = self._latencies, self._last
+        now = latencies.clock()
+        if index in last:
+            latencies.itls.append((now, now - last[index]))
+        elif not last:
+            latencies.ttfts.append((now, now - self._arrived))
+        last[index] = now
 
 
 def _percentiles(samples: deque[tuple[float, float]], now: float) -> Percentiles:

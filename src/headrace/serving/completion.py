@@ -81,10 +81,13 @@ class Completion:
             if output.stop_token in self._params.stop_token_ids:
                 self.stop_reason = output.stop_token
             self.error = output.error
-        tokens, logprobs = output.tokens[:used], output.logprobs[:used]
+        tokens, logprobs = output.tokens, output.logprobs
+        if used < len(tokens):
+            tokens, logprobs = tokens[:used], logprobs[:used]
         self.token_ids.extend(tokens)
         self._text.append(text)
-        self._logprobs.extend(logprobs)
+        if logprobs:
+            self._logprobs.extend(logprobs)
         return Delta(
             output.request_id, self.index, text, tokens, logprobs,
             self.finish_reason, self.stop_reason, self.error, output.prompt_logprobs,

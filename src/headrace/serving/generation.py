@@ -49,15 +49,16 @@ class Generation:
     def take(self) -> list[Delta]:
         """See Source."""
         deltas: list[Delta] = []
+        pending = self._pending
         for output in self._stream.take():
-            delta = self._pending.take(output)
-            if delta is None:
-                continue
-            deltas.append(delta)
-            if delta.finish_reason is not None and output.finish_reason is None:  # a stop string, found here
+            delta = pending.take(output)
+            if output.finish_reason is not None:
+                if pending.ended:
+                    self.result = pending.result(finished=True)
+            elif delta is not None and delta.finish_reason is not None:  # a stop string, found here
                 self._client.abort(output.request_id, output.index, stopped=True)
-        if self._pending.ended and self.result is None:
-            self.result = self._pending.result(finished=True)
+            if delta is not None:
+                deltas.append(delta)
         return deltas
 
     @property

@@ -40,7 +40,9 @@ class PendingRequest:
         """The addition to a completion; None where there is nothing for the caller. See `Completion.take`."""
         if output.index not in self._running:
             return None
-        if output.index == 0:  # every completion computes the same prompt, or shares it
+        if (
+            output.prompt_logprobs and output.index == 0
+        ):  # every completion computes the same prompt, or shares it
             self._prompt_logprobs.extend(output.prompt_logprobs)
         if output.finish_reason is not None:
             self._running.discard(output.index)

@@ -139,9 +139,13 @@ class OutputStream:
     def take(self) -> list[Output]:
         """See Source. At most MAX_TAKEN outputs at a time."""
         unread = self._unread
-        if not unread and self._error is not None:
-            raise self._error
-        if len(unread) > MAX_TAKEN:
+        if len(unread) == 1:  # as nearly always
+            self._unread = []
+        elif not unread:
+            if self._error is not None:
+                raise self._error
+            return []
+        elif len(unread) > MAX_TAKEN:
             self._unread = unread[MAX_TAKEN:]
             del unread[MAX_TAKEN:]
             self._count(-sum(map(_size, unread[1:])) - _size(self._unread[0]))

@@ -8,7 +8,7 @@ decode a short window twice, without and with the new tokens, and release the di
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.text.byte_scheme import ByteJoiner, ByteScheme
 from headrace.text.tokenizer import Tokenizer
@@ -18,8 +18,6 @@ _CONTEXT_TOKENS = 6
 
 _MAX_UNSETTLED_TOKENS = 16
 """A window whose text ends in U+FFFD for longer than this really says so: no character has so many bytes."""
-
-_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
@@ -40,19 +38,15 @@ class IncrementalDetokenizer:
     ) -> None:
         hidden = tokenizer.special_ids - visible if skip_special_tokens else frozenset()
         scheme = tokenizer.byte_scheme
-        self._way: _ByBytes | _ByWindow
+        way: _ByBytes | _ByWindow
         if scheme is not None:
-            self._way = _ByBytes(tokenizer, scheme, hidden, prompt_ids)
+            way = _ByBytes(tokenizer, scheme, hidden, prompt_ids)
         else:
-            self._way = _ByWindow(tokenizer, hidden, prompt_ids)
-
-    def push(self, ids: Sequence[int]) -> str:
+            way = _ByWindow(tokenizer, hidden, prompt_ids)
+        self.push: Callable[[Sequence[int]], str] = way.push
         """Take the next ids; return the text that they make certain."""
-        return self._way.push(ids)
-
-    def finish(self) -> str:
+        self.finish: Callable[[], str] = way.finish
         """The rest of the text, once no more ids will come: U+FFFD for a character that was never finished."""
-        return self._way.finish()
 
 
 class _ByBytes:
@@ -61,7 +55,7 @@ class _ByBytes:
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._utf8 = _UTF8("replace")
+        self._begun = b""  # a character that is not finished
         self._joiner = ByteJoiner(scheme)
         for token_id in prompt_ids:
             if self._joiner.settled:
@@ -74,15 +68,23 @@ class _ByBytes:
                 break
             if token_id not in hidden:
                 tail = tokenizer.token_bytes(token_id) + tail
-        self._utf8.decode(tail)
+        self._decoded(tail)
 
     def push(self, ids: Sequence[int]) -> str:
-        return self._utf8.decode(b"".join(map(self._bytes_of, ids)))
+        if len(ids) == 1:
+            return self._decoded(self._bytes_of(ids[0]))
+        return self._decoded(b"".join(map(self._bytes_of, ids)))
 
     def finish(self) -> str:
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest
+        rest, self._begun = self._begun, b""
+        return rest.decode("utf-8", "replace")
+
+    def _decoded(self, data: bytes) -> str:
+        if self._begun:
+            data = self._begun + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[used:]
+        return text
 
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._hidden:
