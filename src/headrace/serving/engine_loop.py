@@ -29,7 +29,7 @@ from headrace.serving.messages import (
     ToEngine,
 )
 from headrace.serving.outbox import Outbox
-from headrace.serving.pace import Pace, WorkCounter
+from headrace.serving.step_times import StepTimes, WorkCounter
 from headrace.serving.stepper import Stepper
 from headrace.serving.translate import (
     facts_to_wire,
@@ -74,7 +74,7 @@ class EngineLoop:
         self._grammars = grammars
         self._journal = Journal()
         self._work = WorkCounter()
-        self._pace = Pace(clock)
+        self._step_times = StepTimes(clock)
         self._wait_until: float | None = None
 
     def run(self, facts: ModelFacts) -> int:
@@ -108,7 +108,7 @@ class EngineLoop:
             self._outbox.send(*answers)  # before the step: nobody should wait for that to be told "no"
         if self._engine.has_work:
             step = self._stepper.step()
-            self._pace.end()
+            self._step_times.end()
             self._wait_until = step.wait_until
             self._outbox.add(step.outputs)
             self._journal.note(step.outputs, self._clock())
@@ -193,7 +193,7 @@ class EngineLoop:
         """Nothing waits for a step with prompts in it; the silence of a large one is explained before it begins."""
         work = self._work.count(plan)
         if work.tokens > TOKENS_PER_TIMEOUT:
-            self._outbox.send(StepBegun(work.tokens, self._pace.begin(work)))
+            self._outbox.send(StepBegun(work.tokens, self._step_times.begin(work)))
         elif work.tokens > len(plan.slices):
             self._outbox.flush()
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence, SeqSlice, StepPlan
-from headrace.serving.pace import Pace, Work, WorkCounter
+from headrace.serving.step_times import StepTimes, Work, WorkCounter
 
 
 class Machine:
@@ -19,7 +19,7 @@ class Machine:
     ) -> None:
         self.now = 50.0
         self.prices = (token_s, pair_s, scored_s, step_s)
-        self.pace = Pace(lambda: self.now)
+        self.times = StepTimes(lambda: self.now)
 
     def takes(self, work: Work) -> float:
         token_s, pair_s, scored_s, step_s = self.prices
@@ -27,9 +27,9 @@ class Machine:
 
     def runs(self, work: Work) -> float | None:
         """What was expected."""
-        expected = self.pace.begin(work)
+        expected = self.times.begin(work)
         self.now += self.takes(work)
-        self.pace.end()
+        self.times.end()
         return expected
 
 
@@ -92,7 +92,7 @@ def test_a_machine_that_becomes_slower_is_believed_at_once_and_so_is_a_faster_on
 
 def test_an_end_without_a_beginning_is_none() -> None:
     machine = Machine(0.001)
-    machine.pace.end()
+    machine.times.end()
     assert machine.runs(fresh(4096)) is None
 
 

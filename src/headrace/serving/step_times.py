@@ -57,7 +57,7 @@ class WorkCounter:
         return Work(tokens, pairs, scored)
 
 
-class Pace:
+class StepTimes:
     """Measures steps between `begin` and `end`. The caller leaves out steps that are too small to tell anything."""
 
     def __init__(self, clock: Clock = MONOTONIC) -> None:
