@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
+
+import pytest
+import uvloop
 
 from headrace.server.write_batch import MAX_HELD_BYTES, BatchedTransport, WriteBatch
 
@@ -30,6 +33,9 @@ class Wire(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self.log.append((self.name, bytes(data)))
+
+    def is_closing(self) -> bool:
+        return False
 
     def get_write_buffer_size(self) -> int:
         return 5
@@ -114,3 +120,35 @@ async def test_much_is_not_held() -> None:
     assert len(log) == 1 and len(log[0][1]) == MAX_HELD_BYTES + 1
     await asyncio.sleep(0)
     assert len(log) == 1
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_lost_connection_takes_nothing_from_the_others(lost: bool) -> None:
+    """On the loop that the server runs on, whose transports raise once they are closed."""
+
+    async def run() -> bytes:
+        made: list[BatchedTransport] = []
+        batch = WriteBatch()
+
+        class Server(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.append(BatchedTransport(cast(asyncio.Transport, transport), batch))
+
+        server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        (_, first), (reader, second) = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        async with asyncio.timeout(5):
+            while len(made) < 2:
+                await asyncio.sleep(0)
+        if lost:
+            made[0].abort()  # it is closed in this turn, before the batch is written
+        for transport in made:
+            transport.write(b"news")
+        data = await asyncio.wait_for(reader.read(4), 5)
+        for closing in (first, second):
+            closing.close()
+        server.close()
+        return data
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run()) == b"news"

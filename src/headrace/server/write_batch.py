@@ -51,10 +51,12 @@ class BatchedTransport(asyncio.Transport):
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write what is held; a connection that has been lost meanwhile takes nothing, and uvloop would raise."""
         held = self._held
         if held:
             self._held, self._held_bytes = [], 0
+            if self._transport.is_closing():
+                return
             self._transport.write(held[0] if len(held) == 1 else b"".join(held))
 
     def get_write_buffer_size(self) -> int:

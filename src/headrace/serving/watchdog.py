@@ -1,8 +1,8 @@
 """Tells a hung engine from a busy one by how long it has said nothing.
 
 An engine answers a ping between two steps, so an answer may take as long as a step does. Before a large step it says
-how many tokens it will compute, and how long that takes at most by the speed of the steps before (`step_times`). It may then
-be silent for longer: for `timeout_s` and `SLOWER` times what was said. Where nothing is known yet, it may be for
+how many tokens it will compute, and how long that takes at most by the speed of the steps before (`step_times`). It may
+then be silent for longer: for `timeout_s` and `SLOWER` times what was said. Where nothing is known yet, it may be for
 `timeout_s` for each `TOKENS_PER_TIMEOUT` tokens, and never for longer. The default of 60 seconds thus allows for a
 prefill of 8 tokens a second, about that of a model of 70 billion parameters on a dozen cores; and a hang while tokens
 are decoded is found after a minute.
