@@ -31,7 +31,7 @@ class Outbox:
         now = self._clock()
         step_s, self._stepped = now - self._stepped, now
         self._held += outputs
-        urgent = sum(map(self._is_urgent, outputs))
+        urgent = sum(map(self._is_urgent, outputs))  # which looks at all of them
         # The next step may take as long as this one did.
         if urgent or now + step_s > self._sent + self._interval_s:
             self.flush()
