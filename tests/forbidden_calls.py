@@ -36,9 +36,20 @@ FORBIDDEN_NAMES = frozenset(
 FORBIDDEN_ARGUMENTS = {"shell": True, "allow_pickle": True, "trust_remote_code": True}
 
 
+def _parsed(source: str) -> ast.Module:
+    """The module as a tree. Up to Python 3.11.7 and 3.12.1 that fails where a finalizer or another thread builds a tree
+    meanwhile (cpython issue 106905), so it is tried again."""
+    for _ in range(9):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            continue
+    return ast.parse(source)
+
+
 def forbidden(source: str) -> list[str]:
     """What is wrong with a module, as "line: what"."""
-    tree = ast.parse(source)
+    tree = _parsed(source)
     names = _imported_names(tree)
     return [f"{line}: {what}" for node in ast.walk(tree) for line, what in _faults(node, names)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -180,7 +179,7 @@ def test_shutdown_in_the_middle_leaves_no_process() -> None:
         await asyncio.gather(*(client.submit(request(f"w{i}", f"w{i}", small(100 + i))) for i in range(2)))
         flood = Flood(client)
         await asyncio.sleep(0.2)
-        (engine,) = children(os.getpid())
+        engine = client.pid
         pids.extend([engine, *children(engine)])
         pids.extend(child for worker in children(engine) for child in children(worker))
         await flood.stop()
