@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from headrace import __version__
 from headrace.core.params import SamplingParams
@@ -187,6 +189,43 @@ async def test_a_killed_engine_ends_everything_at_once() -> None:
         with pytest.raises(EngineDead):
             await client.stats()
         client.abort("r0")
+
+
+def test_requests_at_the_instant_of_a_death() -> None:
+    """On uvloop, where a write after the first that failed raises RuntimeError."""
+    outcomes: list[type[BaseException] | None] = []
+
+    async def ask(client: ProcessClient, kind: int) -> None:
+        for number in itertools.count():
+            if client.state is EngineState.DEAD:
+                return
+            try:
+                if kind == 0:
+                    await client.submit(NewRequest(f"late-{id(asyncio.current_task())}-{number}", (1,), LONG))
+                elif kind == 1:
+                    await client.stats()
+                else:
+                    client.abort(f"running-{number}")
+            except EngineDead:
+                outcomes.append(EngineDead)
+            await asyncio.sleep(0)
+
+    async def die() -> None:
+        async with engine() as client:
+            for number in range(4):
+                await client.submit(NewRequest(f"running-{number}", (1,), LONG))
+            os.kill(client.pid, signal.SIGKILL)
+            os.waitid(
+                os.P_PID, client.pid, os.WEXITED | os.WNOWAIT
+            )  # its socket is closed; nobody here knows
+            await asyncio.gather(*(ask(client, kind) for kind in (0, 1, 2, 0, 1)))
+
+    async def limited() -> None:
+        await asyncio.wait_for(die(), 30)
+
+    for _ in range(5):
+        uvloop.run(limited())
+    assert outcomes and set(outcomes) == {EngineDead}
 
 
 @run_async

@@ -167,7 +167,7 @@ class ProcessClient:
         payload = _payload(new)
         stream = self._streams.open(new)
         try:
-            await self._accepting.ask(new.request_id, lambda: self._child.writer.write(payload))
+            await self._accepting.ask(new.request_id, lambda: self._write(payload))
         except HeadraceError:
             self._streams.forget(new.request_id)
             raise
@@ -182,8 +182,7 @@ class ProcessClient:
             return
         if index is None:
             self._streams.close(request_id)
-        if self._error is None:
-            self._send(Abort(request_id, index, stopped))
+        self._tell(Abort(request_id, index, stopped))
 
     async def stats(self) -> EngineStats:
         """A snapshot, taken between two steps."""
@@ -200,8 +199,7 @@ class ProcessClient:
 
         Streams that are still open raise EngineDead. Closing twice does nothing.
         """
-        if self._error is None:
-            self._send(Shutdown())
+        self._tell(Shutdown())
         await self._end(EngineDead("the engine was shut down"), grace_s)
 
     # ---- The other direction ----
@@ -241,7 +239,7 @@ class ProcessClient:
             case Outputs():
                 for output in outputs_from_wire(message):
                     if not self._streams.put(output):
-                        self._send(Abort(output.request_id, None, False))
+                        self._tell(Abort(output.request_id, None, False))
             case Accepted():
                 self._accepting.answer(message.request_id, None)
             case Refused():
@@ -268,7 +266,7 @@ class ProcessClient:
         while self._error is None:
             match watchdog.check():
                 case Verdict.ASK:
-                    self._send(Ping())
+                    self._tell(Ping())
                 case Verdict.HUNG:
                     self._die(EngineDead(f"the engine gave no sign of life for {watchdog.silence_s:.0f} s"))
                     _log.error("%s: it is killed", self._error)
@@ -307,7 +305,22 @@ class ProcessClient:
             raise EngineDead(self._error)
 
     def _send(self, message: Message) -> None:
-        self._child.writer.write(frame(encode(message)))
+        self._write(frame(encode(message)))
+
+    def _tell(self, message: Message) -> None:
+        """As `_send`, for a message that an engine that has ended does not need."""
+        if self._error is None and not self._child.writer.is_closing():
+            self._send(message)
+
+    def _write(self, payload: bytes) -> None:
+        """Raises EngineDead where the connection is gone.
+
+        The transport closes with the first write that fails; `_read` sets `_error` later, once the exit code is known.
+        """
+        self._check_alive()
+        if self._child.writer.is_closing():
+            raise EngineDead("the engine process has closed its connection")
+        self._child.writer.write(payload)
 
 
 def _payload(new: NewRequest) -> bytes:
