@@ -55,6 +55,18 @@ def test_prompts_in_every_form_give_the_same_tokens_in_order(llm: LLM) -> None:
     assert generate(llm, []) == []
 
 
+def test_sampling_params_by_the_name_that_vllm_gives_them(llm: LLM) -> None:
+    expected = generate(llm, "Once upon a time")
+    outputs = llm.generate("Once upon a time", sampling_params=GREEDY, use_tqdm=False)
+    assert outputs[0].outputs[0].token_ids == expected[0]
+    chat = [{"role": "user", "content": "Tell me a story."}]
+    (answered,) = llm.chat(chat, sampling_params=GREEDY, use_tqdm=False)
+    *_, streamed = llm.stream_chat(chat, sampling_params=GREEDY)
+    assert answered.outputs[0].token_ids == streamed.outputs[0].token_ids
+    *_, streamed = llm.stream("Once upon a time", sampling_params=GREEDY)
+    assert streamed.outputs[0].token_ids == expected[0]
+
+
 def test_a_result_says_everything(llm: LLM) -> None:
     (output,) = llm.generate(
         "Once upon a time", SamplingParams(temperature=0.0, max_tokens=9), use_tqdm=False

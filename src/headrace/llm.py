@@ -188,26 +188,26 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete prompts, all in one continuous batch; results come in the order of the prompts.
 
         A prompt is text, a list of token ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}, which may
-        also hold "priority", "user" and "cache_salt". `params` is one for all or one a prompt.
+        also hold "priority", "user" and "cache_salt". `sampling_params` is one for all or one a prompt.
 
         Raises RequestError for a prompt or parameter that cannot be served, before anything is run.
         """
         many = _as_prompts(prompts)
-        each = _as_params(params, len(many))
+        each = _as_params(sampling_params, len(many))
         requests = [self._request(prompt, one) for prompt, one in zip(many, each, strict=True)]
         return self._run(requests, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
@@ -217,16 +217,16 @@ class LLM:
         """
         conversations = _as_conversations(messages)
         prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(one)} for one in conversations]
-        return self.generate(prompts, params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
         """Complete one prompt and yield the growing result after every step that adds to it.
 
         Closing the iterator aborts the request. Streams may be interleaved with each other and with `generate`.
         """
-        request = self._request(prompt, params or SamplingParams())
+        request = self._request(prompt, sampling_params or SamplingParams())
         name, shown = request[0].request_id, 0
         self._add([request])
         try:
@@ -243,10 +243,10 @@ class LLM:
             self._forget(name)
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
         """Answer one conversation and yield the growing result, as `stream` does."""
-        yield from self.stream({"prompt_token_ids": self.tokenizer.encode_chat(messages)}, params)
+        yield from self.stream({"prompt_token_ids": self.tokenizer.encode_chat(messages)}, sampling_params)
 
     def embed(
         self,
