@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import uvloop
 
 from headrace.config import EngineConfig
 from headrace.core.engine import EngineStats
@@ -57,7 +58,7 @@ class TinyServer:
         if engine is not None:  # a real one, by a command that knows what to do with it
             self._config = engine.to_json()
         started: queue.Queue[str | BaseException] = queue.Queue()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run(started)), daemon=True)
         self._thread.start()
         outcome = started.get(timeout=60)
         if isinstance(outcome, BaseException):

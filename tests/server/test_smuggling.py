@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 
 import pytest
 
 from tests.server.conftest import TinyServer
 from tests.server.leaks import leaks
-from tests.server.raw_http import Answer, answer, connect, ended, post, works
+from tests.server.raw_http import Answer, answer, connect, ended, post, read_all, works
+from tests.server.test_refusals import until
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Hidden: yes\r\n\r\n"
@@ -60,15 +63,89 @@ def test_the_hidden_request_would_be_answered(tiny: TinyServer) -> None:
         assert answer(caller).status == 400 and b"tiny" in answer(caller).body
 
 
-def test_an_upgrade_hides_nothing(tiny: TinyServer) -> None:
-    """Nothing here upgrades; what follows is no new protocol's."""
-    body = json.dumps({"prompt": [1], "max_tokens": 1}).encode()
-    for protocol in (b"websocket", b"h2c", b"TLS/1.0"):
-        head = b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
-        with connect(tiny.url) as caller:
-            caller.sendall(POST + head + body)
-            assert answer(caller).status in (200, 400)
-    works(tiny)
+UPGRADES = {
+    "Java": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n",
+    "websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\n",
+    "any token": b"Upgrade: TLS/1.0, foo/2\r\nConnection: keep-alive, upgrade\r\n",
+}
+
+
+def prompted(upgrade: bytes, chunked: bool) -> tuple[bytes, bytes]:
+    """(head, body) of a completion request that asks for another protocol."""
+    body = json.dumps({"model": "tiny", "prompt": [7, 8, 9], "max_tokens": 1}).encode()
+    if chunked:
+        parts = b"%x\r\n%b\r\n" % (10, body[:10]) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body) - 10, body[10:])
+        return POST + upgrade + b"Transfer-Encoding: chunked\r\n\r\n", parts
+    return POST + upgrade + b"Content-Length: %d\r\n\r\n" % len(body), body
+
+
+def prompt_tokens(got: Answer) -> int:
+    assert got.status == 200, got
+    return int(json.loads(got.body)["usage"]["prompt_tokens"])
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("upgrade", UPGRADES)
+def test_an_upgrade_is_ignored_and_the_body_read(tiny: TinyServer, upgrade: str, chunked: bool) -> None:
+    """The head and the body together, and the body in a later packet; one answer each, and the connection lives."""
+    head, body = prompted(UPGRADES[upgrade], chunked)
+    with connect(tiny.url) as caller:
+        caller.sendall(head + body)
+        assert prompt_tokens(answer(caller)) == 3
+        caller.sendall(head)
+        assert not ended(caller, 0.05)  # nothing comes before the body
+        caller.settimeout(10)
+        caller.sendall(body)
+        assert prompt_tokens(answer(caller)) == 3
+        caller.sendall(head + body + HEALTH)  # pipelined: the next request is a request
+        assert prompt_tokens(answer(caller)) == 3
+        assert json.loads(answer(caller).body)["status"] == "ok"
+        assert not ended(caller, 0.05)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_upgrade_split_at_every_byte(tiny: TinyServer, chunked: bool) -> None:
+    head, body = prompted(UPGRADES["Java"], chunked)
+    whole = head + body
+    with connect(tiny.url) as caller:
+        caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for cut in range(1, len(whole)):
+            caller.sendall(whole[:cut])
+            tiny.call(_turns(tiny))  # so that both pieces are read apart
+            caller.sendall(whole[cut:])
+            assert prompt_tokens(answer(caller)) == 3, cut
+        assert not ended(caller, 0.05)
+
+
+async def _turns(tiny: TinyServer) -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_an_upgrade_without_a_body(tiny: TinyServer) -> None:
+    with connect(tiny.url) as caller:
+        for _ in range(3):
+            caller.sendall(
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + UPGRADES["websocket"] + b"\r\n" + HEALTH
+            )
+            assert [json.loads(answer(caller).body)["status"] for _ in range(2)] == ["ok", "ok"]
+        assert not ended(caller, 0.05)
+
+
+@pytest.mark.parametrize("kind", AMBIGUOUS)
+def test_an_upgrade_makes_nothing_else_acceptable(tiny: TinyServer, kind: str) -> None:
+    head, rest = AMBIGUOUS[kind].split(b"\r\n", 1)
+    refusal, closed = exchange(tiny, head + b"\r\n" + UPGRADES["websocket"] + rest)
+    assert refusal.status == 400 and closed
+
+
+def test_nothing_is_read_after_connect(tiny: TinyServer) -> None:
+    with connect(tiny.url) as caller:
+        caller.sendall(
+            b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n" + HIDDEN
+        )
+        answers = read_all(caller)
+    assert answers.count(b"HTTP/1.1 ") == 1 and b"tiny" not in answers
 
 
 @pytest.mark.parametrize(
@@ -98,13 +175,72 @@ def test_http_1_0_is_served_once(tiny: TinyServer) -> None:
     for request in (HEALTH.replace(b"1.1", b"1.0", 1), body):
         got, closed = exchange(tiny, request)
         assert got.status == 200 and closed
+
+
+def test_http_1_0_gets_no_chunks(tiny: TinyServer) -> None:
     streamed = post({"prompt": [1], "max_tokens": 2, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")
     with connect(tiny.url) as caller:
         caller.sendall(streamed)
-        data = b""
-        while piece := caller.recv(65_536):
-            data += piece
-    assert data.startswith(b"HTTP/1.1 200") and b"data: [DONE]" in data
+        head, _, body = read_all(caller).partition(b"\r\n\r\n")
+    assert (
+        head.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in head and b"connection: close" in head
+    )
+    events = body.decode().strip().split("\n\n")
+    assert all(event.startswith("data: ") for event in events) and events[-1] == "data: [DONE]"
+    assert json.loads(events[0].removeprefix("data: "))["object"] == "text_completion"
+
+
+# ---- Callers that send no more, and wait ----
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_half_closed_connection_is_answered(tiny: TinyServer, version: bytes, stream: bool) -> None:
+    request = post({"prompt": [1], "max_tokens": 100, "stream": stream, "ignore_eos": True}) + HEALTH
+    with connect(tiny.url) as caller:
+        caller.sendall(request.replace(b"HTTP/1.1", b"HTTP/" + version))
+        caller.shutdown(socket.SHUT_WR)
+        data = read_all(caller)
+    while data.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
+        assert version == b"1.1" and not stream
+        data = data.partition(b"\r\n\r\n")[2]
+    assert data.startswith(b"HTTP/1.1 200")
+    assert (b"[DONE]" in data) if stream else (b'"completion_tokens":100' in data)
+    assert data.count(b"HTTP/1.1 200") == (
+        2 if version == b"1.1" else 1
+    )  # what was pipelined is answered, too
+    until(lambda: tiny.idle, 5)
+
+
+def test_a_half_closed_connection_with_half_a_request_is_closed(tiny: TinyServer) -> None:
+    for sent in (HEALTH[:-4], post({"prompt": [1]})[:-3], b""):
+        with connect(tiny.url) as caller:
+            caller.sendall(sent)
+            caller.shutdown(socket.SHUT_WR)
+            assert read_all(caller) == b""
+
+
+def test_a_caller_that_has_left_is_noticed_before_its_answer(doomed: TinyServer) -> None:
+    """Its FIN looks like a half-close; the interim responses find out."""
+    with connect(doomed.url) as caller:
+        caller.sendall(post({"prompt": [1], "max_tokens": 500, "ignore_eos": True}))  # 5 s of work
+        until(lambda: doomed.stats().running == 1, 5)
+    until(lambda: doomed.idle)
+    assert 0 < doomed.stats().scheduler.output_tokens < 450
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/version", "/metrics", "/v1/models", "/", "/live", "/page/app.js"]
+)
+def test_head_is_get_without_a_body(tiny: TinyServer, path: str) -> None:
+    with connect(tiny.url) as caller:
+        for _ in range(2):
+            caller.sendall(b"HEAD " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += caller.recv(1)
+            assert head.startswith(b"HTTP/1.1 200"), path
+        assert not ended(caller, 0.05)
 
 
 @pytest.mark.parametrize(

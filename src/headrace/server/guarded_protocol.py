@@ -13,6 +13,7 @@ import logging
 from functools import partial
 from typing import Any, cast
 
+import httptools
 from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -21,6 +22,8 @@ from uvicorn.server import ServerState
 from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.direct_write import offer
 from headrace.server.errors import error_body
+from headrace.server.half_close import HalfClosed
+from headrace.server.http_1_0 import send_unchunked
 from headrace.server.write_batch import BatchedTransport, WriteBatch
 
 RETRY_AFTER_S = 1
@@ -44,6 +47,13 @@ class _Awaited(enum.Enum):
     HEAD = enum.auto()
     BODY = enum.auto()
     NOTHING = enum.auto()  # an answer was sent that ends the connection
+
+
+class _Skipped(enum.Enum):
+    """Parts of a message that the parser reports although they are none of the caller's; see `_parse`."""
+
+    END = enum.auto()  # after a head that asks for another protocol
+    HEAD = enum.auto()  # the one that tells a new parser how the body is framed
 
 
 class _HeadTooLarge(Exception):
@@ -78,6 +88,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._arriving: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes in our buffer when `_reading` was set
+        self._skipped: _Skipped | None = None  # what the parser reports and nobody shall hear
+        self._half_closed: HalfClosed | None = None  # once the caller has sent its last byte
 
     # ---- The connection ----
 
@@ -90,6 +102,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -101,25 +115,77 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._awaited is _Awaited.REQUEST and not data.strip(b"\r\n"):
             return  # some callers end a body with an empty line too many
         before = self._requests
-        super().data_received(data)
+        self._parse(data)
         if before == self._requests:  # else part of this belonged to the request before
             self._received += len(data)
         if self._awaited is _Awaited.HEAD and self._received > self._limits.max_header_bytes:
             self._refuse_head()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The caller has sent its last byte; true keeps the connection open for the answers that it still waits for."""
+        if not self._answering or self._awaited is not _Awaited.REQUEST:
+            return False  # nothing is due, or a request that will never be complete
+        self._half_closed = HalfClosed(self.loop, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        """Write an interim response, which fails where the caller has closed its end altogether.
+
+        Every client of HTTP/1.1 skips it. One of HTTP/1.0 would not, nor does it fit after the head of an answer;
+        there the next part of the answer finds out.
+        """
+        if self.pipeline:
+            return  # the answer to an earlier request than `cycle` is under way
+        if not self.cycle.response_started and self.cycle.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
     # ---- Requests as they arrive ----
 
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser. It stops after a head that asks for another protocol, which no request gets here.
+
+        RFC 9110, 7.8 lets a server ignore `Upgrade`; the body, if there is one, follows as in any other request. The
+        parser cannot be told to go on, so a new one takes over, after it has read a head with the same framing. What
+        follows CONNECT belongs to no protocol of ours: it is answered, and nothing after it is read.
+        """
+        self._unset_keepalive_if_required()
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                rest = data[stopped.args[0] :]
+            except httptools.HttpParserError as error:
+                self.send_400_response(str(error))
+                return
+            if self._skipped is None:  # CONNECT
+                self._stop_timers()
+                self._awaited = _Awaited.NOTHING
+                return
+            self._skipped = _Skipped.HEAD
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            framing = (b"content-length", b"transfer-encoding")
+            head = [name + b": " + value + b"\r\n" for name, value in self.headers if name in framing]
+            data = b"POST / HTTP/1.1\r\n" + b"".join(head) + b"\r\n" + rest
+
     def on_message_begin(self) -> None:
+        if self._skipped is not None:
+            return
         super().on_message_begin()
         self._head_bytes = 0
         if self._awaited is _Awaited.REQUEST:
             self._await(_Awaited.HEAD)
 
     def on_url(self, url: bytes) -> None:
+        if self._skipped is not None:
+            return
         super().on_url(url)
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._skipped is not None:
+            return
         super().on_header(name, value)
         self._count_head(len(name) + len(value))
 
@@ -129,19 +195,33 @@ class GuardedProtocol(HttpToolsProtocol):
             raise _HeadTooLarge  # the parser gives up, and calls send_400_response
 
     def on_headers_complete(self) -> None:
+        if self._skipped is not None:
+            self._skipped = None  # the head that `_parse` wrote itself
+            return
         super().on_headers_complete()
+        if self.parser.get_method() == b"CONNECT":
+            self.cycle.keep_alive = False
+        elif self.parser.should_upgrade():
+            self._skipped = _Skipped.END
+        if self.cycle.scope["http_version"] == "1.0":
+            send_unchunked(self.cycle)
         offer(cast(Scope, self.cycle.scope), partial(self._write_part, self.cycle))
         if len(self.pipeline) > _MAX_AHEAD:
             raise _TooManyAhead  # as above
         self._await(_Awaited.BODY)
 
     def on_message_complete(self) -> None:
+        if self._skipped is not None:
+            return
         super().on_message_complete()
         self._requests += 1
         self._await(_Awaited.REQUEST)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._half_closed is not None and not self._answering:
+            self.transport.close()
+            return
         if self._awaited is _Awaited.BODY:
             # Either the answer came before all of the body, or a second request has been waiting with its own unread.
             self._await(_Awaited.BODY)
