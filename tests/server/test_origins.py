@@ -9,11 +9,12 @@ import httpx
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.hosts import HostCheck, default_hosts, name_of
+from headrace.server.caller import Caller
+from headrace.server.hosts import default_hosts, name_of
 from headrace.server.origins import OriginCheck, normal_origin
 from headrace.server.traffic_options import TrafficOptions
 from tests.server.conftest import TinyServer
-from tests.server.keyring import code, keyed
+from tests.server.keyring import bearer, code, keyed
 
 FRIEND = "https://app.example.org"
 
@@ -78,17 +79,22 @@ def test_a_server_for_all_names() -> None:
         server.close()
 
 
-def test_names_follow_from_the_address() -> None:
-    assert default_hosts("127.0.0.1") == ("127.0.0.1", "::1", "localhost")
-    assert "10.1.2.3" in default_hosts("10.1.2.3") and "box.lan" in default_hosts("BOX.lan")
-    assert socket.gethostname().lower() in default_hosts("0.0.0.0")
-    check = HostCheck(lambda *_: None, default_hosts("0.0.0.0"))  # type: ignore[arg-type, return-value]
+def test_names_follow_from_the_address_and_keys() -> None:
+    assert default_hosts("127.0.0.1", keys=False) == ("127.0.0.1", "::1", "localhost")
+    assert default_hosts("127.0.0.2", keys=False) == ("127.0.0.1", "127.0.0.2", "::1", "localhost")
+    for bound in ("0.0.0.0", "::", "10.1.2.3", "box.lan"):
+        assert default_hosts(bound, keys=False) == ("*",)
+    assert default_hosts("127.0.0.1", keys=True) == ("*",)
 
-    def ours(name: str) -> bool:
-        return check._is_ours({"headers": [(b"host", name.encode())]})
 
-    assert ours("192.168.1.7:8000") and ours("[fe80::1]:8000") and ours(socket.gethostname())
-    assert not ours("evil.example") and not ours("192.168.1.7.evil.example")
+def test_a_service_name_of_compose_needs_a_key_or_a_network_address(server: TinyServer) -> None:
+    assert get(server, Host="headrace:8000").status_code == 421
+    protected = TinyServer(traffic=keyed(Caller("a")))
+    try:
+        assert get(protected, Host="headrace:8000", **bearer("a")).status_code == 200
+        assert get(protected, Host="headrace:8000").status_code == 401
+    finally:
+        protected.close()
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--allowed-hosts", nargs="+", default=None, metavar="NAME",
-        help="names under which the server answers; '*' for all (default: the address listened on, and localhost)",
+        help="names under which the server answers; '*' for all (default: all with keys, or where other machines can "
+        "connect; else localhost)",
     )  # fmt: skip
     group.add_argument(
         "--allowed-origins", nargs="+", default=[], metavar="ORIGIN",

@@ -28,6 +28,7 @@ from headrace.server import (
 from headrace.server.body_limit import MAX_BODY_BYTES, BodyLimit
 from headrace.server.disconnect import CallerLeft
 from headrace.server.feed import Feed
+from headrace.server.head import HeadAsGet
 from headrace.server.hosts import ANY, HostCheck
 from headrace.server.key_check import KeyCheck
 from headrace.server.latencies import Arrival
@@ -84,6 +85,7 @@ def create_app(
     app.state.feed = Feed(client, service.latencies)
     app.state.sight = sight = Sight(service, sinks)
     # From the inside to the outside: what is added last sees a request first.
+    app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, limit=max_body_bytes)
     app.add_middleware(KeyCheck, traffic=traffic)
     app.add_middleware(OriginCheck, allowed=tuple(allowed_origins))

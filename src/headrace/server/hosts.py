@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 from collections.abc import Iterable
 
 from starlette.responses import JSONResponse
@@ -20,22 +19,15 @@ PROBES = frozenset({"/health", "/ready"})
 """Load balancers ask these under whatever name they have for the server; they tell nothing."""
 
 
-def default_hosts(bound: str) -> tuple[str, ...]:
+def default_hosts(bound: str, keys: bool) -> tuple[str, ...]:
     """Names under which a server that listens on the address `bound` is reached.
 
-    One that listens on every address has the machine's name, and all its addresses: an address in the Host header
-    cannot be the work of a foreign name server. That is said by the entry "0.0.0.0" or "::".
+    All names, where callers need keys, which a foreign page does not have, or where other machines can connect: they
+    use whatever name a proxy, Compose or Kubernetes gives the service, and nothing keeps them out in any case.
     """
-    names = {bound.strip("[]").lower(), *LOOPBACK}
-    if is_wildcard(bound):
-        machine = socket.gethostname().lower()
-        names |= {machine, f"{machine}.local"}
-    return tuple(sorted(names))
-
-
-def is_wildcard(host: str) -> bool:
-    address = _address(host.strip("[]"))
-    return host == "" or (address is not None and address.is_unspecified)
+    if keys or not is_loopback(bound):
+        return (ANY,)
+    return tuple(sorted({bound.strip("[]").lower(), *LOOPBACK}))
 
 
 def is_loopback(host: str) -> bool:
@@ -65,7 +57,6 @@ class HostCheck:
         self._app = app
         self._names = frozenset(name_of(name) for name in allowed)
         self._any = ANY in self._names
-        self._any_address = any(is_wildcard(name) for name in self._names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._any or scope["path"] in PROBES or self._is_ours(scope):
@@ -81,8 +72,7 @@ class HostCheck:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1:
             return False
-        name = name_of(hosts[0].decode("latin-1"))
-        return name in self._names or (self._any_address and _address(name) is not None)
+        return name_of(hosts[0].decode("latin-1")) in self._names
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

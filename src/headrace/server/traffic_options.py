@@ -71,7 +71,9 @@ class TrafficOptions:
 
     def hosts(self, bound: str) -> tuple[str, ...]:
         """Names to answer to, where the server listens on the address `bound`."""
-        return default_hosts(bound) if self.allowed_hosts is None else self.allowed_hosts
+        if self.allowed_hosts is not None:
+            return self.allowed_hosts
+        return default_hosts(bound, keys=self.rules.keys.any)
 
     def warn(self, bound: str) -> None:
         """Say aloud that anybody on the network may use the server, if that is so."""
