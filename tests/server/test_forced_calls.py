@@ -54,9 +54,11 @@ def test_the_bundled_model_calls_a_tool_where_it_must(
 
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """The bundled model with Mistral's way of calling, whose marker is a special token, and thoughts on demand."""
+    """The bundled model with Mistral's way of calling, whose marker is a special token."""
     folder = model_folder(tmp_path_factory.mktemp("mistral") / "model", "mistral", "[TOOL_CALLS]")
-    served = serve(str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale")
+    served = serve(
+        str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale", "--reasoning-parser", "none",
+    )  # fmt: skip
     yield served
     served.process.terminate()
     served.process.wait(30)
@@ -65,8 +67,7 @@ def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 def test_a_forced_call_behind_a_special_token(mistral: ServeProcess) -> None:
     answer = mistral.openai().chat.completions.create(
         model="tale", messages=[{"role": "user", "content": "Paint!"}], tools=[COLOUR], tool_choice="required",  # type: ignore[list-item]
-        max_tokens=200, extra_body={"chat_template_kwargs": {"thinking": True}},
-        parallel_tool_calls=False,
+        max_tokens=200, parallel_tool_calls=False,
     )  # fmt: skip
     message = answer.choices[0].message
     (call,) = message.tool_calls or []
@@ -74,32 +75,26 @@ def test_a_forced_call_behind_a_special_token(mistral: ServeProcess) -> None:
     assert json.loads(call.function.arguments)["colour"] in ("red", "blue")  # type: ignore[union-attr]
 
 
-def test_the_parser_that_an_option_names() -> None:
+@pytest.mark.parametrize("reasoning", ["none", "deepseek_r1"])
+def test_the_parsers_that_options_name(reasoning: str) -> None:
     served = serve(
         "tale", "--port", "0", "--num-threads", "1", "--tool-call-parser", "mistral",
-        "--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice",
+        "--reasoning-parser", reasoning, "--enable-auto-tool-choice",
     )  # fmt: skip
     try:
-        messages: Any = [{"role": "user", "content": "Paint!"}]
-        forced = served.openai().chat.completions.create(
-            model="tale", messages=messages, tools=[COLOUR], tool_choice="required", max_tokens=200  # type: ignore[list-item]
+        answer = served.openai().chat.completions.create(
+            model="tale", messages=[{"role": "user", "content": "Paint!"}], tools=[COLOUR],  # type: ignore[list-item]
+            tool_choice="required", max_tokens=200,
         )  # fmt: skip
-        assert all(len(call.id) == 9 for call in forced.choices[0].message.tool_calls or [])
-        free = served.openai().chat.completions.create(model="tale", messages=messages, temperature=0)
-        message = free.choices[0].message
-        assert message.content == "" and message.reasoning_content  # type: ignore[attr-defined]  # it never says it is done
+        message = answer.choices[0].message
+        if reasoning == "none":
+            assert message.tool_calls and all(len(call.id) == 9 for call in message.tool_calls)
+        else:  # it never says that it has thought enough
+            assert not message.content and not message.tool_calls
+            assert message.reasoning_content  # type: ignore[attr-defined]
     finally:
         served.process.terminate()
         served.process.wait(30)
-
-
-def test_an_answer_that_follows_a_schema_does_not_reason(mistral: ServeProcess) -> None:
-    schema = COLOUR["function"]["parameters"]
-    answer = mistral.openai().responses.create(
-        model="tale", input="Paint!", max_output_tokens=200, extra_body={"chat_template_kwargs": {"thinking": True}},
-        text={"format": {"type": "json_schema", "name": "paint", "schema": schema}},
-    )  # fmt: skip
-    assert json.loads(answer.output_text)["coats"] in (1, 2, 3)
 
 
 def test_an_explosive_tool_is_refused(tale: ServeProcess) -> None:

@@ -43,13 +43,12 @@ def item(**fields: Any) -> dict[str, Any]:
             {"text": {"format": {"type": "xml"}}}, {"text": {"format": 7}}, {"text": {"verbosity": 7}},
             {"text": {"format": {"type": "json_schema"}}}, {"tools": [{"type": "web_search"}]},
             {"tool_choice": "required"},
-            {"tools": [WEATHER], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
             {"metadata": {"a": "\ud800"}}, {"tools": [WEATHER | {"description": "\ud800"}], "tool_choice": "none"},
             {"tools": [WEATHER | {"parameters": {"x": float("nan")}}]}, {"reasoning": {"effort": "\ud800"}},
             {"chat_template_kwargs": {"messages": []}}, {"temperature": 101}, {"store": "yes"},
         )),
     ],
-    ids=range(56),
+    ids=range(55),
 )  # fmt: skip
 def test_what_is_refused(echo: TinyServer, body: dict[str, Any]) -> None:
     answer = echo.http.post(

@@ -68,9 +68,8 @@ def test_whatever_is_sent_is_answered_or_refused(
         {"tool_choice": "required"}, {"tools": [{"type": "function", "name": f"f{number}"} for number in range(1025)]},
         {"functions": [{"name": "f"}]}, {"function_call": "auto"}, {"tools": TOOLS, "parallel_tool_calls": 1},
         {"include_reasoning": "no"},
-        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
     ],
-    ids=range(13),
+    ids=range(12),
 )  # fmt: skip
 def test_what_is_refused(echo: TinyServer, fields: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}]} | fields

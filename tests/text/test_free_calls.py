@@ -15,6 +15,7 @@ import llguidance
 import pytest
 
 from headrace.errors import InvalidParams
+from headrace.text.answer_grammar import answer_grammar
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.free_calls.grammar import free_call_grammar
 from headrace.text.grammars import Compiled, GrammarCompiler
@@ -22,7 +23,6 @@ from headrace.text.reply.formats import TOOL_CALL_FORMATS
 from headrace.text.reply.reader import ReplyReader
 from headrace.text.reply.reasoning import REASONING_FORMATS, ReasoningParser
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tool_grammar import tool_call_grammar
 from headrace.text.tool_rules import ToolSchema
 from tests.text.replies import Reply, reply_of
 
@@ -348,7 +348,7 @@ def test_tokens_that_are_no_text_are_those_of_the_library(
         number for number in known if one.tokenizer.token_bytes(number) == b"\xff"
     }  # its own mark of these
     assert known == set(one.tokenizer.structural_tokens.values())
-    forced = tool_call_grammar(TOOLS, "hermes", one.tokenizer).source
+    forced = answer_grammar(None, TOOLS, "hermes", one.tokenizer).source
     assert ("<[2]>" in forced) == (kind != "spelled")
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import InvalidParams
+from headrace.text.answer_grammar import answer_grammar
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tool_grammar import CALL_FORMATS, tool_call_grammar
+from headrace.text.tool_grammar import CALL_FORMATS
 from headrace.text.tool_rules import ToolSchema
 
 llguidance = pytest.importorskip("llguidance")
@@ -69,8 +70,8 @@ WEATHER = {"name": 'we"ath\\er\n', "arguments": {"city": "Århus"}}
 
 @pytest.mark.parametrize("call_format", CALL_FORMATS)
 def test_calls_are_accepted_and_nothing_else(backend: Any, call_format: str) -> None:
-    many = tool_call_grammar(TOOLS, call_format).source
-    one = tool_call_grammar(TOOLS, call_format, parallel=False).source
+    many = answer_grammar(None, TOOLS, call_format).source
+    one = answer_grammar(None, TOOLS, call_format, parallel=False).source
     for calls in ([CLOCK], [WEATHER]):
         assert accepts(backend, one, written(call_format, calls))
     assert accepts(backend, many, written(call_format, [CLOCK, WEATHER, CLOCK]))
@@ -95,7 +96,7 @@ def test_a_marker_that_is_a_special_token_is_written_as_that_token(
     special = Tokenizer.from_folder(tmp_path)
     number = special.special_id("[TOOL_CALLS]")
     assert number is not None and tokenizer.special_id("[TOOL_CALLS]") is None
-    source = tool_call_grammar(TOOLS, "mistral", special).source
+    source = answer_grammar(None, TOOLS, "mistral", special).source
     backend = llguidance.LLTokenizer(text, n_vocab=special.vocab_size, eos_token=1)
     rest = backend.tokenize_str('[{"name": "clock", "arguments": {}}]')
     matcher = llguidance.LLMatcher(backend, source, log_level=0)
@@ -103,7 +104,7 @@ def test_a_marker_that_is_a_special_token_is_written_as_that_token(
 
 
 def test_what_is_generated_at_random_is_a_call(backend: Any) -> None:
-    source = tool_call_grammar(TOOLS, "hermes", parallel=False).source
+    source = answer_grammar(None, TOOLS, "hermes", parallel=False).source
     pattern = re.compile(r'<tool_call>\n(\{"name": .*\})\n</tool_call>', re.DOTALL)
     for seed in range(5):
         rng, ids = random.Random(seed), []
@@ -129,4 +130,4 @@ def test_what_is_generated_at_random_is_a_call(backend: Any) -> None:
 )
 def test_what_cannot_be_a_grammar_is_refused(tools: list[ToolSchema], call_format: str, what: str) -> None:
     with pytest.raises(InvalidParams, match=what):
-        tool_call_grammar(tools, call_format)
+        answer_grammar(None, tools, call_format)

@@ -20,8 +20,6 @@ from headrace.server.reply import (
     Reading,
     Reply,
     message_delta,
-    with_forced_call,
-    with_strict_calls,
 )
 from headrace.server.schemas import ChatRequest
 from headrace.server.service import Service, service_of
@@ -40,7 +38,7 @@ async def chat_completions(
     model = service.model(body.model)
     body.check()
     tools = body.tool_use
-    params = with_forced_call(service, body.sampling, tools)
+    params = body.sampling
     prompt = await encode_chat(
         service,
         body.messages,
@@ -50,7 +48,7 @@ async def chat_completions(
     )
     check_length(service, [prompt], params.max_tokens)
     reading = Reading.of(service, tools, prompt.text or "", params)
-    params = with_strict_calls(service, params, reading)
+    params = reading.held(service, params)
     job = await Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
     if body.stream:
         so_far = UsageSoFar(len(prompt.ids))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
-from headrace.errors import InvalidParams
 from headrace.server.service import Service
 from headrace.serving.completion import Delta
+from headrace.text.answer_grammar import answer_grammar
 from headrace.text.free_calls.grammar import free_call_grammar
 from headrace.text.reply.formats import GENERIC, TOOL_CALL_FORMATS, ToolCallFormat
 from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Parser, Piece, Reasoning
 from headrace.text.reply.prose import PlainParser
-from headrace.text.reply.reader import ReplyReader
+from headrace.text.reply.reader import LeadingCalls, ReplyReader
 from headrace.text.reply.reasoning import ReasoningFormat, ReasoningParser
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tool_grammar import tool_call_grammar
 from headrace.text.tool_rules import ToolSchema
 from headrace.text.tools import Tool, ToolUse
 
@@ -25,30 +25,33 @@ from headrace.text.tools import Tool, ToolUse
 class Reading:
     """How the completions of one request are read. `calls` and `reasoning` None where none are looked for.
 
-    inside: completions begin in the middle of the reasoning. visible: special tokens that mark calls and reasoning, so
+    form: what the answer must look like; behind the reasoning, where there is some, and in place of calls. inside:
+    completions begin in the middle of the reasoning. visible: special tokens that mark calls and reasoning, so
     that the text must show them. hidden: the texts of these, where the request does not want to see special tokens.
     """
 
     tools: ToolUse
     calls: ToolCallFormat | None
     reasoning: ReasoningFormat | None
+    form: Grammar | None
     inside: bool
     visible: frozenset[int]
     hidden: frozenset[str]
 
     @classmethod
     def of(cls, service: Service, tools: ToolUse, prompt: str, params: SamplingParams) -> Reading:
-        """`prompt` as the chat template wrote it; `params` as they go to the engine, but for `with_strict_calls`."""
+        """`prompt` as the chat template wrote it; `params` as the request has them, see `held`."""
         calls = service.replies.calls if tools.tools else None
+        if tools.forced:
+            calls = calls or GENERIC
+            calls = TOOL_CALL_FORMATS[calls.forced or calls.name]
         reasoning = service.replies.reasoning
-        if params.grammar is not None:
-            # The answer follows it from the first token on, so there is no reasoning, and no call but a forced one.
-            calls, reasoning = _forced_format(service) if tools.forced else None, None
         markers = calls.markers if calls is not None else ()
         marks = (reasoning.open, reasoning.close) if reasoning is not None else ()
         special = _special(service.tokenizer, (*markers, *marks))
         return cls(
-            tools, calls, reasoning, reasoning is not None and reasoning.begins_inside(prompt),
+            tools, calls, reasoning, None if tools.forced else params.grammar,
+            reasoning is not None and reasoning.begins_inside(prompt),
             frozenset(special.values()), frozenset(special) if params.skip_special_tokens else frozenset(),
         )  # fmt: skip
 
@@ -62,50 +65,40 @@ class Reading:
             reasoning = ReasoningParser(self.reasoning, self.inside, self.hidden)
         if self.calls is not None:
             calls = self.calls.parser(self.tools.names, self.hidden)
-        elif self.hidden:
+            if self.form is not None:
+                calls = LeadingCalls(calls)
+        elif self.hidden and self.form is None:
             calls = PlainParser(self.hidden)
         return ReplyReader(reasoning, calls, single=not self.tools.parallel)
 
+    def held(self, service: Service, params: SamplingParams) -> SamplingParams:
+        """Parameters under which a completion is what the request asks for: a call that must be made, a form, and no
+        call that breaks the schema of a strict tool.
 
-def with_forced_call(service: Service, params: SamplingParams, tools: ToolUse) -> SamplingParams:
-    """Parameters under which the answer is a call, where the request wants that.
-
-    Raises InvalidParams where it wants something else of the answer, too, and for schemas that are too large.
-    """
-    if not tools.forced:
-        return params
-    if params.grammar is not None:
-        raise InvalidParams("an answer that must call a tool cannot have a response format or a grammar, too")
-    schemas = [_schema(tool) for tool in tools.tools]
-    grammar = tool_call_grammar(
-        schemas, _forced_format(service).name, service.tokenizer, parallel=tools.parallel
-    )
-    return replace(params, grammar=grammar)
-
-
-def with_strict_calls(service: Service, params: SamplingParams, reading: Reading) -> SamplingParams:
-    """Parameters under which `reading` finds no call that breaks the schema of a strict tool, where there is one.
-
-    Raises InvalidParams for schemas that are too large or that the model's way of calling cannot be held to.
-    """
-    tools = reading.tools
-    if not tools.strict or reading.calls is None:
-        return params
-    schemas = [_schema(tool) if tool.strict else ToolSchema(tool.name) for tool in tools.tools]
-    grammar = free_call_grammar(
-        schemas, reading.calls.name, service.tokenizer,
-        parallel=tools.parallel, reasoning=reading.reasoning, inside=reading.inside,
-    )  # fmt: skip
-    return replace(params, grammar=grammar)
+        Raises InvalidParams for schemas that are too large or that the model's way of calling cannot be held to.
+        """
+        tools = self.tools
+        name = "" if self.calls is None else self.calls.name
+        schemas = [
+            _schema(tool) if tool.strict or tools.forced else ToolSchema(tool.name) for tool in tools.tools
+        ]
+        if tools.forced or self.form is not None:
+            grammar = answer_grammar(
+                self.form, schemas if name else (), name, service.tokenizer,
+                parallel=tools.parallel, reasoning=self.reasoning, inside=self.inside,
+            )  # fmt: skip
+        elif tools.strict and name:
+            grammar = free_call_grammar(
+                schemas, name, service.tokenizer,
+                parallel=tools.parallel, reasoning=self.reasoning, inside=self.inside,
+            )  # fmt: skip
+        else:
+            return params
+        return replace(params, grammar=grammar)
 
 
 def _schema(tool: Tool) -> ToolSchema:
     return ToolSchema(tool.name) if tool.parameters is None else ToolSchema(tool.name, tool.parameters)
-
-
-def _forced_format(service: Service) -> ToolCallFormat:
-    calls = service.replies.calls or GENERIC
-    return TOOL_CALL_FORMATS[calls.forced or calls.name]
 
 
 def _special(tokenizer: Tokenizer | None, markers: tuple[str, ...]) -> dict[str, int]:

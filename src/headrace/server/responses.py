@@ -17,7 +17,7 @@ from headrace.server.events import EventStream, EventWriter, event, failure_body
 from headrace.server.job import Job
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.prompts import check_length, encode_chat
-from headrace.server.reply import Reading, Reply, with_forced_call, with_strict_calls
+from headrace.server.reply import Reading, Reply
 from headrace.server.response_builder import Event, ResponseBuilder
 from headrace.server.response_input import chat_messages
 from headrace.server.response_schemas import ResponsesRequest
@@ -37,12 +37,12 @@ async def responses(
     model = service.model(body.model)
     body.check()
     tools = body.tool_use
-    params = with_forced_call(service, body.sampling, tools)
+    params = body.sampling
     messages = chat_messages(body.input, body.instructions)
     prompt = await encode_chat(service, messages, True, body.template_variables, tools.tools)
     check_length(service, [prompt], params.max_tokens)
     reading = Reading.of(service, tools, prompt.text or "", params)
-    params = with_strict_calls(service, params, reading)
+    params = reading.held(service, params)
     described = _described(body, model)
     job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
     reply = Reply(reading)

@@ -1,14 +1,12 @@
-"""The grammar of an answer that must call one of the given tools, in the form that the model was trained to write."""
+"""Calls of tools as rules of a grammar, in the form that the model was trained to write."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.core.grammar import LARK, Grammar
 from headrace.errors import InvalidParams
 from headrace.text.grammar_words import Words
-from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_rules import ToolSchema, object_rules
 
 MAX_CALLS = 32
@@ -35,23 +33,15 @@ _FORMS = {
 CALL_FORMATS = tuple(_FORMS)
 """vLLM's names of the tool parsers that read these forms."""
 
-_MARKERS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]")
 
+def call_rules(tools: Sequence[ToolSchema], call_format: str, words: Words, *, parallel: bool) -> list[str]:
+    """The rule `calls`, and those below it: one call of one of `tools`, or with `parallel` of up to MAX_CALLS, and
+    nothing around them. Order of keys: name, then arguments.
 
-def tool_call_grammar(
-    tools: Sequence[ToolSchema],
-    call_format: str,
-    tokenizer: Tokenizer | None = None,
-    *,
-    parallel: bool = True,
-) -> Grammar:
-    """A grammar of one call of one of `tools`, or with `parallel` of up to MAX_CALLS, and nothing around them.
+    Markers that are tokens of the vocabulary are written as those tokens. Where these are special, their texts are left
+    out of what a detokenizer that skips special tokens gives.
 
-    With a tokenizer, markers that are tokens of its vocabulary are written as those tokens. Where they are special,
-    their texts are then left out of what a detokenizer that skips special tokens gives. Order of keys: name, then
-    arguments.
-
-    Raises InvalidParams for an unknown format, no tools, and schemas that are too large.
+    Raises InvalidParams for an unknown format, no tools, and schemas that are not JSON.
     """
     form = _FORMS.get(call_format)
     if form is None:
@@ -60,11 +50,10 @@ def tool_call_grammar(
         )
     if not tools:
         raise InvalidParams("a tool call needs at least one tool")
-    literal = Words(tokenizer, _MARKERS).literal
+    literal = words.literal
     more = f" ({literal(form.between)} call){{0,{MAX_CALLS - 1}}}" if parallel else ""
-    rules = [
-        f"start: {literal(form.before)} call{more} {literal(form.after)}",
+    return [
+        f"calls: {literal(form.before)} call{more} {literal(form.after)}",
         f"call: {literal(form.opening)} tool {literal(form.closing)}",
         *object_rules(tools, form.arguments),
     ]
-    return Grammar(LARK, "\n".join(rules) + "\n")

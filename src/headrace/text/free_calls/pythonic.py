@@ -34,13 +34,20 @@ def pythonic_answer(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) -
     arguments than what each of them is.
     """
     other = prose.others(())
-    every = range(len(tools))
-    rules = [
+    return [
         "reply: answer",
         "answer: ANY | first_other other* ANY | calls" + (" other* ANY" if parallel else ""),
         f"first_other: FIRST {other}",
         f"other: SAFE {other}",
         rf"FIRST: SAFE & /[{SPACE}]*[^{SPACE}\[](?s:.)*/",
+        *pythonic_calls(prose, tools, parallel),
+    ]
+
+
+def pythonic_calls(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
+    """The rule `calls`, a list of calls, without `parallel` of one. Raises as `pythonic_answer` does."""
+    every = range(len(tools))
+    rules = [
         'calls: first more* "]"' if parallel else 'calls: first "]"',
         "first: " + " | ".join(f'until_call_{index} arguments_{index} ")"' for index in every),
         'more: "," " "? (' + " | ".join(f"call_{index}" for index in every) + ")",

@@ -56,3 +56,34 @@ class ReplyReader:
         return [
             piece for piece in pieces if not (isinstance(piece, (CallBegins, CallArguments)) and piece.index)
         ]
+
+
+class LeadingCalls:
+    """A parser of answers that are either calls or content: what begins as no call is content to its end, whatever
+    markers stand in it, as in the strings of JSON. Where it begins as a call, `calls` reads it all."""
+
+    def __init__(self, calls: Parser) -> None:
+        self._calls: Parser | None = calls
+        self._undecided: list[str] | None = []
+
+    def push(self, text: str) -> list[Piece]:
+        """See Parser."""
+        if self._calls is None:
+            return [Content(text)]
+        return self._decided(text, self._calls.push(text))
+
+    def finish(self) -> list[Piece]:
+        """See Parser."""
+        return [] if self._calls is None else self._decided("", self._calls.finish())
+
+    def _decided(self, text: str, pieces: list[Piece]) -> list[Piece]:
+        if self._undecided is None:
+            return pieces
+        self._undecided.append(text)
+        if not pieces:
+            return []
+        said, self._undecided = "".join(self._undecided), None
+        if isinstance(pieces[0], Content):
+            self._calls = None
+            return [Content(said)]
+        return pieces
