@@ -16,7 +16,7 @@ HeadraceError                     500
 |  |- CheckpointError             400   weights are truncated, inconsistent or missing
 |  `- TokenizerError              400   tokenizer or chat template missing or unusable
 |- EngineDead                     503   the engine process ended; nothing of the request is known
-`- MissingDependency              500   an optional package is needed; says which extra to install
+`- MissingDependency              501   an optional package is needed; says which extra to install
 """
 
 from __future__ import annotations
@@ -109,4 +109,5 @@ class EngineDead(HeadraceError):
 
 
 class MissingDependency(HeadraceError):
+    status = 501
     code = "missing_dependency"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,11 +149,12 @@ class ServeProcess:
         return [int(pid) for pid in children.split()]
 
 
-def serve(*arguments: str, hangup: bool = False) -> ServeProcess:
+def serve(*arguments: str, hangup: bool = False, env: Mapping[str, str] | None = None) -> ServeProcess:
     """Start a server and wait until it is ready; `hangup` sends SIGHUP while the model loads."""
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace.cli", "serve", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )  # fmt: skip
     assert process.stdout is not None
     said = ""

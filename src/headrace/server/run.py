@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.supervisor import Supervisor
 from headrace.serving.watchdog import DEFAULT_TIMEOUT_S, Watchdog
+from headrace.text.grammar_store import missing_package
 from headrace.text.reply.formats import AUTO, ReplyFormats
 from headrace.text.tokenizer import Tokenizer
 
@@ -49,6 +51,8 @@ _ORDERLY_S = 2.0
 
 _BACKLOG = 2048
 """Connections that may wait to be taken."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,9 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
     last = LastResort()
     with logs(options.log_level, options.log_format) as log, contextlib.closing(last):
         options.traffic.warn(options.host)
+        missing = missing_package()
+        if missing is not None:
+            _log.warning("%s. Until then such requests are answered with 501", missing)
         # Before the model is loaded: a taken port should show at once.
         with (
             listen(options.host, options.port) as listener,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -19,6 +21,17 @@ MAX_COMPILED = 32
 """Most compiled grammars that are kept while nobody holds them."""
 MAX_KEPT_BYTES = 256 * 2**20
 """What these may hold."""
+
+
+@functools.cache
+def missing_package() -> str | None:
+    """Why this installation can follow no grammar; None where it can."""
+    if find_spec("llguidance") is not None:
+        return None
+    return (
+        "structured output and forced or strict tool calls need the package llguidance, which is not installed: "
+        "pip install 'headrace[grammar]'"
+    )
 
 
 class GrammarStore:
@@ -42,7 +55,13 @@ class GrammarStore:
         self._compiling = threading.Lock()
 
     def known(self, grammar: Grammar) -> Compiled | None:
-        """The compiled grammar if there is one; None where it takes `get` to know. Raises InvalidParams as `get`."""
+        """The compiled grammar if there is one; None where it takes `get` to know.
+
+        Raises MissingDependency without llguidance, and InvalidParams as `get`.
+        """
+        missing = missing_package()
+        if missing is not None:
+            raise MissingDependency(missing)
         with self._lock:
             found = self._alive.get(grammar)
             if found is None:
@@ -97,13 +116,7 @@ class GrammarStore:
         if self._compiler is None:
             if self._tokenizer is None:
                 raise InvalidParams("a grammar needs a tokenizer, and this model has none")
-            try:
-                from headrace.text.grammars import GrammarCompiler
-            except ModuleNotFoundError as error:
-                if error.name != "llguidance":
-                    raise
-                raise MissingDependency(
-                    "a grammar needs llguidance: pip install 'headrace[grammar]'"
-                ) from error
+            from headrace.text.grammars import GrammarCompiler
+
             self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self.eos_ids)
         return self._compiler
