@@ -129,7 +129,7 @@ def test_every_option_is_taken(tiny: TinyServer) -> None:
         extra_body={
             "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "ignore_eos": True,
             "include_stop_str_in_output": True, "skip_special_tokens": False, "priority": -3,
-            "allowed_token_ids": [1, 2], "unknown": {"field": 1},
+            "allowed_token_ids": [1, 2],
         },
     )  # fmt: skip
     assert answer.model == "alias"

@@ -7,7 +7,7 @@ import base64
 import json
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
@@ -18,7 +18,8 @@ from headrace.core.types import MAX_NAME_CHARS, MAX_TIMEOUT_S, NO_USER, NewReque
 from headrace.errors import InvalidParams
 from headrace.server.disconnect import while_connected
 from headrace.server.prompts import Encoded, check_length, encode_prompts
-from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Priority, Prompts, Strict
+from headrace.server.request_fields import EMBEDDING, Strict
+from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Priority, Prompts
 from headrace.server.seeing.record import current
 from headrace.server.service import Service, service_of
 from headrace.serving.embedding import Embedding, embed
@@ -33,6 +34,8 @@ _PROMPT_ALONE = SamplingParams(max_tokens=0)
 
 class EmbeddingRequest(Strict):
     """Body of POST /v1/embeddings. `pooling` is of this server; without it the server's own choice holds."""
+
+    others: ClassVar = EMBEDDING
 
     input: Prompts
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from headrace.errors import HeadraceError
 from headrace.server.answer_headers import NO_STORE
 from headrace.server.last_door import GENERIC, safe
+from headrace.server.request_fields import REQUEST_FIELD
 from headrace.server.seeing.record import current
 
 MAX_MESSAGE_CHARS = 2000
@@ -87,6 +88,9 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
     if first["type"] == "json_invalid":
         return f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}", None
     path = [str(part) for part in first["loc"][1:] if isinstance(part, int) or not _is_branch(part)]
+    if first["type"] == REQUEST_FIELD:
+        path.append(first["ctx"]["field"])
+        return f"{'.'.join(path)} {first['ctx']['text']}", path[0]
     if not path:
         return "the body must be a JSON object, sent as application/json", None
     if first["type"] == "missing":

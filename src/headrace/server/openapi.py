@@ -82,7 +82,7 @@ def build(app: FastAPI) -> dict[str, Any]:
     """The whole document."""
     document = get_openapi(
         title=app.title, version=app.version, routes=app.routes,
-        description="The OpenAI API, with vLLM's extras. Unknown fields are ignored; null means the default.",
+        description="The OpenAI API, with vLLM's extras; null means the default.",
     )  # fmt: skip
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own error shape is not ours

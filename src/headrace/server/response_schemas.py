@@ -1,15 +1,16 @@
-"""What a request to /v1/responses may hold, each field with a bound. Unknown fields are ignored."""
+"""What a request to /v1/responses may hold, each field with a bound. `request_fields` knows the others."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, PlainValidator
 
 from headrace.core.params import MAX_LOGPROBS, SamplingParams
 from headrace.errors import InvalidParams
-from headrace.server.schemas import Length, SamplingFields, Strict
+from headrace.server.request_fields import RESPONSES, Strict
+from headrace.server.schemas import Length, SamplingFields
 from headrace.server.structured import text_grammar
 from headrace.text.tools import ToolUse, checked_tool_use
 
@@ -74,6 +75,8 @@ class ResponsesRequest(SamplingFields):
 
     `store` is accepted, but nothing is stored.
     """
+
+    others: ClassVar = RESPONSES
 
     input: Any
     instructions: str | None = None

@@ -1,4 +1,4 @@
-"""What requests may hold: OpenAI's fields and vLLM's extras, each with a bound. Unknown fields are ignored.
+"""What requests may hold: OpenAI's fields and vLLM's extras, each with a bound. `request_fields` knows the others.
 
 Types are strict: "1" is no number and 1 is no truth value. Null means the default. Long lists of mixed content are
 checked by hand, because a list of errors for each of a million elements is an attack, not an answer.
@@ -7,17 +7,9 @@ checked by hand, because a list of errors for each of a million elements is an a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    WithJsonSchema,
-)
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from headrace.core.params import (
     MAX_LOGPROBS,
@@ -32,6 +24,7 @@ from headrace.core.params import (
 from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S
 from headrace.errors import InvalidParams
 from headrace.server.priorities import priority_number
+from headrace.server.request_fields import CHAT, COMPLETION, STREAM_OPTIONS, Strict
 from headrace.server.structured import GUIDED, grammar_of
 from headrace.text.messages import MAX_MESSAGES
 from headrace.text.tools import ToolUse, checked_tool_use
@@ -79,18 +72,6 @@ def _checked_stop(value: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _is_absent(value: object) -> object:
-    if value not in (None, False, [], {}, ""):
-        raise ValueError("is not supported by this server")
-    return value
-
-
-def _is_replaced(value: object) -> object:
-    if value is not None:
-        raise ValueError("is not supported by this server: use tools and tool_choice")
-    return value
-
-
 _Id = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT, json_schema_extra={"format": "token-id"})]
 _Ids = Annotated[list[_Id], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
 _Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
@@ -109,10 +90,6 @@ Priority = Annotated[
 ]
 Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Unsupported = Annotated[
-    Any, AfterValidator(_is_absent), WithJsonSchema({"enum": [None, False, 0, "", [], {}]})
-]
-Replaced = Annotated[Any, AfterValidator(_is_replaced), WithJsonSchema({"type": "null"})]
 
 
 _BIAS: dict[str, Any] = {
@@ -130,11 +107,9 @@ _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 _Stops = Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)]
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
 class StreamOptions(Strict):
+    others: ClassVar = STREAM_OPTIONS
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -223,13 +198,14 @@ _SAMPLING_NAMES = (
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
+    others: ClassVar = COMPLETION
+
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    suffix: Unsupported = None
 
     def check(self) -> None:
         super().check()
@@ -274,6 +250,8 @@ MESSAGES: dict[str, Any] = {
 class ChatRequest(SamplingFields):
     """Body of POST /v1/chat/completions. `headrace.text.messages` checks the messages."""
 
+    others: ClassVar = CHAT
+
     messages: Annotated[Any, WithJsonSchema(MESSAGES)]
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
@@ -285,9 +263,6 @@ class ChatRequest(SamplingFields):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    functions: Replaced = None
-    function_call: Replaced = None
-    audio: Unsupported = None
 
     @property
     def tool_use(self) -> ToolUse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
@@ -11,7 +11,8 @@ from pydantic import Field, WithJsonSchema
 
 from headrace.errors import InvalidParams
 from headrace.server.prompts import encode_chat, encode_prompts, tokenizer_of
-from headrace.server.schemas import MAX_MODEL_NAME_CHARS, MESSAGES, Strict, Token
+from headrace.server.request_fields import TOKENIZE, Strict
+from headrace.server.schemas import MAX_MODEL_NAME_CHARS, MESSAGES, Token
 from headrace.server.service import Service, service_of
 from headrace.text.tools import checked_tool_use
 
@@ -25,6 +26,8 @@ _FEW = 2000
 
 class TokenizeRequest(Strict):
     """Body of POST /tokenize: a prompt, or a conversation, as the model would see it."""
+
+    others: ClassVar = TOKENIZE
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
     prompt: str | None = None
