@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
+from headrace.core.params import DEFAULT_MAX_LOGPROBS, MAX_LOGPROBS
 from headrace.errors import ConfigError
 from headrace.ops.candidates import OPS_NAMES
 from headrace.plan.units import TIB, parse_bytes
@@ -44,6 +45,7 @@ class EngineConfig:
     attention_sinks, sliding_window: keep only the first and the last tokens (StreamingLLM, Xiao et al. 2023).
     stream_interval_s: time between updates of served streams where steps are shorter than half of it; see
     serving.outbox.
+    max_logprobs: most alternatives that a request may ask for at each position, in logprobs and prompt_logprobs.
     pin_threads: bind each CPU thread to a core of its own.
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
 
@@ -73,6 +75,7 @@ class EngineConfig:
     attention_sinks: int | None = None
     sliding_window: int | None = None
     stream_interval_s: float | None = None
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
     seed: int = 0
     num_threads: int | None = None
     pin_threads: bool = False
@@ -194,11 +197,12 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "batch_max_tokens": (1, MAX_LENGTH),
     "attention_sinks": (0, MAX_SINKS),
     "sliding_window": (1, MAX_LENGTH),
+    "max_logprobs": (0, MAX_LOGPROBS),
     "seed": (-MAX_SEED - 1, MAX_SEED),
     "num_threads": (1, MAX_THREADS),
     "tensor_parallel_size": (1, 1024),
 }
-_REQUIRED_INTS = ("seed", "tensor_parallel_size")
+_REQUIRED_INTS = ("max_logprobs", "seed", "tensor_parallel_size")
 _BOOLS = ("enable_prefix_caching", "enable_chunked_prefill", "kv_cache", "pin_threads")
 _DYNAMIC_ONLY = ("batch_wait_s", "batch_max_tokens")
 

@@ -147,6 +147,7 @@ def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozen
         chunked_prefill=resolved.enable_chunked_prefill,
         kv_cache=resolved.kv_cache,
         seed=resolved.seed,
+        max_logprobs=resolved.max_logprobs,
     )
 
 

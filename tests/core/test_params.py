@@ -105,6 +105,14 @@ def test_flags_are_true_or_false(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_an_engine_may_admit_fewer_alternatives(name: str) -> None:
+    params = SamplingParams(**{name: 21})  # type: ignore[arg-type]
+    params.check_logprobs(21)
+    with pytest.raises(InvalidParams, match=f"^{name} asks for 21 alternatives; at most 20"):
+        params.check_logprobs(20)
+
+
 # ---- Lists ----
 
 

@@ -92,6 +92,7 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "attention_sinks": (4, {"sliding_window": 32}),
     "sliding_window": (32, {}),
     "stream_interval_s": (0.5, {}),
+    "max_logprobs": (5, {}),
     "seed": (7, {}),
     "num_threads": (9, {}),
     "pin_threads": (True, {}),

@@ -51,6 +51,9 @@ _FLAGS = (
         "S",
         "seconds between updates of served streams, where steps are shorter than half of that; 0: every step",
     ),
+    _Flag(
+        "max_logprobs", int, "N", "most alternatives that a request may ask for at a position (default: 20)"
+    ),
     _Flag("seed", int, "N", "seed of requests that bring none"),
     _Flag("num_threads", int, "N", "CPU threads"),
     _Flag("pin_threads", None, "", "bind each CPU thread to a core of its own"),

@@ -87,6 +87,7 @@ class Engine:
             if not 0 <= token < vocab:
                 raise InvalidParams(f"token id {token} is outside the model's vocabulary of {vocab} ids")
         new.params.check_vocab(vocab)
+        new.params.check_logprobs(self.config.max_logprobs)
         length = len(new.prompt)
         model_len, pool_len = self.config.max_model_len, self.scheduler.kv.longest_sequence()
         needed = length + new.params.samples  # room for one output token, if there will be any

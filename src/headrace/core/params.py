@@ -12,6 +12,8 @@ from headrace.errors import InvalidParams
 
 MAX_N = 128
 MAX_LOGPROBS = 64
+DEFAULT_MAX_LOGPROBS = 20
+"""What an engine admits unless its `max_logprobs` says otherwise; vLLM's default."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_TOKEN_LIST = 65_536
@@ -124,6 +126,13 @@ class SamplingParams:
             ids = getattr(self, name)
             if ids and max(ids) >= vocab_size:
                 raise InvalidParams(f"{name} names token {max(ids)}, but the vocabulary has {vocab_size} ids")
+
+    def check_logprobs(self, most: int) -> None:
+        """Raise InvalidParams where more than `most` alternatives are asked for at a position."""
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(self, name)
+            if asked is not None and asked > most:
+                raise InvalidParams(f"{name} asks for {asked} alternatives; at most {most} are allowed here")
 
 
 _FLOAT_RANGES: dict[str, tuple[float, float]] = {

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.core.params import MAX_LOGPROBS
 from headrace.core.request import Request
 
 
@@ -37,7 +38,8 @@ class SchedulerConfig:
     """Sizes in tokens or requests, times in seconds. `max_model_len` None means that windows bound every layer.
 
     `kv_cache` False recomputes every sequence at every step: the baseline that shows what a cache is worth.
-    `seed` is the root of the seeds of requests that bring none.
+    `seed` is the root of the seeds of requests that bring none. `max_logprobs` is the most alternatives that a request
+    may ask for at a position.
     """
 
     max_num_seqs: int
@@ -54,6 +56,7 @@ class SchedulerConfig:
     chunked_prefill: bool = True
     kv_cache: bool = True
     seed: int = 0
+    max_logprobs: int = MAX_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class ResolvedConfig:
     seed: int
     num_threads: int
     stream_interval_s: float
+    max_logprobs: int
     pin_threads: bool
     ops_force: str | None
     kernels: str | None
