@@ -23,6 +23,7 @@ from headrace.serving.process_client import ProcessClient
 from headrace.serving.source import arrivals
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
+from tests.serving.read import read
 
 pytest.importorskip("llguidance")
 
@@ -80,11 +81,9 @@ def with_engine(
 
 async def text_of(client: ProcessClient, tokenizer: Tokenizer, new: NewRequest) -> list[str]:
     generation = await Generation.start(client, tokenizer, new)
-    async for _ in arrivals(generation):
-        pass
-    assert generation.result is not None
-    assert all(output.finish_reason == "stop" for output in generation.result.outputs)
-    return [output.text for output in generation.result.outputs]
+    result = await read(generation, tokenizer)
+    assert all(output.finish_reason == "stop" for output in result.outputs)
+    return [output.text for output in result.outputs]
 
 
 def test_outputs_follow_their_grammars_and_bad_ones_are_refused(tokenizer: Tokenizer) -> None:
@@ -115,10 +114,7 @@ def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(tokenizer: To
         neighbour = asyncio.ensure_future(
             text_of(client, tokenizer, request("b", Grammar("regex", "[ab]{90}"), max_tokens=99))
         )
-        async for _ in arrivals(failing):
-            pass
-        assert failing.result is not None
-        (output,) = failing.result.outputs
+        (output,) = (await read(failing, tokenizer)).outputs
         assert output.finish_reason == "error" and "too much time" in str(output.error)
         assert set(output.text) == {"a"}
         assert len((await neighbour)[0]) == 90

@@ -16,6 +16,7 @@ from headrace.serving.process_client import ProcessClient
 from headrace.serving.source import arrivals
 from headrace.text.tokenizer import Tokenizer
 from tests.serving.conftest import TALE
+from tests.serving.read import read
 
 OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "num_kv_blocks": 40, "max_model_len": 512}
 PROMPTS = ["Once upon a time there was a fox", "Once upon a time there was a cat", "The forest"]
@@ -40,13 +41,7 @@ async def in_another_process(tokenizer: Tokenizer) -> list[RequestOutput]:
 
         async def run(new: NewRequest) -> RequestOutput:
             generation = await Generation.start(client, tokenizer, new)
-            texts = [""] * new.params.n
-            async for deltas in arrivals(generation):
-                for delta in deltas:
-                    texts[delta.index] += delta.text
-            assert generation.result is not None
-            assert texts == [output.text for output in generation.result.outputs]
-            return generation.result
+            return await read(generation, tokenizer)
 
         results = await asyncio.gather(*map(run, news))
         stats = await client.stats()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from headrace.server.choices import Choice, UsageSoFar, head, usage
 from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
 from headrace.server.events import DONE, EventStream, EventWriter, event
 from headrace.server.job import Job
-from headrace.server.logprobs import chat_logprobs
+from headrace.server.json_parts import json_response
+from headrace.server.logprobs import ChatLogprobs, chat_logprobs
 from headrace.server.prompts import check_length, encode_chat
 from headrace.server.reply import (
     MessageBuilder,
@@ -53,12 +54,12 @@ async def chat_completions(
     if body.stream:
         so_far = UsageSoFar(len(prompt.ids))
         return EventStream(job, _Events(service, job, model, body, reading, so_far), job.cancel)
-    answers = [_Answer(index, reading) for index in range(params.n)]
+    answers = [_Answer(index, reading, service, body) for index in range(params.n)]
     await while_connected(request.receive, _gather(job, answers, body))
     answer = head("chat.completion", job, model)
-    answer["choices"] = [each.choice(service, body) for each in answers]
+    answer["choices"] = [each.choice() for each in answers]
     answer["usage"] = _usage(job, reading, [each.reply for each in answers])
-    return JSONResponse(answer)
+    return await json_response(answer)
 
 
 async def _gather(job: Job, answers: Sequence[_Answer], body: ChatRequest) -> None:
@@ -73,21 +74,21 @@ async def _gather(job: Job, answers: Sequence[_Answer], body: ChatRequest) -> No
 class _Answer:
     """A choice of a whole answer."""
 
-    def __init__(self, index: int, reading: Reading) -> None:
+    def __init__(self, index: int, reading: Reading, service: Service, body: ChatRequest) -> None:
         self.reply = Reply(reading)
-        self._grown = Choice(index)
+        self._grown = Choice(index, ChatLogprobs(service.tokenizer) if body.logprobs else None)
         self._message = MessageBuilder()
 
     def add(self, delta: Delta, body: ChatRequest) -> None:
         self._grown.add(delta)
         self._message.add(message_delta(self.reply.take(delta), self.reply, _shows_reasoning(body)))
 
-    def choice(self, service: Service, body: ChatRequest) -> dict[str, Any]:
+    def choice(self) -> dict[str, Any]:
         grown = self._grown
         return {
             "index": grown.index,
             "message": self._message.message(),
-            "logprobs": chat_logprobs(grown.logprobs, service.tokenizer) if body.logprobs else None,
+            "logprobs": grown.logprobs,
             "finish_reason": self.reply.finish_reason(grown.finish_reason),
             "stop_reason": grown.stop_reason,
         }
@@ -138,11 +139,11 @@ class _Events(EventWriter[tuple[int, Delta]]):
         choice = _choice(index, said, logprobs, reason) | {"stop_reason": delta.stop_reason}
         return written + event(common | {"choices": [choice]})
 
-    def end(self) -> bytes:
-        if not self._body.streamed_usage:
-            return DONE
-        counted = _usage(self._job, self._reading, list(self._replies.values()))
-        return event(self._common | {"choices": [], "usage": counted}) + DONE
+    def end(self) -> Iterable[bytes]:
+        if self._body.streamed_usage:
+            counted = _usage(self._job, self._reading, list(self._replies.values()))
+            yield event(self._common | {"choices": [], "usage": counted})
+        yield DONE
 
 
 def _choice(

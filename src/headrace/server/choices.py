@@ -2,50 +2,65 @@
 
 from __future__ import annotations
 
+import io
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from headrace.core.types import TokenLogprobs
 from headrace.server.explanation import explanation
 from headrace.server.job import Job
 from headrace.serving.completion import Delta
 from headrace.serving.source import arrivals
 
 
-@dataclass(slots=True)
-class Choice:
-    """One completion as it grows."""
+class Logprobs(Protocol):
+    """Log-probabilities of a choice, written down as they come."""
 
-    index: int
-    text: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    def add(self, delta: Delta) -> None: ...
+
+    def value(self) -> Any:
+        """All of them, for `json_parts`."""
+        ...
+
+
+class Choice:
+    """One completion as it grows. `logprobs` None: none are shown."""
+
+    def __init__(self, index: int, logprobs: Logprobs | None = None) -> None:
+        self.index = index
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._logprobs = logprobs
+        self._text = io.StringIO()
 
     def add(self, delta: Delta) -> None:
-        self.text.append(delta.text)
-        self.logprobs.extend(delta.logprobs)
-        self.prompt_logprobs.extend(delta.prompt_logprobs)
+        self._text.write(delta.text)
+        if self._logprobs is not None:
+            self._logprobs.add(delta)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
+    @property
+    def text(self) -> str:
+        return self._text.getvalue()
 
-async def gathered(job: Job, count: int) -> list[Choice]:
-    """Every choice of a job, whole. Ends the job's work if it is cancelled or fails."""
-    choices = [Choice(index) for index in range(count)]
+    @property
+    def logprobs(self) -> Any:
+        return None if self._logprobs is None else self._logprobs.value()
+
+
+async def gather(job: Job, choices: Sequence[Choice]) -> None:
+    """Read a job to its end. Ends the job's work if it is cancelled or fails."""
     try:
         async for items in arrivals(job):
             for index, delta in items:
                 choices[index].add(delta)
     finally:
         job.cancel()
-    return choices
 
 
 def shows(delta: Delta) -> bool:
     """Something in it is for the caller; a token may be the middle of a character."""
-    return bool(delta.text or delta.logprobs or delta.finish_reason)
+    return bool(delta.text or delta.logprobs or delta.prompt_logprobs or delta.finish_reason)
 
 
 def head(kind: str, job: Job, model: str) -> dict[str, Any]:
@@ -72,15 +87,15 @@ class UsageSoFar:
 
 def usage(job: Job) -> dict[str, Any]:
     """Token counts of a whole answer, with an explanation where one was asked for."""
-    results = job.results
-    prompt = sum(len(result.prompt_token_ids) for result in results)
-    output = sum(result.metrics.num_output_tokens for result in results)
+    metrics = job.metrics
+    prompt = sum(one.num_prompt_tokens for one in metrics)
+    output = sum(one.num_output_tokens for one in metrics)
     counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": sum(result.num_cached_tokens for result in results)},
+        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in metrics)},
     }
     if job.explain:
-        counts["headrace"] = explanation(results)
+        counts["headrace"] = explanation(metrics)
     return counts

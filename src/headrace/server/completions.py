@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from headrace.core.types import TokenLogprobs
-from headrace.server.choices import UsageSoFar, gathered, head, shows, usage
+from headrace.server.choices import Choice, UsageSoFar, gather, head, shows, usage
 from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
-from headrace.server.echo import TextLogprobs, echoed
+from headrace.server.echo import TextLogprobs, WholeTextLogprobs, echoed
 from headrace.server.events import DONE, EventStream, EventWriter, event
 from headrace.server.job import Job
+from headrace.server.json_parts import json_response
 from headrace.server.prompts import Encoded, check_length, encode_prompts
 from headrace.server.schemas import CompletionRequest
 from headrace.server.service import Service, service_of
@@ -34,44 +34,64 @@ async def completions(
     params = body.sampling
     prompts = await encode_prompts(service, body.prompt, body.add_special_tokens is not False)
     check_length(service, prompts, params.max_tokens)
+    texts = await _Texts.of(service, body, prompts)
     job = await Job.start(service, "cmpl", prompts, params, body)
-    texts = _Texts(service, body, prompts)
     if body.stream:
         return EventStream(job, _Events(texts, job, model, body), job.cancel)
-    choices = await while_connected(request.receive, gathered(job, len(prompts) * params.n))
+    choices = [Choice(index, texts.whole_logprobs(index)) for index in range(len(prompts) * params.n)]
+    await while_connected(request.receive, gather(job, choices))
     answer = head(_KIND, job, model)
     answer["choices"] = [
         {
             "index": choice.index,
-            "text": texts.front(choice.index) + "".join(choice.text),
-            "logprobs": texts.logprobs(choice.index).take(choice.prompt_logprobs, choice.logprobs)
-            if body.logprobs is not None
-            else None,
+            "text": texts.front(choice.index) + choice.text,
+            "logprobs": choice.logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
         for choice in choices
     ]
     answer["usage"] = usage(job)
-    return JSONResponse(answer)
+    return await json_response(answer)
 
 
 class _Texts:
-    """What stands in front of each choice's text, and the log-probabilities of both."""
+    """What comes before each choice's text, and the log-probabilities of both. `fronts`: a text a prompt, with echo."""
 
-    def __init__(self, service: Service, body: CompletionRequest, prompts: Sequence[Encoded]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        body: CompletionRequest,
+        prompts: Sequence[Encoded],
+        fronts: Sequence[str] | None,
+    ) -> None:
         self._tokenizer = service.tokenizer
         self._skip = body.skip_special_tokens is not False
-        self._echo = bool(body.echo)
+        self._shows = body.logprobs is not None
+        self._fronts = fronts
         self._n = body.n or 1
         self.prompts = prompts
 
-    def front(self, index: int) -> str:
-        return echoed(self.prompts[index // self._n], self._tokenizer, self._skip) if self._echo else ""
+    @classmethod
+    async def of(cls, service: Service, body: CompletionRequest, prompts: Sequence[Encoded]) -> _Texts:
+        skip = body.skip_special_tokens is not False
+        return cls(
+            service, body, prompts, await echoed(prompts, service.tokenizer, skip) if body.echo else None
+        )
 
-    def logprobs(self, index: int) -> TextLogprobs:
-        prompt = self.prompts[index // self._n] if self._echo else None
+    def front(self, index: int) -> str:
+        return "" if self._fronts is None else self._fronts[index // self._n]
+
+    def logprobs(self, index: int) -> TextLogprobs | None:
+        """None where they are not shown."""
+        if not self._shows:
+            return None
+        prompt = None if self._fronts is None else self.prompts[index // self._n]
         return TextLogprobs(self._tokenizer, self._skip, prompt)
+
+    def whole_logprobs(self, index: int) -> WholeTextLogprobs | None:
+        growing = self.logprobs(index)
+        return None if growing is None else WholeTextLogprobs(growing)
 
 
 class _Events(EventWriter[tuple[int, Delta]]):
@@ -85,8 +105,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
         if body.streamed_usage:
             self._common["usage"] = None
         self._so_far = UsageSoFar(sum(len(prompt.ids) for prompt in texts.prompts))
-        self._logprobs: dict[int, TextLogprobs] = {}  # of choices that have begun
-        self._scored: dict[int, list[TokenLogprobs]] = {}  # prompt tokens of choices that have not
+        self._logprobs: dict[int, TextLogprobs | None] = {}  # of choices that have begun
         self._plain = body.logprobs is None and not body.continuous_usage
         self._templates: dict[int, ChunkTemplate] = {}
 
@@ -95,19 +114,16 @@ class _Events(EventWriter[tuple[int, Delta]]):
         if index in self._templates and delta.text and delta.finish_reason is None:  # as nearly always
             return self._templates[index].event(delta.text)
         counts = self._so_far.add(delta)
-        if delta.prompt_logprobs:
-            self._scored.setdefault(index, []).extend(delta.prompt_logprobs)
         if not shows(delta):
             return b""
         front = ""
         if index not in self._logprobs:
             self._logprobs[index], front = self._texts.logprobs(index), self._texts.front(index)
-        prompt = self._scored.pop(index, ())
-        logprobs = None if self._body.logprobs is None else self._logprobs[index].take(prompt, delta.logprobs)
+        shown = self._logprobs[index]
         choice = {
             "index": index,
             "text": front + delta.text,
-            "logprobs": logprobs,
+            "logprobs": None if shown is None else shown.take(delta.prompt_logprobs, delta.logprobs),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
@@ -120,7 +136,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
             self._templates[index] = ChunkTemplate(chunk)
         return written
 
-    def end(self) -> bytes:
-        if not self._body.streamed_usage:
-            return DONE
-        return event(self._common | {"choices": [], "usage": usage(self._job)}) + DONE
+    def end(self) -> Iterable[bytes]:
+        if self._body.streamed_usage:
+            yield event(self._common | {"choices": [], "usage": usage(self._job)})
+        yield DONE

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
@@ -17,6 +16,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import MAX_NAME_CHARS, MAX_TIMEOUT_S, NO_USER, NewRequest, Pooling
 from headrace.errors import InvalidParams
 from headrace.server.disconnect import while_connected
+from headrace.server.json_parts import JsonList, json_response
 from headrace.server.prompts import Encoded, check_length, encode_prompts
 from headrace.server.request_fields import EMBEDDING, Strict
 from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Priority, Prompts
@@ -67,11 +67,10 @@ async def embeddings(
     prompts = await encode_prompts(service, body.input, body.add_special_tokens is not False)
     check_length(service, prompts, 0)
     found = await while_connected(request.receive, _embed_all(service, body, prompts))
-    # Written one by one, with a look at the other callers in between: a thousand vectors take a while.
-    parts = []
+    data = JsonList()
     for index, embedding in enumerate(found):
-        parts.append(_entry(index, embedding, body))
-        await asyncio.sleep(0)
+        data.extend([_entry(index, embedding, body)])
+        await asyncio.sleep(0)  # others are served between two vectors: a thousand take a while
     tokens = sum(embedding.num_prompt_tokens for embedding in found)
     cached = sum(embedding.num_cached_tokens for embedding in found)
     record = current()
@@ -82,17 +81,15 @@ async def embeddings(
         "total_tokens": tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    frame = json.dumps({"object": "list", "model": model, "usage": usage}, ensure_ascii=False)
-    text = f'{frame[:-1]}, "data": [{",".join(parts)}]}}'
-    return Response(text.encode(), media_type="application/json")
+    return await json_response({"object": "list", "model": model, "usage": usage, "data": data})
 
 
-def _entry(index: int, embedding: Embedding, body: EmbeddingRequest) -> str:
+def _entry(index: int, embedding: Embedding, body: EmbeddingRequest) -> dict[str, Any]:
     vector = shaped(embedding.vector, body.dimensions, body.normalize is not False)
     data: str | list[float] = list(vector)
     if body.encoding_format == "base64":
         data = base64.b64encode(packed(vector)).decode()
-    return json.dumps({"object": "embedding", "index": index, "embedding": data}, separators=(",", ":"))
+    return {"object": "embedding", "index": index, "embedding": data}
 
 
 async def _embed_all(service: Service, body: EmbeddingRequest, prompts: Sequence[Encoded]) -> list[Embedding]:

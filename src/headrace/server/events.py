@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.server.direct_write import Write, direct_write
 from headrace.server.disconnect import CallerLeft, while_connected
 from headrace.server.errors import error_body, headrace_error_body
+from headrace.server.json_parts import PART_CHARS, json_parts
 from headrace.serving.source import Source
 
 Chunk = Mapping[str, Any]
@@ -27,6 +28,13 @@ _log = logging.getLogger(__name__)
 
 def event(chunk: Chunk) -> bytes:
     return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def event_parts(chunk: Chunk) -> Iterator[bytes]:
+    """An event of any size, in parts; it may hold JsonLists."""
+    yield b"data: "
+    yield from json_parts(chunk)
+    yield b"\n\n"
 
 
 def failure_body(error: Exception) -> dict[str, Any]:
@@ -47,9 +55,9 @@ class EventWriter(Generic[Item]):
         """An item; b"" where it says nothing yet."""
         raise TypeError(f"{type(self).__name__} writes no items")
 
-    def end(self) -> bytes:
-        """What comes behind the last item."""
-        return DONE
+    def end(self) -> Iterable[bytes]:
+        """What comes after the last item, in parts that others are served between."""
+        return (DONE,)
 
     def fail(self, error: Exception) -> bytes:
         """The end, where the source failed, or the writer did: the status has been sent by then."""
@@ -92,8 +100,15 @@ class EventStream(Response, Generic[Item]):
             while not self._source.exhausted:
                 if part:
                     await _send_part(send, part)  # waits for the caller to read
+                if self._source.waiting:
+                    await asyncio.sleep(0)  # what is left is written in a later turn of the event loop
                 part = await self._passed_on(write)
-            part += self._writer.end()
+            for more in self._writer.end():
+                part += more
+                if len(part) >= PART_CHARS:
+                    await _send_part(send, part)
+                    part = b""
+                    await asyncio.sleep(0)
         except HeadraceError as error:
             part = self._writer.fail(error)
         except Exception as error:

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.serving.outputs import RequestOutput
+from headrace.serving.outputs import RequestMetrics
 
 _DIGITS = 6
 
 
-def explanation(results: Sequence[RequestOutput]) -> dict[str, Any]:
+def explanation(metrics: Sequence[RequestMetrics]) -> dict[str, Any]:
     """One entry a prompt. Times in seconds on the engine's clock, null where it did not come to that.
 
     `cache_miss` is null where every block that can be shared was; it never tells of what callers with another salt or
     key have sent.
     """
-    return {"prompts": [_prompt(result) for result in results]}
+    return {"prompts": [_prompt(one) for one in metrics]}
 
 
-def _prompt(result: RequestOutput) -> dict[str, Any]:
-    metrics = result.metrics
+def _prompt(metrics: RequestMetrics) -> dict[str, Any]:
     return {
         "prompt_tokens": metrics.num_prompt_tokens,
         "cached_tokens": metrics.num_cached_tokens,

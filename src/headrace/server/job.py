@@ -15,9 +15,13 @@ from headrace.server.prompts import Encoded
 from headrace.server.schemas import SamplingFields
 from headrace.server.seeing.record import current
 from headrace.server.service import Service
-from headrace.serving.completion import Delta
+from headrace.serving.completion import Delta, entries
 from headrace.serving.generation import Generation
-from headrace.serving.outputs import RequestOutput
+from headrace.serving.outputs import RequestMetrics
+
+MAX_TAKEN_ENTRIES = 4096
+"""Tokens and log-probabilities after which what is left is taken in the next turn of the event loop. More than arrives
+in a turn, see `process_client.MAX_TURN_BYTES`: who takes all the time never lags."""
 
 
 class Job:
@@ -71,10 +75,8 @@ class Job:
         ]  # fmt: skip
         with service.gate.reserved(news):
             starting = [
-                asyncio.ensure_future(
-                    Generation.start(service.gate, service.tokenizer, new, prompt.text, visible)
-                )
-                for new, prompt in zip(news, prompts, strict=True)
+                asyncio.ensure_future(Generation.start(service.gate, service.tokenizer, new, visible))
+                for new in news
             ]
             try:
                 job = cls(name, await asyncio.gather(*starting), params.n, times)
@@ -105,8 +107,15 @@ class Job:
                 raise self._error
             ready, self._ready = self._ready, {}
             self.waiting = False
-            for number in ready:
-                self._take(number, items)
+            left = MAX_TAKEN_ENTRIES
+            while ready:
+                if left <= 0:
+                    self._ready = ready | self._ready
+                    self.waiting = True
+                    break
+                number = next(iter(ready))
+                del ready[number]
+                left -= self._take(number, items)
         except HeadraceError as error:
             self.waiting = True
             self._error = error
@@ -117,9 +126,9 @@ class Job:
         return items
 
     @property
-    def results(self) -> list[RequestOutput]:
-        """The result of each prompt, once all is taken."""
-        return [generation.result for generation in self._generations if generation.result is not None]
+    def metrics(self) -> list[RequestMetrics]:
+        """Times and counts of each prompt, once all is taken."""
+        return [generation.metrics for generation in self._generations if generation.metrics is not None]
 
     def cancel(self) -> None:
         """Free what is still held at the engine."""
@@ -133,8 +142,8 @@ class Job:
         if self._listener is not None:
             self._listener()
 
-    def _take(self, number: int, items: list[tuple[int, Delta]]) -> None:
-        """Take what one prompt's generation has."""
+    def _take(self, number: int, items: list[tuple[int, Delta]]) -> int:
+        """Take what one prompt's generation has; gives the entries of it."""
         generation, record, times = self._generations[number], self._record, self._times
         deltas = generation.take()
         for delta in deltas:
@@ -146,14 +155,15 @@ class Job:
             if times is not None and delta.text:
                 times.saw(choice)
             items.append((choice, delta))
-        if len(deltas) == 1 and deltas[0].finish_reason is None:  # as nearly always
-            return
+        if len(deltas) == 1 and deltas[0].finish_reason is None and not generation.waiting:
+            return entries(deltas[0])  # as nearly always
         if generation.exhausted:
             self._left.discard(number)
             self.exhausted = not self._left
         elif generation.waiting:
             self._ready[number] = None
             self.waiting = True
+        return sum(map(entries, deltas))
 
 
 def _check(delta: Delta) -> None:

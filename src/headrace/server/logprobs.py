@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.core.types import TokenLogprobs
+from headrace.server.json_parts import JsonList
+from headrace.serving.completion import Delta
 from headrace.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
@@ -54,6 +56,20 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None)
             for entry in entries
         ]
     }
+
+
+class ChatLogprobs:
+    """`logprobs` of a whole answer's choice."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._content = JsonList()
+
+    def add(self, delta: Delta) -> None:
+        self._content.extend(chat_logprobs(delta.logprobs, self._tokenizer)["content"])
+
+    def value(self) -> dict[str, Any]:
+        return {"content": self._content}
 
 
 def _described(token: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:

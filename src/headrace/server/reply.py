@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -169,32 +170,33 @@ class MessageBuilder:
     """The deltas of a choice, put together: what is answered whole is what would have been streamed."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, list[str]] = {}
+        self._texts: dict[str, io.StringIO] = {}
         self._calls: list[dict[str, Any]] = []
-        self._arguments: list[list[str]] = []
+        self._arguments: list[io.StringIO] = []
 
     def add(self, delta: dict[str, Any]) -> None:
         for name in ("content", "reasoning_content"):
             if name in delta:
-                self._texts.setdefault(name, []).append(delta[name])
+                self._texts.setdefault(name, io.StringIO()).write(delta[name])
         for call in delta.get("tool_calls", ()):
             if call["index"] == len(self._calls):
                 self._calls.append(call)
-                self._arguments.append([])
-            self._arguments[call["index"]].append(call["function"]["arguments"])
+                self._arguments.append(io.StringIO())
+            self._arguments[call["index"]].write(call["function"]["arguments"])
 
     def message(self) -> dict[str, Any]:
         """The message. It has no content where it has calls and says nothing beside them."""
-        content = "".join(self._texts.get("content", ()))
+        texts = {name: text.getvalue() for name, text in self._texts.items()}
+        content = texts.get("content", "")
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if self._calls else "")}
-        if "reasoning_content" in self._texts:
-            message["reasoning_content"] = message["reasoning"] = "".join(self._texts["reasoning_content"])
+        if "reasoning_content" in texts:
+            message["reasoning_content"] = message["reasoning"] = texts["reasoning_content"]
         if self._calls:
             message["tool_calls"] = [
                 {
                     "id": call["id"],
                     "type": "function",
-                    "function": {"name": call["function"]["name"], "arguments": "".join(arguments)},
+                    "function": {"name": call["function"]["name"], "arguments": arguments.getvalue()},
                 }
                 for call, arguments in zip(self._calls, self._arguments, strict=True)
             ]

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.server.json_parts import JsonList
 from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 
 Event = dict[str, Any]
@@ -75,7 +76,7 @@ class ResponseBuilder:
         item = self._open
         assert isinstance(item, _Text)
         item.parts.append(text)
-        item.logprobs += logprobs
+        item.logprobs.extend(logprobs)
         if text:
             more = {"logprobs": list(logprobs)} if kind == "message" else {}
             events.append(self._event(f"{item.part_type}.delta", delta=text, content_index=0, **more))
@@ -94,7 +95,7 @@ class ResponseBuilder:
             return []
         text, done = "".join(item.parts), item.done(status)
         if isinstance(item, _Text):
-            more = {"logprobs": item.logprobs} if item.kind == "message" else {}
+            more = {"logprobs": item.shown_logprobs} if item.kind == "message" else {}
             events = [
                 self._event(f"{item.part_type}.done", text=text, content_index=0, **more),
                 self._event("content_part.done", content_index=0, part=item.part(text)),
@@ -142,12 +143,17 @@ class _Item(ABC):
 class _Text(_Item):
     def __init__(self, kind: str) -> None:
         super().__init__(kind, "msg" if kind == "message" else "rs")
-        self.logprobs: list[Any] = []
+        self.logprobs = JsonList()
         self.part_type = "output_text" if kind == "message" else "reasoning_text"
 
     def part(self, text: str) -> dict[str, Any]:
-        more = {"annotations": [], "logprobs": list(self.logprobs)} if self.kind == "message" else {}
+        more = {"annotations": [], "logprobs": self.shown_logprobs} if self.kind == "message" else {}
         return {"type": self.part_type, "text": text} | more
+
+    @property
+    def shown_logprobs(self) -> Any:
+        """For `json_parts`. An item that begins has none, whatever it will have when that is written."""
+        return self.logprobs if self.logprobs.size else []
 
     def begun(self) -> dict[str, Any]:
         more: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from headrace.errors import HeadraceError, InvalidParams
 from headrace.server.choices import usage
 from headrace.server.disconnect import while_connected
-from headrace.server.events import EventStream, EventWriter, event, failure_body
+from headrace.server.events import EventStream, EventWriter, event, event_parts, failure_body
 from headrace.server.job import Job
+from headrace.server.json_parts import json_response
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.prompts import check_length, encode_chat
 from headrace.server.reply import Reading, Reply
@@ -52,7 +53,7 @@ async def responses(
         return EventStream(job, events, job.cancel)
     builder.begin()
     await while_connected(request.receive, _drained(events, job))
-    return JSONResponse(builder.response)
+    return await json_response(builder.response)
 
 
 class _Events(EventWriter[tuple[int, Delta]]):
@@ -91,8 +92,10 @@ class _Events(EventWriter[tuple[int, Delta]]):
     def write(self, item: tuple[int, Delta]) -> bytes:
         return _named(self.added(item[1]))
 
-    def end(self) -> bytes:
-        return _named(self.finished())
+    def end(self) -> Iterable[bytes]:
+        for each in self.finished():
+            yield b"event: %b\n" % each["type"].encode()
+            yield from event_parts(each)
 
     def fail(self, error: Exception) -> bytes:
         told = failure_body(error)["error"]

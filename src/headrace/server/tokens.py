@@ -6,10 +6,11 @@ import asyncio
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field, WithJsonSchema
 
 from headrace.errors import InvalidParams
+from headrace.server.json_parts import JsonList, json_response
 from headrace.server.prompts import encode_chat, encode_prompts, tokenizer_of
 from headrace.server.request_fields import TOKENIZE, Strict
 from headrace.server.schemas import MAX_MODEL_NAME_CHARS, MESSAGES, Token
@@ -63,8 +64,13 @@ async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(se
             body.chat_template_kwargs or {},
             checked_tool_use(body.tools, None).tools,
         )
-    strings = [tokenizer.token(token) for token in encoded.ids] if body.return_token_strs else None
-    return JSONResponse(
+    strings = None
+    if body.return_token_strs:
+        strings = JsonList()
+        for at in range(0, len(encoded.ids), _FEW):
+            strings.extend([tokenizer.token(token) for token in encoded.ids[at : at + _FEW]])
+            await asyncio.sleep(0)
+    return await json_response(
         {
             "count": len(encoded.ids),
             "max_model_len": service.facts.max_model_len,
@@ -85,4 +91,4 @@ async def detokenize(body: DetokenizeRequest, service: Annotated[Service, Depend
         text = tokenizer.decode(body.tokens, skip_special_tokens=False)
     else:
         text = await asyncio.to_thread(tokenizer.decode, body.tokens, False)
-    return JSONResponse({"prompt": text})
+    return await json_response({"prompt": text})

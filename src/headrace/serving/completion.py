@@ -1,11 +1,10 @@
-"""One completion's tokens as text: detokenized, watched for stop strings, and added up."""
+"""One completion's tokens as text: detokenized, and watched for stop strings."""
 
 from __future__ import annotations
 
 from headrace.core.params import SamplingParams
 from headrace.core.record import record
 from headrace.core.types import FinishReason, Output, RequestStats, TokenLogprobs
-from headrace.serving.outputs import CompletionOutput, Logprob, LogprobsByToken
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopChecker
 from headrace.text.tokenizer import Tokenizer
@@ -30,7 +29,7 @@ class Delta:
 
 
 class Completion:
-    """Takes a completion's core outputs in order and keeps its result so far.
+    """Takes a completion's core outputs in order, and gives what each adds.
 
     It ends for the caller with the token that ends it or completes a stop string (`finish_reason`), and for the
     engine with the output that carries the engine's statistics (`stats`), which may come later.
@@ -48,15 +47,12 @@ class Completion:
         visible: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
-        self.token_ids: list[int] = []
+        self.num_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.stats: RequestStats | None = None
         self._params = params
-        self._text: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._tokenizer = tokenizer
         self._detokenizer = (
             None
             if tokenizer is None
@@ -84,28 +80,11 @@ class Completion:
         tokens, logprobs = output.tokens, output.logprobs
         if used < len(tokens):
             tokens, logprobs = tokens[:used], logprobs[:used]
-        self.token_ids.extend(tokens)
-        self._text.append(text)
-        if logprobs:
-            self._logprobs.extend(logprobs)
+        self.num_tokens += len(tokens)
         return Delta(
             output.request_id, self.index, text, tokens, logprobs,
             self.finish_reason, self.stop_reason, self.error, output.prompt_logprobs,
         )  # fmt: skip
-
-    def result(self) -> CompletionOutput:
-        """The completion so far."""
-        wanted = self._params.logprobs is not None
-        return CompletionOutput(
-            index=self.index,
-            text="".join(self._text),
-            token_ids=tuple(self.token_ids),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            logprobs=[by_token(entry, self._tokenizer) for entry in self._logprobs] if wanted else None,
-            cumulative_logprob=sum(entry.logprob for entry in self._logprobs) if wanted else None,
-            error=self.error,
-        )
 
     def _decode(self, output: Output) -> tuple[str, int, str | None]:
         """(new text, how many tokens belong to the completion, the stop string that its last token completed)."""
@@ -121,7 +100,7 @@ class Completion:
         # One by one, to know which token completed a stop string.
         for count, token in enumerate(spoken, start=1):
             piece = self._detokenizer.push((token,))
-            if len(self.token_ids) + count <= self._params.min_tokens:
+            if self.num_tokens + count <= self._params.min_tokens:
                 text += piece
                 continue
             safe, matched = self._stops.push(piece)
@@ -141,14 +120,10 @@ class Completion:
         return (safe, matched) if matched is not None else (safe + self._stops.flush(), None)
 
 
-def by_token(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> LogprobsByToken:
-    """vLLM's form of the log-probabilities at one position."""
-    found = {entry.token: Logprob(entry.logprob, entry.rank, decoded(entry.token, tokenizer))}
-    for token, logprob, rank in entry.top:
-        found.setdefault(token, Logprob(logprob, rank, decoded(token, tokenizer)))
-    return found
-
-
-def decoded(token: int, tokenizer: Tokenizer | None) -> str | None:
-    """The text of a token inside a text; replacement characters where it is only part of a character."""
-    return None if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+def entries(news: Delta | Output) -> int:
+    """Tokens and log-probabilities in it: what it costs to take it in, and to write it down."""
+    count = len(news.token_ids if isinstance(news, Delta) else news.tokens)
+    if news.logprobs or news.prompt_logprobs:  # rarely
+        for scored in (news.logprobs, news.prompt_logprobs):
+            count += sum(1 + len(entry.top) for entry in scored)
+    return count

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headrace.core.types import NewRequest
 from headrace.serving.client import Submitter
 from headrace.serving.completion import Delta
-from headrace.serving.outputs import RequestOutput
+from headrace.serving.outputs import RequestMetrics
 from headrace.serving.pending_request import PendingRequest
 from headrace.serving.stream import OutputStream
 from headrace.text.tokenizer import Tokenizer
@@ -22,9 +22,9 @@ class Generation:
     def __init__(self, client: Submitter, stream: OutputStream, pending: PendingRequest) -> None:
         self._client = client
         self._stream = stream
-        self._pending = pending
-        self.result: RequestOutput | None = None
-        """The whole result, known when all is taken."""
+        self.pending = pending
+        self.metrics: RequestMetrics | None = None
+        """Times and counts, known when all is taken."""
 
     @classmethod
     async def start(
@@ -32,14 +32,13 @@ class Generation:
         client: Submitter,
         tokenizer: Tokenizer | None,
         new: NewRequest,
-        prompt: str | None = None,
         visible: frozenset[int] = frozenset(),
     ) -> Generation:
-        """Submit a request; see PendingRequest for `prompt` and `visible`.
+        """Submit a request; see PendingRequest for `visible`.
 
         Raises what `Submitter.submit` and PendingRequest raise.
         """
-        pending = PendingRequest(new, prompt, tokenizer, visible)
+        pending = PendingRequest(new, tokenizer, visible)
         return cls(client, await client.submit(new), pending)
 
     def listen(self, call: Callable[[], None] | None) -> None:
@@ -49,12 +48,12 @@ class Generation:
     def take(self) -> list[Delta]:
         """See Source."""
         deltas: list[Delta] = []
-        pending = self._pending
+        pending = self.pending
         for output in self._stream.take():
             delta = pending.take(output)
             if output.finish_reason is not None:
                 if pending.ended:
-                    self.result = pending.result(finished=True)
+                    self.metrics = pending.metrics()
             elif delta is not None and delta.finish_reason is not None:  # a stop string, found here
                 self._client.abort(output.request_id, output.index, stopped=True)
             if delta is not None:
@@ -73,5 +72,5 @@ class Generation:
 
     def cancel(self) -> None:
         """Free what the request holds at the engine; does nothing once it has ended."""
-        if self.result is None:
+        if self.metrics is None:
             self._client.abort(self._stream.request_id)

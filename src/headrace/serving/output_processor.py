@@ -8,6 +8,7 @@ from headrace.core.record import record
 from headrace.core.types import NewRequest, Output
 from headrace.errors import InvalidParams
 from headrace.serving.completion import Delta
+from headrace.serving.growing_result import GrowingResult
 from headrace.serving.outputs import RequestOutput
 from headrace.serving.pending_request import PendingRequest
 from headrace.text.tokenizer import Tokenizer
@@ -36,7 +37,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._requests: dict[str, PendingRequest] = {}
+        self._requests: dict[str, GrowingResult] = {}
 
     def __len__(self) -> int:
         """Requests that have not finished."""
@@ -50,7 +51,8 @@ class OutputProcessor:
         """
         if new.request_id in self._requests:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
-        self._requests[new.request_id] = PendingRequest(new, prompt, self._tokenizer, visible)
+        pending = PendingRequest(new, self._tokenizer, visible)
+        self._requests[new.request_id] = GrowingResult(pending, prompt, self._tokenizer)
 
     def discard(self, request_id: str) -> None:
         """Forget a request; what still comes for it is ignored. Unknown ids are, too."""
@@ -65,12 +67,13 @@ class OutputProcessor:
             request = self._requests.get(output.request_id)
             if request is None:
                 continue
-            delta = request.take(output)
+            delta = request.pending.take(output)
             if delta is not None:
+                request.add(delta)
                 deltas.append(delta)
                 if delta.finish_reason is not None and output.finish_reason is None:
                     to_stop.append((output.request_id, output.index))
-            if request.ended:
+            if request.pending.ended:
                 del self._requests[output.request_id]
                 finished.append(request.result(finished=True))
         return Progress(tuple(deltas), tuple(finished), tuple(to_stop))

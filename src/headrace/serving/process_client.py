@@ -59,6 +59,9 @@ DEFAULT_START_TIMEOUT_S = 1800.0
 MAX_UNSENT_BYTES = 64 * 2**20
 """Most bytes that may wait for an engine that does not take in messages, as in a long step."""
 
+MAX_TURN_BYTES = 2**14
+"""Bytes of messages after which the event loop has a turn for others: about 1,000 log-probabilities."""
+
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
@@ -209,6 +212,7 @@ class ProcessClient:
         frames = FrameBuffer()
         error: HeadraceError | None = None
         try:
+            taken = 0  # bytes since others had their turn
             while error is None and (data := await self._child.reader.read(_READ_BYTES)):
                 for payload in frames.feed(data):
                     message = decode_from_engine(payload)
@@ -216,6 +220,10 @@ class ProcessClient:
                         error = error_from_wire(message)
                     else:
                         self._dispatch(message)
+                    taken += len(payload)
+                    if taken >= MAX_TURN_BYTES:
+                        taken = 0
+                        await asyncio.sleep(0)
         except WireError as broken:
             error = EngineDead(f"the engine process sent something else than messages: {broken}")
         except OSError:

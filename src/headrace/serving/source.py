@@ -44,6 +44,8 @@ async def arrivals(source: Source[Item]) -> AsyncIterator[list[Item]]:
     while not source.exhausted:
         if items := source.take():
             yield items
+            if source.waiting:
+                await asyncio.sleep(0)  # what is left comes in a later turn of the event loop
         elif not source.exhausted:
             await _news(source)
 

@@ -16,7 +16,9 @@ MAX_SHARED_BYTES = 256 * 2**20
 LEAST_UNREAD_BYTES = 128 * 2**10
 
 MAX_TAKEN = 256
-"""Most outputs that are taken in one go: a reader that lagged does not keep the others waiting."""
+MAX_TAKEN_BYTES = 2**20
+"""Most outputs that are taken in one go, and about how much memory of theirs: a reader that lagged does not keep the
+others waiting."""
 
 _OUTPUT_BYTES = 400
 _TOKEN_BYTES = 32
@@ -137,7 +139,7 @@ class OutputStream:
             call()
 
     def take(self) -> list[Output]:
-        """See Source. At most MAX_TAKEN outputs at a time."""
+        """See Source. At most MAX_TAKEN outputs of about MAX_TAKEN_BYTES at a time."""
         unread = self._unread
         if len(unread) == 1:  # as nearly always
             self._unread = []
@@ -145,12 +147,17 @@ class OutputStream:
             if self._error is not None:
                 raise self._error
             return []
-        elif len(unread) > MAX_TAKEN:
-            self._unread = unread[MAX_TAKEN:]
-            del unread[MAX_TAKEN:]
-            self._count(-sum(map(_size, unread[1:])) - _size(self._unread[0]))
         else:
-            self._drop()
+            count, left = 0, MAX_TAKEN_BYTES
+            while count < min(len(unread), MAX_TAKEN) and left > 0:
+                left -= _size(unread[count])
+                count += 1
+            if count == len(unread):
+                self._drop()
+            else:
+                self._unread = unread[count:]
+                del unread[count:]
+                self._count(-sum(map(_size, unread[1:])) - _size(self._unread[0]))
         return unread
 
     @property

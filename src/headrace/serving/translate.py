@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from headrace import errors
@@ -17,8 +18,9 @@ from headrace.errors import EngineDead, HeadraceError, InvalidParams
 from headrace.serving import messages as wire
 from headrace.serving.facts import ModelFacts
 
-MAX_ENTRIES_PER_MESSAGE = 1_000_000
-"""Tokens and log-probabilities after which the news of one step goes on in another message."""
+MAX_ENTRIES_PER_MESSAGE = 1024
+"""Tokens and log-probabilities after which the news of one step goes on in another message, so that the server can
+look at other callers between two messages. They take about 15 KB, and a few milliseconds to turn into an answer."""
 
 
 def fields_of(kind: type[wire.Plain] | type[wire.Message], source: object) -> dict[str, Any]:
@@ -53,17 +55,29 @@ def request_from_wire(add: wire.Add) -> NewRequest:
 
 
 def outputs_to_wire(outputs: Iterable[Output]) -> Iterator[wire.Outputs]:
-    """One message, or several where log-probabilities make the news of a step large."""
+    """One message, or several where the news of a step is large."""
     batch: list[wire.News] = []
     entries = 0
     for output in outputs:
-        entries += _entries(output)
-        batch.append(_news(output))
-        if entries >= MAX_ENTRIES_PER_MESSAGE or len(batch) == wire.MAX_BATCH:
-            yield wire.Outputs(tuple(batch))
-            batch, entries = [], 0
+        for part in _split(output) if output.prompt_logprobs else (output,):
+            entries += _entries(part)
+            batch.append(_news(part))
+            if entries >= MAX_ENTRIES_PER_MESSAGE or len(batch) == wire.MAX_BATCH:
+                yield wire.Outputs(tuple(batch))
+                batch, entries = [], 0
     if batch:
         yield wire.Outputs(tuple(batch))
+
+
+def _split(output: Output) -> Iterator[Output]:
+    """Log-probabilities of a prompt in parts that fit a message; all else comes with the last of them."""
+    scored = output.prompt_logprobs
+    positions = max(1, MAX_ENTRIES_PER_MESSAGE // (1 + max(len(entry.top) for entry in scored)))
+    at = 0
+    while len(scored) - at > positions:
+        yield Output(output.request_id, output.index, prompt_logprobs=scored[at : at + positions])
+        at += positions
+    yield replace(output, prompt_logprobs=scored[at:])
 
 
 def outputs_from_wire(outputs: wire.Outputs) -> list[Output]:

@@ -28,12 +28,12 @@ def _tally_work(tallies: Tallies, work: Work, failed: bool) -> None:
         tallies.finished[cut_off if reason is None else reason] += 1
     for seen in work.seen.values():
         tallies.output_length.observe(seen.tokens)
-    for number, result in enumerate(work.results):
+    for number, known in enumerate(work.metrics):
         prompt = work.prompt_tokens[number]
         tallies.n.observe(work.params.n)
         if work.params.max_tokens is not None:
             tallies.max_tokens.observe(work.params.max_tokens)
-        metrics = RequestMetrics() if result is None else result.metrics
+        metrics = known or RequestMetrics()
         if number not in work.begun:
             if metrics.queue_s is None:
                 continue  # its prompt was never looked at, as far as we know
@@ -41,9 +41,9 @@ def _tally_work(tallies: Tallies, work: Work, failed: bool) -> None:
         tallies.prompt_length.observe(prompt)
         longest = work.longest_output(number)
         tallies.longest_output.observe(longest)
-        if result is not None:
-            tallies.cached_tokens += result.num_cached_tokens
-            tallies.computed_length.observe(prompt - result.num_cached_tokens)
+        if known is not None:
+            tallies.cached_tokens += metrics.num_cached_tokens
+            tallies.computed_length.observe(prompt - metrics.num_cached_tokens)
             _tally_times(tallies, metrics)
 
 

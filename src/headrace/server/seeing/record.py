@@ -12,7 +12,7 @@ from headrace.server.seeing.tallies import Tallies
 from headrace.serving.clock import Clock
 from headrace.serving.completion import Delta
 from headrace.serving.generation import Generation
-from headrace.serving.outputs import RequestOutput
+from headrace.serving.outputs import RequestMetrics
 
 _current: ContextVar[RequestRecord | None] = ContextVar("headrace_request_record", default=None)
 
@@ -47,9 +47,9 @@ class Work:
     seen: dict[int, Seen] = field(default_factory=dict)  # by choice
 
     @property
-    def results(self) -> list[RequestOutput | None]:
+    def metrics(self) -> list[RequestMetrics | None]:
         """None for a prompt whose completions have not all ended."""
-        return [generation.result for generation in self.generations]
+        return [generation.metrics for generation in self.generations]
 
     @property
     def finish_reasons(self) -> list[str | None]:
@@ -171,12 +171,12 @@ class RequestRecord:
         """Prompt tokens from the prefix cache, as far as that is known."""
         if self.work is None:
             return 0
-        return sum(result.num_cached_tokens for result in self.work.results if result is not None)
+        return sum(one.num_cached_tokens for one in self.work.metrics if one is not None)
 
     @property
     def queue_s(self) -> float | None:
         """The longest that any of the prompts waited."""
         if self.work is None:
             return None
-        waits = [result.metrics.queue_s for result in self.work.results if result is not None]
+        waits = [one.queue_s for one in self.work.metrics if one is not None]
         return max((wait for wait in waits if wait is not None), default=None)

@@ -128,7 +128,7 @@ def _attributes(record: RequestRecord, work: Work, model_name: str) -> dict[str,
 
 def _engine_times(work: Work) -> dict[str, AttributeValue | None]:
     """Of the prompt that took longest, where there are several."""
-    metrics = [result.metrics for result in work.results if result is not None]
+    metrics = [one for one in work.metrics if one is not None]
     prefill = max((one.prefill_s for one in metrics if one.prefill_s is not None), default=None)
     decode = max((one.decode_s for one in metrics if one.decode_s is not None), default=None)
     return {

@@ -1,0 +1,86 @@
+"""What an event loop does between two of its turns, counted: no clock is read, so a busy machine changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from headrace.serving import process_client
+from tests.server.conftest import TinyServer
+
+
+@dataclass
+class Work:
+    """calls: of functions, Python's and C's. written: characters of JSON. read: bytes of messages of the engine."""
+
+    calls: int = 0
+    written: int = 0
+    read: int = 0
+
+
+@dataclass
+class Turns:
+    """The most that happened in one turn, and the sum over all of them."""
+
+    most: Work = field(default_factory=Work)
+    total: Work = field(default_factory=Work)
+    turns: int = 0
+    now: Work = field(default_factory=Work)
+
+    def end_turn(self) -> None:
+        now, self.now = self.now, Work()
+        self.turns += 1
+        for name in ("calls", "written", "read"):
+            count = getattr(now, name)
+            setattr(self.most, name, max(getattr(self.most, name), count))
+            setattr(self.total, name, getattr(self.total, name) + count)
+
+
+@contextmanager
+def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
+    """Count the work of a server's event loop, turn by turn. What is counted is done as ever."""
+    turns, running = Turns(), True
+    encode, decode = json.JSONEncoder.encode, process_client.decode_from_engine
+
+    def encoded(self: json.JSONEncoder, value: Any) -> str:
+        text = encode(self, value)
+        turns.now.written += len(text)
+        return text
+
+    def decoded(payload: bytes) -> Any:
+        turns.now.read += len(payload)
+        return decode(payload)
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event in ("call", "c_call"):
+            turns.now.calls += 1
+
+    def tick() -> None:
+        turns.end_turn()
+        if running:
+            asyncio.get_running_loop().call_soon(tick)
+
+    async def begin() -> None:
+        asyncio.get_running_loop().call_soon(tick)
+        sys.setprofile(profile)
+
+    async def end() -> None:
+        sys.setprofile(None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(json.JSONEncoder, "encode", encoded)
+        patched.setattr(process_client, "decode_from_engine", decoded)
+        server.call(begin())
+        try:
+            yield turns
+        finally:
+            running = False
+            server.call(end())

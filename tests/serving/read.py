@@ -1,0 +1,18 @@
+"""What a generation gives, read to its end and put together."""
+
+from __future__ import annotations
+
+from headrace.serving.generation import Generation
+from headrace.serving.growing_result import GrowingResult
+from headrace.serving.outputs import RequestOutput
+from headrace.serving.source import arrivals
+from headrace.text.tokenizer import Tokenizer
+
+
+async def read(generation: Generation, tokenizer: Tokenizer) -> RequestOutput:
+    growing = GrowingResult(generation.pending, None, tokenizer)
+    async for deltas in arrivals(generation):
+        for delta in deltas:
+            growing.add(delta)
+    assert generation.metrics is not None
+    return growing.result(finished=True)
