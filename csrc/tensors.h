@@ -64,8 +64,8 @@ struct Rows {
 //   f32   keys [D][T]            values [T][D]
 //   bf16  keys [D / 2][T][2]     values [T / 2][D][2]
 //   i8    as bf16, with one float scale a (block, head, position) for keys and one for values
-// T is block_size rounded up to a multiple of 16; positions from block_size on stay zero. D is a multiple of 16.
-// Memory starts as zeros, so that no masked position holds a NaN.
+// T is block_size rounded up to a multiple of 16; nobody reads positions from block_size on. D is a multiple of 16.
+// Positions that a sequence has not written hold what another one left there, NaN included: nothing may depend on it.
 struct KVCache {
     DType type = DType::f32;
     void* keys = nullptr;

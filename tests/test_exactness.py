@@ -2,6 +2,7 @@
 
 Every case runs the same requests twice: each one alone in an engine that shares, splits and evicts nothing, and all of
 them together in an engine that is made to do so. No token may differ, and the event must really have happened.
+Before every step the free KV blocks are filled with NaN: a sequence depends on nothing that it has not written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from headrace.core.executor import Executor
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest, SliceResult, StepPlan, StepResult, TokenLogprobs
 from headrace.llm import EngineParts, assemble
+from tests.poison import Poison
 
 Tokens = dict[tuple[str, int], tuple[int, ...]]
 Logprobs = dict[tuple[str, int], tuple[TokenLogprobs, ...]]
@@ -78,6 +80,7 @@ def run(
     each step, `wrap` may put something between engine and executor."""
     parts = assemble(EngineConfig.from_kwargs(**{"dtype": "float32", "num_threads": 1, **options}))
     engine, executor, seen, queue = parts.engine, wrap(parts.executor), Run(), list(requests)
+    poison = Poison(parts)
     while queue or engine.has_work:
         while queue and (at_once or seen.steps % 2 == 0):
             engine.add(queue.pop(0), float(seen.steps))
@@ -85,7 +88,9 @@ def run(
                 break
         if hook is not None:
             hook(parts, seen.steps)
+        poison.before_plan()
         plan = engine.begin(float(seen.steps))
+        poison.after_plan()
         seen.see(plan)
         for output in engine.finish(executor.execute(plan), float(seen.steps)):
             key = (output.request_id, output.index)
@@ -98,6 +103,7 @@ def run(
                 seen.drafted += output.stats.num_drafted
                 seen.accepted += output.stats.num_accepted
         assert seen.steps < 5000
+    assert poison.taken > 0
     stats = engine.stats()
     assert stats.free_blocks == stats.total_blocks
     seen.preemptions, seen.forks = stats.scheduler.preemptions, stats.scheduler.forks

@@ -16,7 +16,7 @@ inline Workspace workspace_of(const Plan& plan, const ScratchSizes& sizes, int t
     auto* scores = reinterpret_cast<float*>(memory);
     auto* partial = reinterpret_cast<float*>(memory += sizes.scores);
     auto* result = reinterpret_cast<float*>(memory += sizes.partial);
-    return {scores, partial, result, reinterpret_cast<bf16_t*>(memory + sizes.partial), nullptr};
+    return {scores, partial, result, memory + sizes.partial, nullptr};
 }
 
 // A piece of work for one thread: some spans of an item.
@@ -73,7 +73,7 @@ struct Attention {
             work.ahead->regions = 0;
         }
         Span span;
-        open_span(args, shape, job.tile, job.spans[index], work.expanded, span);
+        open_span(args, shape, job.tile, job.spans[index], static_cast<bf16_t*>(work.values), span);
         if (span.panels == 0) {  // only dropped blocks: nobody sees them
             for (int r = 0; r < job.tile.rows; ++r) out.peak[r] = kHidden;
         } else {

@@ -41,7 +41,7 @@ inline std::size_t lined(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Sizes of the parts of the scratch memory, in bytes.
 struct ScratchSizes {
-    std::size_t plan, splits, before, results, pool, scores, partial, expanded;
+    std::size_t plan, splits, before, results, pool, scores, partial, values;
 
     static ScratchSizes of(const AttentionArgs& args, int seqs, int threads) {
         const int dim = args.kv.head_dim;
@@ -54,10 +54,11 @@ struct ScratchSizes {
         const std::size_t wanted = kPoolFloats * sizeof(float) * threads;
         s.pool = wanted > s.results ? wanted : s.results;
         s.scores = sizeof(float) * kQueryRows * kScoreStride;
-        s.expanded = args.kv.type == DType::i8 ? lined(sizeof(bf16_t) * kSpanColumns * static_cast<std::size_t>(dim)) : 0;
+        const int columns = args.kv.type == DType::i8 ? kSpanColumns : kMaskedColumns;
+        s.values = lined((args.kv.type == DType::f32 ? sizeof(float) : sizeof(bf16_t)) * columns * dim);
         return s;
     }
-    std::size_t workspace() const { return scores + 2 * partial + expanded; }
+    std::size_t workspace() const { return scores + 2 * partial + values; }
     std::size_t total(int threads) const {
         return plan + splits + before + results + pool + workspace() * static_cast<std::size_t>(threads);
     }

@@ -17,8 +17,8 @@ struct FloatStep : F32Product {
     static constexpr bool kTiles = false;
     static void store(float* to, F32x16 v) { v.store(to); }
     static void multiply(const float* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
-                         std::size_t c_stride) {
-        gemm_f32(a, a_stride, rows, b, panels, c, c_stride, false);
+                         std::size_t c_stride, bool accumulate) {
+        gemm_f32(a, a_stride, rows, b, panels, c, c_stride, accumulate);
     }
 };
 
@@ -30,8 +30,8 @@ struct PairStep : Bf16Product {
 #endif
     static void store(bf16_t* to, F32x16 v) { store_bf16(to, v); }
     static void multiply(const bf16_t* a, std::size_t a_stride, int rows, const Panels& b, int panels, float* c,
-                         std::size_t c_stride) {
-        gemm_bf16(a, a_stride, rows, b, panels, c, c_stride, false);
+                         std::size_t c_stride, bool accumulate) {
+        gemm_bf16(a, a_stride, rows, b, panels, c, c_stride, accumulate);
     }
 };
 

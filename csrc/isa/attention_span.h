@@ -11,6 +11,7 @@ namespace headrace::HEADRACE_ISA {
 
 constexpr int kSpanColumns = 256;                 // keys of a span, padding included
 constexpr int kSpanPanels = kSpanColumns / kPanel;
+constexpr int kMaskedColumns = 32;                // of values that are copied at once without those that a row hides
 #if HEADRACE_TILES
 constexpr int kQueryRows = 64;                    // query rows that share a pass over the keys: two by 32
 #else

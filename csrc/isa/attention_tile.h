@@ -1,4 +1,9 @@
 // Attention of one tile of query rows over one span, and the fold of spans into a row's result.
+//
+// A block passes from one sequence to the next without being cleared, so what a row does not see may be NaN or infinite.
+// It must change no bit of the row: scores of hidden keys and scales of hidden values are replaced, and a row whose
+// product is not finite is multiplied again without the values that it does not see. What is not finite among what a row
+// sees makes the row NaN.
 #pragma once
 
 #include "attention_scores.h"
@@ -11,7 +16,7 @@ constexpr float kHidden = -__builtin_inff();
 
 // Softmax over some of a row's keys: sum of 2^(score - peak) and of 2^(score - peak) * value, not yet divided. Scores
 // carry log2(e), so that e^x is a power of two.
-// `peak` is -infinity where no key was seen; such a row's other fields mean nothing.
+// `peak` is -infinity where no key was seen; such a row's other fields mean nothing. It is NaN where `sum` is.
 struct Partial {
     float* peak;     // [rows]
     float* sum;      // [rows]
@@ -32,7 +37,7 @@ struct Workspace {
     float* scores;       // [kQueryRows][kScoreStride]; probabilities take the place of scores
     float* partial;      // Partial::floats(kQueryRows, head_dim)
     float* result;       // the same
-    bf16_t* expanded;    // [kSpanColumns * head_dim], i8 only: keys, then values
+    void* values;        // i8: [kSpanColumns * head_dim] bf16, keys, then values; else [kMaskedColumns * head_dim]
     Ahead* ahead;
 };
 
@@ -43,16 +48,25 @@ inline void settle_memory() {
 #endif
 }
 
-// Lanes of a panel that a row at `position` (from the tile's lowest) may see; the others become -infinity.
-inline F32x16 hide(F32x16 scores, const Panel& panel, int position, int window) {
-    const F32x16 hidden = F32x16::broadcast(kHidden);
-    const int end = clamped(static_cast<std::int64_t>(position) - panel.start + 1, 0, panel.valid);
-    const int begin = window > 0 ? clamped(static_cast<std::int64_t>(position) - window + 1 - panel.start, 0, kPanel) : 0;
-    const F32x16 before = select(first_lanes(end), scores, hidden);
-    if (begin == 0) return before;
-    const F32x16 sinks = select(first_lanes(panel.sinks), before, hidden);
-    return select(first_lanes(begin), sinks, before);
-}
+// What a row at `position` (from the tile's lowest) sees of a panel: lanes before `end`, but of those before `begin`
+// the first `sinks` alone.
+struct Sight {
+    int begin, end, sinks;
+
+    static Sight of(const Panel& panel, int position, int window) {
+        const std::int64_t at = static_cast<std::int64_t>(position) - panel.start;
+        return {window > 0 ? clamped(at - window + 1, 0, kPanel) : 0, clamped(at + 1, 0, panel.valid), panel.sinks};
+    }
+    bool all() const { return begin == 0 && end == kPanel; }
+    bool lane(int i) const { return i < end && (i >= begin || i < sinks); }
+
+    // Values of lanes that the row does not see become `hidden`.
+    F32x16 hide(F32x16 values, F32x16 hidden) const {
+        const F32x16 before = select(first_lanes(end), values, hidden);
+        if (begin == 0) return before;
+        return select(first_lanes(begin), select(first_lanes(sinks), before, hidden), before);
+    }
+};
 
 // 2^x for x <= 0: relative error <= 2e-7, exactly 1 at 0, 0 below -126.
 inline F32x16 shrink(F32x16 x) {
@@ -86,10 +100,9 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
             s.store(scores + 16 * p);
         }
         if (!span.open) {
-            const bool seen = position - panel.start >= kPanel - 1 && panel.valid == kPanel &&
-                              (args.window == 0 || position - panel.start < args.window);
-            if (!seen) {
-                s = hide(s, panel, position, args.window);
+            const Sight sight = Sight::of(panel, position, args.window);
+            if (!sight.all()) {
+                s = sight.hide(s, hidden);
                 s.store(scores + 16 * p);
             }
         }
@@ -104,14 +117,17 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
     for (int p = 0; p < span.panels; ++p) {
         F32x16 e = shrink(fma(F32x16::load(scores + 16 * p), factor, shift));
         sum = sum + e;
-        if (coded) e = e * F32x16::load(span.panel[p].value_scales);
+        if (coded) {
+            e = e * F32x16::load(span.panel[p].value_scales);
+            if (!span.open) e = Sight::of(span.panel[p], position, args.window).hide(e, F32x16::zero());
+        }
         Step::store(out + 16 * p, e);
     }
     const int columns = span.segments * span.columns;
     for (int c = 16 * span.panels; c < columns; c += 16) Step::store(out + c, F32x16::zero());
     settle_memory();
-    peak_out = peak;
     sum_out = reduce_add(sum);
+    peak_out = sum_out == sum_out ? peak : sum_out;
 }
 
 // Scores of sink keys come from `q_sink`: 16 columns a panel, lanes that are no sinks keep what they have.
@@ -127,6 +143,48 @@ inline void score_sinks(const typename Step::Element* q_sink, const Tile& tile, 
             select(sinks, F32x16::load(own + 16 * r), F32x16::load(row)).store(row);
         }
     }
+}
+
+// Copies `count` columns of values from column `first` of a segment on; those that the row does not see become zeros.
+template <typename Step>
+inline void copy_seen(const AttentionArgs& args, const Span& span, int position, int segment, int first, int count,
+                      typename Step::Element* to) {
+    using Element = typename Step::Element;
+    constexpr int kStep = Step::kStep;  // columns that lie side by side
+    const std::size_t line = static_cast<std::size_t>(args.kv.head_dim) * kStep;
+    const auto* from = static_cast<const Element*>(span.values[segment]) + first / kStep * line;
+    for (int c = 0; c < count; ++c) {
+        const int panel = (segment * span.columns + first + c) / kPanel;
+        const bool seen = panel < span.panels && Sight::of(span.panel[panel], position, args.window).lane(c % kPanel);
+        const std::size_t start = c / kStep * line + c % kStep;
+        for (std::size_t i = 0; i < line; i += kStep) to[start + i] = seen ? from[start + i] : Element{0};
+    }
+}
+
+// As Step::multiply for one row, in the same order, without the values that the row does not see.
+template <typename Step>
+inline void multiply_seen(const AttentionArgs& args, const Span& span, int position,
+                          const typename Step::Element* probabilities, void* copy, float* mix) {
+    const int dim = args.kv.head_dim, columns = span.columns;
+    const int step = columns % kMaskedColumns == 0 ? kMaskedColumns : kPanel;  // tiles take 32 columns together if they can
+    for (int s = 0; s < span.segments; ++s) {
+        for (int c = 0; c < columns; c += step) {
+            copy_seen<Step>(args, span, position, s, c, step, static_cast<typename Step::Element*>(copy));
+            const void* segment = copy;
+            const Panels values = {&segment, 1, 4 * static_cast<std::size_t>(dim), 64, step};
+            Step::multiply(probabilities + s * columns + c, kScoreStride * sizeof(float), 1, values, dim / kPanel, mix,
+                           static_cast<std::size_t>(dim), s > 0 || c > 0);
+        }
+    }
+}
+
+inline bool finite(const float* x, int count) {
+    F32x16 strange = F32x16::zero();
+    for (int i = 0; i < count; i += 16) {
+        const F32x16 v = F32x16::load(x + i);
+        strange = strange + (v - v);  // stays 0, or becomes NaN with the first infinity or NaN
+    }
+    return reduce_add(strange) == 0.0f;
 }
 
 // The tile's softmax over one span, while the memory of the next one is fetched.
@@ -151,7 +209,8 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
                          static_cast<int>(at - tile.lowest), out.peak[r], out.sum[r]);
         fetch();
     }
-    if (args.kv.type == DType::i8) expand_values(span, dim, work.expanded);  // in the place of the keys
+    const bool coded = args.kv.type == DType::i8;
+    if (coded) expand_values(span, dim, static_cast<bf16_t*>(work.values));  // in the place of the keys
     const Panels values = {
         .segments = span.values,
         .num_segments = span.segments,
@@ -160,7 +219,14 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
         .k_per_segment = span.columns,
     };
     Step::multiply(reinterpret_cast<const Element*>(work.scores), kScoreStride * sizeof(float), tile.rows, values,
-                   dim / kPanel, out.mix, static_cast<std::size_t>(dim));
+                   dim / kPanel, out.mix, static_cast<std::size_t>(dim), false);
+    for (int r = 0; r < tile.rows && !coded; ++r) {  // codes are finite
+        float* mix = out.mix + static_cast<std::size_t>(r) * dim;
+        if (!(out.peak[r] > kHidden) || finite(mix, dim)) continue;
+        const auto* probabilities = reinterpret_cast<const Element*>(work.scores + static_cast<std::size_t>(r) * kScoreStride);
+        const std::int64_t at = args.step->positions[tile.first_token + (tile.first_row + r) / group];
+        multiply_seen<Step>(args, span, static_cast<int>(at - tile.lowest), probabilities, work.values, mix);
+    }
 }
 
 inline void clear_partial(const Partial& to, int rows, int dim) {
@@ -181,8 +247,8 @@ inline void fold(const Partial& to, const Partial& from, int rows, int dim) {
         shrink(old_peak - peak).store(old_factors);
         shrink(new_peak - peak).store(new_factors);
         for (int r = first; r < first + n; ++r) {
-            if (!(from.peak[r] > kHidden)) continue;
-            const float a = to.peak[r] > kHidden ? old_factors[r - first] : 0.0f, b = new_factors[r - first];
+            if (from.peak[r] == kHidden) continue;
+            const float a = to.peak[r] == kHidden ? 0.0f : old_factors[r - first], b = new_factors[r - first];
             const F32x16 old_factor = F32x16::broadcast(a), new_factor = F32x16::broadcast(b);
             to.peak[r] = to.peak[r] > from.peak[r] ? to.peak[r] : from.peak[r];
             to.sum[r] = to.sum[r] * a + from.sum[r] * b;
@@ -196,14 +262,15 @@ inline void fold(const Partial& to, const Partial& from, int rows, int dim) {
     }
 }
 
-// Divides by the sums and writes the tile's rows of `out`.
+// Divides by the sums and writes the tile's rows of `out`. A sum is at least 1: the key with the highest score counts as
+// 1. It is 0 where every score was -infinity, and the row becomes NaN.
 inline void finish(const AttentionArgs& args, const Tile& tile, const Partial& result) {
     const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
     for (int r = 0; r < tile.rows; ++r) {
         const int row = tile.first_row + r;
         char* to = static_cast<char*>(args.out) + static_cast<std::size_t>(tile.first_token + row / group) * args.out_stride;
         const std::size_t column = static_cast<std::size_t>(tile.head * group + row % group) * dim;
-        const F32x16 sum = F32x16::broadcast(result.sum[r] > 0 ? result.sum[r] : 1.0f);
+        const F32x16 sum = F32x16::broadcast(result.sum[r]);
         for (int i = 0; i < dim; i += 16) {
             const F32x16 v = F32x16::load(result.mix + static_cast<std::size_t>(r) * dim + i) / sum;
             if (args.out_type == DType::f32) {

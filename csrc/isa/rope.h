@@ -71,17 +71,19 @@ inline void store_head(const float* x, int dim, DType type, void* out, std::size
     }
 }
 
-// Codes of one row with one scale: max|x| / 127, rounded to nearest even. Gives the scale.
+// Codes of one row with one scale: max|x| / 127, rounded to nearest even. Gives the scale, which is not finite where the
+// row is not.
 inline float quantize_head(const float* x, int dim, std::int8_t* codes) {
-    F32x16 peak = F32x16::zero();
+    F32x16 peak = F32x16::zero(), strange = F32x16::zero();
     for (int i = 0; i < dim; i += 16) {
         const F32x16 v = F32x16::load(x + i);
         peak = max(peak, max(v, F32x16::zero() - v));
+        strange = strange + (v - v);  // stays 0, or becomes NaN with the first infinity or NaN
     }
     const float largest = reduce_max(peak);
     const F32x16 factor = F32x16::broadcast(codes_per_unit(largest));
     for (int i = 0; i < dim; i += 16) store_i8(codes + i, round(F32x16::load(x + i) * factor));
-    return largest / 127.0f;
+    return largest / 127.0f + reduce_add(strange);
 }
 
 // A row of keys and one of values to one position of a head's block: `pair` is what two neighbouring features of a

@@ -27,10 +27,11 @@ def from_bf16(x: NDArray[np.uint16]) -> torch.Tensor:
     return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).float()
 
 
-def panels(cache: torch.Tensor, *, keys: bool, pairs: bool) -> torch.Tensor:
-    """A cache [N, Hkv, bs, D] in the order in which products read it, [N, Hkv, T * D]; see csrc/tensors.h."""
+def panels(cache: torch.Tensor, *, keys: bool, pairs: bool, padding: float = 0) -> torch.Tensor:
+    """A cache [N, Hkv, bs, D] in the order in which products read it, [N, Hkv, T * D]; see csrc/tensors.h.
+    `padding` fills the positions from bs to T."""
     n, heads, size, dim = cache.shape
-    room = torch.zeros(n, heads, aligned(size), dim, dtype=cache.dtype)
+    room = torch.full((n, heads, aligned(size), dim), padding, dtype=cache.dtype)
     room[:, :, :size] = cache
     if keys:
         room = room.transpose(2, 3)  # [N, Hkv, D, T]
@@ -58,22 +59,22 @@ class Cache:
     plain: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
-    def of(cls, key: torch.Tensor, value: torch.Tensor, kind: str) -> Cache:
+    def of(cls, key: torch.Tensor, value: torch.Tensor, kind: str, padding: float = 0) -> Cache:
         native: dict[str, NDArray[np.generic]] = {}
         plain = []
         for name, cache in (("key", key), ("value", value)):
             keys = name == "key"
             if kind == "f32":
-                native[name + "s"] = panels(cache, keys=keys, pairs=False).numpy()
+                native[name + "s"] = panels(cache, keys=keys, pairs=False, padding=padding).numpy()
                 plain.append(cache)
             elif kind == "bf16":
-                native[name + "s"] = to_bf16(panels(cache, keys=keys, pairs=True))
+                native[name + "s"] = to_bf16(panels(cache, keys=keys, pairs=True, padding=padding))
                 plain.append(cache.bfloat16().float())
             else:
                 scale = cache.abs().amax(-1) / 127  # [N, Hkv, bs]
-                codes = torch.round(cache / scale.clamp(min=1e-30)[..., None])
+                codes = torch.round(cache / scale.clamp(min=1e-30)[..., None]).nan_to_num(-128)
                 native[name + "s"] = panels(codes, keys=keys, pairs=True).to(torch.int8).numpy()
-                room = torch.zeros(*cache.shape[:2], aligned(cache.shape[2]))
+                room = torch.full((*cache.shape[:2], aligned(cache.shape[2])), float(padding))
                 room[:, :, : cache.shape[2]] = scale
                 native[name + "_scales"] = room.numpy()
                 plain.append(codes * scale[..., None])
@@ -110,6 +111,7 @@ class Problem:
     dropped: torch.Tensor
     sink_blocks: int
     garbage: torch.Tensor = field(repr=False)  # [N, 1, bs, 1] bool: what nobody may see
+    padding: float = 0  # what lies behind a block's positions
 
     @classmethod
     def make(cls, shape: Shape) -> Problem:
@@ -161,6 +163,11 @@ class Problem:
             value=torch.where(self.garbage, noise[1], self.value),
         )
 
+    def with_poison(self, poison: float) -> Problem:
+        """The same problem with `poison` (NaN, infinity) where no query may look, padding included."""
+        key, value = (torch.where(self.garbage, poison, cache) for cache in (self.key, self.value))
+        return replace(self, key=key, value=value, padding=poison)
+
     def only(self, s: int, first: int = 0, last: int | None = None) -> Problem:
         """Rows first..last of sequence s alone, as an earlier or shorter step would have computed them."""
         start, stop = self.cu_q[s : s + 2].tolist()
@@ -193,7 +200,7 @@ class Problem:
             kernels,
             team,
             grouped(self.q),
-            **Cache.of(self.key, self.value, kind).native,  # type: ignore[arg-type]
+            **Cache.of(self.key, self.value, kind, self.padding).native,  # type: ignore[arg-type]
             cu_q=self.cu_q.numpy(),
             kv_lens=self.kv_lens.numpy(),
             positions=self.positions.numpy(),

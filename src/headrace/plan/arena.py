@@ -18,6 +18,7 @@ _CACHE_LINE = 64
 # Attention's scratch memory for each thread, see csrc/isa/attention_plan.h: the most rows of a tile on any instruction
 # set, columns of a span, partial results kept at once, and the least room for them in floats.
 _TILE_ROWS, _SPAN, _PARTIALS, _POOL_FLOATS = 64, 256, 8, 1 << 18
+_MASKED = 32  # columns of values that are copied at once
 
 
 @dataclass(slots=True)
@@ -102,9 +103,10 @@ def _direct(weights: WeightFormat) -> str:
 def _scratch(mixer: AttentionSpec, memory: MemoryFormat, seqs: int) -> int:
     """A bound: instruction sets cut attention into tiles of different sizes."""
     partial = _round((2 * _round(_TILE_ROWS, 16) + _TILE_ROWS * mixer.head_dim) * 4, _CACHE_LINE)
-    expanded = 2 * _SPAN * mixer.head_dim if memory.kv.dtype == "int8" else 0
+    columns = _SPAN if memory.kv.dtype == "int8" else _MASKED
+    values = (4 if memory.kv.dtype == "float32" else 2) * columns * mixer.head_dim
     results = partial * _PARTIALS
-    work = 4 * _TILE_ROWS * (_SPAN + 16) + 2 * partial + expanded
+    work = 4 * _TILE_ROWS * (_SPAN + 16) + 2 * partial + values
     tables = 4 * _CACHE_LINE + 32 * _PARTIALS * memory.threads + 8 * (seqs + 1)
     return _round(tables, _CACHE_LINE) + memory.threads * (results + max(4 * _POOL_FLOATS, results) + work)
 
