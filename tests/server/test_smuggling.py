@@ -8,7 +8,9 @@ import socket
 
 import pytest
 
+from headrace.server.caller import Caller
 from tests.server.conftest import TinyServer
+from tests.server.keyring import keyed, secret
 from tests.server.leaks import leaks
 from tests.server.raw_http import Answer, answer, connect, ended, post, read_all, works
 from tests.server.test_refusals import until
@@ -38,6 +40,14 @@ AMBIGUOUS = {
     "no length": POST + b"Content-Length: \r\n\r\n{}" + HIDDEN,
     "chunked, not last": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + HIDDEN,
     "another coding": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "two codings": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + HIDDEN,
+    "chunks in HTTP/1.0": POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "two hosts": POST + b"Host: other\r\nContent-Length: 2\r\n\r\n{}" + HIDDEN,
+    "no host": POST.replace(b"Host: localhost\r\n", b"") + b"Content-Length: 2\r\n\r\n{}" + HIDDEN,
+    "HTTP/0.9": b"GET /health\r\n\r\n" + HIDDEN,
+    "line feeds": POST.replace(b"\r\n", b"\n") + b"Content-Length: 2\n\n{}" + HIDDEN,
+    "a line feed after a chunk": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\n0\r\n\r\n" + HIDDEN,
+    "a line feed in a chunk extension": POST + b"Transfer-Encoding: chunked\r\n\r\n2;a\nb\r\n{}\r\n0\r\n\r\n" + HIDDEN,
     "space before the colon": POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
     "folded": POST + b"X: a\r\n Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
     "bare carriage return": POST + b"X: a\rTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
@@ -137,6 +147,41 @@ def test_an_upgrade_makes_nothing_else_acceptable(tiny: TinyServer, kind: str) -
     head, rest = AMBIGUOUS[kind].split(b"\r\n", 1)
     refusal, closed = exchange(tiny, head + b"\r\n" + UPGRADES["websocket"] + rest)
     assert refusal.status == 400 and closed
+
+
+def test_trailers_are_no_headers() -> None:
+    """A proxy that checks or sets headers sees none of what comes after the body."""
+    body = json.dumps({"model": "tiny", "prompt": [7, 8, 9], "max_tokens": 1}).encode()
+    head = POST + b"Transfer-Encoding: chunked\r\n"
+    chunks = b"\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+    key = b"Authorization: Bearer " + secret("a").encode() + b"\r\n"
+    server = TinyServer(traffic=keyed(Caller("a")))
+    try:
+        with connect(server.url) as caller:
+            caller.sendall(head + key + chunks + b"X: y\r\n\r\n")
+            assert prompt_tokens(answer(caller)) == 3
+            caller.sendall(head + chunks + key + b"\r\n")
+            assert answer(caller).status == 401
+    finally:
+        server.close()
+
+
+def test_trailers_count_as_head(tiny: TinyServer) -> None:
+    trailers = b"".join(b"X-%d: %b\r\n" % (number, b"y" * 1000) for number in range(200))
+    with connect(tiny.url) as caller:
+        caller.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + trailers + b"\r\n")
+        assert answer(caller).status in (400, 431)  # the body is wrong, too, and may be read first
+    works(tiny)
+
+
+def test_a_compressed_body_is_415(tiny: TinyServer) -> None:
+    refusal, closed = exchange(tiny, POST + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}")
+    assert refusal.status == 415 and refusal.error["code"] == "unsupported_media_type" and closed
+
+
+def test_an_encoded_slash_separates_nothing(tiny: TinyServer) -> None:
+    got, _ = exchange(tiny, b"GET /v1%2Fmodels HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert got.status == 404
 
 
 def test_nothing_is_read_after_connect(tiny: TinyServer) -> None:

@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 from headrace.server.connection_limits import ConnectionLimits
 from headrace.server.direct_write import offer
 from headrace.server.errors import error_body
+from headrace.server.framing import Fault, fault
 from headrace.server.half_close import HalfClosed
 from headrace.server.http_1_0 import send_unchunked
 from headrace.server.write_batch import BatchedTransport, WriteBatch
@@ -56,6 +57,10 @@ class _Skipped(enum.Enum):
     HEAD = enum.auto()  # the one that tells a new parser how the body is framed
 
 
+class _Refused(Exception):
+    pass
+
+
 class _HeadTooLarge(Exception):
     pass
 
@@ -88,6 +93,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._arriving: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes in our buffer when `_reading` was set
+        self._in_trailers = False  # header lines that come now follow a chunked body
+        self._fault: Fault | None = None  # of a head that is refused
         self._skipped: _Skipped | None = None  # what the parser reports and nobody shall hear
         self._half_closed: HalfClosed | None = None  # once the caller has sent its last byte
 
@@ -174,6 +181,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._head_bytes = 0
+        self._in_trailers = False
         if self._awaited is _Awaited.REQUEST:
             self._await(_Awaited.HEAD)
 
@@ -186,7 +194,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._skipped is not None:
             return
-        super().on_header(name, value)
+        if not self._in_trailers:  # which are no headers, whatever their names (RFC 9110, 6.5.1)
+            super().on_header(name, value)
         self._count_head(len(name) + len(value))
 
     def _count_head(self, size: int) -> None:
@@ -198,7 +207,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._skipped is not None:
             self._skipped = None  # the head that `_parse` wrote itself
             return
+        self._in_trailers = True
+        self._fault = fault(self.parser.get_http_version(), self.headers)
+        if self._fault is not None:
+            raise _Refused
         super().on_headers_complete()
+        if b"%2f" in self.cycle.scope["raw_path"].lower():
+            self.cycle.scope["path"] = self.cycle.scope["raw_path"].decode(
+                "ascii"
+            )  # not a separator (RFC 3986, 2.2)
         if self.parser.get_method() == b"CONNECT":
             self.cycle.keep_alive = False
         elif self.parser.should_upgrade():
@@ -232,6 +249,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Called where the parser gives up."""
         if self._head_bytes > self._limits.max_header_bytes:
             self._refuse_head()
+        elif self._fault is not None:
+            self._refuse(*self._fault)
         else:
             self._refuse(400, "this is not a request in HTTP/1.1", "bad_request")
 
