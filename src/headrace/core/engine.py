@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,11 +30,20 @@ class EngineStats:
     cache: CacheStats | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    name: str
+    index: int | None
+    reason: FinishReason
+    now: float
+
+
 class Engine:
     """One step is `plan = begin(now)`, an executor running the plan, `finish(result, now)`.
 
-    `add` and `abort` may be called at any time, also between `begin` and `finish`. Requests are validated here, at
-    the border: what `add` accepts can be run. Not thread-safe.
+    `add` and `abort` may be called at any time, also between `begin` and `finish`. An abort that arrives inside one of
+    the other methods (from a finalizer that the garbage collector runs there) is queued until that method is done.
+    Requests are validated here, at the border: what `add` accepts can be run. Not thread-safe.
     """
 
     def __init__(
@@ -46,11 +56,13 @@ class Engine:
         self._plan: StepPlan | None = None
         self._next_number = 0
         self._ended: list[Output] = []  # between steps: what was aborted or has expired
+        self._aborts: deque[_Abort] = deque()
+        self._changing = False  # a method is changing the scheduler: aborts wait
 
     @property
     def has_work(self) -> bool:
         """True while `begin` can still give a plan that is not empty, now or later."""
-        return self.scheduler.has_work or bool(self._ended)
+        return self.scheduler.has_work or bool(self._ended or self._aborts)
 
     def add(self, new: NewRequest, now: float) -> None:
         """Queue a request.
@@ -72,9 +84,14 @@ class Engine:
                     num_groups=len(self.scheduler.kv.groups), block_size=self.scheduler.kv.block_size, now=now,
                 )
             )  # fmt: skip
-        self._requests.update((request.number, request) for request in completions)
-        self._by_name[new.request_id] = completions
-        self.scheduler.add(completions)
+        self._changing = True
+        try:
+            self._requests.update((request.number, request) for request in completions)
+            self._by_name[new.request_id] = completions
+            self.scheduler.add(completions)
+        finally:
+            self._changing = False
+        self._end_aborted()
 
     def check(self, new: NewRequest) -> None:
         """Raise what `add` would raise, and change nothing."""
@@ -106,31 +123,39 @@ class Engine:
         `stopped` says that the caller found a stop string: the reason is then "stop", not "abort".
         """
         reason = FinishReason.STOP if stopped else FinishReason.ABORT
-        for request in tuple(self._by_name.get(request_id, ())):
-            if index in (None, request.index) and request.number in self._requests:
-                self.scheduler.end(request, reason, now)
-                self._report_end(request, reason)
+        self._aborts.append(_Abort(request_id, index, reason, now))
+        self._end_aborted()
 
     def begin(self, now: float) -> StepPlan:
         """The next step's plan; `finish` must be called with its result before the next `begin`."""
         if self._plan is not None:
             raise RuntimeError(f"step {self._plan.step_id} has not been finished")
-        for request, why in self.scheduler.expire(now):
-            self._report_end(request, FinishReason.TIMEOUT, why)
-        self._plan = self.scheduler.plan(now)
-        return self._plan
+        self._changing = True
+        try:
+            for request, why in self.scheduler.expire(now):
+                self._report_end(request, FinishReason.TIMEOUT, why)
+            self._plan = plan = self.scheduler.plan(now)
+        finally:
+            self._changing = False
+        self._end_aborted()
+        return plan
 
     def finish(self, result: StepResult, now: float) -> list[Output]:
         """Take in a step's result; returns news about every request that made visible progress or ended."""
         plan = self._plan
         if plan is None or plan.step_id != result.step_id:
             raise RuntimeError(f"result of step {result.step_id} does not belong to the step begun")
-        self._plan = None
-        outputs = self.scheduler.commit(plan, result, self._requests, now)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self._drop(self._find(output.request_id, output.index))
-        ended, self._ended = self._ended, []
+        self._changing = True
+        try:
+            self._plan = None
+            ended, self._ended = self._ended, []
+            outputs = self.scheduler.commit(plan, result, self._requests, now)
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._drop(self._find(output.request_id, output.index))
+        finally:
+            self._changing = False
+        self._end_aborted()
         return ended + outputs
 
     def stats(self) -> EngineStats:
@@ -147,6 +172,19 @@ class Engine:
     def kv_usage(self) -> KVUsage:
         """Exact KV occupancy; costs time in proportion to the blocks held."""
         return self.scheduler.kv.usage(self.scheduler.running)
+
+    def _end_aborted(self) -> None:
+        """End what was aborted, unless another method is changing the scheduler, which calls this when it is done."""
+        while self._aborts and not self._changing:
+            self._changing = True
+            try:
+                abort = self._aborts.popleft()
+                for request in tuple(self._by_name.get(abort.name, ())):
+                    if abort.index in (None, request.index):
+                        self.scheduler.end(request, abort.reason, abort.now)
+                        self._report_end(request, abort.reason)
+            finally:
+                self._changing = False
 
     def _find(self, name: str, index: int) -> Request:
         return next(request for request in self._by_name[name] if request.index == index)

@@ -150,6 +150,8 @@ class Scheduler:
             wait_until = self._admit_waiting(budget, copies, granted, now)
         if wait_until is not None and (deadline := self.deadlines.next) is not None:
             wait_until = min(wait_until, deadline)
+        # Who is no longer running has given its blocks back: its slice would write into another sequence's.
+        granted = [(request, count) for request, count in granted if request.status is Status.RUNNING]
         slices = tuple(self._slice(request, count) for request, count in granted)
         released, self._released = tuple(self._released), []
         self._step_id += 1
