@@ -15,7 +15,7 @@ from headrace.core.engine import Engine, EngineStats
 from headrace.core.executor import Executor
 from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
-from headrace.core.types import NewRequest, Output, Pooling
+from headrace.core.types import NewRequest, Pooling
 from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
 from headrace.models.families import read_spec
 from headrace.models.source import ModelSource, resolve_model
@@ -27,8 +27,7 @@ from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
-from headrace.serving.inprocess import InProcessClient
-from headrace.serving.output_processor import OutputProcessor
+from headrace.serving.inprocess import Call, InProcessClient
 from headrace.serving.outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -173,10 +172,7 @@ class LLM:
         finally:
             if bar is not None:
                 bar.close()
-        self._client = InProcessClient(self.parts.engine, self.parts.executor)
-        self._processor = OutputProcessor(self.parts.tokenizer)
-        self._done: dict[str, RequestOutput] = {}
-        self._pooled: dict[str, Output | None] = {}  # embedding requests, and how they ended
+        self._client = InProcessClient(self.parts.engine, self.parts.executor, self.parts.tokenizer)
         self._names = itertools.count()
 
     @property
@@ -203,7 +199,8 @@ class LLM:
         many = _as_prompts(prompts)
         each = _as_params(sampling_params, len(many))
         requests = [self._request(prompt, one) for prompt, one in zip(many, each, strict=True)]
-        return self._run(requests, use_tqdm)
+        call = self._run(requests, use_tqdm)
+        return [call.results[new.request_id] for new, _ in requests]
 
     def chat(
         self,
@@ -225,23 +222,19 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Complete one prompt and yield the growing result after every step that adds to it.
 
-        Closing the iterator aborts the request. Streams may be interleaved with each other and with `generate`.
+        Closing the iterator, or dropping it, aborts the request. Streams may be interleaved with each other and with
+        `generate`.
         """
         request = self._request(prompt, sampling_params or SamplingParams())
-        name, shown = request[0].request_id, 0
-        self._add([request])
+        call = Call([request], growing=True)
         try:
-            while name not in self._done:
-                self._step()
-                if name not in self._done:
-                    output = self._processor.snapshot(name)
-                    tokens = sum(len(completion.token_ids) for completion in output.outputs)
-                    if tokens > shown:
-                        shown = tokens
-                        yield output
-            yield self._done[name]
+            while call.left:
+                self._client.advance(call)
+                if call.partial is not None:
+                    yield call.partial
+            yield call.results[request[0].request_id]
         finally:
-            self._forget(name)
+            call.closed = True  # and nothing else: the garbage collector may run this at any line of a step
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -272,8 +265,10 @@ class LLM:
             raise InvalidParams(f"dimensions must be between 1 and {size}, got {dimensions!r:.80}")
         params = SamplingParams(max_tokens=0)
         requests = [self._request(prompt, params, kind) for prompt in _as_prompts(prompts)]
+        call = self._run(requests, use_tqdm, "embedding")
         outputs = []
-        for (new, text), ended in zip(requests, self._run_embedding(requests, use_tqdm), strict=True):
+        for new, text in requests:
+            ended = call.pooled[new.request_id]
             if ended.pooled is None:
                 raise HeadraceError(f"the engine failed on this prompt: {ended.error}")
             vector = shaped(floats(ended.pooled), dimensions, normalize)
@@ -285,12 +280,12 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Counts since the model was loaded."""
-        return self.parts.engine.stats()
+        return self._client.stats()
 
     def _request(
         self, prompt: Prompt, params: SamplingParams, pooling: Pooling | None = None
     ) -> tuple[NewRequest, str | None]:
-        """A validated request, and its text if it came as text."""
+        """A request, and its text if it came as text."""
         fields = dict(prompt) if isinstance(prompt, Mapping) else {}
         text: object = prompt if isinstance(prompt, str) else fields.pop("prompt", None)
         ids: object = fields.pop("prompt_token_ids", None) if isinstance(prompt, Mapping) else prompt
@@ -305,81 +300,29 @@ class LLM:
             raise InvalidParams("prompt token ids must be whole numbers")
         name = f"request-{next(self._names)}"
         new = NewRequest(name, tuple(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
-        self.parts.engine.check(new)
         if params.grammar is not None:
             self.parts.grammars.get(params.grammar)
         return new, text if isinstance(text, str) else None
 
-    def _run(self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool) -> list[RequestOutput]:
-        names = [new.request_id for new, _ in requests]
-        bar = _GeneratingBar(len(names)) if use_tqdm and sys.stderr.isatty() else None
+    def _run(
+        self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool, what: str = "generating"
+    ) -> Call:
+        """Run requests to their end. What a signal handler raises (Ctrl-C) comes between two steps and aborts them."""
+        bar = _GeneratingBar(len(requests), what) if use_tqdm and sys.stderr.isatty() else None
+        call = Call(requests)
         try:
-            self._add(requests)
-            left = set(names)
-            while left:
-                tokens = self._step()
-                ended = left & self._done.keys()
-                left -= ended
+            while call.left:
+                self._client.advance(call)
                 if bar is not None:
-                    bar.add(tokens, len(ended))
-            return [self._done[name] for name in names]
+                    bar.show(call.num_tokens, len(requests) - len(call.left))
+            return call
         finally:
-            if bar is not None:
-                bar.close()
-            for name in names:
-                self._forget(name)
-
-    def _run_embedding(
-        self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool
-    ) -> list[Output]:
-        """The last output of each request."""
-        names = [new.request_id for new, _ in requests]
-        bar = _GeneratingBar(len(names), "embedding") if use_tqdm and sys.stderr.isatty() else None
-        try:
-            self._pooled.update(dict.fromkeys(names))
-            for new, _ in requests:
-                self._client.add(new)
-            left = set(names)
-            while left:
-                self._step()
-                ended = {name for name in left if self._pooled[name] is not None}
-                left -= ended
+            call.closed = True
+            try:
+                self._client.settle()
+            finally:
                 if bar is not None:
-                    bar.add(
-                        sum(len(new.prompt) for new, _ in requests if new.request_id in ended), len(ended)
-                    )
-            return [output for name in names if (output := self._pooled[name]) is not None]
-        finally:
-            if bar is not None:
-                bar.close()
-            for name in names:
-                self._client.abort(name)
-                self._pooled.pop(name, None)
-
-    def _add(self, requests: Sequence[tuple[NewRequest, str | None]]) -> None:
-        for new, text in requests:  # all are accepted here before the first one is queued
-            self._processor.add(new, text)
-        for new, _ in requests:
-            self._client.add(new)
-
-    def _step(self) -> int:
-        """Run one step for everybody who waits; returns the number of new tokens."""
-        outputs = self._client.step()
-        progress = self._processor.process(outputs)
-        for output in outputs if self._pooled else ():
-            if output.request_id in self._pooled and output.finish_reason is not None:
-                self._pooled[output.request_id] = output
-        for name, index in progress.to_stop:
-            self._client.abort(name, index, stopped=True)
-        for finished in progress.finished:
-            self._done[finished.request_id] = finished
-        return sum(len(delta.token_ids) for delta in progress.deltas)
-
-    def _forget(self, name: str) -> None:
-        """Drop a request in whatever state it is; nothing happens to one that is long gone."""
-        self._client.abort(name)
-        self._processor.discard(name)
-        self._done.pop(name, None)
+                    bar.close()
 
 
 class _LoadingBar:
@@ -408,18 +351,17 @@ class _LoadingBar:
 class _GeneratingBar:
     """Requests that have ended, and the speed so far."""
 
-    def __init__(self, requests: int, what: str = "generating") -> None:
+    def __init__(self, requests: int, what: str) -> None:
         from tqdm import tqdm
 
         self._bar: tqdm[object] = tqdm(total=requests, unit="req", desc=what)
         self._started = time.monotonic()
-        self._tokens = 0
 
-    def add(self, tokens: int, ended: int) -> None:
-        self._tokens += tokens
-        speed = self._tokens / max(1e-9, time.monotonic() - self._started)
+    def show(self, tokens: int, ended: int) -> None:
+        """So many tokens and ended requests there are now."""
+        speed = tokens / max(1e-9, time.monotonic() - self._started)
         self._bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
-        self._bar.update(ended)
+        self._bar.update(ended - self._bar.n)
 
     def close(self) -> None:
         self._bar.close()

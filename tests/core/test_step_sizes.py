@@ -11,7 +11,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
 from headrace.core.scheduler import STEP_SIZES
 from headrace.core.types import KVGroupSpec, NewRequest
-from headrace.serving.inprocess import InProcessClient
+from headrace.serving.stepper import Stepper
 from tests.serving.tiny_engine import VOCAB, TinyExecutor
 
 
@@ -36,12 +36,14 @@ def size_class(tokens: int) -> int:
 def test_classes_count_what_the_executor_was_given(budget: int) -> None:
     config = SchedulerConfig(16, budget, 512, VOCAB)
     engine, executor = Engine(config, [KVGroupSpec("full", 256, 8)]), Watched()
-    client = InProcessClient(engine, executor)
+    stepper = Stepper(engine, executor, lambda: 0.0)
     for number in range(7):
-        client.add(NewRequest(f"r{number}", tuple(range(1, 3 + 9 * number)), SamplingParams(max_tokens=4)))
-    while client.has_work:
-        client.step()
-    stats = client.stats().scheduler
+        engine.add(
+            NewRequest(f"r{number}", tuple(range(1, 3 + 9 * number)), SamplingParams(max_tokens=4)), 0.0
+        )
+    while engine.has_work:
+        stepper.step()
+    stats = engine.stats().scheduler
     assert len(stats.step_sizes) == STEP_SIZES
     seen = Counter(size_class(size) for size in executor.sizes)
     assert {power: count for power, count in enumerate(stats.step_sizes) if count} == seen
@@ -50,9 +52,9 @@ def test_classes_count_what_the_executor_was_given(budget: int) -> None:
 
 def test_a_snapshot_does_not_change_with_the_engine() -> None:
     engine = Engine(SchedulerConfig(16, 64, 512, VOCAB), [KVGroupSpec("full", 256, 8)])
-    client = InProcessClient(engine, TinyExecutor())
-    client.add(NewRequest("r", (1, 2, 3), SamplingParams(max_tokens=4)))
-    before = client.stats().scheduler
-    while client.has_work:
-        client.step()
-    assert sum(before.step_sizes) == 0 < sum(client.stats().scheduler.step_sizes)
+    stepper = Stepper(engine, TinyExecutor(), lambda: 0.0)
+    engine.add(NewRequest("r", (1, 2, 3), SamplingParams(max_tokens=4)), 0.0)
+    before = engine.stats().scheduler
+    while engine.has_work:
+        stepper.step()
+    assert sum(before.step_sizes) == 0 < sum(engine.stats().scheduler.step_sizes)

@@ -18,7 +18,8 @@ from headrace.runner.executor import ModelExecutor
 from headrace.runner.row_faults import MAX_LOST_STEPS, NOT_SAMPLED, NOT_TAKEN_IN
 from headrace.runner.sample_output import NAN_LOGITS
 from headrace.runner.sampling_state import SequenceState
-from headrace.serving.inprocess import InProcessClient
+from headrace.serving.clock import MONOTONIC
+from headrace.serving.stepper import Stepper
 
 Ended = dict[str, tuple[list[int], FinishReason | None, str | None]]
 
@@ -40,17 +41,18 @@ def executor(parts: EngineParts) -> Any:
 
 def run(parts: EngineParts, names: str = "abc", **params: Any) -> Ended:
     """What became of the requests, which run together; no block is left in use."""
-    client = InProcessClient(parts.engine, parts.executor)
+    engine = parts.engine
+    stepper = Stepper(engine, parts.executor, MONOTONIC)
     for name in names:
         seed = VICTIM_SEED if name == VICTIM else 1
         options = {"max_tokens": 12, "temperature": 0.8, "seed": seed, "ignore_eos": True} | params
-        client.add(NewRequest(name, PROMPTS[name], SamplingParams(**options)))
+        engine.add(NewRequest(name, PROMPTS[name], SamplingParams(**options)), MONOTONIC())
     ended: Ended = {name: ([], None, None) for name in names}
-    while client.has_work:
-        for output in client.step():
+    while engine.has_work:
+        for output in stepper.step().outputs:
             tokens = ended[output.request_id][0] + list(output.tokens)
             ended[output.request_id] = (tokens, output.finish_reason, output.error)
-    stats = client.stats()
+    stats = engine.stats()
     assert stats.free_blocks == stats.total_blocks
     return ended
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.params import SamplingParams
-from headrace.core.types import FinishReason, NewRequest, Output, StepPlan, StepResult
-from headrace.errors import EngineDead, InvalidParams, PromptTooLong
-from headrace.serving.inprocess import InProcessClient
+from headrace.core.types import NewRequest, Pooling, StepPlan, StepResult
+from headrace.errors import EngineDead, RequestError
+from headrace.serving.inprocess import Call, InProcessClient
 from headrace.serving.stepper import Stepper
 from tests.serving.tiny_engine import CRASH, FAIL, TinyExecutor, tiny_engine
 
@@ -26,93 +26,146 @@ class FakeTime:
 
 
 def client(**options: object) -> InProcessClient:
-    return InProcessClient(tiny_engine(**options), TinyExecutor(), FakeTime())  # type: ignore[arg-type]
+    return InProcessClient(tiny_engine(**options), TinyExecutor(), clock=FakeTime())  # type: ignore[arg-type]
 
 
-def drain(client: InProcessClient) -> list[Output]:
-    outputs = []
-    while client.has_work:
-        outputs += client.step()
-    return outputs
+def call(*requests: NewRequest, growing: bool = False) -> Call:
+    return Call([(new, None) for new in requests], growing=growing)
 
 
-def tokens_of(outputs: list[Output], name: str) -> tuple[int, ...]:
-    return tuple(token for output in outputs if output.request_id == name for token in output.tokens)
+def drain(client: InProcessClient, call: Call) -> dict[str, tuple[int, ...]]:
+    while call.left:
+        client.advance(call)
+    call.closed = True
+    return {name: result.outputs[0].token_ids for name, result in call.results.items()}
+
+
+def is_idle(client: InProcessClient) -> bool:
+    stats = client.stats()
+    return stats.free_blocks == stats.total_blocks and not stats.running and not stats.waiting
 
 
 def test_requests_run_to_their_end() -> None:
     one = client()
-    one.add(NewRequest("a", (1, 2, 3), SamplingParams(max_tokens=4)))
-    one.add(NewRequest("b", (10,), SamplingParams(max_tokens=2)))
-    outputs = drain(one)
-    assert tokens_of(outputs, "a") == (4, 5, 6, 7)
-    assert tokens_of(outputs, "b") == (11, 12)
-    assert not one.has_work
-    stats = one.stats()
-    assert stats.free_blocks == stats.total_blocks
+    both = call(
+        NewRequest("a", (1, 2, 3), SamplingParams(max_tokens=4)),
+        NewRequest("b", (10,), SamplingParams(max_tokens=2)),
+    )
+    assert drain(one, both) == {"a": (4, 5, 6, 7), "b": (11, 12)}
+    assert both.num_tokens == 6
+    assert is_idle(one)
 
 
-def test_refused_requests_leave_others_alone() -> None:
+def test_calls_run_together_and_each_gets_its_own() -> None:
     one = client()
-    one.add(NewRequest("a", (1,), SamplingParams(max_tokens=3)))
-    with pytest.raises(PromptTooLong):
-        one.add(NewRequest("b", (1,) * 600))
-    with pytest.raises(InvalidParams):
-        one.add(NewRequest("a", (1,)))
-    one.add(NewRequest("c", (FAIL,)))
-    outputs = drain(one)
-    assert tokens_of(outputs, "a") == (2, 3, 4)
-    assert [output.finish_reason for output in outputs if output.request_id == "c"] == [FinishReason.ERROR]
+    first, second = (call(NewRequest(name, (1,), SamplingParams(max_tokens=4))) for name in "ab")
+    one.advance(first)
+    assert drain(one, second) == {"b": (2, 3, 4, 5)}
+    assert one.stats().scheduler.steps == 5  # the first one's four are among them
+    assert drain(one, first) == {"a": (2, 3, 4, 5)}
+    assert one.stats().scheduler.steps == 5
+    assert is_idle(one)
 
 
-def test_aborts() -> None:
+def test_a_refused_call_leaves_others_alone_and_nothing_behind() -> None:
     one = client()
-    one.add(NewRequest("a", (1,), SamplingParams(max_tokens=100)))
-    one.step()
-    one.abort("a", stopped=True)
-    one.abort("nobody")
-    (output,) = one.step()
-    assert output.finish_reason is FinishReason.STOP
-    drain(one)
-    assert one.stats().free_blocks == one.stats().total_blocks
+    good = call(NewRequest("a", (1,), SamplingParams(max_tokens=3)))
+    one.advance(good)
+    for bad in (
+        call(NewRequest("b", (1,)), NewRequest("c", (1,) * 600)),
+        call(NewRequest("d", (1,)), NewRequest("a", (1,))),
+        call(NewRequest("e", (1,), SamplingParams(stop=("x",)))),  # there is no tokenizer to look for it
+    ):
+        with pytest.raises(RequestError):
+            one.advance(bad)
+        bad.closed = True
+    failing = call(NewRequest("f", (FAIL,)))
+    drain(one, failing)
+    assert failing.results["f"].outputs[0].finish_reason == "error"
+    assert drain(one, good) == {"a": (2, 3, 4)}
+    assert is_idle(one)
+
+
+def test_a_closed_call_is_aborted_by_the_next_one_to_come() -> None:
+    one = client()
+    left, other = (call(NewRequest(name, (1,), SamplingParams(max_tokens=50))) for name in "ab")
+    one.advance(left)
+    assert one.stats().running == 1
+    left.closed = True
+    one.advance(other)
+    assert one.stats().running == 1
+    other.closed = True
+    one.settle()
+    assert is_idle(one)
+
+
+def test_partial_results_come_after_each_step_that_adds() -> None:
+    one = client(max_num_batched_tokens=4)
+    grows = call(NewRequest("a", tuple(range(10)), SamplingParams(max_tokens=3)), growing=True)
+    seen: list[int] = []
+    while grows.left:
+        one.advance(grows)
+        seen.append(-1 if grows.partial is None else len(grows.partial.outputs[0].token_ids))
+    assert seen == [-1, -1, 1, 2, -1]  # two steps of prompt alone, and the last token comes with the result
+
+
+def test_embeddings_end_with_their_vector() -> None:
+    one = client()
+    asks = call(NewRequest("a", (1, 2, 3), SamplingParams(max_tokens=0), pooling=Pooling.LAST))
+    assert drain(one, asks) == {}
+    assert asks.pooled["a"].pooled is not None and asks.num_tokens == 3
+    assert is_idle(one)
 
 
 def test_an_executor_that_raises_ends_the_engine() -> None:
     one = client()
-    one.add(NewRequest("a", (CRASH,)))
+    bad, good = call(NewRequest("a", (CRASH,))), call(NewRequest("b", (1,)))
     with pytest.raises(EngineDead, match="the tiny executor crashed") as caught:
-        one.step()
+        one.advance(bad)
     assert isinstance(caught.value.__cause__, RuntimeError)
-    assert not one.has_work
-    for refused in (one.step, lambda: one.add(NewRequest("b", (1,)))):
-        with pytest.raises(EngineDead, match="the tiny executor crashed"):
-            refused()
-    one.abort("a")
-
-
-def test_an_interrupt_stays_one_but_ends_the_engine() -> None:
-    class Interrupted(TinyExecutor):
-        def execute(self, plan: StepPlan) -> StepResult:
-            raise KeyboardInterrupt
-
-    one = InProcessClient(tiny_engine(), Interrupted(), FakeTime())
-    one.add(NewRequest("a", (1,)))
-    with pytest.raises(KeyboardInterrupt):
-        one.step()
-    with pytest.raises(EngineDead):
-        one.step()
+    bad.closed = True
+    one.settle()
+    with pytest.raises(EngineDead, match="the tiny executor crashed"):
+        one.advance(good)
 
 
 def test_waiting_for_a_batch_sleeps() -> None:
     time = FakeTime()
     one = InProcessClient(
-        tiny_engine(batching="dynamic", batch_wait_s=0.25), TinyExecutor(), time, time.sleep
+        tiny_engine(batching="dynamic", batch_wait_s=0.25), TinyExecutor(), clock=time, sleep=time.sleep
     )
-    one.add(NewRequest("a", (1,), SamplingParams(max_tokens=2)))
-    assert one.step() == []
+    waits = call(NewRequest("a", (1,), SamplingParams(max_tokens=2)))
+    one.advance(waits)
+    assert waits.num_tokens == 0 and time.slept == [0.25]
+    assert drain(one, waits) == {"a": (2, 3)}
     assert time.slept == [0.25]
-    assert tokens_of(drain(one), "a") == (2, 3)
-    assert time.slept == [0.25]
+
+
+def test_a_finalizer_that_calls_the_model_in_a_step_is_refused() -> None:
+    class Calls(TinyExecutor):
+        def execute(self, plan: StepPlan) -> StepResult:
+            one.stats()
+            return super().execute(plan)
+
+    one = InProcessClient(tiny_engine(), Calls())
+    with pytest.raises(EngineDead, match="finalizer"):
+        one.advance(call(NewRequest("a", (1,))))
+
+
+def test_an_exception_from_another_thread_stays_one_but_ends_the_engine() -> None:
+    """`PyThreadState_SetAsyncExc` cannot be held back as signals are."""
+
+    class Interrupted(TinyExecutor):
+        def execute(self, plan: StepPlan) -> StepResult:
+            raise KeyboardInterrupt
+
+    engine = tiny_engine()
+    engine.add(NewRequest("a", (1,)), 0.0)
+    stepper = Stepper(engine, Interrupted(), FakeTime())
+    with pytest.raises(KeyboardInterrupt):
+        stepper.step()
+    with pytest.raises(EngineDead):
+        stepper.step()
 
 
 def test_a_scheduler_that_makes_no_progress_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

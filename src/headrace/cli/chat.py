@@ -146,7 +146,7 @@ class Chat:
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event instead of raising, which could tear the engine apart in the middle of a step."""
+    """Ctrl-C sets the event instead of raising, so that the answer so far is kept."""
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: stop.set())
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.forks import watch_forks
 from headrace.core.types import UNFULFILLABLE, NewSequence
 from headrace.errors import RequestError
 from headrace.text.grammar_store import GrammarStore
@@ -142,6 +143,11 @@ class GrammarRunner:
         self._store = store
         self._words = 0
         self._thread: ThreadPoolExecutor | None = None
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """In a child process: its thread is not there, the next grammar starts another one."""
+        self._thread = None
 
     def start(self, new: NewSequence) -> Matcher | None:
         """The matcher of a sequence, None without a grammar. What it has put out before a preemption is replayed.

@@ -8,7 +8,8 @@ Modules, in reading order:
 - `output_processor`: core outputs in, text and finished results out.
 - `clock`: time as an argument.
 - `stepper`: one step of engine and executor, and what happens when it fails.
-- `inprocess`: the client of an engine in the same process.
+- `interrupts`, `turn`: one thread at a time, with signal handlers held back.
+- `inprocess`: the client of an engine in the same process, for callers of any thread.
 - `journal`: what has ended while somebody watches the engine.
 - `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written;
   `messages_snapshot`, `translate_snapshot`: its part about what the engine looks like.

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from headrace.core.forks import watch_forks
 from headrace.core.grammar import Grammar
 from headrace.errors import InvalidParams, MissingDependency
 from headrace.text.refusals import Refusals
@@ -51,6 +52,11 @@ class GrammarStore:
         self._recent: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._alive: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
         self._refused = Refusals()
+        self.after_fork()
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """In a child process: another thread may have held the locks."""
         self._lock = threading.Lock()  # of the tables
         self._compiling = threading.Lock()
 
