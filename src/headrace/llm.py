@@ -311,18 +311,20 @@ class LLM:
         bar = _GeneratingBar(len(requests), what) if use_tqdm and sys.stderr.isatty() else None
         call = Call(requests)
         try:
-            while call.left:
-                self._client.advance(call)
-                if bar is not None:
-                    bar.show(call.num_tokens, len(requests) - len(call.left))
-            return call
+            with self._client.interrupts as interrupts:
+                try:
+                    while call.left:
+                        self._client.advance(call)
+                        if bar is not None:
+                            bar.show(call.num_tokens, len(requests) - len(call.left))
+                        interrupts.check()
+                    return call
+                finally:
+                    call.closed = True
+                    self._client.settle()
         finally:
-            call.closed = True
-            try:
-                self._client.settle()
-            finally:
-                if bar is not None:
-                    bar.close()
+            if bar is not None:
+                bar.close()
 
 
 class _LoadingBar:

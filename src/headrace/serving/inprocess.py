@@ -12,11 +12,14 @@ from headrace.core.forks import watch_forks
 from headrace.core.types import NewRequest, Output
 from headrace.errors import EngineDead
 from headrace.serving.clock import MONOTONIC, Clock, Sleep
+from headrace.serving.interrupts import Interrupts
 from headrace.serving.output_processor import OutputProcessor
 from headrace.serving.outputs import RequestOutput
 from headrace.serving.stepper import Stepper
 from headrace.serving.turn import Turn
 from headrace.text.tokenizer import Tokenizer
+
+_LONGEST_PAUSE_S = 0.25
 
 
 class Call:
@@ -87,7 +90,9 @@ class InProcessClient:
         self._processor = OutputProcessor(tokenizer)
         self._clock = clock
         self._sleep = sleep
-        self._turn = Turn()
+        self.interrupts = Interrupts()
+        """Held for the length of each step, or for longer by a caller that runs many."""
+        self._turn = Turn(self.interrupts)
         self._calls: list[Call] = []
         self._owners: dict[str, Call] = {}  # by the ids of requests that have not ended
         watch_forks(self)
@@ -95,8 +100,8 @@ class InProcessClient:
     def advance(self, call: Call) -> None:
         """Run one step for everybody, unless the call has ended meanwhile; the first time, let its requests in before.
 
-        Where nothing can run before a certain time (dynamic batching), sleeps until then. Raises RequestError where a
-        request cannot be served, and EngineDead.
+        Where nothing can run before a certain time (dynamic batching), sleeps for some of that. Raises RequestError
+        where a request cannot be served, and EngineDead.
         """
         wait_until = None
         with self._turn:
@@ -111,7 +116,7 @@ class InProcessClient:
                 (name,) = call.left
                 call.partial = self._processor.snapshot(name)
         if wait_until is not None and (pause := wait_until - self._clock()) > 0:
-            self._sleep(pause)
+            self._sleep(min(pause, _LONGEST_PAUSE_S))
 
     def settle(self) -> None:
         """Abort what callers have left behind."""
@@ -130,7 +135,7 @@ class InProcessClient:
             self._stepper.error = EngineDead(
                 "this process was forked while another thread ran a step of the model: load the model again here"
             )
-            self._turn = Turn()
+            self._turn = Turn(self.interrupts)
         for call in self._calls:
             if call.thread not in (None, threading.get_ident()):
                 call.closed = True

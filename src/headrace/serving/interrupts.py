@@ -17,36 +17,36 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Interrupts:
-    """Inside the block, Python's handlers of SIGNALS do not run; those whose signal came run at its end.
+    """Inside the block, Python's handlers of SIGNALS do not run; those whose signal came run at its end, or in `check`.
 
     A handler that raises, as Ctrl-C's does, may do so between any two bytecodes of the main thread. In other threads
-    there is nothing to hold back. Not to be nested.
+    there is nothing to hold back. A block inside another one changes nothing.
     """
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
         self._came: dict[int, FrameType | None] = {}
-        self._holding = False
+        self._depth = 0  # of blocks of the main thread
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Interrupts:
         if threading.current_thread() is not threading.main_thread():
-            return
-        self._came.clear()
-        self._holding = True
+            return self
         try:
-            for number in SIGNALS:
-                handler = signal.getsignal(number)
-                if callable(handler) and handler != self._note:
-                    self._handlers[number] = handler
-                    signal.signal(number, self._note)
+            self._depth += 1
+            if self._depth == 1:
+                self._install()
         except BaseException:  # of a handler that was not replaced yet
-            self._holding = False
+            self._depth = 0
             raise
+        return self
 
     def __exit__(self, *_: object) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        self._holding = False  # first: a handler that runs from here on may raise out of this method
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        self._depth = 0  # first: a handler that runs from here on may raise out of this method
         try:
             for number, handler in self._handlers.items():
                 if signal.getsignal(number) == self._note:
@@ -54,8 +54,20 @@ class Interrupts:
         finally:
             self._run_handlers()
 
+    def check(self) -> None:
+        """Run the handlers of signals that came, at a line where they may raise."""
+        if self._came and threading.current_thread() is threading.main_thread():
+            self._run_handlers()
+
+    def _install(self) -> None:
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler) and handler != self._note:
+                self._handlers[number] = handler
+                signal.signal(number, self._note)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._holding:
+        if self._depth:
             self._came[number] = frame
         else:  # still installed after an exception out of one of the methods above
             self._handlers[number](number, frame)

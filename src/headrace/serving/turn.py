@@ -14,8 +14,8 @@ class Turn:
     With `threading.Lock` a thread that steps in a loop would take the lock again before any other one wakes up.
     """
 
-    def __init__(self) -> None:
-        self._interrupts = Interrupts()
+    def __init__(self, interrupts: Interrupts | None = None) -> None:
+        self._interrupts = interrupts or Interrupts()
         self._guard = threading.Lock()
         self._taken = False
         self._owner: int | None = None  # identifier of the thread inside
