@@ -14,7 +14,7 @@ import pytest
 
 from headrace.core.types import MAX_TIMEOUT_S
 from headrace.server.caller import Caller
-from headrace.server.gate import Gate
+from headrace.server.reservation import Reservation
 from tests.server.conftest import TinyServer
 from tests.server.keyring import code, complete, keyed
 from tests.server.test_refusals import until
@@ -48,8 +48,8 @@ def bounded() -> Iterator[TinyServer]:
 
 
 def test_a_full_queue_answers_429_and_when_to_come_back(bounded: TinyServer) -> None:
-    threads = start(bounded, 4, prompt=[1] * 10, max_tokens=90)
-    answer = complete(bounded, prompt=[1] * 10, max_tokens=91)
+    threads = start(bounded, 4, prompt=[1] * 50, max_tokens=90)
+    answer = complete(bounded, prompt=[1] * 100, max_tokens=1)
     assert code(answer) == (429, "overloaded") and 1 <= int(answer.headers["retry-after"]) <= 60
     assert answer.json()["error"]["type"] == "rate_limit_error"
     assert code(complete(bounded, prompt=[[1]] * 5, max_tokens=1)) == (429, "overloaded")
@@ -62,7 +62,7 @@ def test_a_full_queue_answers_429_and_when_to_come_back(bounded: TinyServer) -> 
 
 
 @pytest.mark.parametrize(
-    "body", [{"prompt": [[1]] * 9}, {"n": 9}, {"prompt": [1] * 400, "max_tokens": 101}, {"prompt": [[1] * 300] * 2}]
+    "body", [{"prompt": [[1]] * 9}, {"n": 9}, {"prompt": [[1] * 251] * 2, "max_tokens": 1}, {"prompt": [[1] * 300] * 2}]
 )  # fmt: skip
 def test_what_could_never_fit_gets_400(bounded: TinyServer, body: dict[str, Any]) -> None:
     answer = complete(bounded, **body)
@@ -95,7 +95,7 @@ def test_the_queue_forgets_whoever_is_gone(bounded: TinyServer, how: str) -> Non
 
 
 def test_a_gate_that_leaks_is_noticed(bounded: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gate, "_give_back", lambda *args: None)
+    monkeypatch.setattr(Reservation, "release", lambda *args: None)
     with pytest.raises(AssertionError):
         test_the_queue_forgets_whoever_is_gone(bounded, "failed")
     admission = bounded.traffic.admission

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from random import Random
 
 import openai
@@ -53,34 +54,62 @@ def test_a_minute_holds_so_many_requests_and_a_bucket_fills_evenly() -> None:
 def test_tokens_are_set_aside_and_returned() -> None:
     limits, _ = limiter()
     ann = Caller("ann", tokens_per_minute=600)
-    limits.take_tokens(ann, 400)
+    assert limits.reserve_tokens(ann, 400) == 0
     with pytest.raises(RateLimited) as caught:
-        limits.take_tokens(ann, 300)
-    assert caught.value.retry_after_s == 10
+        limits.reserve_tokens(ann, 301)
+    assert caught.value.retry_after_s == 11
     limits.return_tokens(ann, 350)  # it came to 50 only
-    limits.take_tokens(ann, 300)
+    assert limits.reserve_tokens(ann, 300) == 0
     (limit,) = limits.limits(ann)
     assert (limit.kind, limit.per_minute, limit.remaining) == ("tokens", 600, 250)
     assert limit.reset_s == pytest.approx(35)
 
 
+def test_requests_wait_a_little_in_their_order_for_tokens_that_come_soon() -> None:
+    limits, time = limiter()
+    ann = Caller("ann", tokens_per_minute=600)  # ten a second
+    assert limits.reserve_tokens(ann, 600) == 0
+    assert [limits.reserve_tokens(ann, 30) for _ in range(3)] == [3, 6, 9]
+    with pytest.raises(RateLimited) as caught:
+        limits.reserve_tokens(ann, 11)
+    assert caught.value.retry_after_s == 11
+    with pytest.raises(RateLimited):
+        limits.reserve_tokens(ann, 1, patience_s=9.0)
+    assert limits.reserve_tokens(ann, 10) == 10  # those that were refused took nothing
+    time.now += 9
+    assert limits.reserve_tokens(ann, 10) == pytest.approx(2)
+
+
+def test_output_that_is_charged_later_is_waited_for_by_the_next_requests() -> None:
+    limits, time = limiter()
+    ann = Caller("ann", tokens_per_minute=600)
+    limits.reserve_tokens(ann, 100)
+    limits.charge_tokens(ann, 2000)  # a long answer: 1500 tokens below nothing
+    assert limits.limits(ann)[0].remaining == 0
+    with pytest.raises(RateLimited) as caught:
+        limits.reserve_tokens(ann, 10)
+    assert caught.value.retry_after_s == 151
+    time.now += 151
+    assert limits.reserve_tokens(ann, 10) == 0
+
+
 def test_more_than_a_minutes_tokens_need_a_full_bucket_and_are_paid_off() -> None:
     limits, time = limiter()
     ann = Caller("ann", tokens_per_minute=600)
-    limits.take_tokens(ann, 1200)
+    assert limits.reserve_tokens(ann, 1200) == 0
     with pytest.raises(RateLimited) as caught:
-        limits.take_tokens(ann, 1)
+        limits.reserve_tokens(ann, 1)
     assert caught.value.retry_after_s == 61  # back to nothing in a minute, and then one token
     assert limits.limits(ann)[0].remaining == 0
     time.now += 61
-    limits.take_tokens(ann, 1)
+    assert limits.reserve_tokens(ann, 1) == 0
     with pytest.raises(RateLimited):
-        limits.take_tokens(ann, 1200)
+        limits.reserve_tokens(ann, 1200)
 
 
 def test_a_changed_limit_keeps_what_was_used() -> None:
     limits, _ = limiter()
-    limits.take_tokens(Caller("ann", tokens_per_minute=600), 500)
+    limits.reserve_tokens(Caller("ann", tokens_per_minute=600), 500)
     assert limits.limits(Caller("ann", tokens_per_minute=1000))[0].remaining == 500
     assert limits.limits(Caller("ann", tokens_per_minute=400))[0].remaining == 0
     limits.keep(frozenset({"bob"}))
@@ -94,11 +123,8 @@ def test_no_minute_gives_more_than_twice_the_limit_and_the_long_run_gives_the_li
     while time.now < 4000:
         time.now += rng.random()
         tokens = rng.randint(1, 900)
-        try:
-            limits.take_tokens(ann, tokens)
-            taken.append((time.now, tokens))
-        except RateLimited:
-            pass
+        with contextlib.suppress(RateLimited):
+            taken.append((time.now + limits.reserve_tokens(ann, tokens), tokens))
     total = sum(tokens for _, tokens in taken)
     assert total / 3950 * 60 == pytest.approx(6000, rel=0.05)
     for begin in range(50, 3900, 30):

@@ -75,7 +75,7 @@ logprobs = st.lists(
 ).map(tuple)  # fmt: skip
 stats = st.builds(
     RequestStats, times, st.none() | times, st.none() | times, st.none() | times, st.none() | times,
-    counts, counts, counts, counts, counts, counts, st.none() | st.builds(CacheMiss, texts, counts, texts),
+    counts, counts, counts, counts, counts, counts, counts, st.none() | st.builds(CacheMiss, texts, counts, texts),
 )  # fmt: skip
 outputs = st.builds(
     Output, texts, st.integers(0, 127), tokens, logprobs, logprobs, st.none() | st.sampled_from(FinishReason),

@@ -19,7 +19,8 @@ def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--max-queue-tokens", type=int, default=None, metavar="N",
-        help="tokens that all of them may come to, prompts and max_tokens (default: what the KV cache holds, 16 times)",
+        help="tokens of all of them: prompts, and output that is expected or generated (default: 16 times what the KV "
+        "cache holds, 131072 at least)",
     )  # fmt: skip
     group.add_argument(
         "--queue-timeout", type=float, default=None, metavar="S",

@@ -289,6 +289,8 @@ class Scheduler:
         request.known = True
         if end > request.charged:
             self.service.charge(request.user, end - max(start, request.charged), request.weight)
+            if request.charged < request.num_prompt:
+                request.stats.num_computed = min(end, request.num_prompt)
             request.charged = end
         return SeqSlice(
             request.number, tokens, start, sample=end >= known and request.params.samples, num_draft=num_draft,

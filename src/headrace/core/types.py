@@ -206,6 +206,9 @@ class RequestStats:
     finished_s: float | None = None
     num_prompt: int = 0
     num_cached: int = 0  # prompt tokens taken from the prefix cache at first admission
+    num_computed: int = (
+        0  # prompt tokens that were granted to a step, or cached: the furthest that prefill came
+    )
     num_preemptions: int = 0
     num_output: int = 0
     num_drafted: int = 0

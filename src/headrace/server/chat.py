@@ -50,7 +50,9 @@ async def chat_completions(
     check_length(service, [prompt], params.max_tokens)
     reading = Reading.of(service, tools, prompt.text or "", params)
     params = reading.held(service, params)
-    job = await Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
+    job = await while_connected(
+        request.receive, Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
+    )
     if body.stream:
         so_far = UsageSoFar(len(prompt.ids))
         return EventStream(job, _Events(service, job, model, body, reading, so_far), job.cancel)

@@ -35,7 +35,7 @@ async def completions(
     prompts = await encode_prompts(service, body.prompt, body.add_special_tokens is not False)
     check_length(service, prompts, params.max_tokens)
     texts = await _Texts.of(service, body, prompts)
-    job = await Job.start(service, "cmpl", prompts, params, body)
+    job = await while_connected(request.receive, Job.start(service, "cmpl", prompts, params, body))
     if body.stream:
         return EventStream(job, _Events(texts, job, model, body), job.cancel)
     choices = [Choice(index, texts.whole_logprobs(index)) for index in range(len(prompts) * params.n)]

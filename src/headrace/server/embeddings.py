@@ -103,7 +103,7 @@ async def _embed_all(service: Service, body: EmbeddingRequest, prompts: Sequence
         )
         for number, prompt in enumerate(prompts)
     ]  # fmt: skip
-    with service.gate.reserved(news):
+    async with service.gate.reserved(news):
         tasks = [asyncio.ensure_future(embed(service.gate, new)) for new in news]
         try:
             return await asyncio.gather(*tasks)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from headrace.core.types import NO_USER, NewRequest
 from headrace.errors import HeadraceError, NotPermitted
 from headrace.server.caller import Caller
 from headrace.server.key_usage import Usage
+from headrace.server.rate_limit import MAX_WAIT_S
+from headrace.server.reservation import Reservation
+from headrace.server.seeing.record import current
 from headrace.server.traffic import Traffic
-from headrace.serving.admission import Cost
 from headrace.serving.client import Submitter
+from headrace.serving.metering import Meter
 from headrace.serving.stream import OutputStream
 
 
@@ -23,42 +27,41 @@ class Gate:
         self._client = client
         self._traffic = traffic
         self._caller = caller
-        self._reserved: dict[str, Cost] = {}
+        self._reserved: dict[str, Reservation] = {}
+        self._waited_s = 0.0
         self._counted = False
 
-    @contextmanager
-    def reserved(self, news: Sequence[NewRequest]) -> Iterator[None]:
+    @asynccontextmanager
+    async def reserved(self, news: Sequence[NewRequest]) -> AsyncIterator[None]:
         """Make room for several requests at once, or for none; what was not submitted at the end gives it back.
 
-        Raises what `submit` raises of itself.
+        Waits where the caller's key will have the tokens soon. Raises what `submit` raises of itself.
         """
-        self._reserve(news)
+        await self._reserve(news)
         try:
             yield
         finally:
             for new in news:
-                cost = self._reserved.pop(new.request_id, None)
-                if cost is not None:
-                    self._give_back(cost, cost.tokens)
+                unused = self._reserved.pop(new.request_id, None)
+                if unused is not None:
+                    unused.cancel()
 
-    async def submit(self, new: NewRequest) -> OutputStream:
-        """Hand over a request under the caller's name, weight and salt.
+    async def submit(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
+        """Hand over a request under the caller's name, weight and salt. Requests of a caller have a meter of ours.
 
         Raises what the engine's client raises, and of itself: NotPermitted for a priority above the caller's,
         InvalidParams and Overloaded as `Admission.take`, RateLimited where the caller has had enough.
         """
         if new.request_id not in self._reserved:
-            self._reserve([new])
-        cost = self._reserved.pop(new.request_id)
+            await self._reserve([new])
+        reservation = self._reserved.pop(new.request_id)
         try:
-            stream = await self._client.submit(self._stamped(new))
-        except BaseException as error:
+            return await self._client.submit(self._stamped(new), reservation)
+        except Exception as error:
             if isinstance(error, HeadraceError):
                 self._usage.refused[error.code] += 1
-            self._give_back(cost, cost.tokens)
+            reservation.cancel()
             raise
-        stream.when_ended(lambda: self._ended(stream, new, cost))
-        return stream
 
     def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
         self._client.abort(request_id, index, stopped=stopped)
@@ -67,27 +70,53 @@ class Gate:
     def _usage(self) -> Usage:
         return self._traffic.usage.of(self._caller.name)
 
-    def _reserve(self, news: Sequence[NewRequest]) -> None:
+    async def _reserve(self, news: Sequence[NewRequest]) -> None:
         try:
             for new in news:
                 self._check_priority(new)
-            admission = self._traffic.admission
-            costs = [_cost(new) if admission is None else admission.cost(new) for new in news]
-            tokens = sum(cost.tokens for cost in costs)
-            self._traffic.limiter.take_tokens(self._caller, tokens)
-            if admission is not None:
-                try:
-                    admission.take(costs)
-                except HeadraceError:
-                    self._traffic.limiter.return_tokens(self._caller, tokens)
-                    raise
+            costs = [self._traffic.estimate.cost(new) for new in news]
+            if self._traffic.admission is not None:
+                self._traffic.admission.take(costs)
         except HeadraceError as error:
             self._usage.refused[error.code] += 1
             raise
-        self._reserved.update((new.request_id, cost) for new, cost in zip(news, costs, strict=True))
+        record = current()
+        reservations = [
+            Reservation(self._traffic, self._caller, new, cost, record)
+            for new, cost in zip(news, costs, strict=True)
+        ]
+        try:
+            await self._wait_for_tokens(sum(cost.tokens for cost in costs), self._patience_s(news))
+        except BaseException as error:
+            for reservation in reservations:
+                reservation.release()
+            if isinstance(error, HeadraceError):
+                self._usage.refused[error.code] += 1
+            raise
+        self._reserved.update((new.request_id, one) for new, one in zip(news, reservations, strict=True))
         if not self._counted:
             self._counted = True
             self._usage.requests += 1
+
+    async def _wait_for_tokens(self, tokens: int, patience_s: float) -> None:
+        """Take tokens of the caller's key, in its turn. Raises RateLimited."""
+        limiter = self._traffic.limiter
+        wait_s = limiter.reserve_tokens(self._caller, tokens, patience_s)
+        if wait_s <= 0:
+            return
+        try:
+            await asyncio.sleep(wait_s)
+        except BaseException:
+            limiter.return_tokens(self._caller, tokens)
+            raise
+        self._waited_s += wait_s
+
+    def _patience_s(self, news: Sequence[NewRequest]) -> float:
+        """Longest that these requests may wait for tokens."""
+        rules = self._traffic.rules
+        limits = [rules.queue_timeout_s, rules.request_timeout_s]
+        limits += [limit for new in news for limit in (new.queue_timeout_s, new.timeout_s)]
+        return min([MAX_WAIT_S, *(limit for limit in limits if limit is not None)])
 
     def _check_priority(self, new: NewRequest) -> None:
         most = self._caller.max_priority
@@ -104,27 +133,13 @@ class Gate:
             user=caller.name or new.user or NO_USER,
             weight=caller.weight,
             cache_salt=self._traffic.salt(caller, new.cache_salt),
-            queue_timeout_s=_shorter(new.queue_timeout_s, rules.queue_timeout_s),
-            timeout_s=_shorter(new.timeout_s, rules.request_timeout_s),
+            queue_timeout_s=self._left_s(_shorter(new.queue_timeout_s, rules.queue_timeout_s)),
+            timeout_s=self._left_s(_shorter(new.timeout_s, rules.request_timeout_s)),
         )
 
-    def _ended(self, stream: OutputStream, new: NewRequest, cost: Cost) -> None:
-        used = stream.output_tokens
-        if used or stream.scheduled:
-            used += len(new.prompt)
-            self._usage.prompt_tokens += len(new.prompt)
-            self._usage.completion_tokens += stream.output_tokens
-            self._usage.cached_tokens += stream.cached_tokens
-        self._give_back(cost, cost.tokens - used)
-
-    def _give_back(self, cost: Cost, unused: int) -> None:
-        if self._traffic.admission is not None:
-            self._traffic.admission.give_back(cost)
-        self._traffic.limiter.return_tokens(self._caller, unused)
-
-
-def _cost(new: NewRequest) -> Cost:
-    return Cost(new.params.n, len(new.prompt) + new.params.n * (new.params.max_tokens or 0))
+    def _left_s(self, timeout_s: float | None) -> float | None:
+        """What is left of a time limit after the wait for the key's tokens."""
+        return None if timeout_s is None else max(0.0, timeout_s - self._waited_s)
 
 
 def _shorter(asked: float | None, limit: float | None) -> float | None:

@@ -73,7 +73,7 @@ class Job:
             )
             for number, prompt in enumerate(prompts)
         ]  # fmt: skip
-        with service.gate.reserved(news):
+        async with service.gate.reserved(news):
             starting = [
                 asyncio.ensure_future(Generation.start(service.gate, service.tokenizer, new, visible))
                 for new in news

@@ -1,4 +1,9 @@
-"""Requests and tokens a minute for each caller, as token buckets."""
+"""Requests and tokens a minute for each caller, as token buckets.
+
+A request takes its tokens from the bucket at once, also where that leaves it below zero, and then waits until the
+bucket would have held them (the reservations of Go's x/time/rate, the same as Guava's RateLimiter). So requests of
+one caller get their tokens in the order in which they came, and a wait is known before it begins.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,9 @@ from dataclasses import dataclass
 from headrace.errors import RateLimited
 from headrace.server.caller import Caller
 from headrace.serving.clock import MONOTONIC, Clock
+
+MAX_WAIT_S = 10.0
+"""Longest that a request waits for its caller's tokens; one that would have to wait longer is refused."""
 
 _MINUTE_S = 60.0
 
@@ -61,12 +69,17 @@ class RateLimiter:
         """Count one request. Raises RateLimited, with the time after which there is one more."""
         self._take(caller, "requests", caller.requests_per_minute, 1)
 
-    def take_tokens(self, caller: Caller, tokens: int) -> None:
-        """Set aside the tokens that requests may come to. Raises RateLimited.
+    def reserve_tokens(self, caller: Caller, tokens: int, patience_s: float = MAX_WAIT_S) -> float:
+        """Take tokens for a request; gives the seconds after which it may run. Raises RateLimited where that is more
+        than `patience_s`, and takes nothing.
 
-        More than a whole minute's tokens are let through by a full bucket, and paid off afterwards.
+        More than a whole minute's tokens need a full bucket, and are paid off afterwards.
         """
-        self._take(caller, "tokens", caller.tokens_per_minute, tokens)
+        return self._take(caller, "tokens", caller.tokens_per_minute, tokens, patience_s)
+
+    def charge_tokens(self, caller: Caller, tokens: int) -> None:
+        """Take tokens of a request that runs: the next ones wait for them to be paid off."""
+        self.return_tokens(caller, -tokens)
 
     def return_tokens(self, caller: Caller, tokens: int) -> None:
         """Give back what was set aside and not used."""
@@ -91,17 +104,20 @@ class RateLimiter:
         """Forget the buckets of callers who are not there any more."""
         self._buckets = {at: bucket for at, bucket in self._buckets.items() if at[0] in names}
 
-    def _take(self, caller: Caller, kind: str, per_minute: int | None, amount: int) -> None:
+    def _take(
+        self, caller: Caller, kind: str, per_minute: int | None, amount: int, patience_s: float = 0.0
+    ) -> float:
         if per_minute is None:
-            return
+            return 0.0
         now = self._clock()
         bucket = self._bucket(caller, kind, per_minute, now)
         wait_s = bucket.wait_s(amount, now)
-        if wait_s > 0:
+        if wait_s > patience_s:
             error = RateLimited(f"the limit of {per_minute} {kind} a minute is reached: try again later")
             error.retry_after_s = max(1, math.ceil(wait_s))
             raise error
         bucket.add(-amount, now)
+        return wait_s
 
     def _bucket(self, caller: Caller, kind: str, per_minute: int, now: float) -> Bucket:
         bucket = self._buckets.get((caller.name, kind))

@@ -45,7 +45,9 @@ async def responses(
     reading = Reading.of(service, tools, prompt.text or "", params)
     params = reading.held(service, params)
     described = _described(body, model)
-    job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
+    job = await while_connected(
+        request.receive, Job.start(service, "resp", [prompt], params, body, reading.visible)
+    )
     reply = Reply(reading)
     builder = ResponseBuilder({"id": job.name.replace("-", "_", 1)} | described, reply.new_call_id)
     events = _Events(service, job, body, reply, builder)

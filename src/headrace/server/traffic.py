@@ -12,6 +12,7 @@ from headrace.server.keys import KeyRing
 from headrace.server.rate_limit import RateLimiter
 from headrace.serving.admission import Admission
 from headrace.serving.clock import MONOTONIC, Clock
+from headrace.serving.cost import OutputEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,18 @@ class Rules:
 
 
 class Traffic:
-    """`admission` None: whatever the engine takes."""
+    """`admission` None: whatever the engine takes. `longest`: see OutputEstimate."""
 
     def __init__(
-        self, rules: Rules | None = None, admission: Admission | None = None, clock: Clock = MONOTONIC
+        self,
+        rules: Rules | None = None,
+        admission: Admission | None = None,
+        clock: Clock = MONOTONIC,
+        longest: int | None = None,
     ) -> None:
         self.rules = rules or Rules()
         self.admission = admission
+        self.estimate = OutputEstimate(longest)
         self.usage = KeyUsage()
         self.limiter = RateLimiter(clock)
         self.keys = KeyRing(self.rules.keys.load())

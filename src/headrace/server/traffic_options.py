@@ -67,7 +67,7 @@ class TrafficOptions:
     def traffic(self, facts: ModelFacts) -> Traffic:
         """Raises ConfigError where the key file has become wrong."""
         tokens = self.max_queue_tokens or default_max_tokens(facts)
-        return Traffic(self.rules, Admission(self.max_queue, tokens, longest_sequence(facts)))
+        return Traffic(self.rules, Admission(self.max_queue, tokens), longest=longest_sequence(facts))
 
     def hosts(self, bound: str) -> tuple[str, ...]:
         """Names to answer to, where the server listens on the address `bound`."""

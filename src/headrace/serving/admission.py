@@ -1,109 +1,103 @@
-"""How much may run or wait at once, in completions and in tokens; and when it is worth trying again."""
+"""The bounded queue: how much may run or wait at once, in completions and in tokens, and when to try again."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from headrace.core.types import NewRequest
 from headrace.errors import InvalidParams, Overloaded
 from headrace.serving.clock import MONOTONIC, Clock
+from headrace.serving.cost import Cost
 from headrace.serving.facts import ModelFacts
 
 CACHE_FILLS = 16
 """The default queue holds as many tokens as the KV cache, so many times: what runs, and fifteen rounds that wait."""
+
+MIN_QUEUE_TOKENS = 2**17
+"""The default is never below this: a prompt that waits takes some bytes a token, however small the KV cache is."""
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 _WINDOW_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a request takes of the queue: prompt tokens plus the most that its completions may add."""
-
-    completions: int
-    tokens: int
-
-    def plus(self, other: Cost) -> Cost:
-        return Cost(self.completions + other.completions, self.tokens + other.tokens)
-
-
 class Admission:
-    """Takes in whole groups of requests or nothing of them. `limit` is the longest sequence in tokens."""
+    """Counts what runs or waits at the engine. A caller's requests are admitted together or not at all.
 
-    def __init__(self, max_completions: int, max_tokens: int, limit: int, clock: Clock = MONOTONIC) -> None:
+    A request is charged its prompt and an estimate of its output (`Cost`), and more as its output outgrows that
+    (`charge`). So the charges may exceed `max_tokens` for a while; then nobody else is admitted.
+    """
+
+    def __init__(self, max_completions: int, max_tokens: int, clock: Clock = MONOTONIC) -> None:
         self.max_completions = max_completions
         self.max_tokens = max_tokens
         self.completions = 0
         """Completions that run or wait."""
         self.tokens = 0
-        """Tokens that they may come to."""
-        self._limit = limit
+        """Tokens that they are charged."""
         self._clock = clock
         self._busy_since = 0.0
-        self._drained: deque[tuple[float, Cost]] = deque()  # what has ended lately, since the queue was empty
-        self._done = Cost(0, 0)  # the sum of that
-
-    def cost(self, new: NewRequest) -> Cost:
-        prompt, n = len(new.prompt), new.params.n
-        room = max(0, self._limit - prompt)
-        output = room if new.params.max_tokens is None else min(room, new.params.max_tokens)
-        return Cost(n, prompt + n * output)
+        self._drained: deque[tuple[float, int, int]] = (
+            deque()
+        )  # (time, completions, tokens) that ended lately
+        self._done = (0, 0)  # their sums
 
     def take(self, costs: Sequence[Cost]) -> None:
         """Make room for all of a caller's requests.
 
-        Raises InvalidParams where they could not even be alone in the queue, Overloaded where they cannot be now.
+        Raises InvalidParams where their completions or their prompts alone exceed the queue, Overloaded where there
+        is no room now. Output is an estimate, so it never makes a request too large for an empty queue.
         """
-        completions, tokens = sum(cost.completions for cost in costs), sum(cost.tokens for cost in costs)
+        completions = sum(cost.completions for cost in costs)
+        prompts, tokens = sum(cost.prompt for cost in costs), sum(cost.tokens for cost in costs)
         if completions > self.max_completions:
             raise InvalidParams(
                 f"the request asks for {completions} completions, but no more than {self.max_completions} may run "
                 "or wait"
             )
-        if tokens > self.max_tokens:
+        if prompts > self.max_tokens:
             raise InvalidParams(
-                f"the request may come to {tokens} tokens, but no more than {self.max_tokens} may run or wait; "
-                "lower max_tokens or n, or send fewer prompts at once"
+                f"the prompts have {prompts} tokens, but no more than {self.max_tokens} may run or wait; send fewer "
+                "or shorter prompts at once"
             )
-        short = Cost(
-            self.completions + completions - self.max_completions, self.tokens + tokens - self.max_tokens
+        lacking = (
+            self.completions + completions - self.max_completions,
+            self.tokens + tokens - self.max_tokens,
         )
-        if short.completions > 0 or short.tokens > 0:
+        if self.completions and max(lacking) > 0:
             error = Overloaded(
-                f"{self.completions} completions of up to {self.tokens} tokens are running or waiting: try again later"
+                f"{self.completions} completions with {self.tokens} tokens are running or waiting: try again later"
             )
-            error.retry_after_s = self.retry_after(short)
+            error.retry_after_s = self.retry_after(*lacking)
             raise error
         if not self.completions:
             self._busy_since = self._clock()
             self._drained.clear()
-            self._done = Cost(0, 0)
+            self._done = (0, 0)
         self.completions += completions
         self.tokens += tokens
 
-    def give_back(self, cost: Cost) -> None:
-        """A request has ended, in whatever way."""
-        self.completions -= cost.completions
-        self.tokens -= cost.tokens
-        self._drained.append((self._clock(), cost))
-        self._done = self._done.plus(cost)
+    def charge(self, tokens: int) -> None:
+        """A request has generated more than it was charged."""
+        self.tokens += tokens
+
+    def give_back(self, completions: int, tokens: int) -> None:
+        """A request has ended, in whatever way; `tokens` is all that it was charged."""
+        self.completions -= completions
+        self.tokens -= tokens
+        self._drained.append((self._clock(), completions, tokens))
+        self._done = (self._done[0] + completions, self._done[1] + tokens)
         self._forget()
 
-    def retry_after(self, short: Cost) -> int:
+    def retry_after(self, completions: int, tokens: int) -> int:
         """Seconds until so much will have ended, at the rate of the last half minute; 1 … 60."""
         self._forget()
         now = self._clock()
         # A queue that has been busy for a second only tells of that second.
         span = min(_WINDOW_S, max(now - self._busy_since, 1e-3))
         wait_s = 0.0
-        for lacking, done in (
-            (short.completions, self._done.completions),
-            (short.tokens, self._done.tokens),
-        ):
+        for lacking, done in zip((completions, tokens), self._done, strict=True):
             if lacking > 0:
                 wait_s = max(wait_s, lacking * span / done if done else span)
         return min(MAX_RETRY_S, max(MIN_RETRY_S, math.ceil(wait_s)))
@@ -111,8 +105,8 @@ class Admission:
     def _forget(self) -> None:
         oldest = self._clock() - _WINDOW_S
         while self._drained and self._drained[0][0] < oldest:
-            _, cost = self._drained.popleft()
-            self._done = self._done.plus(Cost(-cost.completions, -cost.tokens))
+            _, completions, tokens = self._drained.popleft()
+            self._done = (self._done[0] - completions, self._done[1] - tokens)
 
 
 def longest_sequence(facts: ModelFacts) -> int:
@@ -121,7 +115,7 @@ def longest_sequence(facts: ModelFacts) -> int:
 
 
 def default_max_tokens(facts: ModelFacts) -> int:
-    return max(CACHE_FILLS * _cache_tokens(facts), longest_sequence(facts))
+    return max(CACHE_FILLS * _cache_tokens(facts), longest_sequence(facts), MIN_QUEUE_TOKENS)
 
 
 def _cache_tokens(facts: ModelFacts) -> int:

@@ -7,6 +7,7 @@ from typing import Protocol
 from headrace.core.engine import EngineStats
 from headrace.core.types import NewRequest
 from headrace.serving.journal import View
+from headrace.serving.metering import Meter
 from headrace.serving.state import EngineState
 from headrace.serving.stream import OutputStream
 
@@ -14,8 +15,11 @@ from headrace.serving.stream import OutputStream
 class Submitter(Protocol):
     """Takes requests. Calls come from one event loop."""
 
-    async def submit(self, new: NewRequest) -> OutputStream:
+    async def submit(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
         """Hand a request to the engine; returns when it was accepted.
+
+        The meter follows the request from here on; also one whose submission is cancelled. Where this raises a
+        HeadraceError, the engine has computed nothing, and the meter may not be called.
 
         Raises RequestError where it cannot be served (Overloaded where too many are), EngineDead without an engine.
         """

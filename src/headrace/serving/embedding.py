@@ -41,3 +41,4 @@ async def embed(client: Submitter, new: NewRequest) -> Embedding:
     finally:
         if not stream.ended:
             client.abort(new.request_id)
+        stream.finish()

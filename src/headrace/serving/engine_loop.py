@@ -8,7 +8,7 @@ from headrace.core.engine import Engine
 from headrace.core.executor import Executor
 from headrace.core.snapshot import snapshot
 from headrace.core.types import NewRequest, StepPlan
-from headrace.errors import EngineDead, HeadraceError, InvalidParams
+from headrace.errors import EngineDead, HeadraceError, InvalidParams, RequestError
 from headrace.serving.clock import MONOTONIC, Clock
 from headrace.serving.connection import Connection, ParentGone
 from headrace.serving.facts import ModelFacts
@@ -131,8 +131,7 @@ class EngineLoop:
             case Add():
                 return self._add(message)
             case Abort():
-                self._abort(message)
-                return None
+                return self._abort(message)
             case Ping():
                 return Pong()
             case StatsRequest():
@@ -145,12 +144,15 @@ class EngineLoop:
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 
-    def _abort(self, message: Abort) -> None:
+    def _abort(self, message: Abort) -> Message | None:
         if self._grammars is not None and self._grammars.abort(message.request_id):
-            return
+            return refusal_to_wire(
+                message.request_id, RequestError("the request was aborted before it began")
+            )
         if message.index is None:
             self._outbox.forget(message.request_id)
         self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
+        return None
 
     def _add(self, message: Add) -> Message | None:
         try:

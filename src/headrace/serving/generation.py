@@ -23,6 +23,7 @@ class Generation:
         self._client = client
         self._stream = stream
         self.pending = pending
+        stream.count_reads(pending)
         self.metrics: RequestMetrics | None = None
         """Times and counts, known when all is taken."""
 
@@ -58,6 +59,8 @@ class Generation:
                 self._client.abort(output.request_id, output.index, stopped=True)
             if delta is not None:
                 deltas.append(delta)
+        if self.metrics is not None:
+            self._stream.finish()
         return deltas
 
     @property
@@ -74,3 +77,4 @@ class Generation:
         """Free what the request holds at the engine; does nothing once it has ended."""
         if self.metrics is None:
             self._client.abort(self._stream.request_id)
+            self._stream.finish()

@@ -114,6 +114,7 @@ class Times(Plain, frozen=True):
     finished_s: float | None
     num_prompt: Count
     num_cached: Count
+    num_computed: Count
     num_preemptions: Count
     num_output: Count
     num_drafted: Count

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from headrace.core.types import NewRequest, Output
 from headrace.errors import EngineDead, InvalidParams, Overloaded
+from headrace.serving.metering import Meter
 from headrace.serving.stream import OutputStream, Unread
 
 
 class OpenStreams:
     """Streams by request id, for at most `max_completions` completions together.
 
-    What waits for a slow reader is bounded by `max_unread_bytes`; see OutputStream.
+    What waits for a slow reader is bounded by `max_unread_bytes`; see OutputStream. A request that its caller left
+    counts no more, but its stream stays known until the engine has reported what was computed for it.
     """
 
     def __init__(self, max_completions: int, max_unread_bytes: int) -> None:
@@ -18,16 +20,19 @@ class OpenStreams:
         self._max_unread_bytes = max_unread_bytes
         self._unread = Unread()
         self._streams: dict[str, OutputStream] = {}
+        self._left: dict[str, OutputStream] = {}  # closed here, not yet reported as ended by the engine
         self._sizes: dict[str, int] = {}
         self._completions = 0
 
-    def open(self, new: NewRequest) -> OutputStream:
+    def open(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
         """A stream for a request. Raises InvalidParams for an id that is in use, Overloaded where there is no room."""
         if new.request_id in self._streams:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
         if self._completions + new.params.n > self._max_completions:
             raise Overloaded(f"{self._completions} completions are running or waiting: try again later")
-        stream = OutputStream(new.request_id, new.params.n, self._max_unread_bytes, self._unread)
+        if (left := self._left.pop(new.request_id, None)) is not None:
+            left.settle()  # the name means another request now
+        stream = OutputStream(new.request_id, new.params.n, self._max_unread_bytes, self._unread, meter)
         self._streams[new.request_id] = stream
         self._sizes[new.request_id] = new.params.n
         self._completions += new.params.n
@@ -40,6 +45,9 @@ class OpenStreams:
         """Hand out news; False where the reader does not keep up and is given up. News of others is ignored."""
         stream = self._streams.get(output.request_id)
         if stream is None:
+            left = self._left.get(output.request_id)
+            if left is not None and left.conclude(output):
+                del self._left[output.request_id]
             return True  # aborted here, not yet there
         stream.put(output)
         kept_up = not stream.full
@@ -57,14 +65,24 @@ class OpenStreams:
             self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
-        """The request is none of the engine's any more. Unknown ids are ignored."""
-        if self._streams.pop(request_id, None) is not None:
+        """Count a request no more: it has ended for its caller. Unknown ids are ignored."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
             self._completions -= self._sizes.pop(request_id)
+            if not stream.concluded:
+                self._left[request_id] = stream
+
+    def refused(self, request_id: str) -> None:
+        """The engine has not taken a request, so it will report no end. Unknown ids are ignored."""
+        self.forget(request_id)
+        if (left := self._left.pop(request_id, None)) is not None:
+            left.settle()
 
     def fail(self, error: str) -> None:
         """The engine is dead: every reader is told so."""
-        streams = list(self._streams.values())
+        streams = [*self._streams.values(), *self._left.values()]
         self._streams.clear()
+        self._left.clear()
         self._sizes.clear()
         self._completions = 0
         for stream in streams:

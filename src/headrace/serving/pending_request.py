@@ -31,6 +31,11 @@ class PendingRequest:
         """The engine has said the last word on every completion."""
         return not self._running
 
+    def counted(self, index: int) -> tuple[int, bool]:
+        """See ReadCounts."""
+        one = self.completions[index]
+        return one.num_tokens, one.finish_reason is not None
+
     def take(self, output: Output) -> Delta | None:
         """The addition to a completion; None where there is nothing for the caller. See `Completion.take`."""
         if output.index not in self._running:

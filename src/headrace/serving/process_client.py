@@ -36,6 +36,7 @@ from headrace.serving.messages import (
     decode_from_engine,
     encode,
 )
+from headrace.serving.metering import Meter
 from headrace.serving.open_streams import OpenStreams
 from headrace.serving.questions import NumberedQuestions, Questions
 from headrace.serving.state import EngineState
@@ -162,17 +163,17 @@ class ProcessClient:
         """Process id of the engine process."""
         return self._child.pid
 
-    async def submit(self, new: NewRequest) -> OutputStream:
+    async def submit(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
         """Hand over a request; see AsyncClient. A caller that is cancelled meanwhile leaves nothing running."""
         self._check_alive()
         if self._child.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             raise Overloaded("the engine does not take in requests as fast as they come: try again later")
         payload = _payload(new)
-        stream = self._streams.open(new)
+        stream = self._streams.open(new, meter)
         try:
             await self._accepting.ask(new.request_id, lambda: self._write(payload))
         except HeadraceError:
-            self._streams.forget(new.request_id)
+            self._streams.refused(new.request_id)
             raise
         except asyncio.CancelledError:
             self.abort(new.request_id)
@@ -251,6 +252,7 @@ class ProcessClient:
             case Accepted():
                 self._accepting.answer(message.request_id, None)
             case Refused():
+                self._streams.refused(message.request_id)
                 self._accepting.refuse(message.request_id, error_from_wire(message))
             case Stats():
                 self._counting.answer(message.number, stats_from_wire(message))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.core.types import Output
+from headrace.core.types import Output, RequestStats
 from headrace.errors import HeadraceError
+from headrace.serving.metering import Meter, ReadCounts, Used
 
 MAX_UNREAD_BYTES = 8 * 2**20
 """About how much memory the outputs may take that wait for a slow reader; see `OutputStream.full`."""
@@ -45,8 +46,10 @@ class OutputStream:
         completions: int,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
         shared: Unread | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.request_id = request_id
+        self._completions = completions
         self._open = completions
         self._unread: list[Output] = []
         self._unread_bytes = 0  # of all but the first
@@ -54,20 +57,15 @@ class OutputStream:
         self._shared = shared or Unread()
         self._error: HeadraceError | None = None
         self._listener: Callable[[], None] | None = None
-        self._when_ended: Callable[[], None] | None = None
         self.output_tokens = 0
         """Tokens that have come, of all completions."""
-        self.cached_tokens = 0
-        """Prompt tokens that came from the prefix cache; known with the first token, or at the end."""
-        self.scheduled = False
-        """The prompt was computed, at least in part; known with the first token, or at the end."""
-
-    def when_ended(self, call: Callable[[], None]) -> None:
-        """Have `call` called once, when nothing more will come, for whatever reason; at once if that is now."""
-        if self.ended:
-            call()
-        else:
-            self._when_ended = call
+        self._meter = meter
+        self._paid = 0  # output tokens that the meter need not be told of
+        self._unfinished = completions  # those that the engine has not reported the end of
+        self._stats: dict[int, RequestStats] = {}  # the latest of each completion
+        self._reads: ReadCounts | None = None
+        self._read = False  # the reader is done
+        self._released = False
 
     @property
     def ended(self) -> bool:
@@ -81,6 +79,70 @@ class OutputStream:
             return True
         return self._unread_bytes > LEAST_UNREAD_BYTES and self._shared.bytes > self._shared.most
 
+    # ---- What it used ----
+
+    def count_reads(self, reads: ReadCounts) -> None:
+        """The reader counts what it takes, and where its completions end."""
+        self._reads = reads
+
+    def finish(self) -> None:
+        """The reader takes nothing more, and its counts are final."""
+        self._read = True
+        self._settle_if_complete()
+
+    def conclude(self, output: Output) -> bool:
+        """The engine's report of an end, after the reader has left; returns whether it was the last one."""
+        if output.finish_reason is not None:
+            self._note(output)
+            self._settle_if_complete()
+        return self.concluded
+
+    @property
+    def concluded(self) -> bool:
+        """The engine has reported the end of every completion."""
+        return self._unfinished == 0
+
+    def settle(self) -> None:
+        """Report what was used, as far as it is known: the engine will say nothing more. Does nothing the second
+        time."""
+        self._release()
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.settle(self._used())
+
+    def _note(self, output: Output) -> None:
+        if output.stats is not None:
+            self._stats[output.index] = output.stats
+        if output.finish_reason is not None:
+            self._unfinished -= 1
+
+    def _settle_if_complete(self) -> None:
+        if self._read and self.concluded:
+            self.settle()
+
+    def _release(self) -> None:
+        if self._meter is not None and not self._released:
+            self._released = True
+            self._meter.release()
+
+    def _used(self) -> Used:
+        stats = self._stats
+        reads = [
+            (0, False) if self._reads is None else self._reads.counted(i) for i in range(self._completions)
+        ]
+        outputs = []
+        for index, (taken, ended) in enumerate(reads):
+            known = stats.get(index)
+            # An engine that died has not reported the end: what was delivered is all that is known then.
+            left = not ended and known is not None and known.finished_s is not None
+            outputs.append(known.num_output if known is not None and left else taken)
+        return Used(
+            prompt_tokens=max((one.num_computed for one in stats.values()), default=0),
+            cached_tokens=stats[0].num_cached if 0 in stats else 0,
+            outputs=tuple(outputs),
+            delivered_tokens=sum(taken for taken, _ in reads),
+        )
+
     # ---- What comes ----
 
     def put(self, output: Output) -> None:
@@ -91,14 +153,14 @@ class OutputStream:
             self._count(_size(output))
         self._unread.append(output)
         self.output_tokens += len(output.tokens)
-        if output.stats is not None:
-            self.scheduled |= output.stats.first_scheduled_s is not None
-            if output.index == 0:
-                self.cached_tokens = output.stats.num_cached
+        if self.output_tokens > self._paid and self._meter is not None:
+            self._paid = self._meter.renew(self.output_tokens)
+        if output.stats is not None or output.finish_reason is not None:
+            self._note(output)
         if output.finish_reason is not None:
             self._open -= 1
             if self._open == 0:
-                self._tell()
+                self._release()
         if self._listener is not None:
             self._listener()
 
@@ -106,29 +168,28 @@ class OutputStream:
         """End the stream with an error at once: what is unread is dropped. Ignored after the end."""
         if not self.ended:
             self._drop()
-        self.fail(error)
+            self._error = error
+            self._end()
 
     def fail(self, error: HeadraceError) -> None:
-        """End the stream with an error; ignored after the end."""
+        """The engine is dead: end the stream with an error, unless it has ended."""
         if not self.ended:
             self._error = error
             self._end()
+        if not self.concluded:
+            self.settle()
 
     def close(self) -> None:
         """End the stream: what is unread is dropped."""
         self._drop()
         self._open = 0
         self._end()
+        self.finish()
 
     def _end(self) -> None:
-        self._tell()
+        self._release()
         if self._listener is not None:
             self._listener()
-
-    def _tell(self) -> None:
-        call, self._when_ended = self._when_ended, None
-        if call is not None:
-            call()
 
     # ---- What is taken ----
 

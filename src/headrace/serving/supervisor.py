@@ -14,6 +14,7 @@ from headrace.serving.backoff import Backoff
 from headrace.serving.clock import MONOTONIC, Clock
 from headrace.serving.facts import ModelFacts
 from headrace.serving.journal import View
+from headrace.serving.metering import Meter
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.state import EngineState
 from headrace.serving.stream import OutputStream
@@ -84,9 +85,9 @@ class Supervisor:
         """Process id of the latest engine process."""
         return self._engine.pid
 
-    async def submit(self, new: NewRequest) -> OutputStream:
+    async def submit(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
         """Hand over a request; see AsyncClient."""
-        return await self._running().submit(new)
+        return await self._running().submit(new, meter)
 
     def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
         """End a request, or one completion of it; see AsyncClient."""

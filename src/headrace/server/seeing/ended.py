@@ -26,24 +26,11 @@ def _tally_work(tallies: Tallies, work: Work, failed: bool) -> None:
     cut_off = (FinishReason.ERROR if failed else FinishReason.ABORT).value
     for reason in work.finish_reasons:
         tallies.finished[cut_off if reason is None else reason] += 1
-    for seen in work.seen.values():
-        tallies.output_length.observe(seen.tokens)
-    for number, known in enumerate(work.metrics):
-        prompt = work.prompt_tokens[number]
+    for metrics in work.metrics:
         tallies.n.observe(work.params.n)
         if work.params.max_tokens is not None:
             tallies.max_tokens.observe(work.params.max_tokens)
-        metrics = known or RequestMetrics()
-        if number not in work.begun:
-            if metrics.queue_s is None:
-                continue  # its prompt was never looked at, as far as we know
-            tallies.prompt_tokens += prompt  # it was computed, at least in part, and gave no token
-        tallies.prompt_length.observe(prompt)
-        longest = work.longest_output(number)
-        tallies.longest_output.observe(longest)
-        if known is not None:
-            tallies.cached_tokens += metrics.num_cached_tokens
-            tallies.computed_length.observe(prompt - metrics.num_cached_tokens)
+        if metrics is not None:
             _tally_times(tallies, metrics)
 
 

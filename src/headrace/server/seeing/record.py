@@ -12,6 +12,7 @@ from headrace.server.seeing.tallies import Tallies
 from headrace.serving.clock import Clock
 from headrace.serving.completion import Delta
 from headrace.serving.generation import Generation
+from headrace.serving.metering import Used
 from headrace.serving.outputs import RequestMetrics
 
 _current: ContextVar[RequestRecord | None] = ContextVar("headrace_request_record", default=None)
@@ -59,11 +60,6 @@ class Work:
     @property
     def output_tokens(self) -> int:
         return sum(seen.tokens for seen in self.seen.values())
-
-    def longest_output(self, number: int) -> int:
-        """Tokens of a prompt's longest completion."""
-        choices = range(number * self.params.n, (number + 1) * self.params.n)
-        return max((self.seen[choice].tokens for choice in choices if choice in self.seen), default=0)
 
 
 class RequestRecord:
@@ -118,8 +114,20 @@ class RequestRecord:
     def gave_vectors(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Prompts were computed, and nothing was generated."""
         self.embedded = (prompt_tokens, cached_tokens)
-        self.tallies.prompt_tokens += prompt_tokens
-        self.tallies.cached_tokens += cached_tokens
+
+    def settled(self, used: Used) -> None:
+        """One of its prompts has used this. Output that was delivered has been counted as it came."""
+        tallies = self.tallies
+        tallies.prompt_tokens += used.prompt_tokens
+        tallies.cached_tokens += used.cached_tokens
+        tallies.generation_tokens += used.output_tokens - used.delivered_tokens
+        if self.work is None or not used.prompt_tokens:
+            return
+        tallies.prompt_length.observe(used.prompt_tokens)
+        tallies.computed_length.observe(used.prompt_tokens - used.cached_tokens)
+        tallies.longest_output.observe(max(used.outputs))
+        for tokens in filter(None, used.outputs):
+            tallies.output_length.observe(tokens)
 
     def saw(self, choice: int, delta: Delta) -> None:
         """A piece of a choice has come. Called for every token."""
@@ -145,7 +153,6 @@ class RequestRecord:
         """The first token of a completion of this prompt."""
         if number not in work.begun:
             work.begun.add(number)
-            self.tallies.prompt_tokens += work.prompt_tokens[number]
             if self.first is None:
                 self.first = now
                 self.tallies.ttft.observe(now - self.arrived)

@@ -180,7 +180,7 @@ METRICS: tuple[Metric, ...] = (
            lambda sources: _one(sources.client.restarts)),
 
     # Tokens and steps.
-    Metric("prompt_tokens", "counter", "Prompt tokens of requests that were scheduled, cached ones included.",
+    Metric("prompt_tokens", "counter", "Prompt tokens that were computed or cached, of requests that have ended.",
            _tally(lambda tallies: tallies.prompt_tokens)),
     Metric("prompt_tokens_cached", "counter", "Of these, the ones taken from the prefix cache.",
            _tally(lambda tallies: tallies.cached_tokens)),
@@ -221,7 +221,7 @@ METRICS: tuple[Metric, ...] = (
     # What was asked, and how it ended.
     Metric("request_success", "counter", "Completions that have ended, by the reason why.", _finished,
            ("finished_reason",)),
-    Metric("request_prompt_tokens", "histogram", "Tokens of a prompt.",
+    Metric("request_prompt_tokens", "histogram", "Tokens of a prompt that were computed or cached.",
            _histogram(lambda tallies: tallies.prompt_length)),
     Metric("request_prefill_kv_computed_tokens", "histogram", "Tokens of a prompt that were not cached.",
            _histogram(lambda tallies: tallies.computed_length)),
@@ -239,7 +239,7 @@ METRICS: tuple[Metric, ...] = (
            _rejections, ("reason",)),
     Metric("queue_completions", "gauge", "Completions that run or wait, as --max-queue counts them.",
            _queue("completions")),
-    Metric("queue_tokens", "gauge", "Tokens that they may come to, as --max-queue-tokens counts them.",
+    Metric("queue_tokens", "gauge", "Tokens that they are charged, as --max-queue-tokens counts them.",
            _queue("tokens")),
     Metric("queue_max_completions", "gauge", "--max-queue.", _queue("max_completions")),
     Metric("queue_max_tokens", "gauge", "--max-queue-tokens.", _queue("max_tokens")),
