@@ -5,6 +5,8 @@ HeadraceError                     500
 |  |- InvalidParams               400   a sampling parameter or field is out of its range
 |  |- PromptTooLong               400   the prompt does not fit the context or the KV cache
 |  |- UnknownModelName            404   the request names a model that is not served
+|  |- ResponseNotFound            404   the request names a stored response that is not there
+|  |- PreviousResponseNotFound    400   the request goes on from a stored response that is not there
 |  |- NotPermitted                403   the caller's key does not allow what it asks for
 |  |- RateLimited                 429   the caller's key has used up its share of this minute
 |  |- Overloaded                  429   the queue is full; try again later
@@ -51,6 +53,15 @@ class PromptTooLong(RequestError):
 class UnknownModelName(RequestError):
     status = 404
     code = "model_not_found"
+
+
+class ResponseNotFound(RequestError):
+    status = 404
+    code = "response_not_found"
+
+
+class PreviousResponseNotFound(RequestError):
+    code = "previous_response_not_found"
 
 
 class Overloaded(RequestError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.server.traffic_options import TrafficOptions
 from tests.server.conftest import TALE, TinyServer
 from tests.serving.echo_engine import COMMAND, END
 
@@ -44,10 +45,13 @@ def model_folder(folder: Path, kind: str | None = None, special: str | None = No
     return folder
 
 
-def echo_server(folder: Path, kind: str | None = None, special: str | None = None) -> TinyServer:
+def echo_server(
+    folder: Path, kind: str | None = None, special: str | None = None, traffic: TrafficOptions | None = None
+) -> TinyServer:
     """`kind` of template, None for tale's own. `special` is a marker to make a special token, in place of <|pad|>."""
     return TinyServer(
         command=COMMAND,
+        traffic=traffic,
         folder=model_folder(folder, kind, special),
         eos_ids=[END],
         step_s=0.0005,

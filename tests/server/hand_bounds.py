@@ -80,12 +80,12 @@ WITHIN: dict[str, list[Fields]] = {
     "tool_choice": [allowed_tools(MAX_TOOLS)],
     "chat_template_kwargs": [{"chat_template_kwargs": {"x": deep(messages.MAX_NESTING - 1)}} | said("a")],
     "/v1/responses input": [{"input": [TURN] * MAX_MESSAGES}],
-    **{name: [{name: None}] for name in ("background", "conversation", "previous_response_id", "truncation")},
+    **{name: [{name: None}] for name in ("background", "conversation")},
 }  # fmt: skip
 """By field, or route and field. Each is taken, or refused for another reason: no engine of these tests follows
 grammars, and the context is short."""
 
-STORED = ("background", "conversation", "previous_response_id", "truncation")
+STORED = ("background", "conversation")
 
 BEYOND: dict[str, list[tuple[Fields, str]]] = {
     "guided_regex": [

@@ -47,6 +47,7 @@ OTHER = {
     "allowed_token_ids": "the vocabulary has",
     "tokens": "vocabulary of",
     "dimensions": "dimensions",
+    "previous_response_id": "there is no response",
     "queue_timeout": "within 0 s|waited for 0 s",
     "timeout": "within 0 s|waited for 0 s",
 }
@@ -61,7 +62,7 @@ NO_GRAMMARS = "follows no grammars"
 MOST_ITEMS = MAX_WORK // COSTS[","] // 2
 """Much longer lists are more than a body may hold; there is a test of that."""
 
-NAMES = {"/v1/models/{name}", "/page/{name}"}
+NAMES = {"/v1/models/{name}", "/page/{name}", "/v1/responses/{response_id}"}
 """Routes that end in a name, which is looked up, and is no longer than the head of a request may be."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from headrace.errors import InvalidParams
@@ -35,20 +34,22 @@ def item(**fields: Any) -> dict[str, Any]:
         {"input": [{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)},
         *({"input": "Hi", **more} for more in (
             {"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"background": True},
-            {"prompt": {"id": "x"}}, {"truncation": "auto"}, {"instructions": 7}, {"n": 2},
+            {"prompt": {"id": "x"}}, {"truncation": "some"}, {"instructions": 7}, {"n": 2},
             {"max_output_tokens": 0}, {"max_output_tokens": 2**31}, {"metadata": {"a": 1}}, {"metadata": 7},
             {"metadata": {str(number): "" for number in range(17)}}, {"metadata": {"x" * 65: ""}},
             {"metadata": {"x": "x" * 513}}, {"include": ["x"] * 33}, {"include": ["x" * 65]},
             {"top_logprobs": 65}, {"top_logprobs": -1}, {"reasoning": {"effort": "x" * 65}}, {"reasoning": 7},
             {"text": {"format": {"type": "xml"}}}, {"text": {"format": 7}}, {"text": {"verbosity": 7}},
-            {"text": {"format": {"type": "json_schema"}}}, {"tools": [{"type": "web_search"}]},
+            {"text": {"format": {"type": "json_schema"}}}, {"tools": [{"type": "custom", "name": "x"}]},
+            {"tools": [{"type": "web_search"}], "tool_choice": "required"}, {"tools": [{"type": ["web_search"]}]},
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
             {"tool_choice": "required"},
             {"metadata": {"a": "\ud800"}}, {"tools": [WEATHER | {"description": "\ud800"}], "tool_choice": "none"},
             {"tools": [WEATHER | {"parameters": {"x": float("nan")}}]}, {"reasoning": {"effort": "\ud800"}},
             {"chat_template_kwargs": {"messages": []}}, {"temperature": 101}, {"store": "yes"},
         )),
     ],
-    ids=range(55),
+    ids=range(58),
 )  # fmt: skip
 def test_what_is_refused(echo: TinyServer, body: dict[str, Any]) -> None:
     answer = echo.http.post(
@@ -72,7 +73,7 @@ def test_the_most_of_everything(echo: TinyServer) -> None:
         "store": True,
     }
     answer = echo.http.post("/v1/responses", json=body)
-    assert answer.status_code == 200 and answer.json()["store"] is False
+    assert answer.status_code == 200 and answer.json()["store"] is True
 
 
 def test_the_answer_repeats_what_was_understood_of_the_tools(echo: TinyServer) -> None:
@@ -81,9 +82,3 @@ def test_the_answer_repeats_what_was_understood_of_the_tools(echo: TinyServer) -
     assert answer["tools"] == [WEATHER] and answer["tool_choice"] == "auto"
     answer = echo.http.post("/v1/responses", json=asked | {"tool_choice": "none"}).json()
     assert answer["tools"] == [WEATHER] and answer["tool_choice"] == "none"
-
-
-def test_nothing_is_stored(echo: TinyServer) -> None:
-    answer = echo.openai.responses.create(model="tiny", input="Hi", store=True)
-    with pytest.raises(openai.NotFoundError):
-        echo.openai.responses.retrieve(answer.id)

@@ -62,6 +62,11 @@ def add_parser(commands: Any) -> None:
         help="largest request body (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
+        "--response-store-bytes", type=int, default=64 * 2**20, metavar="N",
+        help="memory for responses that callers go on from by previous_response_id; 0 stores none (default: "
+        "%(default)s)",
+    )  # fmt: skip
+    group.add_argument(
         "--shutdown-timeout", type=int, default=30, metavar="S",
         help="seconds that running requests get to finish at the end (default: %(default)s)",
     )  # fmt: skip
@@ -98,6 +103,7 @@ def _run(args: argparse.Namespace) -> int:
     complete()
     _check_range("port", args.port, 0, 65_535)
     _check_range("max-body-bytes", args.max_body_bytes, 1, 2**31)
+    _check_range("response-store-bytes", args.response_store_bytes, 0, 2**40)
     _check_range("shutdown-timeout", args.shutdown_timeout, 0, 86_400)
     _check_range("engine-timeout", args.engine_timeout, 0, 86_400)
     limits = connection_limits(args)
@@ -119,6 +125,7 @@ def _run(args: argparse.Namespace) -> int:
         names=tuple(args.served_model_name),
         max_body_bytes=args.max_body_bytes,
         pooling=Pooling(args.pooling),
+        response_store_bytes=args.response_store_bytes,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
         traffic=traffic,

@@ -141,6 +141,12 @@ class ResponsesAnswer(BaseModel):
     usage: dict[str, Any] | None
 
 
+class ResponseDeleted(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
 class EmbeddingEntry(BaseModel):
     """`embedding` is a list of numbers, or base64 of little-endian float32."""
 

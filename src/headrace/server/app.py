@@ -22,6 +22,7 @@ from headrace.server import (
     openapi,
     page,
     responses,
+    stored_responses,
     tokens,
     usage,
 )
@@ -34,6 +35,7 @@ from headrace.server.key_check import KeyCheck
 from headrace.server.latencies import Arrival
 from headrace.server.origins import OriginCheck
 from headrace.server.pace import Pace
+from headrace.server.response_store import DEFAULT_BYTES, ResponseStore
 from headrace.server.seeing import route as metrics
 from headrace.server.seeing.observer import Observer, Sink
 from headrace.server.seeing.sight import Sight
@@ -60,10 +62,13 @@ def create_app(
     replies: ReplyFormats | None = None,
     sinks: Sequence[Sink] = (),
     pooling: Pooling = Pooling.LAST,
+    response_store_bytes: int = DEFAULT_BYTES,
 ) -> FastAPI:
     """An app that serves one model under all of `model_names`. The client is the caller's to close.
 
     replies: how the model writes reasoning and calls; None for what its chat template suggests.
+
+    response_store_bytes: what stored responses may hold, 0 to store none.
 
     sinks: they are told of each request that has ended.
 
@@ -81,6 +86,7 @@ def create_app(
         replies or ReplyFormats.of(tokenizer),
         traffic=traffic,
         pooling=pooling,
+        responses=ResponseStore(response_store_bytes),
     )
     app.state.feed = Feed(client, service.latencies)
     app.state.sight = sight = Sight(service, sinks)
@@ -99,6 +105,7 @@ def create_app(
         completions,
         chat,
         responses,
+        stored_responses,
         embeddings,
         tokens,
         models,

@@ -76,7 +76,7 @@ async def _run(
         app = create_app(
             client, tokenizer, tuple(options.names) or (config.model,), client.facts, max_body_bytes=MAX_LINE_BYTES,
             replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
-            pooling=options.pooling,
+            pooling=options.pooling, response_store_bytes=0,
         )  # fmt: skip
         concurrency = options.concurrency or min(MAX_CONCURRENCY, 2 * client.facts.max_num_seqs)
         return await run_batch(app, source, output, concurrency=concurrency, tell=tell)

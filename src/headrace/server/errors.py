@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from headrace.errors import HeadraceError
 from headrace.server.answer_headers import NO_STORE
@@ -68,9 +69,19 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    return JSONResponse(
-        error_body(str(error.detail), error.status_code, code), error.status_code, error.headers
-    )
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods(request))
+    return JSONResponse(error_body(str(error.detail), error.status_code, code), error.status_code, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods of a path. Starlette names those of the path's first route."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return sorted(found)
 
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:

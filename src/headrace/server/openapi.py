@@ -34,6 +34,8 @@ ANSWERS: dict[tuple[str, str], Answer] = {
     ("post", "/v1/completions"): Answer(answers.CompletionAnswer, (EVENTS,)),
     ("post", "/v1/chat/completions"): Answer(answers.ChatAnswer, (EVENTS,)),
     ("post", "/v1/responses"): Answer(answers.ResponsesAnswer, (EVENTS,)),
+    ("get", "/v1/responses/{response_id}"): Answer(answers.ResponsesAnswer),
+    ("delete", "/v1/responses/{response_id}"): Answer(answers.ResponseDeleted),
     ("post", "/v1/embeddings"): Answer(answers.EmbeddingAnswer),
     ("post", "/tokenize"): Answer(answers.TokenizeAnswer),
     ("post", "/detokenize"): Answer(answers.DetokenizeAnswer),
@@ -53,7 +55,7 @@ _ERRORS = {
     "400": "The request is at fault; the message says where.",
     "401": "The API key is missing or wrong.",
     "403": "The key may not do this.",
-    "404": "No such model.",
+    "404": "No such model, or no such response.",
     "413": "The body is too large.",
     "421": "The server does not answer to this Host.",
     "429": "The queue is full, or the key has used up its share; see Retry-After.",
@@ -93,7 +95,7 @@ def build(app: FastAPI) -> dict[str, Any]:
         described = ANSWERS.get((method, path))
         if described is None:
             continue
-        operation["responses"] = _responses(described, has_body="requestBody" in operation)
+        operation["responses"] = _responses(described, operation)
         if path not in ("/health", "/ready"):
             operation["security"] = [{"key": []}, {}]  # keys are for servers that have some
     _limit(document, app.state.service)
@@ -119,13 +121,15 @@ def _answer_schemas() -> dict[str, Any]:
     return found
 
 
-def _responses(described: Answer, has_body: bool) -> dict[str, Any]:
+def _responses(described: Answer, operation: Mapping[str, Any]) -> dict[str, Any]:
+    has_body = "requestBody" in operation
+    has_fields = has_body or "parameters" in operation
     content: dict[str, Any] = {media: {"schema": {"type": "string"}} for media in described.media}
     if described.model is not None:
         content = {"application/json": _reference(described.model), **content}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status, what in _ERRORS.items():
-        if has_body or status not in _ONLY_WITH_BODY:
+        if has_body or status not in _ONLY_WITH_BODY or (status == "400" and has_fields):
             model = (
                 described.unavailable if status == "503" and described.unavailable else answers.ErrorAnswer
             )

@@ -66,6 +66,10 @@ class ResponseBuilder:
         self.response |= {"status": "failed", "error": error, "output": self._items}
         return [self._of_response("response.failed")]
 
+    def error(self, fields: dict[str, Any]) -> Event:
+        """The end, where the server itself failed; `fields` of the error's body."""
+        return self._numbered("error", {name: fields[name] for name in ("code", "message", "param")})
+
     # ---- Items ----
 
     def _text(self, kind: str, text: str, logprobs: Sequence[Any] = ()) -> list[Event]:

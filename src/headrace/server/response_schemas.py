@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
@@ -12,13 +12,22 @@ from headrace.errors import InvalidParams
 from headrace.server.request_fields import RESPONSES, Strict
 from headrace.server.schemas import Length, SamplingFields
 from headrace.server.structured import text_grammar
-from headrace.text.tools import ToolUse, checked_tool_use
+from headrace.text.tools import Tool, ToolUse, checked_tool_use, checked_tools
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 MAX_INCLUDES = 32
 MAX_WORD_CHARS = 64
+
+HOSTED_TOOLS = frozenset(
+    {
+        "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "file_search",
+        "code_interpreter", "image_generation", "mcp", "computer", "computer_use_preview", "local_shell", "shell",
+        "apply_patch", "tool_search", "programmatic_tool_calling",
+    }
+)  # fmt: skip
+"""Types of tools that OpenAI's servers, or its models alone, know how to use. They are ignored with a warning."""
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -38,21 +47,13 @@ def _checked_metadata(value: object) -> dict[str, str] | None:
 
 def _is_not_stored(value: object) -> object:
     if value is not None:
-        raise ValueError(
-            "is not supported: this server stores no responses; send the whole conversation as input"
-        )
+        raise ValueError("is not supported: send the whole conversation as input, or previous_response_id")
     return value
 
 
 def _is_foreground(value: object) -> object:
     if value not in (None, False):
-        raise ValueError("is not supported: this server stores no responses")
-    return value
-
-
-def _is_disabled(value: object) -> object:
-    if value not in (None, "disabled"):
-        raise ValueError("must be 'disabled': this server shortens no conversation by itself")
+        raise ValueError("is not supported: this server answers while the caller waits")
     return value
 
 
@@ -71,10 +72,7 @@ class TextOptions(Strict):
 
 
 class ResponsesRequest(SamplingFields):
-    """Body of POST /v1/responses. `headrace.server.response_input` checks the input.
-
-    `store` is accepted, but nothing is stored.
-    """
+    """Body of POST /v1/responses. `headrace.server.response_input` checks the input."""
 
     others: ClassVar = RESPONSES
 
@@ -89,10 +87,10 @@ class ResponsesRequest(SamplingFields):
     include: Annotated[list[Word], Field(max_length=MAX_INCLUDES)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     metadata: Annotated[dict[str, str] | None, PlainValidator(_checked_metadata)] = None
-    truncation: Annotated[Any, AfterValidator(_is_disabled)] = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: Annotated[Any, AfterValidator(_is_foreground)] = None
-    previous_response_id: Stored = None
+    previous_response_id: Annotated[str, Field(max_length=MAX_WORD_CHARS)] | None = None
     conversation: Stored = None
     prompt: Stored = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -102,10 +100,21 @@ class ResponsesRequest(SamplingFields):
         if self.n not in (None, 1):
             raise InvalidParams("n other than 1 is not supported by /v1/responses")
 
+    def tool_use(self, strict: bool = True) -> ToolUse:
+        """`strict`: what functions are that do not say, by OpenAI's definition. Raises InvalidParams for tools of a
+        wrong shape."""
+        return checked_tool_use(
+            self.tools, self.tool_choice, self.parallel_tool_calls, strict=strict, ignored=HOSTED_TOOLS
+        )
+
+    def functions(self, strict: bool) -> tuple[Tool, ...]:
+        """The functions among the tools, whether the model may call them or not."""
+        return checked_tools(self.tools, strict=strict, ignored=HOSTED_TOOLS)
+
     @property
-    def tool_use(self) -> ToolUse:
-        """Raises InvalidParams for tools of a wrong shape."""
-        return checked_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+    def hosted(self) -> list[str]:
+        """Types of the tools that are ignored, because this server does not run them; call after `tool_use`."""
+        return [tool["type"] for tool in self.tools or () if tool["type"] in HOSTED_TOOLS]
 
     @property
     def logprobs(self) -> bool:

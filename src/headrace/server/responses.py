@@ -1,8 +1,10 @@
-"""POST /v1/responses: text, reasoning and calls of functions, whole or as events. Nothing is stored."""
+"""POST /v1/responses: text, reasoning and calls of functions, whole or as events."""
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
@@ -17,18 +19,22 @@ from headrace.server.events import EventStream, EventWriter, event, event_parts,
 from headrace.server.job import Job
 from headrace.server.json_parts import json_response
 from headrace.server.logprobs import chat_logprobs
-from headrace.server.prompts import check_length, encode_chat
+from headrace.server.prompts import Encoded, check_length, encode_chat
 from headrace.server.reply import Reading, Reply
 from headrace.server.response_builder import Event, ResponseBuilder
 from headrace.server.response_input import chat_messages
 from headrace.server.response_schemas import ResponsesRequest
+from headrace.server.response_thread import Thread
 from headrace.server.service import Service, service_of
+from headrace.server.truncation import Messages, encode_shortened
 from headrace.serving.completion import Delta
 from headrace.serving.source import arrivals
 from headrace.text.tool_choice import checked_tool_choice
-from headrace.text.tools import Tool, checked_tools
+from headrace.text.tools import Tool
 
 router = APIRouter()
+
+_log = logging.getLogger(__name__)
 
 
 @router.post("/v1/responses")
@@ -37,20 +43,14 @@ async def responses(
 ) -> Response:
     model = service.model(body.model)
     body.check()
-    tools = body.tool_use
-    params = body.sampling
-    messages = chat_messages(body.input, body.instructions)
-    prompt = await encode_chat(service, messages, True, body.template_variables, tools.tools)
-    check_length(service, [prompt], params.max_tokens)
-    reading = Reading.of(service, tools, prompt.text or "", params)
-    params = reading.held(service, params)
-    described = _described(body, model)
-    job = await while_connected(
-        request.receive, Job.start(service, "resp", [prompt], params, body, reading.visible)
-    )
+    thread = Thread.of(service, body)
+    prompt = await _prompt(service, body, thread)
+    described = _described(body, model, thread)
+    job, reading, strict = await while_connected(request.receive, _start(service, body, prompt))
+    described["tools"] = [_flat(tool) for tool in body.functions(strict)]
     reply = Reply(reading)
     builder = ResponseBuilder({"id": job.name.replace("-", "_", 1)} | described, reply.new_call_id)
-    events = _Events(service, job, body, reply, builder)
+    events = _Events(service, job, body, reply, builder, thread)
     if body.stream:
         return EventStream(job, events, job.cancel)
     builder.begin()
@@ -58,17 +58,57 @@ async def responses(
     return await json_response(builder.response)
 
 
+async def _prompt(service: Service, body: ResponsesRequest, thread: Thread) -> Encoded:
+    """The conversation as the model sees it. Raises RequestError."""
+    tools, length = body.tool_use().tools, body.sampling.max_tokens
+    messages = chat_messages(thread.items, body.instructions)
+
+    async def encode(some: Messages) -> Encoded:
+        return await encode_chat(service, some, True, body.template_variables, tools)
+
+    if body.truncation == "auto":
+        prompt = await encode_shortened(encode, messages, service.facts.max_model_len, length)
+    else:
+        prompt = await encode(messages)
+    check_length(service, [prompt], length)
+    return prompt
+
+
+async def _start(service: Service, body: ResponsesRequest, prompt: Encoded) -> tuple[Job, Reading, bool]:
+    """The job, how it is read, and whether functions are strict that do not say: they are, as in OpenAI's API, unless
+    no grammar can follow their schemas."""
+    strict, free = body.tool_use(), body.tool_use(strict=False)
+    ways = [strict] if strict == free or strict.forced else [strict, free]
+    for tools in ways:
+        reading = Reading.of(service, tools, prompt.text or "", body.sampling)
+        try:
+            params = reading.held(service, body.sampling)
+            job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
+            return job, reading, tools is strict
+        except InvalidParams:
+            if tools is ways[-1]:
+                raise
+    raise AssertionError
+
+
 class _Events(EventWriter[tuple[int, Delta]]):
     """The answer as it grows; events carry their `type` as their name, and no [DONE] ends them."""
 
     def __init__(
-        self, service: Service, job: Job, body: ResponsesRequest, reply: Reply, builder: ResponseBuilder
+        self,
+        service: Service,
+        job: Job,
+        body: ResponsesRequest,
+        reply: Reply,
+        builder: ResponseBuilder,
+        thread: Thread,
     ) -> None:
         self._service = service
         self._job = job
         self._body = body
         self._reply = reply
         self._builder = builder
+        self._thread = thread
         self._reason: str | None = None
         self._waiting: list[Any] = []  # log-probabilities of tokens whose text is not known yet
 
@@ -86,7 +126,10 @@ class _Events(EventWriter[tuple[int, Delta]]):
 
     def finished(self) -> list[Event]:
         """The answer is complete."""
-        return self._builder.finish(self._reason, _usage(self._job, self._reply))
+        events = self._builder.finish(self._reason, _usage(self._job, self._reply))
+        self._thread.keep(self._service, self._builder.response)
+        events[-1]["response"] = self._builder.response
+        return events
 
     def begin(self) -> bytes:
         return _named(self._builder.begin())
@@ -102,7 +145,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
     def fail(self, error: Exception) -> bytes:
         told = failure_body(error)["error"]
         if not isinstance(error, HeadraceError):
-            return _named([told | {"type": "error"}])
+            return _named([self._builder.error(told)])
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         return _named(self._builder.fail(code, told["message"]))
 
@@ -122,7 +165,7 @@ async def _drained(events: _Events, job: Job) -> None:
         job.cancel()
 
 
-def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
+def _described(body: ResponsesRequest, model: str, thread: Thread) -> dict[str, Any]:
     """What an answer says beside its output: the request, with the defaults filled in.
 
     Raises InvalidParams for what could not be written into an answer.
@@ -139,22 +182,24 @@ def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
         "metadata": body.metadata or {},
         "max_output_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "background": False,
         "reasoning": {
             "effort": None if reasoning is None else reasoning.effort,
             "summary": None if reasoning is None else reasoning.summary,
         },
-        "store": False,
+        "store": thread.kept,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": {"type": "text"} if text is None or text.format is None else text.format},
         "tool_choice": checked_tool_choice(body.tool_choice).described,
-        "tools": [_flat(tool) for tool in checked_tools(body.tools)],
+        "tools": [_flat(tool) for tool in body.functions(strict=True)],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }
+    if body.hosted:
+        described["warnings"] = [_ignored(kind) for kind in sorted(set(body.hosted))]
     try:
         json.dumps(described, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
@@ -162,6 +207,14 @@ def _described(body: ResponsesRequest, model: str) -> dict[str, Any]:
             "the request holds half of a surrogate pair, an infinite number, or lists without end"
         ) from error
     return described
+
+
+@functools.cache  # once for each type, in the log
+def _ignored(kind: str) -> str:
+    """What is said of a tool that this server does not run."""
+    text = f"tools of the type {kind} are ignored: this server runs none, and calls functions only"
+    _log.warning("a request to /v1/responses: %s", text)
+    return text
 
 
 def _flat(tool: Tool) -> dict[str, Any]:

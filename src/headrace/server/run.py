@@ -28,6 +28,7 @@ from headrace.server.guarded_protocol import GuardedProtocol
 from headrace.server.key_reload import reload_on_hangup
 from headrace.server.last_resort import LastResort
 from headrace.server.listener import allow_connections, listen, unusable, url
+from headrace.server.response_store import DEFAULT_BYTES
 from headrace.server.seeing.log_format import TEXT
 from headrace.server.seeing.log_writer import LogWriter, logs
 from headrace.server.seeing.observer import Sink
@@ -66,6 +67,7 @@ class ServeOptions:
     names: Sequence[str] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     pooling: Pooling = Pooling.LAST
+    response_store_bytes: int = DEFAULT_BYTES
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     traffic: TrafficOptions = field(default_factory=TrafficOptions)
@@ -125,7 +127,7 @@ async def _serve(
         app = create_app(
             client, tokenizer, names, client.facts, max_body_bytes=options.max_body_bytes, traffic=traffic,
             replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
-            pooling=options.pooling, sinks=sinks,
+            pooling=options.pooling, sinks=sinks, response_store_bytes=options.response_store_bytes,
             allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
         )  # fmt: skip
         app.state.sight.start(log)

@@ -13,6 +13,7 @@ from headrace.errors import UnknownModelName
 from headrace.server.caller import ANYONE, Caller, caller_of
 from headrace.server.gate import Gate
 from headrace.server.latencies import Latencies
+from headrace.server.response_store import ResponseStore
 from headrace.server.traffic import Traffic
 from headrace.serving.client import AsyncClient
 from headrace.serving.facts import ModelFacts
@@ -39,6 +40,7 @@ class Service:
     traffic: Traffic = field(default_factory=Traffic)
     caller: Caller = ANYONE
     pooling: Pooling = Pooling.LAST
+    responses: ResponseStore = field(default_factory=ResponseStore)
     long_texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "long-texts"))
     gate: Gate = field(init=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,16 +59,23 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def checked_tool_use(tools: Any, choice: Any, parallel: bool | None = None) -> ToolUse:
+def checked_tool_use(
+    tools: Any,
+    choice: Any,
+    parallel: bool | None = None,
+    *,
+    strict: bool = False,
+    ignored: Collection[str] = (),
+) -> ToolUse:
     """What the fields `tools`, `tool_choice` and `parallel_tool_calls` mean, in the form of OpenAI's chat API or of its
-    responses API, which leaves out the level of `function`.
+    responses API, which leaves out the level of `function`. For `strict` and `ignored` see `checked_tools`.
 
     Raises InvalidParams for another shape, for names that are used twice, and where a choice has no tool.
     """
-    known = checked_tools(tools)
+    known = checked_tools(tools, strict=strict, ignored=ignored)
     chosen = checked_tool_choice(choice)
     if not known and (chosen.mode == "required" or chosen.names is not None):
-        raise InvalidParams("tool_choice asks for a tool, but tools is empty")
+        raise InvalidParams("tool_choice asks for a tool, but there is no function in tools")
     if chosen.mode == "none":
         return NO_TOOLS
     there = frozenset(tool.name for tool in known)
@@ -81,8 +88,9 @@ def checked_tool_use(tools: Any, choice: Any, parallel: bool | None = None) -> T
     return ToolUse(known, chosen.mode == "required", parallel is not False and not chosen.named)
 
 
-def checked_tools(tools: Any) -> tuple[Tool, ...]:
-    """The tools of a request. Raises InvalidParams as `checked_tool_use` does."""
+def checked_tools(tools: Any, *, strict: bool = False, ignored: Collection[str] = ()) -> tuple[Tool, ...]:
+    """The functions among the tools of a request. `strict`: what they are where they do not say. `ignored`: types of
+    tools that are left out. Raises InvalidParams as `checked_tool_use` does."""
     if tools is None:
         return ()
     if not isinstance(tools, (list, tuple)):
@@ -92,14 +100,21 @@ def checked_tools(tools: Any) -> tuple[Tool, ...]:
     copier = PlainCopier(MAX_WEIGHT)
     known: dict[str, Tool] = {}
     for number, entry in enumerate(tools):
-        tool = _checked_tool(entry, f"tools[{number}]", copier)
+        if (
+            ignored
+            and isinstance(entry, Mapping)
+            and isinstance(entry.get("type"), str)
+            and entry["type"] in ignored
+        ):
+            continue
+        tool = _checked_tool(entry, f"tools[{number}]", copier, strict)
         if tool.name in known:
             raise InvalidParams(f"tools[{number}] has the name of an earlier tool, {tool.name[:80]!r}")
         known[tool.name] = tool
     return tuple(known.values())
 
 
-def _checked_tool(entry: Any, where: str, copier: PlainCopier) -> Tool:
+def _checked_tool(entry: Any, where: str, copier: PlainCopier, default_strict: bool) -> Tool:
     if not isinstance(entry, Mapping):
         raise InvalidParams(f"{where} must be an object")
     if entry.get("type") != "function":
@@ -127,4 +142,4 @@ def _checked_tool(entry: Any, where: str, copier: PlainCopier) -> Tool:
         parameters = copier.copy(parameters, f"{where}.parameters")
     if strict is not None and not isinstance(strict, bool):
         raise InvalidParams(f"{where}: strict must be true or false")
-    return Tool(name, description, parameters, strict is True)
+    return Tool(name, description, parameters, default_strict if strict is None else strict)
