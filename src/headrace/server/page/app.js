@@ -72,8 +72,12 @@ function take(tick) {
 
 function lost(refusal) {
   wheel.take(0);
-  if (refusal.status === 401 || refusal.status === 403) say("trouble", "needs a key");
-  else say("trouble", refusal.status === 429 ? "too many pages watch" : "no connection");
+  if (refusal.status === 401) say("trouble", "needs a key");
+  else if (refusal.status === 403) {
+    say("ready", "chat only");
+    byId("state").title = "This key may chat; the engine is shown to keys with admin rights.";
+    if (!models.length) loadModels();
+  } else say("trouble", refusal.status === 429 ? "too many pages watch" : "no connection");
 }
 
 /** The state in the header. Screen readers hear changes of kind only, not every count. */

@@ -15,7 +15,7 @@ export class Chat {
   constructor(settings, { answered }) {
     this.settings = settings;
     this.answered = answered; // is told the id of each answer
-    this.turns = []; // {role, content}
+    this.exchanges = []; // {question, answer}, the answer empty until some of it has come
     this.running = null; // AbortController of the answer that is being written
     this.list = byId("messages");
     this.scroll = byId("scroll");
@@ -68,8 +68,8 @@ export class Chat {
     byId("send").hidden = busy;
     byId("send").disabled = !this.prompt.value.trim();
     byId("stop").hidden = !busy;
-    byId("welcome").hidden = this.turns.length > 0;
-    byId("clear").disabled = this.turns.length === 0;
+    byId("welcome").hidden = this.exchanges.length > 0;
+    byId("clear").disabled = this.exchanges.length === 0;
     this.prompt.style.height = "auto";
     this.prompt.style.height = `${this.prompt.scrollHeight}px`;
   }
@@ -77,11 +77,12 @@ export class Chat {
   send(text) {
     const content = text.trim();
     if (!content || this.running) return;
-    this.turns.push({ role: "user", content });
+    const exchange = { question: content, answer: "" };
+    this.exchanges.push(exchange);
     this.list.append(make("li", { class: "message user" }, make("span", { class: "unseen", textContent: "You: " }), content));
     this.prompt.value = "";
     this.prompt.focus();
-    this.answer();
+    this.answer(exchange);
   }
 
   stop() {
@@ -90,39 +91,47 @@ export class Chat {
 
   clear() {
     this.stop();
-    this.turns = [];
+    this.exchanges = [];
     this.list.replaceChildren();
     this.refresh();
     this.prompt.focus();
   }
 
-  /** Asks for an answer to the turns so far, and shows it as it comes. */
-  async answer() {
+  /** What the model is sent: users and assistant take turns, so a question without an answer is left out. */
+  get messages() {
+    const { system } = this.settings;
+    const turns = this.exchanges.flatMap(({ question, answer }, at) => {
+      const asked = { role: "user", content: question };
+      if (answer) return [asked, { role: "assistant", content: answer }];
+      return at === this.exchanges.length - 1 ? [asked] : [];
+    });
+    return system ? [{ role: "system", content: system }, ...turns] : turns;
+  }
+
+  /** Asks for the answer to the last question, and shows it as it comes. */
+  async answer(exchange) {
     const running = new AbortController();
     this.running = running;
-    const turns = this.turns;
-    const turn = { role: "assistant", content: "" };
+    const exchanges = this.exchanges;
     const answer = new Answer(this.list, () => this.keepUp());
     this.follow = true;
     this.refresh();
     try {
-      await this.read(answer, turn, running.signal);
+      await this.read(answer, exchange, running.signal);
     } catch (error) {
       if (error.name === "AbortError") answer.stopped = true;
       else this.complain(answer, error);
     }
     if (this.running === running) this.running = null;
-    if (this.turns !== turns) return; // a new chat was begun meanwhile
-    if (turn.content) turns.push(turn);
-    answer.finish(turn.content, { again: () => this.again(answer, turn) });
-    byId("spoken").textContent = answer.spoken(turn.content);
+    if (this.exchanges !== exchanges) return; // a new chat was begun meanwhile
+    answer.finish(exchange.answer, { again: () => this.again(answer, exchange) });
+    byId("spoken").textContent = answer.spoken(exchange.answer);
     this.refresh();
   }
 
-  async read(answer, turn, signal) {
-    const { system, request, key } = this.settings;
-    const messages = system ? [{ role: "system", content: system }, ...this.turns] : [...this.turns];
-    const body = { ...request, messages, stream: true, stream_options: { include_usage: true } };
+  async read(answer, exchange, signal) {
+    const { request, key } = this.settings;
+    const body = { ...request, messages: this.messages, stream: true, stream_options: { include_usage: true } };
     const response = await post("v1/chat/completions", body, key, signal);
     for await (const chunk of events(response)) {
       if (chunk.error) throw new Refusal(sentence(String(chunk.error.message)), 500);
@@ -134,8 +143,8 @@ export class Chat {
       const thought = choice.delta?.reasoning_content ?? choice.delta?.reasoning;
       if (thought) answer.think(thought);
       if (choice.delta?.content) {
-        turn.content += choice.delta.content;
-        answer.write(turn.content);
+        exchange.answer += choice.delta.content;
+        answer.write(exchange.answer);
       }
     }
   }
@@ -144,20 +153,18 @@ export class Chat {
     const known = error instanceof Refusal;
     const needsKey = known && (error.status === 401 || error.status === 403);
     answer.complain(known ? error.message : "Something went wrong in this page.");
-    if (needsKey) answer.offer("Enter a key", () => this.settings.open("key"));
+    if (needsKey) answer.offer(error.status === 401 ? "Enter a key" : "Use another key", () => this.settings.open("key"));
     if (!known) console.error(error);
   }
 
-  /** Writes the last answer anew. */
-  again(answer, turn) {
+  /** Asks the same question again; what followed it goes. */
+  again(answer, exchange) {
     if (this.running) return;
-    const at = this.turns.indexOf(turn);
-    if (at >= 0) {
-      this.turns.length = at;
-      while (answer.element.nextSibling) answer.element.nextSibling.remove();
-    }
+    this.exchanges.length = this.exchanges.indexOf(exchange) + 1;
+    exchange.answer = "";
+    while (answer.element.nextSibling) answer.element.nextSibling.remove();
     answer.element.remove();
     this.prompt.focus();
-    this.answer();
+    this.answer(exchange);
   }
 }

@@ -36,6 +36,7 @@ export class Feed {
       } catch (error) {
         if (error.name === "AbortError") return;
         this.lost(error);
+        if (error.status === 401 || error.status === 403) return; // until there is another key
       }
       await new Promise((resolve) => setTimeout(resolve, pause));
       pause = Math.min(LONGEST_PAUSE_MS, pause * 2);

@@ -11,7 +11,34 @@ const QUOTE = /^\s*>\s?(.*)$/;
 /** The text as a fragment: paragraphs, headings, lists, quotes, fenced code, and what `inline` knows. */
 export function markdown(text) {
   const fragment = document.createDocumentFragment();
-  const lines = text.split("\n");
+  fragment.append(...[...blocks(text.split("\n"))].map(({ element }) => element));
+  return fragment;
+}
+
+/** Draws a text that grows at its end into `box`. Blocks that more text cannot change are drawn once. */
+export class GrowingMarkdown {
+  constructor(box) {
+    this.box = box;
+    this.final = 0; // characters whose blocks stay
+    this.open = []; // elements of the blocks after them
+  }
+
+  grow(text) {
+    for (const element of this.open) element.remove();
+    const lines = text.slice(this.final).split("\n");
+    const whole = lines.length - 1; // the last line may still become part of another block
+    const found = [...blocks(lines)];
+    const last = found.findLastIndex(({ line }) => line < whole); // of those that begin in a line that has ended
+    const kept = Math.max(0, last);
+    const end = kept ? found[kept].line : 0;
+    for (let line = 0; line < end; line += 1) this.final += lines[line].length + 1;
+    this.open = found.slice(kept).map(({ element }) => element);
+    this.box.append(...found.map(({ element }) => element));
+  }
+}
+
+/** The blocks of these lines as {element, line}: the line is the one that the block begins in. */
+function* blocks(lines) {
   let at = 0;
   const takeWhile = (pattern) => {
     const taken = [];
@@ -19,35 +46,35 @@ export function markdown(text) {
     return taken;
   };
   while (at < lines.length) {
-    const line = lines[at];
-    if (!line.trim()) {
+    const line = at;
+    const first = lines[at];
+    if (!first.trim()) {
       at += 1;
-    } else if (FENCE.test(line)) {
-      const fence = FENCE.exec(line)[1];
+    } else if (FENCE.test(first)) {
+      const fence = FENCE.exec(first)[1];
       const code = [];
       for (at += 1; at < lines.length && !lines[at].trim().startsWith(fence); at += 1) code.push(lines[at]);
       at += 1;
-      fragment.append(make("pre", { tabIndex: 0 }, make("code", { textContent: code.join("\n") })));
-    } else if (HEADING.test(line)) {
-      fragment.append(make("h4", {}, inline(HEADING.exec(line)[2])));
+      yield { line, element: make("pre", { tabIndex: 0 }, make("code", { textContent: code.join("\n") })) };
+    } else if (HEADING.test(first)) {
       at += 1;
-    } else if (BULLET.test(line)) {
+      yield { line, element: make("h4", {}, inline(HEADING.exec(first)[2])) };
+    } else if (BULLET.test(first)) {
       const items = takeWhile(BULLET).map((item) => make("li", {}, inline(BULLET.exec(item)[1])));
-      fragment.append(make("ul", {}, ...items));
-    } else if (NUMBERED.test(line)) {
-      const first = Number(NUMBERED.exec(line)[1]);
+      yield { line, element: make("ul", {}, ...items) };
+    } else if (NUMBERED.test(first)) {
+      const start = Number(NUMBERED.exec(first)[1]);
       const items = takeWhile(NUMBERED).map((item) => make("li", {}, inline(NUMBERED.exec(item)[2])));
-      fragment.append(make("ol", { start: first }, ...items));
-    } else if (QUOTE.test(line)) {
+      yield { line, element: make("ol", { start }, ...items) };
+    } else if (QUOTE.test(first)) {
       const quoted = takeWhile(QUOTE).map((item) => QUOTE.exec(item)[1]);
-      fragment.append(make("blockquote", {}, inline(quoted.join("\n"))));
+      yield { line, element: make("blockquote", {}, inline(quoted.join("\n"))) };
     } else {
       const paragraph = [lines[at++]];
       while (at < lines.length && lines[at].trim() && !startsBlock(lines[at])) paragraph.push(lines[at++]);
-      fragment.append(make("p", {}, inline(paragraph.join("\n"))));
+      yield { line, element: make("p", {}, inline(paragraph.join("\n"))) };
     }
   }
-  return fragment;
 }
 
 const startsBlock = (line) => [FENCE, HEADING, BULLET, NUMBERED, QUOTE].some((pattern) => pattern.test(line));

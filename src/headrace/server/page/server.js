@@ -8,8 +8,11 @@ export class Refusal extends Error {
   }
 }
 
+/** Raises Refusal for a key that no header can hold, such as one that was pasted with typographic quotes. */
 export function headers(key, json = false) {
   const all = {};
+  const odd = /[^!-~]/u.exec(key);
+  if (odd) throw new Refusal(`The key holds the character “${odd[0]}”, which no key has. Enter it again.`, 401);
   if (key) all.Authorization = `Bearer ${key}`;
   if (json) all["Content-Type"] = "application/json";
   return all;
@@ -28,7 +31,7 @@ export async function ask(path, options = {}) {
   return response;
 }
 
-export const post = (path, body, key, signal) =>
+export const post = async (path, body, key, signal) =>
   ask(path, { method: "POST", headers: headers(key, true), body: JSON.stringify(body), signal });
 
 async function refusal(response) {
@@ -42,7 +45,6 @@ async function refusal(response) {
   const text = typeof said === "string" && said ? sentence(said) : `The server answered ${response.status}.`;
   switch (response.status) {
     case 401:
-    case 403:
       return new Refusal(`This server asks for a key: ${lower(text)}`, response.status);
     case 429:
       return new Refusal(`Too much at once: ${lower(text)}${wait ? ` Try again in ${wait} s.` : ""}`, 429);
@@ -62,7 +64,7 @@ export function sentence(text) {
 
 const MAX_EVENT_CHARS = 4_000_000;
 
-/** The JSON objects of an event stream, as they come. Raises Refusal for one that breaks off in the middle. */
+/** The JSON objects of an event stream, as they come. Raises Refusal for one that ends without its last event. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -75,7 +77,7 @@ export async function* events(response) {
         if (error.name === "AbortError") throw error;
         throw new Refusal("The connection broke off.", 0);
       }
-      if (part.done) return;
+      if (part.done) throw new Refusal("The connection ended before the answer did.", 0);
       rest += part.value;
       const pieces = rest.split("\n\n");
       rest = pieces.pop();

@@ -34,7 +34,7 @@ export class Settings {
   }
 
   get key() {
-    return this.values.key ?? "";
+    return (this.values.key ?? "").trim();
   }
 
   /** The fields of a chat request that were chosen. */
