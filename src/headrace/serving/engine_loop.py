@@ -8,7 +8,7 @@ from headrace.core.engine import Engine
 from headrace.core.executor import Executor
 from headrace.core.snapshot import snapshot
 from headrace.core.types import NewRequest, StepPlan
-from headrace.errors import EngineDead, HeadraceError, InvalidParams, RequestError
+from headrace.errors import EngineDead, HeadraceError, InvalidParams
 from headrace.serving.clock import MONOTONIC, Clock
 from headrace.serving.connection import Connection, ParentGone
 from headrace.serving.facts import ModelFacts
@@ -19,6 +19,7 @@ from headrace.serving.messages import (
     Abort,
     Accepted,
     Add,
+    Dropped,
     Message,
     Ping,
     Pong,
@@ -146,9 +147,7 @@ class EngineLoop:
 
     def _abort(self, message: Abort) -> Message | None:
         if self._grammars is not None and self._grammars.abort(message.request_id):
-            return refusal_to_wire(
-                message.request_id, RequestError("the request was aborted before it began")
-            )
+            return Dropped(message.request_id)
         if message.index is None:
             self._outbox.forget(message.request_id)
         self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)

@@ -245,6 +245,12 @@ class Refused(Message, frozen=True):
     text: Text
 
 
+class Dropped(Message, frozen=True):
+    """An aborted request had not come to the engine: nothing was computed, and no Outputs will tell of its end."""
+
+    request_id: Name
+
+
 class Outputs(Message, frozen=True):
     """The news of one step, or part of it where it is much."""
 
@@ -296,7 +302,7 @@ class Failed(Message, frozen=True):
 
 
 ToEngine = Hello | Add | Abort | StatsRequest | SnapshotRequest | Ping | Shutdown
-FromEngine = Ready | Accepted | Refused | Outputs | Stats | Snapshot | Pong | StepBegun | Failed
+FromEngine = Ready | Accepted | Refused | Dropped | Outputs | Stats | Snapshot | Pong | StepBegun | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

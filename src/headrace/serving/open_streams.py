@@ -75,6 +75,10 @@ class OpenStreams:
     def refused(self, request_id: str) -> None:
         """The engine has not taken a request, so it will report no end. Unknown ids are ignored."""
         self.forget(request_id)
+        self.dropped(request_id)
+
+    def dropped(self, request_id: str) -> None:
+        """A request that its caller left never came to the engine. Unknown ids are ignored."""
         if (left := self._left.pop(request_id, None)) is not None:
             left.settle()
 

@@ -18,6 +18,7 @@ from headrace.serving.journal import View
 from headrace.serving.messages import (
     Abort,
     Accepted,
+    Dropped,
     Failed,
     FromEngine,
     Hello,
@@ -254,6 +255,8 @@ class ProcessClient:
             case Refused():
                 self._streams.refused(message.request_id)
                 self._accepting.refuse(message.request_id, error_from_wire(message))
+            case Dropped():
+                self._streams.dropped(message.request_id)
             case Stats():
                 self._counting.answer(message.number, stats_from_wire(message))
             case StepBegun():
