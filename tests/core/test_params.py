@@ -12,6 +12,7 @@ from headrace.core.params import (
     MAX_LOGPROBS,
     MAX_N,
     MAX_SEED,
+    MAX_STOP_CHARS,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_TOKEN_LIST,
@@ -157,7 +158,11 @@ def test_stop_strings() -> None:
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
     assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
     longest = "x" * MAX_STOP_STRING_CHARS
-    assert SamplingParams(stop=(longest,) * MAX_STOP_STRINGS).stop == (longest,) * MAX_STOP_STRINGS
+    most = ("x" * (MAX_STOP_CHARS // MAX_STOP_STRINGS),) * MAX_STOP_STRINGS
+    assert SamplingParams(stop=most).stop == most
+    with pytest.raises(InvalidParams, match=f"stop holds {MAX_STOP_CHARS + 1} characters"):
+        SamplingParams(stop=(most[0] + "x", *most[1:]))
+    assert SamplingParams(stop=(longest,) * 8).stop == (longest,) * 8
     for bad in (
         [longest + "x"],
         [""],

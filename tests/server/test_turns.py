@@ -61,6 +61,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/responses",
         {"input": "a", "max_output_tokens": 450, "top_logprobs": 20, "stream": True},
     ),
+    "stop strings": (
+        "/v1/completions",
+        {"prompt": [[7]] * 4, "n": 16, "max_tokens": 1, "stop": [f"{i:04}" + "ab" * 400 for i in range(10)]},
+    ),
     "echoed ids": ("/v1/completions", {"prompt": [[7] * LONG], "n": 64, "max_tokens": 1, "echo": True}),
     "embeddings": ("/v1/embeddings", {"input": [[7] * 20] * 64}),
     "a tokenized text": ("/tokenize", {"prompt": "a b " * 1600, "return_token_strs": True}),

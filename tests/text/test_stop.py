@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.core.params import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from headrace.errors import InvalidParams
-from headrace.text.stop import MAX_STOP_CHARS, MAX_STOPS, StopChecker
+from headrace.text.stop import StopAutomaton, StopChecker
 
 FEW = st.sampled_from("abc")
+
+
+def checker(stops: list[str], include: bool = False) -> StopChecker:
+    return StopChecker(StopAutomaton(stops), include)
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
@@ -39,16 +46,16 @@ def stream(checker: StopChecker, pieces: list[str]) -> tuple[str, str | None]:
 )
 @settings(max_examples=100, deadline=None)
 def test_same_as_a_search_in_the_whole_text(pieces: list[str], stops: list[str], include: bool) -> None:
-    assert stream(StopChecker(stops, include), pieces) == naive("".join(pieces), stops, include)
+    assert stream(checker(stops, include), pieces) == naive("".join(pieces), stops, include)
 
 
 @given(st.text(FEW, max_size=20), st.lists(st.text(FEW, min_size=1, max_size=6), min_size=1, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_no_more_is_held_back_than_needed(text: str, stops: list[str]) -> None:
-    checker = StopChecker(stops)
+    stopper = checker(stops)
     seen = shown = ""
     for char in text:
-        safe, matched = checker.push(char)
+        safe, matched = stopper.push(char)
         if matched is not None:
             return
         seen, shown = seen + char, shown + safe
@@ -59,38 +66,38 @@ def test_no_more_is_held_back_than_needed(text: str, stops: list[str]) -> None:
 
 
 def test_across_pieces() -> None:
-    checker = StopChecker(["<|im_end|>", "\n\nUser:"])
-    assert checker.push("Hello <|im_") == ("Hello ", None)
-    assert checker.push("start") == ("<|im_start", None)
-    assert checker.push("\n\nUs") == ("", None)
-    assert checker.matched is None
-    assert checker.push("er: more") == ("", "\n\nUser:")
-    assert checker.matched == "\n\nUser:"
-    assert checker.push("ignored") == ("", "\n\nUser:")
-    assert checker.flush() == ""
+    stopper = checker(["<|im_end|>", "\n\nUser:"])
+    assert stopper.push("Hello <|im_") == ("Hello ", None)
+    assert stopper.push("start") == ("<|im_start", None)
+    assert stopper.push("\n\nUs") == ("", None)
+    assert stopper.matched is None
+    assert stopper.push("er: more") == ("", "\n\nUser:")
+    assert stopper.matched == "\n\nUser:"
+    assert stopper.push("ignored") == ("", "\n\nUser:")
+    assert stopper.flush() == ""
 
 
 def test_the_match_may_be_kept() -> None:
-    assert stream(StopChecker(["stop"], True), ["a st", "op b"]) == ("a stop", "stop")
-    assert stream(StopChecker(["stop"], False), ["a st", "op b"]) == ("a ", "stop")
+    assert stream(checker(["stop"], True), ["a st", "op b"]) == ("a stop", "stop")
+    assert stream(checker(["stop"], False), ["a st", "op b"]) == ("a ", "stop")
 
 
 def test_first_end_then_longest() -> None:
-    assert StopChecker(["bc", "abcd"]).push("abcd") == ("a", "bc")
-    assert StopChecker(["c", "bc", "abc"]).push("xabc") == ("x", "abc")
+    assert checker(["bc", "abcd"]).push("abcd") == ("a", "bc")
+    assert checker(["c", "bc", "abc"]).push("xabc") == ("x", "abc")
 
 
 def test_flush_gives_back_what_was_held() -> None:
-    checker = StopChecker(["abcabd"])
-    assert checker.push("xabcab") == ("x", None)
-    assert checker.flush() == "abcab"
-    assert checker.flush() == ""
+    stopper = checker(["abcabd"])
+    assert stopper.push("xabcab") == ("x", None)
+    assert stopper.flush() == "abcab"
+    assert stopper.flush() == ""
 
 
 def test_no_stops_hold_nothing() -> None:
-    checker = StopChecker()
-    assert checker.push("anything") == ("anything", None)
-    assert checker.flush() == ""
+    stopper = checker([])
+    assert stopper.push("anything") == ("anything", None)
+    assert stopper.flush() == ""
 
 
 @pytest.mark.parametrize(
@@ -100,20 +107,33 @@ def test_no_stops_hold_nothing() -> None:
         (5, "list"),
         ([""], "non-empty"),
         ([None], "non-empty"),
-        (["x"] * (MAX_STOPS + 1), "at most"),
+        (["x"] * (MAX_STOP_STRINGS + 1), "at most"),
         (["x" * MAX_STOP_CHARS, "y"], "longer"),
     ],
 )
 def test_bad_stops(stops: object, message: str) -> None:
     with pytest.raises(InvalidParams, match=message):
-        StopChecker(stops)  # type: ignore[arg-type]
+        StopAutomaton(stops)  # type: ignore[arg-type]
 
 
 def test_hostile_stops_cost_no_more() -> None:
     """Quadratic work here would be 10^9 steps."""
-    checker = StopChecker(["a" * (MAX_STOP_CHARS - 100) + "b", "a" * 90 + "c"])
+    stopper = checker(["a" * (MAX_STOP_CHARS - 100) + "b", "a" * 90 + "c"])
     started = time.monotonic()
-    shown = sum(len(checker.push("a")[0]) for _ in range(200_000))
-    shown += len(checker.push("a" * 200_000)[0]) + len(checker.flush())
+    shown = sum(len(stopper.push("a")[0]) for _ in range(200_000))
+    shown += len(stopper.push("a" * 200_000)[0]) + len(stopper.flush())
     assert shown == 400_000
     assert time.monotonic() - started < 20
+
+
+def test_equal_stops_share_one_automaton_while_it_is_in_use() -> None:
+    first, again = StopAutomaton.of(["a", "b"]), StopAutomaton.of(("a", "b"))
+    assert first is again
+    assert StopAutomaton.of(["b", "a"]) is not first
+    one, other = StopChecker(first), StopChecker(first)
+    assert one.push("xa") == ("x", "a")
+    assert other.push("xc") == ("xc", None) and other.matched is None
+    gone = weakref.ref(first)
+    del first, again, one, other
+    gc.collect()
+    assert gone() is None

@@ -16,6 +16,8 @@ DEFAULT_MAX_LOGPROBS = 20
 """What an engine admits unless its `max_logprobs` says otherwise; vLLM's default."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_CHARS = 8192
+"""Of all stop strings of a request together."""
 MAX_TOKEN_LIST = 65_536
 MAX_SEED = 2**63 - 1
 MAX_TOKENS_LIMIT = 2**31 - 1
@@ -102,6 +104,10 @@ class SamplingParams:
                     f"each stop string must be text of 1 to {MAX_STOP_STRING_CHARS} characters, "
                     f"got {_shown(text)}"
                 )
+        if sum(map(len, self.stop)) > MAX_STOP_CHARS:
+            raise InvalidParams(
+                f"stop holds {sum(map(len, self.stop))} characters, at most {MAX_STOP_CHARS} are allowed together"
+            )
         for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
             ids = getattr(self, name) or ()
             if len(ids) > MAX_TOKEN_LIST:

@@ -6,7 +6,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.record import record
 from headrace.core.types import FinishReason, Output, RequestStats, TokenLogprobs
 from headrace.text.detokenizer import IncrementalDetokenizer
-from headrace.text.stop import StopChecker
+from headrace.text.stop import StopAutomaton, StopChecker
 from headrace.text.tokenizer import Tokenizer
 
 
@@ -45,6 +45,7 @@ class Completion:
         tokenizer: Tokenizer | None,
         prompt: tuple[int, ...],
         visible: frozenset[int] = frozenset(),
+        stops: StopAutomaton | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -58,7 +59,7 @@ class Completion:
             if tokenizer is None
             else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt, visible)
         )
-        self._stops = StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._stops = None if stops is None else StopChecker(stops, params.include_stop_str_in_output)
 
     def take(self, output: Output) -> Delta | None:
         """Add news; None where there is nothing for the caller, as for tokens behind a stop string."""

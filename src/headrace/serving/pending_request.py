@@ -7,6 +7,7 @@ from headrace.errors import InvalidParams
 from headrace.serving.completion import Completion, Delta
 from headrace.serving.outputs import RequestMetrics
 from headrace.serving.request_metrics import request_metrics
+from headrace.text.stop import StopAutomaton
 from headrace.text.tokenizer import Tokenizer
 
 
@@ -21,8 +22,10 @@ class PendingRequest:
         if new.params.stop and tokenizer is None:
             raise InvalidParams("stop strings need a tokenizer, and this model has none: use stop_token_ids")
         self.new = new
+        stops = StopAutomaton.of(new.params.stop) if new.params.stop else None
         self.completions = [
-            Completion(index, new.params, tokenizer, new.prompt, visible) for index in range(new.params.n)
+            Completion(index, new.params, tokenizer, new.prompt, visible, stops)
+            for index in range(new.params.n)
         ]
         self._running = set(range(new.params.n))
 
