@@ -61,7 +61,7 @@ async def chat_completions(
     answer = head("chat.completion", job, model)
     answer["choices"] = [each.choice() for each in answers]
     answer["usage"] = _usage(job, reading, [each.reply for each in answers])
-    return await json_response(answer)
+    return await json_response(answer, job.held)
 
 
 async def _gather(job: Job, answers: Sequence[_Answer], body: ChatRequest) -> None:

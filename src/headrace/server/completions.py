@@ -35,7 +35,8 @@ async def completions(
     prompts = await encode_prompts(service, body.prompt, body.add_special_tokens is not False)
     check_length(service, prompts, params.max_tokens)
     texts = await _Texts.of(service, body, prompts)
-    job = await while_connected(request.receive, Job.start(service, "cmpl", prompts, params, body))
+    starting = Job.start(service, "cmpl", prompts, params, body, echo=bool(body.echo))
+    job = await while_connected(request.receive, starting)
     if body.stream:
         return EventStream(job, _Events(texts, job, model, body), job.cancel)
     choices = [Choice(index, texts.whole_logprobs(index)) for index in range(len(prompts) * params.n)]
@@ -52,7 +53,7 @@ async def completions(
         for choice in choices
     ]
     answer["usage"] = usage(job)
-    return await json_response(answer)
+    return await json_response(answer, job.held)
 
 
 class _Texts:

@@ -10,6 +10,7 @@ from functools import partial
 from headrace.core.params import SamplingParams
 from headrace.core.types import NO_USER, UNFULFILLABLE, FinishReason, NewRequest
 from headrace.errors import DeadlineExceeded, HeadraceError, InvalidParams
+from headrace.server.answer_size import HeldAnswer, bounded
 from headrace.server.latencies import StreamTimes
 from headrace.server.prompts import Encoded
 from headrace.server.schemas import SamplingFields
@@ -41,6 +42,8 @@ class Job:
         self._record = current()
         self.explain = False
         """The answer's usage says what the engine did, and why."""
+        self.held: HeldAnswer | None = None
+        """Memory of an answer that is sent whole; to be kept until it was sent."""
         self._left = set(range(len(self._generations)))  # prompts that are not exhausted
         self._ready: dict[int, None] = {}  # prompts with something to take, in the order in which it came
         self._error: HeadraceError | None = None
@@ -61,9 +64,16 @@ class Job:
         params: SamplingParams,
         body: SamplingFields,
         visible: frozenset[int] = frozenset(),
+        echo: bool = False,
     ) -> Job:
-        """Submit all prompts, or none: raises the first error after taking back the others. `visible` are special
-        tokens that the text shows."""
+        """Submit all prompts, or none: raises the first error after taking back the others.
+
+        `visible` are special tokens that the text shows. `echo`: the answer holds the prompts, too. Raises
+        InvalidParams for an answer that could be too large, see `answer_size`.
+        """
+        lengths = [len(prompt.ids) for prompt in prompts]
+        context = service.facts.max_model_len
+        params = bounded(params, lengths, context, echo=echo, stream=bool(body.stream))
         name = f"{kind}-{uuid.uuid4().hex}"
         times = service.latencies.stream() if body.stream else None
         news = [
@@ -88,8 +98,8 @@ class Job:
                         outcome.cancel()
                 raise
         job.explain = bool(body.explain)
+        job.held = None if body.stream else HeldAnswer(service.answers)
         if job._record is not None:
-            lengths = [len(prompt.ids) for prompt in prompts]
             job._record.began(name, params, lengths, job._generations, bool(body.stream))
         return job
 
@@ -131,9 +141,10 @@ class Job:
         return [generation.metrics for generation in self._generations if generation.metrics is not None]
 
     def cancel(self) -> None:
-        """Free what is still held at the engine."""
+        """Free what is still held at the engine. Nothing is taken any more."""
         for generation in self._generations:
             generation.cancel()
+            generation.listen(None)
 
     def _came(self, number: int) -> None:
         """There is something to take of a prompt's generation."""
@@ -154,6 +165,8 @@ class Job:
                 _check(delta)
             if times is not None and delta.text:
                 times.saw(choice)
+            if self.held is not None:
+                self.held.add(delta)
             items.append((choice, delta))
         if len(deltas) == 1 and deltas[0].finish_reason is None and not generation.waiting:
             return entries(deltas[0])  # as nearly always

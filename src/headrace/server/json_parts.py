@@ -126,8 +126,8 @@ def _weight(value: Any, left: int) -> int:
     return left
 
 
-async def json_response(value: Any) -> Response:
-    """An answer of any size, written with a look at the other callers between its parts.
+async def json_response(value: Any, held: object = None) -> Response:
+    """An answer of any size, written with a look at the other callers between its parts. It keeps `held`.
 
     Raises ValueError for NaN and infinities.
     """
@@ -143,17 +143,18 @@ async def json_response(value: Any) -> Response:
             await asyncio.sleep(0)
     if small:
         body.append(b"".join(small))
-    return PartsResponse(body)
+    return PartsResponse(body, held)
 
 
 class PartsResponse(Response):
-    """A body of known length that is sent part by part, as fast as the caller reads."""
+    """A body of known length that is sent part by part, as fast as the caller reads; it keeps `held` until then."""
 
     media_type = "application/json"
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
+    def __init__(self, parts: Sequence[bytes], held: object = None) -> None:
         super().__init__()
         self._parts = parts
+        self._held = held
         self.headers["content-length"] = str(sum(map(len, parts)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -55,7 +55,7 @@ async def responses(
         return EventStream(job, events, job.cancel)
     builder.begin()
     await while_connected(request.receive, _drained(events, job))
-    return await json_response(builder.response)
+    return await json_response(builder.response, job.held)
 
 
 async def _prompt(service: Service, body: ResponsesRequest, thread: Thread) -> Encoded:

@@ -10,6 +10,7 @@ from fastapi import Request
 
 from headrace.core.types import Pooling
 from headrace.errors import UnknownModelName
+from headrace.server.answer_size import HeldAnswers
 from headrace.server.caller import ANYONE, Caller, caller_of
 from headrace.server.gate import Gate
 from headrace.server.latencies import Latencies
@@ -28,6 +29,7 @@ class Service:
 
     `pooling` is how prompts become embeddings where a request does not say. `client` tells of the engine; requests go
     through `gate`, which holds them to the rules of traffic. `long_texts` is the one thread that tokenizes those.
+    `answers` is the memory of answers that are sent whole.
     """
 
     client: AsyncClient
@@ -42,6 +44,7 @@ class Service:
     pooling: Pooling = Pooling.LAST
     responses: ResponseStore = field(default_factory=ResponseStore)
     long_texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "long-texts"))
+    answers: HeldAnswers = field(default_factory=HeldAnswers)
     gate: Gate = field(init=False)
 
     def __post_init__(self) -> None:

@@ -45,9 +45,6 @@ from headrace.serving.watchdog import TOKENS_PER_TIMEOUT
 EXIT_OK = 0
 EXIT_FAILED = 1
 
-MAX_PROMPT_LOGPROBS = 2_000_000
-"""Most prompt log-probabilities of one request, positions times alternatives, so that a step fits into a frame."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -156,7 +153,6 @@ class EngineLoop:
     def _add(self, message: Add) -> Message | None:
         try:
             new = request_from_wire(message)
-            _check_size(new)
             if new.params.grammar is not None and not self._compiled(new):
                 return None
             self._engine.add(new, self._clock())
@@ -207,12 +203,3 @@ class EngineLoop:
             self._outbox.send(failure_to_wire(error))
         except (ParentGone, WireError):
             return  # it cannot be told, and need not be: it sees the socket close
-
-
-def _check_size(new: NewRequest) -> None:
-    wanted = new.params.prompt_logprobs
-    if wanted is not None and len(new.prompt) * (wanted + 1) > MAX_PROMPT_LOGPROBS:
-        raise InvalidParams(
-            f"prompt_logprobs {wanted} of {len(new.prompt)} prompt tokens are more than {MAX_PROMPT_LOGPROBS} "
-            "log-probabilities"
-        )

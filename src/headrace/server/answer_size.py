@@ -1,0 +1,91 @@
+"""How large the answer to one HTTP request may be, and all answers together while they are put together.
+
+The size of an answer is counted in entries: a position with its token is one, and each alternative at it another. An
+entry takes some 30 to 90 bytes as JSON, so the largest answer takes about 100 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headrace.core.params import SamplingParams
+from headrace.errors import InvalidParams, Overloaded
+from headrace.serving.completion import Delta, entries
+
+MAX_ENTRIES = 2**20
+"""Of one HTTP request: over all of its prompts and choices."""
+
+MAX_HELD_BYTES = 512 * 2**20
+"""About how much memory all answers may take that are sent whole, from their first token to the last byte sent. Beyond
+it `LEAST_HELD_BYTES` for one of them are too much."""
+
+LEAST_HELD_BYTES = 2**20
+
+_ENTRY_BYTES = 96
+
+
+def bounded(
+    params: SamplingParams, prompts: Sequence[int], context: int | None, *, echo: bool, stream: bool
+) -> SamplingParams:
+    """Parameters under which the answer to prompts of these lengths stays within MAX_ENTRIES.
+
+    They are the given ones, but that a whole answer without `max_tokens` ends at the bound. `context` is the longest
+    sequence, None where there is no bound. Streams without `max_tokens` are not held, so only their prompts count.
+
+    Raises InvalidParams where what is asked for exceeds the bound.
+    """
+    n, each = params.n, 1 + (params.logprobs or 0)
+    scored = 0
+    if echo or params.prompt_logprobs is not None:
+        scored = n * sum(prompts) * (1 + (params.prompt_logprobs or 0))
+    room = MAX_ENTRIES - scored
+    if params.max_tokens is not None:
+        asked = n * len(prompts) * params.max_tokens * each
+        if asked > room:
+            raise _too_large(scored + asked)
+        return params
+    if room < n * len(prompts) * each:
+        raise _too_large(scored)
+    most = room // (n * len(prompts) * each)
+    if stream or (context is not None and context - min(prompts) <= most):
+        return params
+    return replace(params, max_tokens=most)
+
+
+def _too_large(count: int) -> InvalidParams:
+    return InvalidParams(
+        f"the answer may come to {count} tokens and log-probabilities, but one request may have {MAX_ENTRIES}: lower "
+        "max_tokens, n or logprobs, or send fewer prompts at once"
+    )
+
+
+class HeldAnswers:
+    """Memory of the answers that are sent whole."""
+
+    def __init__(self, most: int = MAX_HELD_BYTES) -> None:
+        self.bytes = 0
+        self.most = most
+
+
+class HeldAnswer:
+    """One of them; what it takes is given back when nothing refers to it any more."""
+
+    def __init__(self, answers: HeldAnswers) -> None:
+        self._answers = answers
+        self._bytes = 0
+
+    def add(self, delta: Delta) -> None:
+        """Count an addition. Raises Overloaded where there is no memory for it."""
+        size = len(delta.text)
+        if delta.logprobs or delta.prompt_logprobs:
+            size += _ENTRY_BYTES * entries(delta)
+        self._bytes += size
+        self._answers.bytes += size
+        if self._answers.bytes > self._answers.most and self._bytes > LEAST_HELD_BYTES:
+            raise Overloaded(
+                "the answers that are being put together take too much memory: try again later, or ask for a stream"
+            )
+
+    def __del__(self) -> None:
+        self._answers.bytes -= self._bytes
