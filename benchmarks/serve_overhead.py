@@ -58,7 +58,8 @@ class Served:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.cli", "serve", args.model, "--port", "0", *_engine(args)],
+            [sys.executable, "-m", "headrace.cli", "serve", args.model, "--port", "0", *_engine(args),
+             *([] if args.stream_interval_s is None else ["--stream-interval-s", str(args.stream_interval_s)])],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -125,6 +126,9 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-threads", type=int, default=1)
+    parser.add_argument(
+        "--stream-interval-s", type=float, default=None, help="of the server (default: its own)"
+    )
     args = parser.parse_args()
     llm = LLM(args.model, num_threads=args.num_threads, max_num_seqs=args.streams, show_progress=False)
     served = Served(args)

@@ -43,8 +43,8 @@ class EngineConfig:
     kv_layout: "contiguous" is one block of max_model_len tokens a sequence.
     batch_size, batch_wait_s, batch_max_tokens: when a "static" or "dynamic" batch starts.
     attention_sinks, sliding_window: keep only the first and the last tokens (StreamingLLM, Xiao et al. 2023).
-    stream_interval_s: time between updates of served streams where steps are shorter than half of it; see
-    serving.outbox.
+    stream_interval_s: least time between two events of a served stream; tokens of short steps in between travel in
+    one event. 0 sends every token as it comes; see serving.outbox.
     max_logprobs: most alternatives that a request may ask for at each position, in logprobs and prompt_logprobs.
     pin_threads: bind each CPU thread to a core of its own.
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
@@ -74,7 +74,7 @@ class EngineConfig:
     preemption_victim: str = "last"
     attention_sinks: int | None = None
     sliding_window: int | None = None
-    stream_interval_s: float | None = None
+    stream_interval_s: float = 0.0
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     seed: int = 0
     num_threads: int | None = None
@@ -109,9 +109,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be true or false, got {_shown(getattr(self, name))}")
         if self.batch_wait_s is not None:
             put(self, "batch_wait_s", _checked_seconds("batch_wait_s", self.batch_wait_s, MAX_WAIT_S))
-        if self.stream_interval_s is not None:
-            interval_s = _checked_seconds("stream_interval_s", self.stream_interval_s, MAX_INTERVAL_S)
-            put(self, "stream_interval_s", interval_s)
+        interval_s = _checked_seconds("stream_interval_s", self.stream_interval_s, MAX_INTERVAL_S)
+        put(self, "stream_interval_s", interval_s)
         self._check_combinations()
 
     def _check_combinations(self) -> None:

@@ -35,7 +35,6 @@ _DEFAULTS: dict[DeviceKind, _Defaults] = {
 }
 _BLOCK_SIZE, _NATIVE_BLOCK_SIZE = 16, 32
 _RECOMPUTE_TOKENS = 4096  # a step without a KV cache takes whole sequences
-_FRAME_S = 0.016
 _BATCH_SIZE, _BATCH_WAIT_S, _BATCH_MAX_TOKENS = 8, 0.05, 8192
 
 # Options that pass through unchanged, with the reason where nobody asked for another value.
@@ -48,6 +47,7 @@ _PASSED: dict[str, str] = {
     "preemption_victim": "the sequence that would be served last gives up its blocks first",
     "attention_sinks": "none beyond what the model says",
     "sliding_window": "none beyond what the model says",
+    "stream_interval_s": "every token is sent as it comes",
     "max_logprobs": "the most that OpenAI's API allows for, and vLLM by default",
     "seed": "fixed, so that two runs give the same tokens",
     "pin_threads": "the system moves threads where there is room",
@@ -135,7 +135,7 @@ def resolve(
         preemption_victim=config.preemption_victim,
         seed=config.seed,
         num_threads=threads,
-        stream_interval_s=_stream_interval(config, device, threads, machine, reasons),
+        stream_interval_s=config.stream_interval_s,
         max_logprobs=config.max_logprobs,
         pin_threads=config.pin_threads,
         ops_force=config.ops_force,
@@ -161,22 +161,6 @@ def _device(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> 
         raise ConfigError(f"device {config.device} was asked for, but the machine to run on {has}")
     reasons["device"] = f"the machine is {machine.name}" if config.device == "auto" else ASKED
     return machine.kind
-
-
-def _stream_interval(
-    config: EngineConfig, device: DeviceKind, threads: int, machine: Machine, reasons: dict[str, str]
-) -> float:
-    """Seconds; see serving.outbox."""
-    if config.stream_interval_s is not None:
-        reasons["stream_interval_s"] = ASKED
-        return config.stream_interval_s
-    if device == "cpu" and threads >= machine.cores:
-        reasons["stream_interval_s"] = (
-            "a frame at 60 Hz: the engine has all cores, and telling of tokens takes theirs"
-        )
-        return _FRAME_S
-    reasons["stream_interval_s"] = "there is more than the engine's cores to tell of every token as it comes"
-    return 0.0
 
 
 def _check_context(config: EngineConfig, spec: ModelSpec, streamed: ModelSpec) -> None:

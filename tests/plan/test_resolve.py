@@ -390,10 +390,3 @@ def test_lower_memory_never_gives_a_longer_context(decide: Decide, make_spec: Ma
     spec = make_spec((None, 32), max_position=4096)
     lengths = [decide(memory, spec=spec).max_model_len for memory in range(500_000, 2_000_000, 50_000)]
     assert lengths == sorted(lengths) and lengths[0] < 4096
-
-
-def test_streams_are_updated_less_often_where_that_takes_time_from_the_engine(decide: Decide) -> None:
-    cores = decide().num_threads
-    assert decide().stream_interval_s == decide(num_threads=cores + 1).stream_interval_s == 0.016
-    assert decide(num_threads=cores - 1).stream_interval_s == 0.0
-    assert "all cores" in reasons(decide())["stream_interval_s"]

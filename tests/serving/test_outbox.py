@@ -1,18 +1,19 @@
-"""Tokens of short steps are told of together: in order, none late, and never a first or a last one."""
+"""Tokens of short steps are sent as one update: in order, none late, and never a first or a last one."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from headrace.core.types import FinishReason, Output
+from headrace.core.types import FinishReason, Output, RequestStats, TokenLogprobs
 from headrace.serving.connection import Connection
 from headrace.serving.frames import FrameBuffer
 from headrace.serving.messages import Outputs, Pong, decode_from_engine
-from headrace.serving.outbox import Outbox
+from headrace.serving.outbox import Outbox, merged
 
 INTERVAL_S = 0.008
 
@@ -83,7 +84,7 @@ def test_tokens_of_short_steps_go_together_and_none_waits_for_long(engine: Engin
         told += heard
         if heard:
             times.append(engine.now)
-    assert told == [("r", (number,)) for number in range(1, 101)]
+    assert told == [("r", tuple(range(first, first + 4))) for first in range(1, 101, 4)], "one update each"
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert len(gaps) == 25 and max(gaps) == pytest.approx(INTERVAL_S)
 
@@ -98,7 +99,7 @@ def test_a_last_token_takes_the_others_along(engine: Engine) -> None:
     engine.step(0.001, token(1), token(1, "s"))
     assert engine.step(0.001, token(2), token(2, "s")) == []
     assert engine.step(0.001, last(3), token(3, "s")) == [
-        ("r", (2,)), ("s", (2,)), ("r", (3,)), ("s", (3,)),
+        ("r", (2, 3)), ("s", (2, 3)),
     ]  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def test_a_name_that_is_used_again_begins_again(engine: Engine) -> None:
     assert engine.step(0.001, token(3)) == [("r", (3,))]
     assert engine.step(0.001, token(4)) == []
     engine.outbox.forget("r")
-    assert engine.step(0.001, token(5)) == [("r", (4,)), ("r", (5,))]
+    assert engine.step(0.001, token(5)) == [("r", (4, 5))]
 
 
 def test_nothing_is_held_without_an_interval() -> None:
@@ -131,3 +132,25 @@ def test_a_step_behind_a_pause_is_told_of_at_once(engine: Engine) -> None:
     """How long the next one takes is not known."""
     engine.step(0.001, token(1))
     assert engine.step(5.0, token(2)) == [("r", (2,))]
+
+
+def test_a_merged_update_says_all_that_its_parts_said() -> None:
+    stats = RequestStats(1.0)
+
+    def scored(number: int, **more: Any) -> Output:
+        entry = TokenLogprobs(number, -0.5, 1, ((number, -0.5, 1),))
+        return Output("r", 1, (number,), (entry,), **more)
+
+    parts = [
+        Output("r", 0, (7,)),
+        scored(1, stats=stats),
+        Output("r", 0, (8,)),
+        scored(2),
+        Output("r", 0),
+        scored(3, finish_reason=FinishReason.STOP, stop_token=3, error="x"),
+    ]
+    zero, one = merged(parts)
+    assert zero == Output("r", 0, (7, 8))
+    assert (one.tokens, [entry.token for entry in one.logprobs]) == ((1, 2, 3), [1, 2, 3])
+    assert (one.finish_reason, one.stop_token, one.error, one.stats) == (FinishReason.STOP, 3, "x", stats)
+    assert merged([zero]) == [zero] and merged([]) == []

@@ -49,7 +49,7 @@ _FLAGS = (
         "stream_interval_s",
         float,
         "S",
-        "seconds between updates of served streams, where steps are shorter than half of that; 0: every step",
+        "merge the tokens of short steps into one event of a stream every S seconds (default: 0, every token)",
     ),
     _Flag(
         "max_logprobs", int, "N", "most alternatives that a request may ask for at a position (default: 20)"

@@ -1,6 +1,9 @@
-"""What the engine process has to say: tokens of very short steps are told of together."""
+"""What the engine process sends: updates from short steps are coalesced where that is asked for."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
 
 from headrace.core.types import Output
 from headrace.serving.clock import Clock
@@ -10,11 +13,12 @@ from headrace.serving.translate import outputs_to_wire
 
 
 class Outbox:
-    """Sends messages in order; several steps are told of together where they end within `interval_s` seconds.
+    """Sends messages in order; the updates of steps that end within `interval_s` seconds go out together.
 
-    Every message wakes the server, and that every reader; where a step takes a millisecond, much of the machine would
-    be busy with telling of it. Steps of more than half the interval are told of one by one, and the first and last
-    news of a completion at once. 0 tells of every step by itself.
+    Every message wakes the server, which then writes an event to every reader; where a step takes a millisecond, much
+    of the machine would be busy with that. What a completion gained in the meantime becomes one update, and so one
+    event. Steps of more than half the interval are sent one by one, and the first and last updates of a completion at
+    once. 0 sends every step by itself.
     """
 
     def __init__(self, connection: Connection, clock: Clock, interval_s: float) -> None:
@@ -22,15 +26,17 @@ class Outbox:
         self._clock = clock
         self._interval_s = interval_s
         self._held: list[Output] = []
-        self._sent = 0.0  # when news was last sent
+        self._held_steps = 0
+        self._sent = 0.0  # when updates were last sent
         self._stepped = 0.0  # when the last step ended
         self._begun: set[str] = set()  # requests that have given a token
 
     def add(self, outputs: list[Output]) -> None:
-        """The news of a step that has just ended."""
+        """The updates of a step that has just ended."""
         now = self._clock()
         step_s, self._stepped = now - self._stepped, now
         self._held += outputs
+        self._held_steps += 1
         urgent = sum(map(self._is_urgent, outputs))  # which looks at all of them
         # The next step may take as long as this one did.
         if urgent or now + step_s > self._sent + self._interval_s:
@@ -38,8 +44,11 @@ class Outbox:
             self._sent = now
 
     def send(self, *messages: Message) -> None:
-        """Send messages behind all that is held. Raises as `Connection.send`."""
+        """Send messages after all that is held. Raises as `Connection.send`."""
         held, self._held = self._held, []
+        steps, self._held_steps = self._held_steps, 0
+        if steps > 1:
+            held = merged(held)
         self._connection.send(*outputs_to_wire(held), *messages)
 
     def flush(self) -> None:
@@ -48,7 +57,7 @@ class Outbox:
             self.send()
 
     def forget(self, request_id: str) -> None:
-        """A request gives no more news."""
+        """A request gives no more updates."""
         self._begun.discard(request_id)
 
     def _is_urgent(self, output: Output) -> bool:
@@ -58,3 +67,24 @@ class Outbox:
         begins = output.request_id not in self._begun
         self._begun.add(output.request_id)
         return begins
+
+
+def merged(outputs: Iterable[Output]) -> list[Output]:
+    """One update for each completion, with all that its updates say."""
+    found: dict[tuple[str, int], Output] = {}
+    for later in outputs:
+        key = later.request_id, later.index
+        earlier = found.get(key)
+        found[key] = later if earlier is None else _joined(earlier, later)
+    return list(found.values())
+
+
+def _joined(earlier: Output, later: Output) -> Output:
+    """Only the last update of a completion has an end, an error or a vector."""
+    return replace(
+        later,
+        tokens=earlier.tokens + later.tokens,
+        logprobs=earlier.logprobs + later.logprobs,
+        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
+        stats=later.stats or earlier.stats,
+    )
