@@ -23,6 +23,9 @@ TURNS = (
 TEMPLATES = {
     # What tells the formats apart stands in each template, where no prompt shows it.
     "hermes": "{# <tool_call> <think> #}{{ '<|begin|>' }}{{ tools | tojson if tools else '' }}" + TURNS,
+    "effort": "{{ '<|begin|>' }}{{ reasoning_effort }}/{{ enable_thinking }}" + TURNS,
+    "trims": "{{ '<|begin|>' }}"
+    + TURNS.replace("message['content'] or ''", "(message['content'] or '') | trim"),
     "mistral": "{% set mark = '[TOOL_CALLS]' %}{{ '<|begin|>' }}{{ tools | tojson if tools else '' }}"
     + TURNS,
     "llama3_json": "{% set mark = '<|python_tag|>' %}{{ '<|begin|>' }}{{ tools | tojson if tools else '' }}"

@@ -138,3 +138,22 @@ def test_a_models_scores_are_those_of_the_offline_engine(tale: ServeProcess) -> 
         assert logprobs is not None and logprobs.token_logprobs is not None
         assert logprobs.token_logprobs[1 : len(wanted) + 1] == wanted
         assert all(math.isfinite(value) for value in wanted)
+
+
+def test_offsets_follow_characters_of_several_tokens(tiny: TinyServer, tokenizer: Tokenizer) -> None:
+    """Each byte of these is a token of its own; some tokens have no text at all."""
+    text = "a€b\U0001f600c é"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) > len(text) and tokenizer.decode(ids) == text
+    answer = tiny.openai.completions.create(model="tiny", prompt=ids, max_tokens=0, echo=True, logprobs=0)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and answer.choices[0].text == text
+    expected, at = [], 0
+    for count in range(len(ids)):
+        begun = tokenizer.decode(ids[:count])
+        expected.append(len(begun.rstrip("\ufffd")))
+        at = max(at, expected[-1])
+    assert logprobs.text_offset == expected
+    assert at < len(text)
+    more = tiny.openai.completions.create(model="tiny", prompt=ids, max_tokens=2, echo=True, logprobs=0)
+    assert (more.choices[0].logprobs.text_offset or ())[len(ids)] == len(text)  # type: ignore[union-attr]

@@ -63,12 +63,23 @@ class TextLogprobsAnswer(BaseModel):
     text_offset: list[int]
 
 
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
 class TextChoice(BaseModel):
+    """The last three where they are asked for."""
+
     index: int
     text: str
     logprobs: TextLogprobsAnswer | None
     finish_reason: Literal["stop", "length"]
     stop_reason: int | str | None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class CompletionAnswer(BaseModel):
@@ -118,15 +129,20 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobsAnswer | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: int | str | None
+    token_ids: list[int] | None = None
 
 
 class ChatAnswer(BaseModel):
+    """The last two where they are asked for."""
+
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
     choices: list[ChatChoice]
     usage: UsageAnswer
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ResponsesAnswer(BaseModel):

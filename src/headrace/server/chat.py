@@ -8,14 +8,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from headrace.server.choices import Choice, UsageSoFar, head, usage
+from headrace.server.choices import Choice, TokenIds, UsageSoFar, head, usage
 from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
 from headrace.server.events import DONE, EventStream, EventWriter, event
 from headrace.server.job import Job
 from headrace.server.json_parts import json_response
-from headrace.server.logprobs import ChatLogprobs, chat_logprobs
-from headrace.server.prompts import check_length, encode_chat
+from headrace.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs
+from headrace.server.prompts import Encoded, check_length, encode_chat, truncation
 from headrace.server.reply import (
     MessageBuilder,
     Reading,
@@ -44,23 +44,30 @@ async def chat_completions(
         service,
         body.messages,
         body.add_generation_prompt is not False,
-        body.chat_template_kwargs or {},
+        body.template_variables,
         tools.tools,
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=bool(body.add_special_tokens),
+        truncation=truncation(service, body, params.max_tokens),
     )
     check_length(service, [prompt], params.max_tokens)
-    reading = Reading.of(service, tools, prompt.text or "", params)
+    reading = Reading.of(service, tools, prompt.text or "", params, prompt.continued)
     params = reading.held(service, params)
     job = await while_connected(
         request.receive, Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
     )
     if body.stream:
         so_far = UsageSoFar(len(prompt.ids))
-        return EventStream(job, _Events(service, job, model, body, reading, so_far), job.cancel)
+        return EventStream(job, _Events(service, job, model, body, reading, so_far, prompt), job.cancel)
     answers = [_Answer(index, reading, service, body) for index in range(params.n)]
     await while_connected(request.receive, _gather(job, answers, body))
     answer = head("chat.completion", job, model)
     answer["choices"] = [each.choice() for each in answers]
     answer["usage"] = _usage(job, reading, [each.reply for each in answers])
+    if answers[0].prompt_logprobs is not None:
+        answer["prompt_logprobs"] = answers[0].prompt_logprobs.value()
+    if body.return_token_ids:
+        answer["prompt_token_ids"] = prompt.ids
     return await json_response(answer, job.held)
 
 
@@ -78,11 +85,20 @@ class _Answer:
 
     def __init__(self, index: int, reading: Reading, service: Service, body: ChatRequest) -> None:
         self.reply = Reply(reading)
-        self._grown = Choice(index, ChatLogprobs(service.tokenizer) if body.logprobs else None)
+        self._grown = Choice(
+            index,
+            ChatLogprobs(service.tokenizer) if body.logprobs else None,
+            {"token_ids": TokenIds()} if body.return_token_ids else None,
+        )
+        self.prompt_logprobs: PromptLogprobs | None = None
+        if index == 0 and body.prompt_logprobs is not None:
+            self.prompt_logprobs = PromptLogprobs(body.prompt_logprobs, service.tokenizer)
         self._message = MessageBuilder()
 
     def add(self, delta: Delta, body: ChatRequest) -> None:
         self._grown.add(delta)
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.add(delta)
         self._message.add(message_delta(self.reply.take(delta), self.reply, _shows_reasoning(body)))
 
     def choice(self) -> dict[str, Any]:
@@ -93,14 +109,21 @@ class _Answer:
             "logprobs": grown.logprobs,
             "finish_reason": self.reply.finish_reason(grown.finish_reason),
             "stop_reason": grown.stop_reason,
-        }
+        } | grown.extras
 
 
 class _Events(EventWriter[tuple[int, Delta]]):
     """The chunks of a streamed answer."""
 
     def __init__(
-        self, service: Service, job: Job, model: str, body: ChatRequest, reading: Reading, so_far: UsageSoFar
+        self,
+        service: Service,
+        job: Job,
+        model: str,
+        body: ChatRequest,
+        reading: Reading,
+        so_far: UsageSoFar,
+        prompt: Encoded,
     ) -> None:
         self._service = service
         self._job = job
@@ -111,7 +134,8 @@ class _Events(EventWriter[tuple[int, Delta]]):
             self._common["usage"] = None
         self._so_far = so_far
         self._replies: dict[int, Reply] = {}
-        self._plain = not body.logprobs and not body.continuous_usage
+        self._prompt = prompt
+        self._plain = not body.logprobs and not body.continuous_usage and not body.return_token_ids
         self._shows_reasoning = _shows_reasoning(body)
         self._templates: dict[int, ChunkTemplate] = {}
 
@@ -133,12 +157,14 @@ class _Events(EventWriter[tuple[int, Delta]]):
         written = b""
         if begins:
             # Not before there is a token: callers take the first chunk for the first token's time.
-            written = event(common | {"choices": [_choice(index, {"role": "assistant", "content": ""})]})
-        if not (said or delta.logprobs or delta.finish_reason):
+            first = common | {"choices": [_choice(index, {"role": "assistant", "content": ""})]}
+            written = event(first | ({"prompt_token_ids": self._prompt.ids} if body.return_token_ids else {}))
+        ids = {"token_ids": delta.token_ids} if body.return_token_ids and delta.token_ids else {}
+        if not (said or delta.logprobs or delta.finish_reason or ids):
             return written
         logprobs = chat_logprobs(delta.logprobs, self._service.tokenizer) if body.logprobs else None
         reason = reply.finish_reason(delta.finish_reason)
-        choice = _choice(index, said, logprobs, reason) | {"stop_reason": delta.stop_reason}
+        choice = _choice(index, said, logprobs, reason) | {"stop_reason": delta.stop_reason} | ids
         return written + event(common | {"choices": [choice]})
 
     def end(self) -> Iterable[bytes]:

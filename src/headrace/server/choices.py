@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from headrace.server.explanation import explanation
 from headrace.server.job import Job
+from headrace.server.json_parts import JsonList
 from headrace.serving.completion import Delta
 from headrace.serving.source import arrivals
 
 
-class Logprobs(Protocol):
-    """Log-probabilities of a choice, written down as they come."""
+class Column(Protocol):
+    """Something of each of a choice's tokens, written down as they come: log-probabilities, say."""
 
     def add(self, delta: Delta) -> None: ...
 
     def value(self) -> Any:
-        """All of them, for `json_parts`."""
+        """All of it, for `json_parts`."""
         ...
 
 
 class Choice:
-    """One completion as it grows. `logprobs` None: none are shown."""
+    """One completion as it grows. `logprobs` None: none are shown. `extras` are vLLM's further fields of a choice."""
 
-    def __init__(self, index: int, logprobs: Logprobs | None = None) -> None:
+    def __init__(
+        self, index: int, logprobs: Column | None = None, extras: Mapping[str, Column] | None = None
+    ) -> None:
         self.index = index
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._logprobs = logprobs
+        self._extras = extras or {}
         self._text = io.StringIO()
 
     def add(self, delta: Delta) -> None:
         self._text.write(delta.text)
         if self._logprobs is not None:
             self._logprobs.add(delta)
+        for column in self._extras.values():
+            column.add(delta)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
     @property
@@ -46,6 +52,23 @@ class Choice:
     @property
     def logprobs(self) -> Any:
         return None if self._logprobs is None else self._logprobs.value()
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        return {name: column.value() for name, column in self._extras.items()}
+
+
+class TokenIds:
+    """`token_ids` of a whole answer's choice."""
+
+    def __init__(self) -> None:
+        self._ids = JsonList()
+
+    def add(self, delta: Delta) -> None:
+        self._ids.extend(delta.token_ids)
+
+    def value(self) -> JsonList:
+        return self._ids
 
 
 async def gather(job: Job, choices: Sequence[Choice]) -> None:

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from headrace.server.choices import Choice, UsageSoFar, gather, head, shows, usage
+from headrace.server.choices import Choice, Column, TokenIds, UsageSoFar, gather, head, shows, usage
 from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
 from headrace.server.echo import TextLogprobs, WholeTextLogprobs, echoed
 from headrace.server.events import DONE, EventStream, EventWriter, event
 from headrace.server.job import Job
 from headrace.server.json_parts import json_response
-from headrace.server.prompts import Encoded, check_length, encode_prompts
+from headrace.server.logprobs import PromptLogprobs
+from headrace.server.prompts import Encoded, check_length, encode_prompts, truncation
 from headrace.server.schemas import CompletionRequest
 from headrace.server.service import Service, service_of
 from headrace.serving.completion import Delta
@@ -32,14 +33,22 @@ async def completions(
     model = service.model(body.model)
     body.check()
     params = body.sampling
-    prompts = await encode_prompts(service, body.prompt, body.add_special_tokens is not False)
-    check_length(service, prompts, params.max_tokens)
+    prompts = await encode_prompts(
+        service,
+        body.prompt,
+        body.add_special_tokens is not False,
+        truncation(service, body, params.max_tokens),
+    )
+    # Nobody asked for the default length: where less is left, the completion ends with the context.
+    check_length(service, prompts, None if body.max_tokens is None else params.max_tokens)
     texts = await _Texts.of(service, body, prompts)
     starting = Job.start(service, "cmpl", prompts, params, body, echo=bool(body.echo))
     job = await while_connected(request.receive, starting)
     if body.stream:
         return EventStream(job, _Events(texts, job, model, body), job.cancel)
-    choices = [Choice(index, texts.whole_logprobs(index)) for index in range(len(prompts) * params.n)]
+    choices = [
+        Choice(index, texts.whole_logprobs(index), texts.extras()) for index in range(len(prompts) * params.n)
+    ]
     await while_connected(request.receive, gather(job, choices))
     answer = head(_KIND, job, model)
     answer["choices"] = [
@@ -50,6 +59,8 @@ async def completions(
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+        | choice.extras
+        | texts.prompt_ids(choice.index)
         for choice in choices
     ]
     answer["usage"] = usage(job)
@@ -68,7 +79,7 @@ class _Texts:
     ) -> None:
         self._tokenizer = service.tokenizer
         self._skip = body.skip_special_tokens is not False
-        self._shows = body.logprobs is not None
+        self._body = body
         self._fronts = fronts
         self._n = body.n or 1
         self.prompts = prompts
@@ -85,14 +96,29 @@ class _Texts:
 
     def logprobs(self, index: int) -> TextLogprobs | None:
         """None where they are not shown."""
-        if not self._shows:
+        if self._body.logprobs is None:
             return None
-        prompt = None if self._fronts is None else self.prompts[index // self._n]
-        return TextLogprobs(self._tokenizer, self._skip, prompt)
+        prompt = self.prompts[index // self._n]
+        return TextLogprobs(
+            self._tokenizer, self._skip, prompt, self._body.logprobs, self._fronts is not None
+        )
 
     def whole_logprobs(self, index: int) -> WholeTextLogprobs | None:
         growing = self.logprobs(index)
         return None if growing is None else WholeTextLogprobs(growing)
+
+    def extras(self) -> dict[str, Column]:
+        """vLLM's further fields of a whole answer's choice, as far as they are asked for."""
+        found: dict[str, Column] = {}
+        if self._body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = PromptLogprobs(self._body.prompt_logprobs, self._tokenizer)
+        if self._body.return_token_ids:
+            found["token_ids"] = TokenIds()
+        return found
+
+    def prompt_ids(self, index: int) -> dict[str, Any]:
+        """The field with the prompt's token ids, where it is asked for."""
+        return {"prompt_token_ids": self.prompts[index // self._n].ids} if self._body.return_token_ids else {}
 
 
 class _Events(EventWriter[tuple[int, Delta]]):
@@ -107,7 +133,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
             self._common["usage"] = None
         self._so_far = UsageSoFar(sum(len(prompt.ids) for prompt in texts.prompts))
         self._logprobs: dict[int, TextLogprobs | None] = {}  # of choices that have begun
-        self._plain = body.logprobs is None and not body.continuous_usage
+        self._plain = body.logprobs is None and not body.continuous_usage and not body.return_token_ids
         self._templates: dict[int, ChunkTemplate] = {}
 
     def write(self, item: tuple[int, Delta]) -> bytes:
@@ -115,19 +141,23 @@ class _Events(EventWriter[tuple[int, Delta]]):
         if index in self._templates and delta.text and delta.finish_reason is None:  # as nearly always
             return self._templates[index].event(delta.text)
         counts = self._so_far.add(delta)
-        if not shows(delta):
+        with_ids = self._body.return_token_ids
+        if not shows(delta) and not (with_ids and delta.token_ids):
             return b""
-        front = ""
+        front, prompt_ids = "", {"prompt_token_ids": None}
         if index not in self._logprobs:
             self._logprobs[index], front = self._texts.logprobs(index), self._texts.front(index)
+            prompt_ids = self._texts.prompt_ids(index)
         shown = self._logprobs[index]
-        choice = {
+        choice: dict[str, Any] = {
             "index": index,
             "text": front + delta.text,
             "logprobs": None if shown is None else shown.take(delta.prompt_logprobs, delta.logprobs),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
+        if with_ids:
+            choice |= prompt_ids | {"token_ids": delta.token_ids}
         chunk = self._common | {"choices": [choice]}
         if self._body.continuous_usage:
             chunk["usage"] = counts

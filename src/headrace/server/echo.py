@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.core.types import TokenLogprobs
 from headrace.server.json_parts import JsonList
-from headrace.server.logprobs import completion_logprobs
+from headrace.server.logprobs import TextOffsets, completion_logprobs
 from headrace.server.prompts import Encoded
 from headrace.serving.completion import Delta
 from headrace.text.tokenizer import Tokenizer
@@ -18,23 +18,22 @@ _FEW_TOKENS = 2000
 
 
 class TextLogprobs:
-    """`logprobs` of one choice, as its text grows; with the prompt's in front where `prompt` is given."""
+    """`logprobs` of one choice with `count` alternatives, as its text grows; with `echo`, the prompt's come first."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, skip_special_tokens: bool, prompt: Encoded | None
+        self, tokenizer: Tokenizer | None, skip_special_tokens: bool, prompt: Encoded, count: int, echo: bool
     ) -> None:
         self._tokenizer = tokenizer
-        self._unseen = tokenizer.special_ids if tokenizer and skip_special_tokens else frozenset()
-        self._offset = 0
-        self._echoes = prompt is not None
-        self._first = () if prompt is None else prompt.ids[:1]
+        self._count = count
+        self._offsets = TextOffsets(tokenizer, skip_special_tokens, () if echo else prompt.ids)
+        self._echoes = echo
+        self._first = prompt.ids[:1] if echo else ()
 
     def take(self, prompt: Sequence[TokenLogprobs], output: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """The entries of new tokens: of the prompt, as long as those come, then of the output."""
         entries: list[TokenLogprobs | int] = [*self._first, *(prompt if self._echoes else ()), *output]
         self._first = ()
-        logprobs, self._offset = completion_logprobs(entries, self._tokenizer, self._offset, self._unseen)
-        return logprobs
+        return completion_logprobs(entries, self._count, self._tokenizer, self._offsets)
 
 
 class WholeTextLogprobs:

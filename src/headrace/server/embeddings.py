@@ -17,9 +17,9 @@ from headrace.core.types import MAX_NAME_CHARS, MAX_TIMEOUT_S, NO_USER, NewReque
 from headrace.errors import InvalidParams
 from headrace.server.disconnect import while_connected
 from headrace.server.json_parts import JsonList, json_response
-from headrace.server.prompts import Encoded, check_length, encode_prompts
+from headrace.server.prompts import Encoded, check_length, encode_prompts, truncation
 from headrace.server.request_fields import EMBEDDING, Strict
-from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Priority, Prompts
+from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Priority, Prompts, Side, TruncatedLength
 from headrace.server.seeing.record import current
 from headrace.server.service import Service, service_of
 from headrace.serving.embedding import Embedding, embed
@@ -46,6 +46,8 @@ class EmbeddingRequest(Strict):
     # As in vLLM.
     normalize: bool | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: TruncatedLength | None = None
+    truncation_side: Side | None = None
     priority: Priority | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
@@ -64,7 +66,9 @@ async def embeddings(
     size = service.facts.hidden_size
     if body.dimensions is not None and body.dimensions > size:
         raise InvalidParams(f"dimensions must be at most {size}, the model's own size, got {body.dimensions}")
-    prompts = await encode_prompts(service, body.input, body.add_special_tokens is not False)
+    prompts = await encode_prompts(
+        service, body.input, body.add_special_tokens is not False, truncation(service, body, 0)
+    )
     check_length(service, prompts, 0)
     found = await while_connected(request.receive, _embed_all(service, body, prompts))
     data = JsonList()

@@ -8,43 +8,59 @@ from typing import Any
 from headrace.core.types import TokenLogprobs
 from headrace.server.json_parts import JsonList
 from headrace.serving.completion import Delta
+from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot write; vLLM uses the same number."""
 
 
-def completion_logprobs(
-    entries: Sequence[TokenLogprobs | int],
-    tokenizer: Tokenizer | None,
-    offset: int,
-    unseen: frozenset[int] = frozenset(),
-) -> tuple[dict[str, Any], int]:
-    """`logprobs` of /v1/completions, and the offset in characters at which the next token's text begins.
+class TextOffsets:
+    """Where each token's text begins, in characters of the whole text, as its tokens come in order.
 
-    A bare number is a token that nothing predicts, the first of a prompt. `unseen` tokens take no room in the text.
+    A token that goes on with a character begins where that character does. `before` are ids whose text comes before.
     """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, skip_special_tokens: bool, before: Sequence[int] = ()
+    ) -> None:
+        self._text = (
+            None if tokenizer is None else IncrementalDetokenizer(tokenizer, skip_special_tokens, before)
+        )
+        self._offset = 0
+
+    def take(self, token: int) -> int:
+        """The offset of the next token."""
+        offset = self._offset
+        if self._text is not None:
+            self._offset += len(self._text.push((token,)))
+        return offset
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs | int], count: int, tokenizer: Tokenizer | None, offsets: TextOffsets
+) -> dict[str, Any]:
+    """`logprobs` of /v1/completions, with `count` alternatives. A bare number is a token that nothing predicts, the
+    first of a prompt."""
     tokens: list[str] = []
     chosen: list[float | None] = []
     top: list[dict[str, float] | None] = []
-    offsets: list[int] = []
+    begins: list[int] = []
     for entry in entries:
         token = entry if isinstance(entry, int) else entry.token
         text = _text(token, tokenizer)
         tokens.append(text)
-        offsets.append(offset)
-        if token not in unseen:
-            offset += len(text)
+        begins.append(offsets.take(token))
         if isinstance(entry, int):
             chosen.append(None)
             top.append(None)
             continue
         alternatives = {text: _finite(entry.logprob)}
-        for other, logprob, _ in entry.top:
+        for other, logprob, _ in entry.top[:count]:
             alternatives.setdefault(_text(other, tokenizer), _finite(logprob))
         chosen.append(_finite(entry.logprob))
         top.append(alternatives)
-    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}, offset
+    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": begins}
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -70,6 +86,31 @@ class ChatLogprobs:
 
     def value(self) -> dict[str, Any]:
         return {"content": self._content}
+
+
+class PromptLogprobs:
+    """vLLM's `prompt_logprobs` of a whole answer, with `count` alternatives: an object a prompt token, null for the
+    first."""
+
+    def __init__(self, count: int, tokenizer: Tokenizer | None) -> None:
+        self._count = count
+        self._tokenizer = tokenizer
+        self._entries = JsonList()
+        self._entries.extend([None])
+
+    def add(self, delta: Delta) -> None:
+        self._entries.extend([self._by_token(entry) for entry in delta.prompt_logprobs])
+
+    def value(self) -> JsonList:
+        return self._entries
+
+    def _by_token(self, entry: TokenLogprobs) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *entry.top[: self._count]):
+            if str(token) not in found:
+                text = None if self._tokenizer is None else _text(token, self._tokenizer)
+                found[str(token)] = {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+        return found
 
 
 def _described(token: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Prompts as token ids: tokenized off the event loop where that takes long, and held against the context."""
+"""Prompts as token ids: tokenized off the event loop where that takes long, shortened, and held against the context."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 from headrace.errors import PromptTooLong, RequestError
 from headrace.server.schemas import Prompt
@@ -23,30 +23,62 @@ LONG_CHARS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """`text` is None for a prompt that came as ids."""
+    """A prompt. `text` is None where it came as ids or was shortened. `continued` is the text of the last message that
+    the answer goes on with, None where the answer is a message of its own."""
 
     ids: tuple[int, ...]
     text: str | None = None
+    continued: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """vLLM's truncate_prompt_tokens: at most `keep` ids of a prompt stay, the last ones, or the first with `right`."""
+
+    keep: int
+    right: bool = False
+
+    def apply(self, prompt: Encoded) -> Encoded:
+        ids = prompt.ids
+        if len(ids) <= self.keep:
+            return prompt
+        return replace(prompt, ids=ids[: self.keep] if self.right else ids[len(ids) - self.keep :], text=None)
+
+
+class Truncated(Protocol):
+    """The fields of a request that say how to shorten prompts."""
+
+    truncate_prompt_tokens: int | None
+    truncation_side: Literal["left", "right"] | None
+
+
+def truncation(service: Service, body: Truncated, max_tokens: int | None) -> Truncation | None:
+    """How a request wants its prompts shortened; None where it does not. -1 leaves room for `max_tokens` or one."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return None
+    if keep < 0:
+        limit = service.facts.max_model_len
+        if limit is None:
+            return None
+        keep = max(1, limit - (1 if max_tokens is None else max_tokens))
+    return Truncation(keep, body.truncation_side == "right")
 
 
 async def encode_prompts(
-    service: Service, prompts: Sequence[Prompt], add_special_tokens: bool = True
+    service: Service,
+    prompts: Sequence[Prompt],
+    add_special_tokens: bool = True,
+    truncation: Truncation | None = None,
 ) -> list[Encoded]:
     """Raises RequestError for text that cannot be tokenized, or that a model without a tokenizer cannot take."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        return [Encoded(tuple(prompt)) for prompt in prompts if not isinstance(prompt, str)]
-    tokenizer = tokenizer_of(service)
-    check_chars(service, texts)
-    chars = sum(map(len, texts))
-    if chars <= SHORT_CHARS:
-        rows = tokenizer.encode_batch(texts, add_special_tokens)
+    if texts:
+        rows = await _tokenized(service, texts, add_special_tokens, truncation)
+        encoded = [Encoded(ids, text) for ids, text in zip(rows, texts, strict=True)]
     else:
-        pool = service.long_texts if chars > LONG_CHARS else None
-        rows = await asyncio.get_running_loop().run_in_executor(
-            pool, tokenizer.encode_batch, texts, add_special_tokens
-        )
-    return [Encoded(tuple(ids), text) for ids, text in zip(rows, texts, strict=True)]
+        encoded = [Encoded(tuple(prompt)) for prompt in prompts if not isinstance(prompt, str)]
+    return encoded if truncation is None else list(map(truncation.apply, encoded))
 
 
 async def encode_chat(
@@ -55,28 +87,63 @@ async def encode_chat(
     add_generation_prompt: bool,
     variables: Mapping[str, Any],
     tools: Sequence[Tool] = (),
+    *,
+    continue_final_message: bool = False,
+    add_special_tokens: bool = False,
+    truncation: Truncation | None = None,
 ) -> Encoded:
-    """Raises RequestError for messages of a wrong shape, or that the model's chat template refuses."""
+    """A conversation as its chat template writes it; `variables` are further names for the template.
 
-    def render() -> Encoded:
-        tokenizer = tokenizer_of(service)
-        for name in _RESERVED:
-            if name in variables:
-                raise RequestError(f"chat_template_kwargs must not set {name}")
+    Raises RequestError for messages of a wrong shape, or that the model's chat template refuses.
+    """
+    tokenizer = tokenizer_of(service)
+    for name in _RESERVED:
+        if name in variables:
+            raise RequestError(f"chat_template_kwargs must not set {name}")
+
+    def render() -> str:
         template = tokenizer.chat_template_source(bool(tools))
         described = [tool.described for tool in tools] if knows_tools(template) else None
-        text = tokenizer.apply_chat_template(
-            adapted(messages, tools, template), add_generation_prompt, described, **variables
-        )
-        check_chars(service, [text])
-        return Encoded(tuple(tokenizer.encode(text, add_special_tokens=False)), text)
+        return tokenizer.apply_chat_template(
+            adapted(messages, tools, template), add_generation_prompt, described,
+            continue_final_message=continue_final_message, **variables,
+        )  # fmt: skip
 
-    return await asyncio.to_thread(
-        render
-    )  # a template may be slow, and may be stopped only by its own limits
+    # A template may be slow, and may be stopped only by its own limits.
+    text = await asyncio.to_thread(render)
+    (ids,) = await _tokenized(service, [text], add_special_tokens, truncation)
+    prompt = Encoded(ids, text, _text_of(messages[-1]) if continue_final_message else None)
+    return prompt if truncation is None else truncation.apply(prompt)
 
 
-_RESERVED = ("messages", "add_generation_prompt", "tools", "chat_template")
+_RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template")
+
+
+async def _tokenized(
+    service: Service, texts: list[str], add_special_tokens: bool, truncation: Truncation | None
+) -> list[tuple[int, ...]]:
+    """Ids of texts. What takes long is done in a thread, and what takes very long one after the other."""
+    tokenizer = tokenizer_of(service)
+    if truncation is None:
+        check_chars(service, texts)
+    chars = sum(map(len, texts))
+    if chars <= SHORT_CHARS:
+        return list(map(tuple, tokenizer.encode_batch(texts, add_special_tokens)))
+
+    def encode() -> list[tuple[int, ...]]:
+        # A batch even where it is a single text: only that lets other threads run meanwhile.
+        return list(map(tuple, tokenizer.encode_batch(texts, add_special_tokens)))
+
+    pool = service.long_texts if chars > LONG_CHARS else None
+    return await asyncio.get_running_loop().run_in_executor(pool, encode)
+
+
+def _text_of(message: Any) -> str:
+    """The text of a message that a template has rendered."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content or ())
 
 
 def check_chars(service: Service, texts: Sequence[str]) -> None:

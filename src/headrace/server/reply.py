@@ -40,20 +40,32 @@ class Reading:
     hidden: frozenset[str]
 
     @classmethod
-    def of(cls, service: Service, tools: ToolUse, prompt: str, params: SamplingParams) -> Reading:
-        """`prompt` as the chat template wrote it; `params` as the request has them, see `held`."""
+    def of(
+        cls,
+        service: Service,
+        tools: ToolUse,
+        prompt: str,
+        params: SamplingParams,
+        continued: str | None = None,
+    ) -> Reading:
+        """`prompt` as the chat template wrote it; `params` as the request has them, see `held`. `continued` is the text
+        of a last message that the completions go on with."""
         calls = service.replies.calls if tools.tools else None
         if tools.forced:
             calls = calls or GENERIC
             calls = TOOL_CALL_FORMATS[calls.forced or calls.name]
         reasoning = service.replies.reasoning
+        inside = False
+        if reasoning is not None and continued is not None:
+            inside = reasoning.continues_inside(continued)
+        elif reasoning is not None:
+            inside = reasoning.begins_inside(prompt)
         markers = calls.markers if calls is not None else ()
         marks = (reasoning.open, reasoning.close) if reasoning is not None else ()
         special = _special(service.tokenizer, (*markers, *marks))
         return cls(
             tools, calls, reasoning, None if tools.forced else params.grammar,
-            reasoning is not None and reasoning.begins_inside(prompt),
-            frozenset(special.values()), frozenset(special) if params.skip_special_tokens else frozenset(),
+            inside, frozenset(special.values()), frozenset(special) if params.skip_special_tokens else frozenset(),
         )  # fmt: skip
 
     def reader(self) -> ReplyReader | None:

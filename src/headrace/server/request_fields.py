@@ -54,10 +54,6 @@ _NOT_IMPLEMENTED = Refused("it is not implemented")
 
 _SAMPLING: dict[str, Other] = {
     "bad_words": _NOT_IMPLEMENTED,
-    "prompt_logprobs": Refused("it is not implemented", (None,)),
-    "return_token_ids": _NOT_IMPLEMENTED,
-    "truncate_prompt_tokens": Refused("it is not implemented", (None,)),
-    "truncation_side": _NOT_IMPLEMENTED,
     "early_stopping": _NO_BEAMS,
     "ec_transfer_params": Refused("there is no transfer of encoder caches between servers"),
     "guided_decoding_backend": NoEffect("there is one backend"),
@@ -105,11 +101,9 @@ COMPLETION: dict[str, Other] = _SAMPLING | {
 }
 
 CHAT: dict[str, Other] = _SAMPLING | _ABOUT_CALLERS | {
-    "add_special_tokens": _NOT_IMPLEMENTED,
     "audio": Refused("answers are text"),
     "best_of": Refused("all n are returned", (None, 1)),
     "chat_template": _OWN_TEMPLATE,
-    "continue_final_message": _NOT_IMPLEMENTED,
     "documents": Refused("give them to the chat template in chat_template_kwargs"),
     "echo": Refused("see continue_final_message"),
     "function_call": Refused("use tools and tool_choice", (None,)),
@@ -117,7 +111,6 @@ CHAT: dict[str, Other] = _SAMPLING | _ABOUT_CALLERS | {
     "media_io_kwargs": _NO_MEDIA,
     "modalities": Refused("answers are text", (*EMPTY, ["text"])),
     "prediction": NoEffect("it could only make the answer come faster"),
-    "reasoning_effort": _NOT_IMPLEMENTED,
     "return_prompt_text": Refused("use return_token_ids, or /tokenize"),
     "verbosity": Refused("say in a message how long the answer should be", (None, "medium")),
     "web_search_options": Refused("this server searches nothing", (None,)),
@@ -147,8 +140,6 @@ EMBEDDING: dict[str, Other] = {
     "mm_processor_kwargs": _NO_MEDIA,
     "padding": Refused("prompts are not padded", (None, "do_not_pad")),
     "request_id": _NAMED_BY_HEADER,
-    "truncate_prompt_tokens": Refused("it is not implemented", (None,)),
-    "truncation_side": _NOT_IMPLEMENTED,
     "use_activation": Refused("use normalize", (None, True)),
 }
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PlainValidator
 from headrace.core.params import MAX_LOGPROBS, SamplingParams
 from headrace.errors import InvalidParams
 from headrace.server.request_fields import RESPONSES, Strict
-from headrace.server.schemas import Length, SamplingFields
+from headrace.server.schemas import Length, SamplingFields, template_variables
 from headrace.server.structured import text_grammar
 from headrace.text.tools import Tool, ToolUse, checked_tool_use, checked_tools
 
@@ -136,5 +136,4 @@ class ResponsesRequest(SamplingFields):
     def template_variables(self) -> dict[str, Any]:
         """What the chat template sees beside the conversation."""
         effort = None if self.reasoning is None else self.reasoning.effort
-        given = {} if effort is None else {"reasoning_effort": effort}
-        return given | (self.chat_template_kwargs or {})
+        return template_variables(effort, self.chat_template_kwargs)

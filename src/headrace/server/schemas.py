@@ -6,6 +6,7 @@ checked by hand, because a list of errors for each of a million elements is an a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -89,6 +90,9 @@ Priority = Annotated[
     ),
 ]
 Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
+TruncatedLength = Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)]
+Side = Literal["left", "right"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -115,7 +119,7 @@ class StreamOptions(Strict):
 
 
 class SamplingFields(Strict):
-    """What completions and chats have in common."""
+    """What completions, chats and responses have in common."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
     stream: bool | None = None
@@ -195,7 +199,21 @@ _SAMPLING_NAMES = (
 )  # fmt: skip
 
 
-class CompletionRequest(SamplingFields):
+class PromptFields(SamplingFields):
+    """What completions and chats alone have in common: vLLM's fields about the prompt."""
+
+    truncate_prompt_tokens: TruncatedLength | None = None
+    truncation_side: Side | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidParams("prompt_logprobs is not available in streams")
+
+
+class CompletionRequest(PromptFields):
     """Body of POST /v1/completions."""
 
     others: ClassVar = COMPLETION
@@ -221,7 +239,17 @@ class CompletionRequest(SamplingFields):
         if self.max_tokens is None and self.min_tokens is not None:
             length = max(length, self.min_tokens)
         params = self._sampling(length, self.logprobs)
-        return replace(params, prompt_logprobs=self.logprobs) if self.echo else params
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return replace(params, prompt_logprobs=max((k for k in asked if k is not None), default=None))
+
+
+def template_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The variables of a chat template. By two of them templates know how much a model is to reason, as in vLLM."""
+    variables = dict(given or {})
+    if effort is not None:
+        variables.setdefault("enable_thinking", effort != "none")
+        variables["reasoning_effort"] = effort
+    return variables
 
 
 _TEXT_PART = {
@@ -247,7 +275,7 @@ MESSAGES: dict[str, Any] = {
 """As `headrace.text.messages` checks them; the model's chat template may ask for more."""
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(PromptFields):
     """Body of POST /v1/chat/completions. `headrace.text.messages` checks the messages."""
 
     others: ClassVar = CHAT
@@ -258,7 +286,10 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
     tools: Any = None  # `headrace.text.tools` checks these two
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -273,6 +304,13 @@ class ChatRequest(SamplingFields):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParams("top_logprobs needs logprobs to be true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidParams("continue_final_message and add_generation_prompt cannot both be true")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template sees beside the conversation."""
+        return template_variables(self.reasoning_effort, self.chat_template_kwargs)
 
     @property
     def length(self) -> int | None:
@@ -282,4 +320,5 @@ class ChatRequest(SamplingFields):
     @property
     def sampling(self) -> SamplingParams:
         """Raises InvalidParams where the parameters do not fit together."""
-        return self._sampling(self.length, (self.top_logprobs or 0) if self.logprobs else None)
+        params = self._sampling(self.length, (self.top_logprobs or 0) if self.logprobs else None)
+        return replace(params, prompt_logprobs=self.prompt_logprobs)

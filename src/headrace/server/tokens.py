@@ -36,6 +36,7 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Any = None
 
@@ -53,6 +54,8 @@ async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(se
     service.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidParams("either prompt or messages must be given")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidParams("continue_final_message and add_generation_prompt cannot both be true")
     tokenizer = tokenizer_of(service)
     if body.prompt is not None:
         (encoded,) = await encode_prompts(service, [body.prompt], body.add_special_tokens is not False)
@@ -63,6 +66,8 @@ async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(se
             body.add_generation_prompt is not False,
             body.chat_template_kwargs or {},
             checked_tool_use(body.tools, None).tools,
+            continue_final_message=bool(body.continue_final_message),
+            add_special_tokens=bool(body.add_special_tokens),
         )
     strings = None
     if body.return_token_strs:

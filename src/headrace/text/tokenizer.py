@@ -172,10 +172,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt of a conversation, by the model's chat template.
 
+        continue_final_message: see ChatTemplate.render.
         chat_template: the name of one of the folder's templates, or a template to use instead. Without it, "tool_use"
             is taken when there are tools and the folder has such a template, else "default".
         variables: further names that the template sees, such as enable_thinking=False.
@@ -185,7 +187,11 @@ class Tokenizer:
         """
         template = self._template(chat_template, bool(tools))
         return template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **variables,
         )
 
     def encode_chat(

@@ -24,6 +24,10 @@ class ReasoningFormat:
         end = prompt.rstrip()
         return end.endswith(self.open) or (self.assumed and not end.endswith(self.close))
 
+    def continues_inside(self, message: str) -> bool:
+        """Text that goes on with this message begins inside of the reasoning, because the message has not closed it."""
+        return message.rfind(self.open) > message.rfind(self.close)
+
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     one.name: one
