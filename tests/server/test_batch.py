@@ -17,20 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.cli import main
 from headrace.cli import run_batch as run_batch_command
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EngineDead
 from headrace.server import batch_input, batch_output
 from headrace.server.app import create_app
 from headrace.server.batch import Progress, run_batch
 from headrace.server.batch_input import BatchInput
 from headrace.server.batch_output import BatchOutput
+from headrace.serving.backoff import Backoff
 from headrace.serving.process_client import ProcessClient
+from headrace.serving.supervisor import Supervisor
 from headrace.text.tokenizer import Tokenizer
 from tests.server.conftest import TALE
-from tests.serving.tiny_engine import COMMAND, FAIL
+from tests.serving.tiny_engine import COMMAND, CRASH, FAIL
 
 Line = dict[str, Any]
 
@@ -187,23 +189,12 @@ def test_busy_engines_are_asked_again(tmp_path: Path) -> None:
     async def go() -> Progress:
         nonlocal refusals
         client = await ProcessClient.start({"tokenizer_folder": str(TALE)}, command=COMMAND, max_in_flight=16)
-        app = create_app(client, Tokenizer.from_folder(TALE), ["tiny"], client.facts)
-
-        async def counting(scope: Scope, receive: Receive, send: Send) -> None:
-            async def counted(message: Any) -> None:
-                nonlocal refusals
-                refusals += message.get("status") == 429
-                message["headers"] = [h for h in message.get("headers", ()) if h[0] != b"retry-after"]
-                if message["type"] == "http.response.start":
-                    message["headers"].append((b"retry-after", b"0"))
-                await send(message)
-
-            await app(scope, receive, counted)
-
+        app = Refusals(create_app(client, Tokenizer.from_folder(TALE), ["tiny"], client.facts))
         output = BatchOutput(tmp_path / "out")
         try:
-            return await run_batch(counting, BatchInput(source), output, concurrency=8)
+            return await run_batch(app, BatchInput(source), output, concurrency=8)
         finally:
+            refusals = app.seen[429]
             output.close()
             await client.aclose()
 
@@ -211,7 +202,145 @@ def test_busy_engines_are_asked_again(tmp_path: Path) -> None:
     progress = asyncio.run(go())
     assert refusals > 0
     assert complaint(tmp_path / "out", ids) is None
-    assert progress.answered + progress.failed == 60
+    assert progress.complete and progress.answered == 60
+
+
+class Refusals:
+    """An app, with a count of its refusals, none of which says how long to wait."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.seen: Counter[int] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.seen[message["status"] if scope["method"] == "POST" else 0] += 1
+                message["headers"] = [h for h in message.get("headers", ()) if h[0] != b"retry-after"]
+                message["headers"].append((b"retry-after", b"0"))
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+def supervised(
+    source: Path, output: Path, kill_at: int | None = None, concurrency: int = 8, **again: object
+) -> tuple[Progress, Counter[int]]:
+    """A batch over the counting engine, which is killed once so many rows have ended; the next ones start with the
+    options `again`."""
+
+    async def go() -> tuple[Progress, Counter[int]]:
+        options: dict[str, object] = {"step_s": 0.001, "tokenizer_folder": str(TALE)}
+        starts = 0
+
+        async def start() -> ProcessClient:
+            nonlocal starts
+            starts += 1
+            return await ProcessClient.start(options | (again if starts > 1 else {}), command=COMMAND)
+
+        client = await Supervisor.start(start, Backoff(first_s=0.01, longest_s=0.02))
+        killed = False
+
+        def tell(progress: Progress) -> None:
+            nonlocal killed
+            if kill_at is not None and progress.answered >= kill_at and not killed:
+                killed = True
+                os.kill(client.pid, signal.SIGKILL)
+
+        try:
+            app = Refusals(create_app(client, Tokenizer.from_folder(TALE), ["tiny"], client.facts))
+            into = BatchOutput(output)
+            try:
+                progress = await run_batch(
+                    app, BatchInput(source), into, concurrency=concurrency, tell=tell, patience_s=20
+                )
+                assert kill_at is None or client.restarts >= 1
+                return progress, app.seen
+            finally:
+                into.close()
+        finally:
+            await client.aclose()
+
+    return asyncio.run(go())
+
+
+def test_an_engine_that_takes_long_to_come_back_is_waited_for(tmp_path: Path) -> None:
+    """Far longer than a refused request would be tried again."""
+    ids = [f"{i}" for i in range(60)]
+    source = written(tmp_path / "in", [request(i, {"prompt": [5], "max_tokens": 30}) for i in ids])
+    progress, seen = supervised(source, tmp_path / "out", kill_at=10, slow_load_s=1.0)
+    assert seen[503] > 0, "nobody was refused"
+    assert complaint(tmp_path / "out", ids) is None
+    assert {answer["response"]["status_code"] for answer in answers(tmp_path / "out")} == {200}
+    assert progress.complete and progress.answered == 60
+
+
+def test_a_row_that_ends_every_engine_takes_no_other_row_with_it(tmp_path: Path) -> None:
+    ids = [f"{i}" for i in range(30)]
+    lines = [request(i, {"prompt": [CRASH if i == "7" else 5], "max_tokens": 30}) for i in ids]
+    source = written(tmp_path / "in", lines)
+    progress, _ = supervised(source, tmp_path / "out")
+    assert (progress.answered, progress.failed, progress.unanswered) == (29, 0, 1) and not progress.complete
+    assert complaint(tmp_path / "out", [i for i in ids if i != "7"]) is None
+    assert {answer["response"]["status_code"] for answer in answers(tmp_path / "out")} == {200}
+
+
+def test_an_engine_that_never_comes_back_ends_the_run_and_leaves_the_rest_for_another(tmp_path: Path) -> None:
+    ids = [f"{i}" for i in range(40)]
+    source = written(tmp_path / "in", [request(i, {"prompt": [5], "max_tokens": 30}) for i in ids])
+
+    async def go() -> None:
+        client = await ProcessClient.start({"step_s": 0.001, "tokenizer_folder": str(TALE)}, command=COMMAND)
+        output = BatchOutput(tmp_path / "out")
+
+        def tell(progress: Progress) -> None:
+            if progress.answered == 10:
+                os.kill(client.pid, signal.SIGKILL)
+
+        try:
+            app = create_app(client, Tokenizer.from_folder(TALE), ["tiny"], client.facts)
+            await run_batch(app, BatchInput(source), output, concurrency=4, tell=tell)
+        finally:
+            output.close()
+            await client.aclose()
+
+    with pytest.raises(EngineDead, match="cannot go on"):
+        asyncio.run(go())
+    assert 10 <= len(answers(tmp_path / "out")) < 40
+    progress = run(source, tmp_path / "out")
+    assert progress.complete and progress.before >= 10 and complaint(tmp_path / "out", ids) is None
+
+
+def test_a_run_repairs_the_refusals_that_an_earlier_version_wrote(tmp_path: Path) -> None:
+    ids = [f"{i}" for i in range(6)]
+    source = written(tmp_path / "in", [request(i) for i in ids])
+    said = {"0": 200, "1": 503, "2": 429, "3": 400, "4": 503}
+    kept = [
+        {
+            "id": f"batch_req_{i}",
+            "custom_id": i,
+            "response": {"status_code": status, "body": {}},
+            "error": None,
+        }
+        for i, status in said.items()
+    ]
+    output = written(tmp_path / "out", kept)
+    progress = run(source, output)
+    assert (progress.before, progress.failed_before, progress.answered) == (2, 1, 4) and not progress.complete
+    assert complaint(output, ids) is None
+    statuses = {answer["custom_id"]: answer["response"]["status_code"] for answer in answers(output)}
+    assert statuses == dict.fromkeys(ids, 200) | {"3": 400}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_row_that_the_queue_could_never_hold_is_refused_for_good(tmp_path: Path) -> None:
+    source = written(tmp_path / "in", [request("a", {"prompt": [[5]] * 3000, "max_tokens": 1})])
+    done = subprocess.run(
+        command(str(source), str(tmp_path / "out")), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1, done.stderr
+    (answer,) = answers(tmp_path / "out")
+    assert answer["response"]["status_code"] == 400
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
@@ -332,10 +461,13 @@ def test_exit_codes_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "--served-model-name",
         "story",
     ]
-    assert main(words) == 0
+    assert main(words) == 1
     assert "2 requests: 1 answered, 1 failed;" in capsys.readouterr().out
-    assert main([*words, "--fail-on-error"]) == 0  # nothing is left to fail
-    assert main([*words, "--fail-on-error", "--overwrite"]) == 1
+    assert main(words) == 1  # the output still holds the failure
+    assert "0 failed, 2 were there before (1 failed);" in capsys.readouterr().out
+    assert main([*words, "--overwrite"]) == 1
+    written(tmp_path / "in", [request("a", {"prompt": "Once", "max_tokens": 2, "model": "story"})])
+    assert main([*words, "--overwrite"]) == 0
     assert main(["run-batch", str(source), str(source)]) == 1
     assert "cannot be its input" in capsys.readouterr().err
     assert main([*words, "--concurrency", "0"]) == 1

@@ -39,7 +39,8 @@ def add_parser(commands: Any) -> None:
         "run-batch", help="answer a file of requests", epilog=EXAMPLES,
         description="Answer the requests of a file in OpenAI's batch format, with the routes of the server but "
         "without HTTP. Answers are appended as they come, so that a run which was killed goes on where it was. Lines "
-        "that cannot be answered become error entries.",
+        "that cannot be answered become error entries. The exit code is 1 unless every line has an answer with "
+        "status 200.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("input", type=Path, metavar="IN", help="requests, one JSON object a line")
@@ -55,9 +56,6 @@ def add_parser(commands: Any) -> None:
         help="requests at a time (default: twice as many as the engine runs at once)",
     )  # fmt: skip
     group.add_argument("--overwrite", action="store_true", help="start anew: forget what OUT holds")
-    group.add_argument(
-        "--fail-on-error", action="store_true", help="exit with 1 if a request was not answered with 200"
-    )
     group.add_argument(
         "--pooling", default="last", choices=("last", "mean"),
         help="how embeddings are made, where a request does not say (default: %(default)s)",
@@ -91,12 +89,14 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bar.close()
     spent = time.monotonic() - began
-    before = f", {progress.before} were there before" if progress.before else ""
+    failed_before = f" ({progress.failed_before} failed)" if progress.failed_before else ""
+    before = f", {progress.before} were there before{failed_before}" if progress.before else ""
+    unanswered = f", {progress.unanswered} left without an answer" if progress.unanswered else ""
     print(
-        f"headrace: {progress.total} requests: {progress.answered} answered, {progress.failed} failed{before}; "
-        f"{progress.tokens} tokens in {spent:.1f} s; {args.output}"
+        f"headrace: {progress.total} requests: {progress.answered} answered, {progress.failed} failed{unanswered}"
+        f"{before}; {progress.tokens} tokens in {spent:.1f} s; {args.output}"
     )
-    return 1 if args.fail_on_error and progress.failed else 0
+    return 0 if progress.complete else 1
 
 
 class _Bar:

@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from headrace.errors import EngineDead
 from headrace.server.batch_input import BatchInput, Entry
-from headrace.server.batch_output import BatchOutput, mark_of
+from headrace.server.batch_output import REFUSALS, BatchOutput, mark_of
 from headrace.server.local_call import call
+from headrace.serving.state import EngineState
 
-BUSY = frozenset({429, 503})
-"""Answers that mean "later": the queue is full, or the engine is being started again."""
+MAX_DEATHS = 3
+"""Engines that may end while a row is at work; after that it is set aside, to be run alone at the end."""
 
-MAX_TRIES = 8
-MAX_PAUSE_S = 30.0
+MAX_REFUSALS = 8
+"""429 answers in a row that no other row can explain, as none was at work; the row is left without an answer then."""
+
+READY_PATIENCE_S = 1800.0
+"""Time that an engine gets to come back: that of a start."""
+
+_READY_POLL_S = 0.25
+_MAX_PAUSE_S = 30.0
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of entries. `before`: answered by earlier runs. `tokens`: of prompts and outputs, in this run."""
+    """Counts of rows. `before`: answered by earlier runs, of which `failed_before` not with 200. `unanswered`: left
+    for another run, as the engine ended while they ran, or never took them. `tokens`: of prompts and outputs, in
+    this run."""
 
     total: int
     before: int = 0
+    failed_before: int = 0
     answered: int = 0
     failed: int = 0
+    unanswered: int = 0
     tokens: int = 0
 
     @property
     def ended(self) -> int:
-        return self.before + self.answered + self.failed
+        return self.before + self.answered + self.failed + self.unanswered
+
+    @property
+    def complete(self) -> bool:
+        """Every row has an answer, and it is a good one."""
+        return self.total == self.before + self.answered and not self.failed_before
 
 
 async def run_batch(
@@ -44,60 +63,118 @@ async def run_batch(
     *,
     concurrency: int,
     tell: Callable[[Progress], None] = lambda progress: None,
+    patience_s: float = READY_PATIENCE_S,
 ) -> Progress:
     """Answer every entry that has no answer yet. The order of answers is that in which they come.
 
-    Raises ConfigError when the output cannot be written.
+    A refusal (429, 503) is never an answer: the server is asked again once its queue has room or its engine is back.
+    Raises ConfigError when the output cannot be written, EngineDead when the engine does not come back within
+    `patience_s` seconds. What was answered before that is in the output, and another run does the rest.
     """
     output.check(source.entries)
     left = [entry for entry in source.entries if mark_of(entry) not in output.done]
-    progress = Progress(len(source.entries), before=len(source.entries) - len(left))
+    progress = Progress(len(source.entries), len(source.entries) - len(left), output.failed)
     tell(progress)
-    entries = iter(left)
-    workers = [
-        asyncio.ensure_future(_work(app, source, output, entries, progress, tell))
-        for _ in range(min(concurrency, len(left)))
-    ]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    batch = _Batch(app, source, output, progress, tell, patience_s)
+    suspects = await batch.run(left, concurrency)
+    progress.unanswered = len(await batch.run(suspects, 1))
+    tell(progress)
     return progress
 
 
-async def _work(
-    app: ASGIApp,
-    source: BatchInput,
-    output: BatchOutput,
-    entries: Iterator[Entry],
-    progress: Progress,
-    tell: Callable[[Progress], None],
-) -> None:
-    for entry in entries:
-        if entry.fault is not None:
-            output.fault(entry, "invalid_request", entry.fault)
-            progress.failed += 1
-        else:
-            status, body = await _answer(app, *source.request(entry))
-            output.answer(entry, status, _request_id(body), body)
-            progress.answered += status == 200
-            progress.failed += status != 200
-            progress.tokens += _tokens(body)
-        tell(progress)
-        await asyncio.sleep(0)  # a file of faults alone would not let anybody else run
+class _Left(Exception):
+    """A row got no answer."""
 
 
-async def _answer(app: ASGIApp, path: str, body: bytes) -> tuple[int, Any]:
-    """Status and body; tried again where the server was busy, up to MAX_TRIES."""
-    for attempt in range(MAX_TRIES):
-        status, headers, answer = await call(app, path, body)
-        if status not in BUSY or attempt == MAX_TRIES - 1:
-            break
-        asked = headers.get("retry-after", "1")
-        await asyncio.sleep(min(MAX_PAUSE_S, float(asked) if asked.isdigit() else 1.0))
-    return status, json.loads(answer)
+class _Batch:
+    """Rows at work."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        source: BatchInput,
+        output: BatchOutput,
+        progress: Progress,
+        tell: Callable[[Progress], None],
+        patience_s: float,
+    ) -> None:
+        self._app = app
+        self._source = source
+        self._output = output
+        self._progress = progress
+        self._tell = tell
+        self._patience_s = patience_s
+        self._at_work = 0  # requests that the server has not answered
+
+    async def run(self, entries: Sequence[Entry], concurrency: int) -> list[Entry]:
+        """Answer entries, so many at a time; returns those that got no answer."""
+        left: list[Entry] = []
+        todo = iter(entries)
+        workers = [
+            asyncio.ensure_future(self._work(todo, left)) for _ in range(min(concurrency, len(entries)))
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        return left
+
+    async def _work(self, entries: Iterator[Entry], left: list[Entry]) -> None:
+        progress = self._progress
+        for entry in entries:
+            if entry.fault is not None:
+                self._output.fault(entry, "invalid_request", entry.fault)
+                progress.failed += 1
+            else:
+                try:
+                    status, body = await self._answer(*self._source.request(entry))
+                except _Left:
+                    left.append(entry)
+                    continue
+                self._output.answer(entry, status, _request_id(body), body)
+                progress.answered += status == 200
+                progress.failed += status != 200
+                progress.tokens += _tokens(body)
+            self._tell(progress)
+            await asyncio.sleep(0)  # a file of faults alone would not let anybody else run
+
+    async def _answer(self, path: str, body: bytes) -> tuple[int, Any]:
+        """Status and body of an answer that is no refusal. Raises _Left, EngineDead."""
+        deaths = refusals = 0
+        while deaths < MAX_DEATHS and refusals < MAX_REFUSALS:
+            await self._ready()
+            self._at_work += 1
+            try:
+                status, headers, answer = await call(self._app, path, body)
+            finally:
+                self._at_work -= 1
+            if status not in REFUSALS:
+                return status, json.loads(answer)
+            if status == HTTPStatus.SERVICE_UNAVAILABLE:
+                deaths += 1
+                continue
+            refusals = 0 if self._at_work else refusals + 1
+            asked = headers.get("retry-after", "1")
+            await asyncio.sleep(min(_MAX_PAUSE_S, float(asked) if asked.isdigit() else 1.0))
+        raise _Left
+
+    async def _ready(self) -> None:
+        """Wait until the server takes requests. Raises EngineDead."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            status, _, answer = await call(self._app, "/ready", method="GET")
+            if status == HTTPStatus.OK:
+                return
+            said = json.loads(answer)
+            if said["status"] == EngineState.DEAD.value:
+                raise EngineDead(f"the batch cannot go on: {said['reason']}")
+            if time.monotonic() > deadline:
+                raise EngineDead(
+                    f"the engine did not come back within {self._patience_s:g} s: {said['reason']}"
+                )
+            await asyncio.sleep(_READY_POLL_S)
 
 
 def _request_id(body: Any) -> str:

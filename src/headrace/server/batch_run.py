@@ -15,6 +15,7 @@ from headrace.server.batch import Progress, run_batch
 from headrace.server.batch_input import MAX_LINE_BYTES, BatchInput
 from headrace.server.batch_output import BatchOutput, mark_of
 from headrace.server.run import load_tokenizer
+from headrace.server.traffic_options import TrafficOptions
 from headrace.serving.child import ENGINE_COMMAND
 from headrace.serving.process_client import ProcessClient
 from headrace.serving.supervisor import Supervisor
@@ -51,7 +52,7 @@ def run(config: EngineConfig, options: BatchOptions, tell: Callable[[Progress], 
         try:
             output.check(source.entries)
             if all(mark_of(entry) in output.done for entry in source.entries):
-                return Progress(len(source.entries), before=len(source.entries))
+                return Progress(len(source.entries), len(source.entries), output.failed)
             return asyncio.run(_run(config, options, source, output, tell))
         finally:
             output.close()
@@ -77,6 +78,7 @@ async def _run(
             client, tokenizer, tuple(options.names) or (config.model,), client.facts, max_body_bytes=MAX_LINE_BYTES,
             replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
             pooling=options.pooling, response_store_bytes=0,
+            traffic=TrafficOptions().traffic(client.facts),  # what could never be served is refused for good
         )  # fmt: skip
         concurrency = options.concurrency or min(MAX_CONCURRENCY, 2 * client.facts.max_num_seqs)
         return await run_batch(app, source, output, concurrency=concurrency, tell=tell)

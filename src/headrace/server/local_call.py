@@ -7,13 +7,15 @@ import asyncio
 from starlette.types import ASGIApp, Message, Scope
 
 
-async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-    """POST a JSON body; gives status, headers (names in lower case) and the answer's body.
+async def call(
+    app: ASGIApp, path: str, body: bytes = b"", method: str = "POST"
+) -> tuple[int, dict[str, str], bytes]:
+    """Send a JSON body; gives status, headers (names in lower case) and the answer's body.
 
     The caller stays until the answer is there: cancelling this ends the work as a disconnect would.
     """
     scope: Scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": method,
         "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"",
         "headers": [
             (b"host", b"localhost"), (b"content-type", b"application/json"),
