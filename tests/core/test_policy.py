@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.policy import Batching, Order, Room, Victim, batch_room, choose_victim
 from headrace.core.request import Request
-from headrace.core.waiting import ServiceCounter, WaitingQueue
+from headrace.core.waiting import MAX_DEPARTED, ServiceCounter, WaitingQueue
 from tests.core.build import CONFIG, driver, full, granted, new, request
 
 DYNAMIC = replace(
@@ -192,3 +192,19 @@ def test_users_pay_neither_for_preemption_nor_for_what_was_cached() -> None:
         service = engine.engine.scheduler.service
         assert service.served("ann") <= bound and service.served("bob") <= bound
     assert engine.events["preemptions"] > 0
+
+
+def test_names_that_come_and_go_are_not_remembered_for_ever() -> None:
+    """One user stays, so that nobody who was served more falls to the floor."""
+    service = ServiceCounter()
+    service.arrive("stays")
+    service.arrive("greedy")
+    service.charge("greedy", 10**6)
+    service.leave("greedy")
+    for number in range(3 * MAX_DEPARTED):
+        for name in (f"user {number}", "regular"):
+            service.arrive(name)
+            service.charge(name, 1 + number)
+            service.leave(name)
+    assert len(service) <= MAX_DEPARTED + 1
+    assert service.served("greedy") == 10**6 and service.served("regular") > MAX_DEPARTED

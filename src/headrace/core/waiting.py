@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from headrace.core.policy import Order
 from headrace.core.request import Request
 
+MAX_DEPARTED = 4096
+"""Departures that are remembered: callers choose names, and while one of them stays nobody falls below the floor."""
+
 
 class ServiceCounter:
     """Tokens computed for each user, over the user's weight: the virtual counter of token-fair scheduling (Sheng et
@@ -20,9 +23,13 @@ class ServiceCounter:
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._active: dict[str, int] = {}  # user -> unfinished requests
-        self._departed: list[
-            tuple[float, str]
-        ] = []  # a heap of users who have left, by what they were served then
+        self._departed: list[tuple[float, str]] = []
+        """A heap of users who have left at least once, by what they were served when that was noted."""
+        self._listed: set[str] = set()  # who is in it
+
+    def __len__(self) -> int:
+        """Counters and departures that are remembered, whichever are more."""
+        return max(len(self._served), len(self._departed))
 
     def served(self, user: str) -> float:
         return self._served.get(user, 0.0)
@@ -41,14 +48,26 @@ class ServiceCounter:
         if not self._active:  # nobody is left to compare with
             self._served.clear()
             self._departed.clear()
+            self._listed.clear()
             return
-        heapq.heappush(self._departed, (self.served(user), user))
+        if user not in self._listed:
+            self._listed.add(user)
+            heapq.heappush(self._departed, (self.served(user), user))
         # Whoever is not ahead of the active users would come back at their level anyway: counters cannot pile up.
         floor = self._floor()
-        while self._departed and self._departed[0][0] <= floor:
-            _, gone = heapq.heappop(self._departed)
-            if gone not in self._active and self.served(gone) <= floor:
-                self._served.pop(gone, None)
+        while self._departed and (self._departed[0][0] <= floor or len(self._departed) > MAX_DEPARTED):
+            self._forget_departed(floor)
+
+    def _forget_departed(self, floor: float) -> None:
+        """Drop the first departure, and the counter with it; or move it to where its user stands now."""
+        then, user = heapq.heappop(self._departed)
+        served = self.served(user)
+        if user not in self._active and served > max(then, floor):  # was back meanwhile
+            heapq.heappush(self._departed, (served, user))
+            return
+        self._listed.discard(user)
+        if user not in self._active:
+            self._served.pop(user, None)
 
     def charge(self, user: str, tokens: int, weight: float = 1.0) -> None:
         self._served[user] = self.served(user) + tokens / weight
