@@ -16,6 +16,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import MAX_NAME_CHARS, MAX_TIMEOUT_S, NO_USER, NewRequest, Pooling
 from headrace.errors import InvalidParams
 from headrace.server.disconnect import while_connected
+from headrace.server.job import STARTED_A_TURN
 from headrace.server.json_parts import JsonList, json_response
 from headrace.server.prompts import Encoded, check_length, encode_prompts, truncation
 from headrace.server.request_fields import EMBEDDING, Strict
@@ -28,6 +29,9 @@ from headrace.serving.vectors import packed, shaped
 router = APIRouter()
 
 MAX_DIMENSIONS = 2**18
+
+MAX_NUMBERS = 2**22
+"""In the vectors of one request: about 85 MB of JSON."""
 
 _PROMPT_ALONE = SamplingParams(max_tokens=0)
 
@@ -66,6 +70,12 @@ async def embeddings(
     size = service.facts.hidden_size
     if body.dimensions is not None and body.dimensions > size:
         raise InvalidParams(f"dimensions must be at most {size}, the model's own size, got {body.dimensions}")
+    numbers = len(body.input) * (body.dimensions or size)
+    if numbers > MAX_NUMBERS:
+        raise InvalidParams(
+            f"{len(body.input)} vectors of {body.dimensions or size} numbers are more than {MAX_NUMBERS} numbers: send "
+            "fewer inputs at once, or ask for fewer dimensions"
+        )
     prompts = await encode_prompts(
         service, body.input, body.add_special_tokens is not False, truncation(service, body, 0)
     )
@@ -108,8 +118,12 @@ async def _embed_all(service: Service, body: EmbeddingRequest, prompts: Sequence
         for number, prompt in enumerate(prompts)
     ]  # fmt: skip
     async with service.gate.reserved(news):
-        tasks = [asyncio.ensure_future(embed(service.gate, new)) for new in news]
+        tasks: list[asyncio.Future[Embedding]] = []
         try:
+            for new in news:
+                tasks.append(asyncio.ensure_future(embed(service.gate, new)))
+                if len(tasks) % STARTED_A_TURN == 0:
+                    await asyncio.sleep(0)
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:

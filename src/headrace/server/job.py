@@ -12,6 +12,7 @@ from headrace.core.types import NO_USER, UNFULFILLABLE, FinishReason, NewRequest
 from headrace.errors import DeadlineExceeded, HeadraceError, InvalidParams
 from headrace.server.answer_size import HeldAnswer, bounded
 from headrace.server.latencies import StreamTimes
+from headrace.server.parameter_size import check_parameters
 from headrace.server.prompts import Encoded
 from headrace.server.schemas import SamplingFields
 from headrace.server.seeing.record import current
@@ -23,6 +24,9 @@ from headrace.serving.outputs import RequestMetrics
 MAX_TAKEN_ENTRIES = 4096
 """Tokens and log-probabilities after which what is left is taken in the next turn of the event loop. More than arrives
 in a turn, see `process_client.MAX_TURN_BYTES`: who takes all the time never lags."""
+
+STARTED_A_TURN = 64
+"""Completions that are handed to the engine in a turn of the event loop."""
 
 
 class Job:
@@ -69,8 +73,9 @@ class Job:
         """Submit all prompts, or none: raises the first error after taking back the others.
 
         `visible` are special tokens that the text shows. `echo`: the answer holds the prompts, too. Raises
-        InvalidParams for an answer that could be too large, see `answer_size`.
+        InvalidParams for an answer that could be too large, see `answer_size`, and for parameters that are.
         """
+        check_parameters(params, len(prompts))
         lengths = [len(prompt.ids) for prompt in prompts]
         context = service.facts.max_model_len
         params = bounded(params, lengths, context, echo=echo, stream=bool(body.stream))
@@ -84,15 +89,19 @@ class Job:
             for number, prompt in enumerate(prompts)
         ]  # fmt: skip
         async with service.gate.reserved(news):
-            starting = [
-                asyncio.ensure_future(Generation.start(service.gate, service.tokenizer, new, visible))
-                for new in news
-            ]
+            starting: list[asyncio.Future[Generation]] = []
             try:
+                for new in news:
+                    task = asyncio.ensure_future(
+                        Generation.start(service.gate, service.tokenizer, new, visible)
+                    )
+                    starting.append(task)
+                    if len(starting) % max(1, STARTED_A_TURN // params.n) == 0:
+                        await asyncio.sleep(0)
                 job = cls(name, await asyncio.gather(*starting), params.n, times)
             except BaseException:
-                for task in starting:
-                    task.cancel()
+                for one in starting:
+                    one.cancel()
                 for outcome in await asyncio.gather(*starting, return_exceptions=True):
                     if isinstance(outcome, Generation):
                         outcome.cancel()
