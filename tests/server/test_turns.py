@@ -15,7 +15,7 @@ from tests.server.turns import counted
 
 MAX_CALLS = 80_000
 """Of functions in a turn: less than ten milliseconds."""
-MAX_WRITTEN = 2**18
+MAX_WRITTEN = 2**19
 MAX_READ = 2**16
 
 LONG = 500

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from headrace.core.types import FinishReason, Output, RequestStats, TokenLogprobs
+from headrace.serving.completion import entries
 from headrace.serving.connection import Connection
 from headrace.serving.frames import FrameBuffer
 from headrace.serving.messages import Outputs, Pong, decode_from_engine
 from headrace.serving.outbox import Outbox, merged
+from headrace.serving.translate import MAX_ENTRIES_PER_MESSAGE
 
 INTERVAL_S = 0.008
 
@@ -154,3 +156,12 @@ def test_a_merged_update_says_all_that_its_parts_said() -> None:
     assert (one.tokens, [entry.token for entry in one.logprobs]) == ((1, 2, 3), [1, 2, 3])
     assert (one.finish_reason, one.stop_token, one.error, one.stats) == (FinishReason.STOP, 3, "x", stats)
     assert merged([zero]) == [zero] and merged([]) == []
+
+
+def test_a_merged_update_is_no_larger_than_a_message() -> None:
+    top = tuple((number, -0.5, 1) for number in range(20))
+    parts = [Output("r", 0, (number,), (TokenLogprobs(number, -0.5, 1, top),)) for number in range(200)]
+    found = merged(parts)
+    assert [token for one in found for token in one.tokens] == list(range(200))
+    assert [entry.token for one in found for entry in one.logprobs] == list(range(200))
+    assert len(found) == 5 and max(map(entries, found)) <= MAX_ENTRIES_PER_MESSAGE

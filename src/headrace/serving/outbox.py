@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from headrace.core.types import Output
 from headrace.serving.clock import Clock
+from headrace.serving.completion import entries
 from headrace.serving.connection import Connection
 from headrace.serving.messages import Message
-from headrace.serving.translate import outputs_to_wire
+from headrace.serving.translate import MAX_ENTRIES_PER_MESSAGE, outputs_to_wire
 
 
 class Outbox:
@@ -70,13 +71,21 @@ class Outbox:
 
 
 def merged(outputs: Iterable[Output]) -> list[Output]:
-    """One update for each completion, with all that its updates say."""
-    found: dict[tuple[str, int], Output] = {}
+    """One update for each completion, with all that its updates say; several where that is more than a message."""
+    found: list[Output] = []
+    last: dict[
+        tuple[str, int], tuple[int, int]
+    ] = {}  # of each completion: where it is in `found`, and its entries
     for later in outputs:
-        key = later.request_id, later.index
-        earlier = found.get(key)
-        found[key] = later if earlier is None else _joined(earlier, later)
-    return list(found.values())
+        key, size = (later.request_id, later.index), entries(later)
+        at, before = last.get(key, (-1, 0))
+        if at < 0 or before + size > MAX_ENTRIES_PER_MESSAGE:
+            last[key] = len(found), size
+            found.append(later)
+        else:
+            last[key] = at, before + size
+            found[at] = _joined(found[at], later)
+    return found
 
 
 def _joined(earlier: Output, later: Output) -> Output:
