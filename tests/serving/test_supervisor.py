@@ -104,7 +104,7 @@ class Forgetful(ProcessClient):
 
     def _die(self, error: HeadraceError) -> None:
         for request_id in list(self._streams._streams)[:1]:
-            self._streams.forget(request_id)
+            del self._streams._streams[request_id]
         super()._die(error)
 
 
