@@ -127,7 +127,7 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
     require(cos.shape(1) == sin.shape(1) && 2 * cos.shape(1) <= static_cast<std::size_t>(head_dim), "cos and sin must be [T, R / 2]");
     require(sink_cos.has_value() == sink_sin.has_value(), "sink_cos and sink_sin come together");
     for (std::size_t t = 0; t < tokens; ++t) {
-        require(slots.data()[t] >= 0 && slots.data()[t] < static_cast<std::int64_t>(keys.shape(0)) * block_size,
+        require(slots.data()[t] >= -1 && slots.data()[t] < static_cast<std::int64_t>(keys.shape(0)) * block_size,
                 "a slot outside the cache");
     }
     GroupTables tables;

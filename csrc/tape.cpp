@@ -161,7 +161,7 @@ void Tape::check(const Step& step) const {
 void Tape::check_group(const Step& step, const KVGroup& group, const GroupTables& tables) const {
     const std::int64_t slots = static_cast<std::int64_t>(group.num_blocks) * group.block_size;
     for (int t = 0; t < step.tokens; ++t) {
-        if (tables.slots[t] < 0 || tables.slots[t] >= slots) refuse("a slot points outside the KV cache");
+        if (tables.slots[t] < -1 || tables.slots[t] >= slots) refuse("a slot points outside the KV cache");
     }
     for (int s = 0; s < step.seqs; ++s) {
         const std::int64_t blocks = (step.kv_lens[s] + group.block_size - 1) / group.block_size;

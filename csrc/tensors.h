@@ -82,7 +82,7 @@ struct KVCache {
 struct GroupTables {                   // one a KV group; see core.types.TableUpdate for live blocks
     const std::int32_t* block_tables = nullptr;  // [seqs, table_width]
     const std::int32_t* dropped = nullptr;       // [seqs]: entry i >= sink_blocks holds logical block i + dropped
-    const std::int64_t* slots = nullptr;         // [tokens]: block * block_size + offset, where a token's KV goes
+    const std::int64_t* slots = nullptr;         // [tokens]: block * block_size + offset, where a token's KV goes; -1: nowhere
     int table_width = 0;
     int sink_blocks = 0;
 };

@@ -140,7 +140,7 @@ inline void write_head(const KVCache& kv, const float* key, const float* value, 
 }
 
 // One token: all its query heads to [Hkv][T][G][D], all its key and value heads to its slot. `next`: the slot of the
-// token that follows, or -1.
+// token that follows in this thread, or -1.
 inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
     alignas(64) float x[kMaxHeadDim], rotated[kMaxHeadDim];
     const KVCache& kv = args.kv;
@@ -163,6 +163,7 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
         store_head(rotated, dim, args.q_type, args.q_sink, at);
     }
     const std::int64_t slot = args.step->groups[args.group].slots[t];
+    if (slot < 0) return;  // only its logits are wanted: its KV is in the cache, or another sequence's token writes it
     const float* keys = row + static_cast<std::size_t>(args.num_heads) * dim;
     const float* values = keys + static_cast<std::size_t>(num_kv) * dim;
     for (int head = 0; head < num_kv; ++head) {
@@ -176,7 +177,9 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
 inline void rope_and_write(const RopeArgs& args, Team& team) {
     const std::int64_t* slots = args.step->groups[args.group].slots;
     auto body = [&](int first, int last) {
-        for (int head = 0; first < last && head < args.kv.num_kv_heads; ++head) expect_head(args.kv, slots[first], head);
+        for (int head = 0; first < last && slots[first] >= 0 && head < args.kv.num_kv_heads; ++head) {
+            expect_head(args.kv, slots[first], head);
+        }
         for (int t = first; t < last; ++t) rope_token(args, t, t + 1 < last ? slots[t + 1] : -1);
     };
     over_tokens(args.step->tokens, 4, team, body);

@@ -41,7 +41,8 @@ def check_pools(kv: KVManager, requests: Iterable[Request]) -> None:
 
 
 def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) -> None:
-    """The cache's indices agree, and every block that it would hand out holds what its key stands for.
+    """The cache's indices agree, and every block that it would hand out holds what its key stands for, but for those
+    that the step in flight writes.
 
     `content_of(key, group, block)` says whether a block holds the KV of the block-long end of the key's prefix.
     """
@@ -52,7 +53,7 @@ def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) ->
         for block, node in nodes.items():
             if node.blocks[group] != block or cache._nodes.get(node.key) is not node:
                 raise Broken(f"cache index: block {block} of group {group} points at a stale node")
-            if not content_of(node.key, group, block):
+            if (group, block) not in kv.step._writer and not content_of(node.key, group, block):
                 raise Broken(f"cache content: block {block} of group {group} holds something else")
     for node in cache._nodes.values():
         held = [(g, b) for g, b in enumerate(node.blocks) if b is not None]
@@ -67,39 +68,53 @@ def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) ->
 def check_queues(engine: Engine) -> None:
     """Every unfinished request is in exactly one place, and its status says which."""
     scheduler = engine.scheduler
-    followers = [f for r in (*scheduler.running, *scheduler.waiting) for f in r.followers]
-    places = [r.number for r in (*scheduler.running, *scheduler.waiting, *followers)]
+    places = [r.number for r in (*scheduler.running, *scheduler.waiting)]
     if sorted(places) != sorted(engine._requests):
         raise Broken(f"queues: hold {sorted(places)}, unfinished are {sorted(engine._requests)}")
     if any(r.status is not Status.RUNNING for r in scheduler.running):
         raise Broken("queues: a running request has another status")
-    if any(r.status not in (Status.WAITING, Status.PREEMPTED) for r in (*scheduler.waiting, *followers)):
+    if any(r.status not in (Status.WAITING, Status.PREEMPTED) for r in scheduler.waiting):
         raise Broken("queues: a waiting request has another status")
-    if any(any(t.live for t in r.tables) for r in (*scheduler.waiting, *followers)):
+    if any(any(t.live for t in r.tables) for r in scheduler.waiting):
         raise Broken("queues: a waiting request holds blocks")
     if len(scheduler.running) > engine.config.max_num_seqs:
         raise Broken(f"limits: {len(scheduler.running)} requests run")
 
 
 def check_plan(engine: Engine, plan: StepPlan) -> None:
-    """The plan keeps to the limits, and writes only to blocks that are one sequence's own."""
+    """The plan keeps to the limits, and writes only to blocks that are one sequence's own, but for later slices that
+    share them from this step on: those read what is written, or only what lay in the block before."""
     kv = engine.scheduler.kv
     tokens = sum(len(work.tokens) for work in plan.slices)
     if tokens > engine.config.max_num_batched_tokens or len(plan.slices) > engine.config.max_num_seqs:
         raise Broken(f"limits: {tokens} tokens in {len(plan.slices)} slices")
-    for work in plan.slices:
-        request = engine._requests[work.request_id]
+    written: set[tuple[int, int]] = set()
+    for at, work in enumerate(plan.slices):
+        request, end = engine._requests[work.request_id], work.start + len(work.tokens)
         for group, (spec, pool, table) in enumerate(zip(kv.groups, kv.pools, request.tables, strict=True)):
-            if table.logical_len * spec.block_size < work.start + len(work.tokens):
-                raise Broken(f"table: no block for position {work.start + len(work.tokens) - 1}")
-            for block in written_blocks(spec, table, work.start, work.start + len(work.tokens)):
-                if pool.references(block) != 1:
+            if table.logical_len * spec.block_size < end:
+                raise Broken(f"table: no block for position {end - 1}")
+            for block in written_blocks(spec, table, work.start + work.num_stored, end):
+                if (group, block) in written:
+                    raise Broken(f"shared write: block {block} is written by two slices")
+                written.add((group, block))
+                allowed = sum(
+                    block in engine._requests[later.request_id].tables[group].live
+                    and later.new is not None
+                    and (
+                        later.start + len(later.tokens) <= work.start
+                        or work.request_id in kv.step._sources.get(later.request_id, ())
+                    )
+                    for later in plan.slices[at + 1 :]
+                )
+                if pool.references(block) != 1 + allowed:
                     raise Broken(f"shared write: block {block} has {pool.references(block)} references")
-                if kv.cache is not None and kv.cache.holds(group, block):
+                found = kv.cache is not None and kv.cache.holds(group, block)
+                if found and kv.step._writer.get((group, block)) != work.request_id:
                     raise Broken(f"shared write: block {block} is in the prefix cache")
 
 
 def written_blocks(spec: KVGroupSpec, table: Table, start: int, end: int) -> list[int]:
     """Blocks that hold the positions start … end - 1."""
-    logical = range(start // spec.block_size, -(-end // spec.block_size))
+    logical = range(start // spec.block_size, -(-end // spec.block_size)) if start < end else ()
     return [table.live[i if i < spec.sink_blocks else i - table.dropped] for i in logical]

@@ -14,7 +14,6 @@ from headrace.core.types import (
     KVGroupSpec,
     NewRequest,
     Output,
-    Status,
     StepPlan,
     StepResult,
     TokenLogprobs,
@@ -85,9 +84,7 @@ class Driver:
         for request in unfinished(self.engine):
             if request.name == name and index in (None, request.index):
                 self.tracks[name, request.index].expected_end = FinishReason.ABORT
-                queued = request.status is Status.WAITING and request.leader is not None
-                follower = queued and request in request.leader.followers
-                self.events["abort follower" if follower else f"abort {request.status.value}"] += 1
+                self.events[f"abort {request.status.value}"] += 1
         self.engine.abort(name, self.now, index)
         self.check()
 
@@ -112,6 +109,7 @@ class Driver:
                 raise Broken(f"deadlines: {track.number} is still there")
         self.check()  # what expired has given its blocks back before the step runs
         check_plan(self.engine, plan)
+        self.events["shared in a step"] += len(self.engine.scheduler.kv.step._sources)
         newcomers = set(self.engine.scheduler.running) - ran
         if newcomers and self.engine.stats().scheduler.preemptions > preempted:
             raise Broken("queues: somebody joins in a step that preempts")
@@ -135,8 +133,16 @@ class Driver:
         for track in self.tracks.values():
             if track.number in failed and track.expected_end is None:
                 track.expected_end = FinishReason.ERROR
+        retried = self.engine.stats().scheduler.retried_slices
         for output in self.engine.finish(result, self.now):
             self._take(output)
+        for track in self.tracks.values():
+            if (
+                track.number in failed and track.reason is None
+            ):  # its slice read what another that failed was to write
+                track.expected_end = None
+                if self.engine.stats().scheduler.retried_slices == retried:
+                    raise Broken(f"outputs: {track.number} failed and goes on")
         self._learn_keys(running)  # those that end here, too
         self.check()
         usage, pools = self.engine.kv_usage(), self.engine.scheduler.kv.pools
@@ -272,8 +278,8 @@ class Driver:
         found = []
         for request in unfinished(self.engine):
             track = self._numbered[request.number]
-            leader = self.tracks[track.new.request_id, 0]
-            started = {track.number, leader.number} & self.executor.samplings.keys()
+            first = self.tracks[track.new.request_id, 0]
+            started = {track.number, first.number} & self.executor.samplings.keys()
             limits = [track.new.timeout_s, None if started else track.new.queue_timeout_s]
             if any(limit is not None and track.arrival + limit <= self.now for limit in limits):
                 found.append((track, request.status.value))
@@ -291,7 +297,7 @@ class Driver:
             "steps": scheduler.steps, "preemptions": scheduler.preemptions, "forks": scheduler.forks,
             "copies": scheduler.block_copies, "accepted": self.executor.accepted,
             "rejected": self.executor.rejected, "hits": cache.hits if cache else 0,
-            "evictions": cache.evictions if cache else 0,
+            "evictions": cache.evictions if cache else 0, "retried": scheduler.retried_slices,
         }  # fmt: skip
         self.events.update({"waits": int(plan.empty and plan.wait_until is not None)})
         for name, count in counts.items():

@@ -61,19 +61,30 @@ class FakeExecutor:
                 store = self.store[copy.group]
                 store[copy.target, offset] = store.get((copy.source, offset), GARBAGE)
         self._writers.clear()
-        # The order of slices means nothing, so that no slice can lean on what another computes in this step.
-        slices = plan.slices if plan.step_id % 2 else plan.slices[::-1]
-        return StepResult(plan.step_id, tuple(self._run(work) for work in slices))
+        # One after the other, so that no slice can lean on what a later one computes in this step.
+        results = tuple(self._run(work) for work in plan.slices)
+        return StepResult(plan.step_id, results if plan.step_id % 2 else results[::-1])
 
     def _run(self, work: SeqSlice) -> SliceResult:
         sequence = self._take_in(work)
-        if work.request_id in self.failing:
-            self.failing.discard(work.request_id)
-            return SliceResult(work.request_id, error="the fake was told to fail")
+        demand(
+            0 <= work.num_stored <= len(work.tokens), f"{work.num_stored} stored of {len(work.tokens)} tokens"
+        )
+        fails = work.request_id in self.failing
         states = [
-            self._compute(work.request_id, sequence, work.start + offset, token)
+            self._compute(
+                work.request_id,
+                sequence,
+                work.start + offset,
+                token,
+                write=offset >= work.num_stored,
+                junk=fails,
+            )
             for offset, token in enumerate(work.tokens)
         ]
+        if fails:
+            self.failing.discard(work.request_id)
+            return SliceResult(work.request_id, error="the fake was told to fail")
         sequence.computed = work.start + len(work.tokens)
         prompt_logprobs = ()
         if sequence.sampling.params.prompt_logprobs is not None:
@@ -141,13 +152,19 @@ class FakeExecutor:
             pooling=new.pooling,
         )
 
-    def _compute(self, number: int, sequence: _Sequence, position: int, token: int) -> int:
+    def _compute(
+        self, number: int, sequence: _Sequence, position: int, token: int, *, write: bool, junk: bool
+    ) -> int:
+        """The hidden state at a position, stored as its KV unless it is there already; `junk` spoils it."""
         seen = tuple(
             tuple(self._read(index, sequence.tables[index], at) for at in visible(group, position))
             for index, group in enumerate(self.groups)
         )
-        hidden = hidden_state(sequence.tenant, token, position, seen)
+        hidden = -1 if junk else hidden_state(sequence.tenant, token, position, seen)
         for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
+            if not write:
+                self._read(index, table, position)
+                continue
             block = table.block_of(position)
             writer = self._writers.setdefault((index, block), number)
             demand(writer == number, f"shared write: block {block} is written by {number} and {writer}")

@@ -23,7 +23,7 @@ LAYOUTS = (
 
 def draw_group(rng: Random, kind: str, index: int, block_size: int) -> KVGroupSpec:
     """A pool of so few tokens that sequences fight for it."""
-    blocks = max(2, rng.choice((24, 24, 36, 60, 100)) // block_size)
+    blocks = max(2, rng.choice((12, 16, 24, 36, 60)) // block_size)
     window, sinks = rng.choice((1, 2, 5, 8, 16)), rng.choice((1, 3, 4))
     if kind == "full":
         return KVGroupSpec(f"{kind}{index}", blocks, block_size)
@@ -118,8 +118,13 @@ class RandomRun:
         self.driver.step(self.rng.choice(actions), self.rng.choice(actions))
 
     def add(self) -> None:
+        request = draw_request(self.rng, f"r{self.driver.operations}")
         try:
-            self.driver.add(draw_request(self.rng, f"r{self.driver.operations}"))
+            track = self.driver.add(request)[0]
+            if self.rng.random() < 0.2:  # the same at the same time, to share what may fail
+                self.driver.add(replace(request, request_id=f"{request.request_id} again"))
+                if self.rng.random() < 0.2:
+                    self.driver.fail(track.number)
         except PromptTooLong:
             self.driver.events["refused"] += 1
 

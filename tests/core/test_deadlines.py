@@ -61,10 +61,10 @@ def test_the_blocks_are_free_for_the_very_step() -> None:
     engine.drain()
 
 
-def test_all_completions_expire_together_and_followers_wait_for_the_prompt() -> None:
+def test_all_completions_expire_together_and_one_that_has_started_counts_for_all() -> None:
     engine = driver(max_num_batched_tokens=4)
     tracks = engine.add(new("a", 12, n=3, max_tokens=4, queue_timeout_s=1.0))
-    engine.step()  # the prompt takes two more steps, and two completions wait for it
+    engine.step()  # the prompt takes two more steps, and leaves no room for the other two
     engine.advance(5.0)
     engine.drain()
     assert [track.reason for track in tracks] == [FinishReason.LENGTH] * 3

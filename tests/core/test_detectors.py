@@ -14,6 +14,7 @@ from headrace.core.kv_manager import KVManager
 from headrace.core.prefix_cache import BlockKeys, Hit, PrefixCache
 from headrace.core.request import Request
 from headrace.core.scheduler import Scheduler
+from headrace.core.step_writes import Cell, StepWrites
 from headrace.core.types import SeqSlice, SliceResult, TableUpdate
 from tests.core import build, driver
 from tests.core.checks import Broken
@@ -130,13 +131,28 @@ def register_what_is_not_computed(patch: Patch) -> None:
     """The last token of a step counts as computed, and so do rejected drafts."""
     original = KVManager.register
 
-    def register(self: KVManager, request: Request, first: int, last: int) -> None:
-        computed = request.num_computed
-        request.num_computed = last = len(request.tokens)
-        original(self, request, first, last)
-        request.num_computed = computed
+    def register(self: KVManager, request: Request, first: int, last: int) -> list[Cell]:
+        return original(self, request, first, len(request.tokens))
 
     patch.setattr(KVManager, "register", register)
+
+
+def keep_what_a_failed_slice_was_to_write(patch: Patch) -> None:
+    patch.setattr(KVManager, "take_back", lambda *args: None)
+
+
+def keep_what_was_read_of_a_failed_slice(patch: Patch) -> None:
+    patch.setattr(StepWrites, "reads_from", lambda *args: False)
+
+
+def write_what_is_shared_to_its_end(patch: Patch) -> None:
+    """The last token of a shared prompt is written again, in a block that another sequence has."""
+    original = Scheduler._slice
+
+    def cut(self: Scheduler, request: Request, count: int) -> SeqSlice:
+        return replace(original(self, request, count), num_stored=0)
+
+    patch.setattr(Scheduler, "_slice", cut)
 
 
 def lose_a_table_update(patch: Patch) -> None:
@@ -174,14 +190,17 @@ def repeat_prompt_logprobs(patch: Patch) -> None:
         (free_a_shared_block_twice, r"^(reference counts|block \d+ was released more often)"),
         (link_a_held_block, r"^free list"),
         (ignore_salts, r"^(tokens|cache content)"),
-        (skip_copies, r"^shared write: block \d+ has [2-9] references"),
-        (skip_copies_unseen, r"^(tokens|shared write|stale KV|cache content)"),
+        (skip_copies, r"^(shared write: block \d+ has [2-9] references|cache index)"),
+        (skip_copies_unseen, r"^(tokens|shared write|stale KV|cache content|cache index)"),
         (narrow_windows, r"^(table: position|stale KV)"),
         (lengthen_hits, r"^(tokens|stale KV|cache content)"),
         (forget_the_preempted, r"^queues: hold"),
-        (keep_evicted_keys, r"^shared write: block \d+ is in the prefix cache"),
+        (keep_evicted_keys, r"^(shared write: block \d+ is in the prefix cache|cache content)"),
         (keep_evicted_keys_unseen, r"^(cache content|tokens|stale KV)"),
         (register_what_is_not_computed, r"^cache (content|index)"),
+        (keep_what_a_failed_slice_was_to_write, r"^(cache content|tokens)"),
+        (keep_what_was_read_of_a_failed_slice, r"^(cache content|tokens)"),
+        (write_what_is_shared_to_its_end, r"^shared write"),
         (lose_a_table_update, r"^table: "),
         (count_rejected_drafts, r"^(starts at \d+, \d+ are computed|table: no block)"),
         (overdraw_the_budget, r"^limits: \d+ tokens"),

@@ -171,7 +171,7 @@ def test_aborting_one_completion_leaves_the_others() -> None:
             assert reasons.pop(index) is FinishReason.ABORT
             assert reasons == [FinishReason.LENGTH] * 2
             if steps == 0 and index:
-                assert engine.events["abort follower"] == 1
+                assert engine.events["abort waiting"] == 1
 
 
 def test_a_stop_string_found_by_the_caller_ends_as_a_stop() -> None:
@@ -206,7 +206,7 @@ def test_a_failed_slice_fails_its_completion_alone(n: int) -> None:
     assert [len(track.tokens) for track in others] == [6] * n
 
 
-def test_a_failure_in_the_prompt_lets_followers_go() -> None:
+def test_a_failure_in_the_prompt_is_of_one_completion_alone() -> None:
     engine = driver()
     failing = engine.add(new("a", 10, n=3, max_tokens=6))[0]
     engine.fail(failing.number)

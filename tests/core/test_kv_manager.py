@@ -17,14 +17,21 @@ from tests.core.oracle import visible
 
 
 def compute(kv: KVManager, sequence: Request, count: int, copies: list[BlockCopy] | None = None) -> bool:
-    """Grow by `count` tokens, output where the prompt has ended, and take them as computed."""
+    """Grow by `count` tokens, output where the prompt has ended, and take them as computed, in a step of their own."""
     if not kv.grow(sequence, count, [] if copies is None else copies):
         return False
-    first = sequence.num_computed
+    sequence.tokens += range(len(sequence.tokens), sequence.num_computed + count)
+    kv.plan_slice(sequence, count)
+    kv.step.clear()
     sequence.num_computed += count
-    sequence.tokens += range(len(sequence.tokens), sequence.num_computed)
-    kv.register(sequence, first, sequence.num_computed)
     return True
+
+
+def pair(kv: KVManager, length: int) -> tuple[Request, Request]:
+    """Two requests with one prompt, the first of which is computed."""
+    made = request(0, range(length), kv.groups), request(1, range(length), kv.groups)
+    assert compute(kv, made[0], length)
+    return made
 
 
 def positions(group: KVGroupSpec, sequence: Request) -> set[int]:
@@ -155,43 +162,95 @@ def test_blocks_behind_a_window_are_registered_in_the_other_groups_alone() -> No
 
 def test_a_fork_shares_the_prompt_and_copies_the_block_it_writes() -> None:
     kv = KVManager([full(8), window(8)])
-    leader, follower = request(0, range(10), kv.groups), request(1, range(10), kv.groups)
-    compute(kv, leader, 10)
-    assert kv.fork(follower, leader)
-    assert follower.num_computed == 9
+    first, second = pair(kv, 10)
+    assert kv.fork(second) is first
+    assert (second.num_computed, second.num_stored) == (9, 10)
     copies: list[BlockCopy] = []
-    assert compute(kv, follower, 1, copies)
-    assert [(copy.group, copy.source) for copy in copies] == [
-        (0, leader.tables[0].live[2]),
-        (1, leader.tables[1].live[2]),
-    ]
-    assert [copy.target for copy in copies] == [follower.tables[g].live[2] for g in range(2)]
-    assert follower.tables[0].live[:2] == leader.tables[0].live[:2]
-    check_pools(kv, [leader, follower])
+    assert (
+        compute(kv, second, 1, copies) and copies == []
+    )  # the last prompt token is computed, and not written
+    assert second.tables[0].live == first.tables[0].live
+    assert compute(kv, second, 1, copies)
+    assert [(copy.group, copy.source) for copy in copies] == [(g, first.tables[g].live[2]) for g in range(2)]
+    assert [copy.target for copy in copies] == [second.tables[g].live[2] for g in range(2)]
+    assert second.tables[0].live[:2] == first.tables[0].live[:2]
+    check_pools(kv, [first, second])
+
+
+def test_a_block_that_only_the_cache_knows_besides_is_copied_too() -> None:
+    """The first fills the block that both share, and ends: the second must not write into what can be found."""
+    kv = KVManager([full(8)])
+    first, second = pair(kv, 3)
+    assert kv.fork(second) is first and compute(kv, second, 1)
+    shared = second.tables[0].live[0]
+    first.tokens, first.num_computed = [0, 1, 2, 7], 4  # as if it had written in place before it was shared
+    kv.register(first, 3, 4)
+    kv.free(first)
+    assert kv.pools[0].references(shared) == 1
+    copies: list[BlockCopy] = []
+    assert compute(kv, second, 1, copies)
+    assert [copy.source for copy in copies] == [shared] and second.tables[0].live != [shared]
+    assert kv.lookup(request(2, (0, 1, 2, 7, 9), kv.groups)).blocks == ({0: shared},)
+    check_pools(kv, [second])
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"salt": "red"}])
+def test_a_fork_is_for_those_who_may_share(fields: dict[str, object]) -> None:
+    kv = KVManager([full(8)])
+    first = pair(kv, 10)[0]
+    assert kv.fork(request(2, range(10), kv.groups, **fields)) is None
+    assert kv.fork(request(3, range(9), kv.groups)) is None
+    kv.free(first)
+    assert kv.fork(request(4, range(10), kv.groups)) is None
+
+
+def test_what_a_slice_is_to_fill_can_be_shared_in_the_same_step_and_taken_back() -> None:
+    kv = KVManager([full(8)])
+    first, second = request(0, range(10), kv.groups), request(1, (*range(8), 20, 21), kv.groups)
+    assert kv.grow(first, 10, [])
+    kv.plan_slice(first, 10)
+    hit = kv.lookup(second)
+    assert hit is not None and hit.num_tokens == 8
+    kv.admit(second, hit)
+    assert kv.step.reads_from(1, {0}) and not kv.step.reads_from(0, {1}) and not kv.step.reads_from(1, {2})
+    kv.take_back(0)
+    assert kv.lookup(request(2, range(9), kv.groups)).num_tokens == 0
+    assert kv.cache is not None and kv.cache.stats.evictions == 0 and len(kv.cache) == 0
+    kv.free(first)
+    kv.free(second)
+    check_pools(kv, [])
+
+
+def test_drafts_cannot_be_shared_before_they_are_verified() -> None:
+    kv = KVManager([full(8)])
+    first = request(0, range(6), kv.groups)
+    first.draft = (6, 7, 8)
+    assert kv.grow(first, 9, [])
+    kv.plan_slice(first, 9)
+    assert kv.lookup(request(1, range(12), kv.groups)).num_tokens == 4
 
 
 def test_a_fork_behind_a_window_that_moved_on_is_refused() -> None:
     kv = KVManager([window(4)])
-    leader, follower = request(0, range(10), kv.groups), request(1, range(10), kv.groups)
-    compute(kv, leader, 10)
+    first, second = pair(kv, 10)
     for _ in range(4):
-        compute(kv, leader, 1)
-    assert not kv.fork(follower, leader)
-    check_pools(kv, [leader, follower])
-    assert follower.num_computed == 0
+        compute(kv, first, 1)
+    assert kv.fork(second) is None
+    check_pools(kv, [first, second])
+    assert second.num_computed == 0
 
 
 def test_a_fork_without_a_block_to_copy_to_fails_without_a_trace() -> None:
     kv = KVManager([full(3)])
-    leader, follower = request(0, range(10), kv.groups), request(1, range(10), kv.groups)
-    compute(kv, leader, 10)
-    assert kv.fork(follower, leader)
+    first, second = pair(kv, 10)
+    assert kv.fork(second) is first
     copies: list[BlockCopy] = []
-    assert kv.fits(follower) == 0
-    assert not kv.grow(follower, 1, copies) and copies == []
-    check_pools(kv, [leader, follower])
-    kv.free(follower)
-    check_pools(kv, [leader, follower])
+    assert kv.fits(second) == 1  # the last prompt token, which is written nowhere
+    assert kv.blocks_short(second, 10)  # there is none for the next
+    assert not kv.grow(second, 2, copies) and copies == []
+    check_pools(kv, [first, second])
+    kv.free(second)
+    check_pools(kv, [first, second])
 
 
 def test_fits_is_exactly_what_can_grow() -> None:
@@ -200,12 +259,12 @@ def test_fits_is_exactly_what_can_grow() -> None:
         size = rng.choice((1, 2, 4))
         kinds = (full(rng.randint(3, 9), size), window(5, rng.randint(3, 9), size))
         kv = KVManager(rng.sample(kinds, rng.randint(1, 2)))
-        leader = request(0, range(60), kv.groups)
-        compute(kv, leader, rng.randint(1, kv.fits(leader)))
-        sequence = leader
+        length = rng.randint(1, kv.fits(request(0, range(60), kv.groups)))
+        sequence, other = pair(kv, length)
+        sequence.tokens += range(length, 60)
         if rng.random() < 0.5:
-            sequence = request(1, leader.tokens[: leader.num_computed], kv.groups)
-            kv.fork(sequence, leader)
+            sequence = other
+            kv.fork(sequence)
         most = kv.fits(sequence)
         assert not kv.grow(sequence, most + 1, [])
         assert most == 0 or kv.grow(sequence, most, [])
@@ -253,21 +312,20 @@ def test_updates_rebuild_the_tables(seed: int) -> None:
     size = rng.choice((1, 2, 4))
     groups = rng.sample((full(60, size), window(5, 60, size), sinks(3, 6, 60, size), window(1, 60, size)), 3)
     kv = KVManager(groups)
-    leader = request(0, range(90), groups)
-    sequences, mirrors = [leader], {0: [Mirror(group) for group in groups]}
+    length = rng.randint(1, 20)
+    sequences, mirrors = [request(0, range(length), groups)], {0: [Mirror(group) for group in groups]}
     for _ in range(120):
         sequence = rng.choice(sequences)
         roll = rng.random()
         if roll < 0.5 and sequence.num_computed < 80:
             compute(kv, sequence, rng.randint(1, 7))
         elif roll < 0.6 and len(sequences) < 4:
-            follower = request(len(mirrors), leader.tokens[: max(1, leader.num_computed)], groups)
-            if leader.num_computed and kv.fork(follower, leader):
-                sequences.append(follower)
-                mirrors[follower.number] = [Mirror(group) for group in groups]
+            twin = request(len(mirrors), range(length), groups)
+            if kv.fork(twin) is not None:
+                sequences.append(twin)
+                mirrors[twin.number] = [Mirror(group) for group in groups]
         elif roll < 0.63:  # as without a KV cache: the executor is not told to forget
             kv.free(sequence)
-            sequence.num_computed = 0
             compute(kv, sequence, rng.randint(1, 9))
         elif roll < 0.9 and sequence.num_computed:
             for mirror, update in zip(mirrors[sequence.number], kv.updates(sequence), strict=True):
@@ -280,15 +338,14 @@ def test_updates_rebuild_the_tables(seed: int) -> None:
 
 def test_usage_counts_shared_places_once() -> None:
     kv = KVManager([full(16), window(4, 16)])
-    one, two = request(0, range(10), kv.groups), request(1, range(10), kv.groups)
-    compute(kv, one, 10)
-    assert kv.fork(two, one) and compute(kv, two, 1)
+    one, two = pair(kv, 10)
+    assert kv.fork(two) is one and compute(kv, two, 1) and compute(kv, two, 1)
     usage = kv.usage([one, two])
     assert usage.total_blocks == 32
     assert usage.held_blocks == sum(pool.num_blocks - pool.num_free for pool in kv.pools)
     assert usage.reserved_tokens == 4 * usage.held_blocks
-    # Full: 8 shared, 2 of each. Window: the leader holds all it wrote, the follower what position 9 sees.
-    assert (usage.held_blocks, usage.used_tokens) == (4 + 4, 12 + 12)
+    # Full: 8 shared, then 2 and 3. Window: the one holds all it wrote, the other what position 10 sees.
+    assert (usage.held_blocks, usage.used_tokens) == (4 + 4, 13 + 13)
     kv.free(one)
     kv.free(two)
     assert kv.usage([]).held_blocks == 0

@@ -272,7 +272,7 @@ def test_statistics_count_what_was_put_to_use() -> None:
     cache = one_group()
     hit = find(cache, TEN)
     assert cache.stats.queries == 0
-    cache.record(hit, len(TEN))
-    cache.record(find(cache, range(30, 40)), 10)
+    cache.record(hit.miss, hit.num_tokens, len(TEN))
+    cache.record(find(cache, range(30, 40)).miss, 0, 10)
     assert (cache.stats.queries, cache.stats.hits) == (20, 8)
     assert cache.stats.misses == {MissReason.NONE.value: 1, MissReason.COLD.value: 1}

@@ -31,17 +31,20 @@ def finished(engine: Driver) -> dict[str, Output]:
 def test_completions_share_the_prompt_and_copy_what_they_write() -> None:
     engine = driver(caching=False)
     engine.add(new("a", 10, n=4, max_tokens=12))
-    assert granted(engine, engine.step()) == {"a": 10}
     plan = engine.step()
-    # A follower computes the last prompt token again, for its logits, in a copy of the last block.
-    assert granted(engine, plan) == {"a": 1, "a.1": 1, "a.2": 1, "a.3": 1}
-    assert [part.start for part in plan.slices] == [10, 9, 9, 9]
-    leader = engine.engine.scheduler.running[0].tables[0].live
-    assert [(copy.group, copy.source) for copy in plan.copies] == [(0, leader[2])] * 3
-    assert len({copy.target for copy in plan.copies}) == 3
+    # Each further completion computes the last prompt token, for its logits, and writes nothing.
+    assert granted(engine, plan) == {"a": 10, "a.1": 1, "a.2": 1, "a.3": 1}
+    assert [(part.start, part.num_stored) for part in plan.slices] == [(0, 0), (9, 1), (9, 1), (9, 1)]
+    assert plan.copies == ()
     tables = [request.tables[0].live for request in engine.engine.scheduler.running]
-    assert all(table[:2] == leader[:2] for table in tables)
-    assert Counter(block for table in tables for block in table)[leader[0]] == 4
+    shared = list(tables[0])
+    assert tables == [shared] * 4
+    plan = engine.step()  # all but the last who has the half-full block write to a copy of it
+    assert [(copy.group, copy.source) for copy in plan.copies] == [(0, shared[2])] * 3
+    assert len({copy.target for copy in plan.copies} | {shared[2]}) == 4
+    tables = [request.tables[0].live for request in engine.engine.scheduler.running]
+    assert all(table[:2] == shared[:2] for table in tables)
+    assert Counter(block for table in tables for block in table)[shared[0]] == 4
     engine.drain()
     assert engine.events["forks"] == 3 and engine.events["copies"] == 3
     texts = {tuple(track.tokens) for track in engine.tracks.values()}
@@ -73,41 +76,125 @@ def test_forks_in_all_groups_and_at_all_places_in_a_block(groups, length: int) -
     engine = driver(*groups)
     engine.add(new("a", length, n=3, max_tokens=9))
     engine.drain()
-    # A block that holds nothing but the token to be recomputed is not worth a copy.
-    assert engine.events["copies"] == (0 if length % 4 == 1 else engine.events["forks"] * len(groups))
-    assert engine.events["forks"] + engine.events["hits"] > 0 or length == 1
+    assert engine.events["forks"] == 2
+    assert engine.events["copies"] == (0 if length % 4 == 0 else 2 * len(groups))
 
 
-def test_followers_of_a_leader_that_ended_at_once_find_the_cache() -> None:
-    engine = driver()
-    engine.add(new("a", 10, n=3, max_tokens=1))
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("max_tokens", [0, 1, 2])
+def test_a_prompt_is_computed_once_for_all_completions(caching: bool, max_tokens: int) -> None:
+    """Also where the first ends in its first step."""
+    engine = driver(caching=caching)
+    engine.add(new("a", 15, n=8, max_tokens=max_tokens, ignore_eos=True))
+    assert sum(granted(engine, engine.step()).values()) == 15 + 7
     engine.drain()
-    assert engine.events["forks"] == 0 and engine.events["hits"] == 16
+    assert engine.engine.stats().scheduler.scheduled_tokens == 15 + 7 + 8 * max(0, max_tokens - 1)
+
+
+@pytest.mark.parametrize("length", [15, 16, 17])
+def test_equal_prompts_that_arrive_together_are_computed_once(length: int) -> None:
+    engine = driver(full(64))
+    for index in range(8):
+        engine.add(new(f"r{index}", range(length), max_tokens=1))
+    assert sum(granted(engine, engine.step()).values()) == length + 7
+    engine.drain()
+    assert engine.events["forks"] == 7 and engine.events["hits"] == 7 * (length - 1)
+
+
+def test_prompts_that_begin_alike_and_arrive_together_share_their_beginning() -> None:
+    engine = driver()
+    last = {}
+    for index in range(3):
+        engine.add(new(f"r{index}", [*range(9), 20 + index, 30], max_tokens=2))
+    plan = engine.step()
+    assert granted(engine, plan) == {"r0": 11, "r1": 3, "r2": 3}
+    assert engine.events["shared in a step"] == 2
+    last = finished(engine)
+    assert [last[f"r{index}"].stats.num_cached for index in range(3)] == [0, 8, 8]
+
+
+def test_nothing_is_shared_between_requests_where_the_cache_is_off_or_salts_differ() -> None:
+    for caching, salts in ((False, ("", "")), (True, ("red", "blue"))):
+        engine = driver(caching=caching)
+        for name, salt in zip("ab", salts, strict=True):
+            engine.add(new(name, range(10), salt=salt, max_tokens=2))
+        assert granted(engine, engine.step()) == {"a": 10, "b": 10}
+        engine.drain()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_those_who_read_what_a_failed_slice_was_to_write_compute_it_themselves(n: int) -> None:
+    engine = driver()
+    failing = engine.add(new("a", range(10), n=n, max_tokens=6))[0]
+    engine.add(new("b", range(10), max_tokens=6))  # the whole prompt
+    engine.add(new("c", [*range(9), 40, 41, 42, 43, 44], max_tokens=6))  # two blocks, and writes a third
+    engine.add(new("d", [*range(9), 40, 41, 42, 43, 45], max_tokens=6))  # that d reads
+    engine.add(new("e", range(20, 30), max_tokens=6))  # none of it
+    engine.fail(failing.number)
+    first = engine.step()
+    assert granted(engine, first)["d"] == 2
+    assert failing.reason is not None and engine.events["retried"] == 3 + n - 1
+    assert engine.engine.scheduler.kv.cache is not None
+    assert len(engine.engine.scheduler.kv.cache) == 2  # what e wrote
+    again = engine.step()
+    assert granted(engine, again) == {**({"a.1": 10, "a.2": 1} if n == 3 else {}), "b": 1 if n == 3 else 10,
+                                      "c": 6, "d": 2, "e": 1}  # fmt: skip
+    last = finished(engine)
+    assert last["b"].stats.num_preemptions == 0 and engine.events["errors"] == 1
+
+
+def test_an_error_of_a_slice_that_read_a_failed_one_is_not_its_own() -> None:
+    engine = driver()
+    tracks = [engine.add(new(name, range(10), max_tokens=6))[0] for name in "abc"]
+    engine.fail(tracks[0].number)
+    engine.fail(tracks[1].number)
+    engine.step()
+    assert [track.reason is None for track in tracks] == [False, True, True]
+    engine.drain()
+    assert engine.events["errors"] == 1 and len(tracks[1].tokens) == 6
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_writer_that_is_aborted_in_its_step_leaves_what_it_wrote(fails: bool) -> None:
+    """Unless its slice failed: then the others begin again, although nobody waits for the error."""
+    engine = driver()
+    writer = engine.add(new("a", range(10), max_tokens=6))[0]
+    reader = engine.add(new("b", range(10), max_tokens=6))[0]
+    if fails:
+        engine.fail(writer.number)
+    engine.step(before=lambda: engine.abort("a"))
+    assert engine.events["retried"] == fails and len(reader.tokens) == (not fails)
+    assert granted(engine, engine.step()) == {"b": 10 if fails else 1}
+    engine.drain()
+
+
+def test_a_reader_that_is_aborted_in_its_step_passes_no_error_on() -> None:
+    """The one between takes back what it wrote from what it should not have read."""
+    engine = driver()
+    failing = engine.add(new("a", range(10), max_tokens=6))[0]
+    engine.add(new("b", [*range(9), 40, 41, 42, 43], max_tokens=6))
+    engine.add(new("c", [*range(9), 40, 41, 42, 43], max_tokens=6))
+    engine.fail(failing.number)
+    engine.step(before=lambda: engine.abort("b"))
+    assert engine.events["retried"] == 1
+    assert granted(engine, engine.step()) == {"c": 13}
+    engine.drain()
 
 
 @pytest.mark.parametrize("batching", list(Batching))
-def test_followers_join_their_leaders_batch(batching: Batching) -> None:
-    engine = driver(batching=batching, batch_size=1)
-    engine.add(new("a", 10, n=3, max_tokens=6))
-    engine.step()
-    assert set(granted(engine, engine.step())) == {"a", "a.1", "a.2"}
+def test_completions_join_a_batch_like_other_sequences(batching: Batching) -> None:
+    engine = driver(batching=batching, batch_size=2, max_num_batched_tokens=20)
+    engine.add(new("a", 10, n=3, max_tokens=6, ignore_eos=True))
+    engine.add(new("b", 5, max_tokens=6, ignore_eos=True))
+    first = granted(engine, engine.step())
+    assert set(first) == {"a", "a.1", *(("a.2", "b") if batching is Batching.CONTINUOUS else ())}
     engine.drain()
 
 
-def test_followers_take_no_place_in_a_batch_from_others() -> None:
-    engine = driver(batching=Batching.STATIC, batch_size=2, max_num_batched_tokens=10)
-    engine.add(new("a", 10, n=3, max_tokens=6))
-    engine.add(new("b", 5, max_tokens=6))
-    assert set(granted(engine, engine.step())) == {"a"}
-    assert set(granted(engine, engine.step())) == {"a", "a.1", "a.2", "b"}
-    engine.drain()
-
-
-def test_followers_run_beside_their_leader_without_a_cache_too() -> None:
+def test_completions_run_together_without_a_cache_too() -> None:
     engine = driver(kv_cache=False)
     engine.add(new("a", 10, n=3, max_tokens=6))
-    engine.step()
-    assert granted(engine, engine.step()) == {"a": 11, "a.1": 10, "a.2": 10}
+    assert granted(engine, engine.step()) == {"a": 10, "a.1": 10, "a.2": 10}
     engine.drain()
 
 
@@ -120,12 +207,12 @@ def test_what_was_cached_is_counted_when_a_request_first_runs() -> None:
     assert last.num_cached == 0
 
 
-def test_followers_of_a_preempted_leader_get_along_without_it() -> None:
+def test_completions_are_preempted_one_by_one() -> None:
     engine = driver(full(10), max_num_batched_tokens=6)
     engine.add(new("first", 16, max_tokens=20))
     engine.add(new("a", 8, n=3, max_tokens=12))
     engine.drain()
-    assert engine.events["preemptions"] > 0
+    assert engine.events["preemptions"] > 0 and engine.events["forks"] > 0
 
 
 def test_prompt_logprobs_are_computed_by_every_completion() -> None:

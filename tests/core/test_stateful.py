@@ -23,8 +23,8 @@ from tests.core.random_runs import MOVES, SEEDS, RandomRun, draw_setup, random_r
 # What must have happened for a run to prove anything.
 EVENTS = (
     "preemptions", "evictions", "hits", "forks", "copies", "accepted", "rejected", "waits", "errors", "refused",
-    "abort waiting", "abort follower", "abort running", "abort preempted", "abort in a step", "dropped blocks",
-    "expired waiting", "expired running", "expired preempted", "embeddings",
+    "abort waiting", "abort running", "abort preempted", "abort in a step", "dropped blocks",
+    "expired waiting", "expired running", "expired preempted", "embeddings", "shared in a step", "retried",
 )  # fmt: skip
 
 

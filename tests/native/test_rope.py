@@ -195,6 +195,26 @@ def test_writes_touch_nothing_but_their_slots(kind: str, teams: dict[int, _nativ
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
 @pytest.mark.parametrize("name", SETS)
+def test_a_token_without_a_slot_is_rotated_and_not_written(
+    name: str, kind: str, teams: dict[int, _native.Team]
+) -> None:
+    case = Case(kind, 80, 64, 4, True, True)
+    everything = case.run(name, teams[2])
+    slots = case.slots.clone()
+    case.slots[::2] = -1
+    found = case.run(name, teams[2])
+    assert np.array_equal(found["q"], everything["q"]) and np.array_equal(
+        found["q_sink"], everything["q_sink"]
+    )
+    for side in ("key", "value"):
+        rows, all_rows = (case.cached(one, side)[slots // 4, :, slots % 4] for one in (found, everything))
+        assert torch.equal(rows[1::2], all_rows[1::2])
+        assert not torch.equal(rows[::2], all_rows[::2])
+        assert len(rows[::2].unique()) == 1  # what the cache was filled with
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
+@pytest.mark.parametrize("name", SETS)
 def test_company_and_threads_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     case = Case(kind, 80, 64, 4, True, True)
     together = case.run(name, teams[1])

@@ -101,7 +101,7 @@ def test_outputs_arrive_unchanged(news: list[Output]) -> None:
 
 @pytest.mark.parametrize("cache", [None, CacheStats(5, 3, 1, Counter({"diverged": 2}))])
 def test_stats_arrive_unchanged(cache: CacheStats | None) -> None:
-    held = EngineStats(1, 2, 30, 4, SchedulerStats(5, 6, 7, 8, 9, 10, (3, 0, 2)), cache)
+    held = EngineStats(1, 2, 30, 4, SchedulerStats(5, 6, 7, 8, 9, 10, 11, (3, 0, 2)), cache)
     message = wire.decode_from_engine(wire.encode(translate.stats_to_wire(11, held)))
     assert isinstance(message, wire.Stats) and message.number == 11
     assert translate.stats_from_wire(message) == held

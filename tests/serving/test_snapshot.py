@@ -43,7 +43,7 @@ maps = st.builds(
     counts,
     st.lists(st.integers(-1, 2**31), max_size=20).map(tuple),
 )
-STATS = EngineStats(1, 2, 30, 4, SchedulerStats(5, 6, 7, 8, 9, 10), CacheStats(5, 3, 1, Counter()))
+STATS = EngineStats(1, 2, 30, 4, SchedulerStats(5, 6, 7, 8, 9, 10, 11), CacheStats(5, 3, 1, Counter()))
 snapshots = st.builds(
     Snapshot, times, st.just(STATS), counts, counts, st.lists(lanes, max_size=3).map(tuple),
     st.lists(maps, max_size=3).map(tuple),

@@ -162,7 +162,7 @@ class Engine:
         scheduler = self.scheduler
         return EngineStats(
             running=len(scheduler.running),
-            waiting=scheduler.num_waiting,
+            waiting=len(scheduler.waiting),
             total_blocks=sum(pool.num_blocks for pool in scheduler.kv.pools),
             free_blocks=sum(pool.num_free for pool in scheduler.kv.pools),
             scheduler=scheduler.counts(),

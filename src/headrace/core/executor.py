@@ -12,7 +12,9 @@ class Executor(Protocol):
 
     - Plans come in the order of their step ids, and each is executed exactly once.
     - The result names every slice's request exactly once, in any order.
-    - A failure of one sequence is its SliceResult.error; an exception means that the executor is unusable.
+    - A failure of one sequence is its SliceResult.error; an exception means that the executor is unusable. The KV of a
+      slice that failed counts as unwritten, and the core discards the results of the slices that read it.
+    - In every layer, the KV of all slices is written before any slice reads.
     - KV blocks hold garbage until written; a block named in a table may have belonged to another request.
     """
 

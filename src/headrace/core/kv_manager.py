@@ -9,6 +9,7 @@ from functools import partial
 from headrace.core.block_pool import BlockPool
 from headrace.core.prefix_cache import Hit, PrefixCache
 from headrace.core.request import Request, Table
+from headrace.core.step_writes import Cell, StepWrites
 from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, TableUpdate
 
 
@@ -33,6 +34,8 @@ class KVManager:
         if any(group.block_size != self.block_size for group in groups):
             raise ValueError("all KV groups must have one block size")
         self.cache = PrefixCache(groups) if prefix_caching else None
+        self.step = StepWrites()
+        self._prompts: dict[int, Request] = {}  # prompt key -> a sequence whose blocks hold the whole prompt
         self._unchanged = (None,) * len(self.groups)
         self._windows = any(group.window is not None for group in self.groups)
         evict = None if self.cache is None else self.cache.evict
@@ -55,64 +58,76 @@ class KVManager:
 
     def lookup(self, request: Request) -> Hit | None:
         """Reusable blocks for the request's tokens, or None when prefix caching does not apply."""
-        if (
-            self.cache is None
-            or request.params.prompt_logprobs is not None
-            or request.pooling is Pooling.MEAN  # both need every token to be computed
-        ):
+        if self.cache is None or _needs_every_token(request):
             return None
         return self.cache.lookup(request.keys, request.tokens, request.salt)
 
     def admit(self, request: Request, hit: Hit) -> None:
         """Give the request references to the blocks of a hit."""
-        request.num_computed = hit.num_tokens
-        for spec, pool, table, blocks in zip(
-            self.groups, self.pools, request.tables, hit.blocks, strict=True
-        ):
-            for block in blocks.values():
-                pool.share(block)
-            table.live = list(blocks.values())
-            table.dropped = _dropped(spec, hit.num_tokens)
+        request.num_computed = request.num_stored = hit.num_tokens
+        for group, (spec, blocks) in enumerate(zip(self.groups, hit.blocks, strict=True)):
+            self._take(request, group, list(blocks.values()), _dropped(spec, hit.num_tokens))
 
-    def fork(self, request: Request, leader: Request) -> bool:
-        """Share the leader's prompt blocks, a partly filled one included; False when some are gone.
+    def fork(self, request: Request) -> Request | None:
+        """Share the whole prompt of a sequence that has the same one; returns that sequence, None if there is none.
 
-        The follower recomputes the last prompt token, for its logits, and that write copies a partly filled block.
+        A partly filled last block is shared too. Only the last prompt token is computed again, for its logits, and
+        not written; whoever then writes to the block first copies it.
         """
+        source = self._prompts.get(request.prompt_key)
+        if (
+            source is None
+            or request.num_output
+            or _needs_every_token(request)
+            or not source.has_prompt_of(request)
+        ):
+            return None
         start = request.num_prompt - 1
-        end_block = -(-start // self.block_size)
+        end_block = -(-request.num_prompt // self.block_size)
         shares: list[tuple[list[int], int]] = []
-        for spec, table in zip(self.groups, leader.tables, strict=True):
+        for spec, table in zip(self.groups, source.tables, strict=True):
             dropped = _dropped(spec, start)
-            if table.dropped > dropped or table.logical_len < end_block:
-                return False
+            if table.dropped > dropped:  # its window has moved on
+                return None
             sinks = table.live[: spec.sink_blocks] if dropped else []
             first = spec.sink_blocks + dropped if dropped else 0
             shares.append((sinks + table.live[first - table.dropped : end_block - table.dropped], dropped))
-        for pool, table, (live, dropped) in zip(self.pools, request.tables, shares, strict=True):
-            for block in live:
-                pool.share(block)
-            table.live, table.dropped = live, dropped
-        request.num_computed = start
-        return True
+        for group, (live, dropped) in enumerate(shares):
+            self._take(request, group, live, dropped)
+        request.num_computed, request.num_stored = start, request.num_prompt
+        return source
+
+    def _take(self, request: Request, group: int, blocks: list[int], dropped: int) -> None:
+        """Let a request without blocks start from these, which hold or are about to hold what it needs."""
+        pool, table = self.pools[group], request.tables[group]
+        for block in blocks:
+            pool.share(block)
+            self.step.share(request.number, (group, block))
+        table.live, table.dropped = blocks, dropped
 
     def blocks_short(self, request: Request, end: int, spare: int = 0) -> bool:
-        """True when some group lacks the free blocks to hold the request up to `end` tokens plus `spare` blocks."""
-        for spec, pool, table in zip(self.groups, self.pools, request.tables, strict=True):
+        """True when some group lacks the free blocks to hold the request up to `end` tokens plus `spare` blocks.
+
+        Blocks that it must copy before it writes to them count as well.
+        """
+        for group, (spec, pool, table) in enumerate(
+            zip(self.groups, self.pools, request.tables, strict=True)
+        ):
             needed = -(-end // self.block_size) - table.logical_len
             if spec.reach_blocks is not None:
                 needed = min(needed, spec.reach_blocks + 1)  # one more, so that there is a chunk to speak of
-            if needed + spare > pool.num_free:
+            if needed + len(self._shared(request, group)) + spare > pool.num_free:
                 return True
         return False
 
     def fits(self, request: Request) -> int:
         """How many more tokens, from num_computed on, the free blocks can take."""
         most: int | None = None
-        for spec, pool, table in zip(self.groups, self.pools, request.tables, strict=True):
-            self._drop(spec, pool, table, request.num_computed)
-            free = pool.num_free - len(self._shared(pool, table, spec, request.num_computed))
-            room = (table.logical_len + free) * self.block_size - request.num_computed if free >= 0 else 0
+        for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
+            self._drop(group, table, request.num_computed)
+            free = pool.num_free - len(self._shared(request, group))
+            end = (table.logical_len + free) * self.block_size if free >= 0 else request.num_stored
+            room = end - request.num_computed
             most = room if most is None else min(most, room)
         return max(0, most or 0)
 
@@ -122,13 +137,14 @@ class KVManager:
         Gives back blocks that fell out of a window, takes new blocks, and replaces shared blocks that would be
         written (appending to `copies`). False, with no block taken, when some group has too few free blocks.
         """
-        end_block = -(-(request.num_computed + num_tokens) // self.block_size)
+        end = request.num_computed + num_tokens
+        end_block = -(-end // self.block_size)
         if self._has_room(request, end_block):
             return True
         wanted: list[tuple[int, list[int]]] = []
-        for spec, pool, table in zip(self.groups, self.pools, request.tables, strict=True):
-            self._drop(spec, pool, table, request.num_computed)
-            shared = self._shared(pool, table, spec, request.num_computed)
+        for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
+            self._drop(group, table, request.num_computed)
+            shared = self._shared(request, group) if end > request.num_stored else []
             new = max(0, end_block - table.logical_len)
             if new + len(shared) > pool.num_free:
                 return False
@@ -149,33 +165,62 @@ class KVManager:
         last = end_block - 1
         if self._windows or request.num_computed // self.block_size != last:
             return False
-        for pool, table in zip(self.pools, request.tables, strict=True):
-            if len(table.live) != end_block or pool.references(table.live[last]) != 1:
+        for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
+            if len(table.live) != end_block or pool.references(block := table.live[last]) != 1:
+                return False
+            if self.cache is not None and self.cache.holds(group, block):
                 return False
         return True
 
-    def register(self, request: Request, first: int, last: int) -> None:
-        """Make the full blocks among tokens first … last - 1 findable; their KV has been computed."""
-        if self.cache is None:
+    def plan_slice(self, request: Request, num_tokens: int) -> None:
+        """Let others share what the slice that was just granted will have written, in this very step too.
+
+        That holds for the full blocks among the known tokens, not for drafts, and for a prompt that ends in the slice.
+        """
+        start = max(request.num_computed, request.num_stored)
+        end = min(request.num_computed + num_tokens, len(request.tokens))
+        for cell in self.register(request, start, end):
+            self.step.add(request.number, cell, findable=True)
+        if request.num_computed < request.num_prompt <= end:
+            self._prompts[request.prompt_key] = request
+        if not start < request.num_prompt <= end:
             return
-        last = min(last, request.num_computed)
+        last = (request.num_prompt - 1) // self.block_size
+        for group, (spec, table) in enumerate(zip(self.groups, request.tables, strict=True)):
+            for index in range(start // self.block_size, last + 1):
+                if (block := _live_block(spec, table, index)) is not None:
+                    self.step.add(request.number, (group, block), findable=False)
+
+    def register(self, request: Request, first: int, last: int) -> list[Cell]:
+        """Make the full blocks among tokens first … last - 1 findable; returns those that were not before."""
         indices = range(first // self.block_size, last // self.block_size)
-        if not indices:  # no block was filled
-            return
+        if self.cache is None or not indices:  # no block was filled
+            return []
         request.keys.extend(request.tokens)
+        found = []
         for index in indices:
             blocks = [
                 _live_block(spec, table, index)
                 for spec, table in zip(self.groups, request.tables, strict=True)
             ]
-            self.cache.insert(index, request.keys, request.tokens, request.salt, blocks)
+            found += self.cache.insert(index, request.keys, request.tokens, request.salt, blocks)
+        return found
+
+    def take_back(self, number: int) -> None:
+        """Forget what the slice of a sequence was to write: it failed, or it read what a failed one was to write."""
+        if self.cache is not None:
+            for group, block in self.step.findable(number):
+                self.cache.forget(group, block)
 
     def free(self, request: Request) -> None:
-        """Give back every block, the tail first, so that a prefix outlives what follows it."""
+        """Give back every block, so that nothing is computed; the tail first: a prefix outlives what follows it."""
+        if self._prompts.get(request.prompt_key) is request:
+            del self._prompts[request.prompt_key]
         for group, table in enumerate(request.tables):
             for block in reversed(table.live):
                 self._release(group, block)
         request.tables = [Table() for _ in self.groups]
+        request.num_computed = request.num_stored = 0
 
     def updates(self, request: Request) -> tuple[TableUpdate | None, ...]:
         """What the executor has not been told of the request's tables; asking again gives None."""
@@ -204,8 +249,9 @@ class KVManager:
         reusable = self.cache is not None and self.cache.holds(group, block)
         self.pools[group].release(block, reusable=reusable)
 
-    def _drop(self, spec: KVGroupSpec, pool: BlockPool, table: Table, num_computed: int) -> None:
+    def _drop(self, group: int, table: Table, num_computed: int) -> None:
         """Give back the blocks that no query from `num_computed` on can see."""
+        spec = self.groups[group]
         if spec.window is None:
             return
         count = _dropped(spec, num_computed) - table.dropped
@@ -216,16 +262,27 @@ class KVManager:
         del table.live[first : first + count]
         table.dropped += len(gone)
         table.changed_from = max(min(table.changed_from, first), table.changed_from - len(gone))
-        group = self.pools.index(pool)
         for block in reversed(gone):
             self._release(group, block)
 
-    def _shared(self, pool: BlockPool, table: Table, spec: KVGroupSpec, num_computed: int) -> list[int]:
-        """Live entries that hold position num_computed or later and that another sequence refers to as well."""
-        entry = num_computed // self.block_size
+    def _shared(self, request: Request, group: int) -> list[int]:
+        """Live entries that the next writes reach and that are not the request's own: another sequence refers to the
+        block, or the prefix cache hands it out."""
+        spec, pool, table = self.groups[group], self.pools[group], request.tables[group]
+        entry = max(request.num_computed, request.num_stored) // self.block_size
         if entry >= spec.sink_blocks:
             entry = max(entry - table.dropped, spec.sink_blocks if table.dropped else 0)
-        return [at for at in range(entry, len(table.live)) if pool.references(table.live[at]) > 1]
+        return [
+            at
+            for at in range(entry, len(table.live))
+            if pool.references(table.live[at]) > 1
+            or (self.cache is not None and self.cache.holds(group, table.live[at]))
+        ]
+
+
+def _needs_every_token(request: Request) -> bool:
+    """Whether its results come from computing each token of the prompt, so that it can share none of them."""
+    return request.params.prompt_logprobs is not None or request.pooling is Pooling.MEAN
 
 
 def _dropped(spec: KVGroupSpec, num_computed: int) -> int:

@@ -115,15 +115,18 @@ class PrefixCache:
 
     def insert(
         self, index: int, keys: BlockKeys, tokens: Sequence[int], salt: str, blocks: Sequence[int | None]
-    ) -> None:
-        """Make logical block `index` of a sequence findable. A key that is known keeps its present blocks."""
+    ) -> list[tuple[int, int]]:
+        """Make logical block `index` of a sequence findable. A key that is known keeps its present blocks.
+
+        Returns the (group, block) that were not findable before.
+        """
         size = self.block_size
         key = keys.keys[index]
         parent = keys.keys[index - 1] if index else keys.root
         content = tuple(tokens[index * size : (index + 1) * size])
         node = self._nodes.get(key)
         if node is not None and not node.stands_for(parent, content):
-            return  # two prefixes with one key: the first keeps it
+            return []  # two prefixes with one key: the first keeps it
         if node is None:
             node = _Node(key, parent, content, [None] * len(self._groups), salt, index == 0)
             self._nodes[key] = node
@@ -131,24 +134,33 @@ class PrefixCache:
             self._evicted.pop(key, None)
             if node.first:
                 self._first_blocks.setdefault(content, Counter())[salt] += 1
+        added = []
         for group, block in enumerate(blocks):
             if block is not None and node.blocks[group] is None and not self.holds(group, block):
                 node.blocks[group] = block
                 self._node_of_block[group][block] = node
+                added.append((group, block))
+        return added
 
     def evict(self, group: int, block: int) -> None:
         """Forget a block that is about to be overwritten; unknown blocks are fine."""
-        node = self._node_of_block[group].pop(block, None)
+        node = self.forget(group, block)
         if node is None:
             return
-        node.blocks[group] = None
         self.stats.evictions += 1
         self._evicted[node.key] = None
         self._evicted.move_to_end(node.key)
         if len(self._evicted) > EVICTED_MEMORY:
             self._evicted.popitem(last=False)
-        if all(held is None for held in node.blocks):
-            self._remove(node)
+
+    def forget(self, group: int, block: int) -> _Node | None:
+        """Make a block unfindable, and give what it stood for; unknown blocks are fine."""
+        node = self._node_of_block[group].pop(block, None)
+        if node is not None:
+            node.blocks[group] = None
+            if all(held is None for held in node.blocks):
+                self._remove(node)
+        return node
 
     def lookup(self, keys: BlockKeys, tokens: Sequence[int], salt: str) -> Hit:
         """The longest usable prefix of `tokens`, short of the last token, whose logits are still wanted."""
@@ -167,11 +179,11 @@ class PrefixCache:
         miss = self._explain(keys, tokens, salt, length, usable)
         return Hit(length * size, blocks, miss)
 
-    def record(self, hit: Hit, num_tokens: int) -> None:
-        """Count a lookup over `num_tokens` tokens whose hit was put to use."""
+    def record(self, miss: CacheMiss, num_found: int, num_tokens: int) -> None:
+        """Count a lookup over `num_tokens` tokens whose `num_found` tokens were put to use."""
         self.stats.queries += num_tokens
-        self.stats.hits += hit.num_tokens
-        self.stats.misses[hit.miss.reason] += 1
+        self.stats.hits += num_found
+        self.stats.misses[miss.reason] += 1
 
     def _longest(self, nodes: list[_Node]) -> tuple[int, tuple[dict[int, int], ...]]:
         """The largest number of leading blocks for which every group has what the next token can see."""

@@ -31,9 +31,9 @@ class Request:
     """Completion `index` of a request. `num_computed` chases `len(tokens) + len(draft)`."""
 
     __slots__ = (
-        "charged", "draft", "finish_by", "followers", "index", "keys", "known", "leader", "limit", "name",
-        "num_computed", "num_prompt", "number", "params", "pooling", "priority", "prompt_logprobs_done", "salt",
-        "seed", "start_by", "stats", "status", "stop_ids", "tables", "tokens", "user", "weight",
+        "charged", "draft", "finish_by", "first", "index", "keys", "known", "limit", "name", "num_computed",
+        "num_prompt", "num_stored", "number", "params", "pooling", "priority", "prompt_key", "prompt_logprobs_done",
+        "salt", "seed", "start_by", "stats", "status", "stop_ids", "tables", "tokens", "user", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +47,9 @@ class Request:
         self.tokens: list[int] = list(new.prompt)
         self.num_prompt = len(new.prompt)
         self.num_computed = 0
+        # Leading tokens whose KV its blocks hold. Beyond num_computed only where a prompt is shared to its end: the
+        # last token is then computed for its logits alone, and its KV is not written again.
+        self.num_stored = 0
         self.draft: tuple[int, ...] = ()
         self.status = Status.WAITING
         self.pooling = new.pooling
@@ -60,8 +63,8 @@ class Request:
         # Times on the engine's clock: to be scheduled first, and to have ended.
         self.start_by = None if new.queue_timeout_s is None else now + new.queue_timeout_s
         self.finish_by = None if new.timeout_s is None else now + new.timeout_s
-        self.leader: Request | None = None  # the completion whose prompt blocks this one may share
-        self.followers: list[Request] = []  # completions that wait for this one's prompt
+        self.first = self  # completion 0 of the same request
+        self.prompt_key = 0  # equal for those that may share a whole prompt; set by the scheduler
         self.tables = [Table() for _ in range(num_groups)]
         self.keys = BlockKeys(new.cache_salt, block_size)
         self.known = False  # the executor holds state for it
@@ -76,10 +79,16 @@ class Request:
 
     @property
     def started(self) -> bool:
-        """It has been scheduled, or the completion has whose prompt it may share: its request waits no more."""
-        if self.stats.first_scheduled_s is not None:
-            return True
-        return self.leader is not None and self.leader.stats.first_scheduled_s is not None
+        """It or the first completion of its request has been scheduled: the request waits no more."""
+        return self.stats.first_scheduled_s is not None or self.first.stats.first_scheduled_s is not None
+
+    def has_prompt_of(self, other: Request) -> bool:
+        """Whether both start from the same tokens under the same salt."""
+        return self.first is other.first or (
+            self.salt == other.salt
+            and self.num_prompt == other.num_prompt
+            and self.tokens[: self.num_prompt] == other.tokens[: self.num_prompt]
+        )
 
     @property
     def num_output(self) -> int:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from headrace.core.deadlines import Deadlines
 from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim, takes_place
-from headrace.core.prefix_cache import Hit
+from headrace.core.prefix_cache import MissReason
 from headrace.core.request import Request
 from headrace.core.types import (
     BlockCopy,
+    CacheMiss,
     FinishReason,
     KVGroupSpec,
     Output,
@@ -36,7 +37,8 @@ class SchedulerStats:
     scheduled_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
-    forks: int = 0
+    forks: int = 0  # sequences that shared a whole prompt
+    retried_slices: int = 0  # their results were discarded, as they had read what a failed slice was to write
     block_copies: int = 0
     step_sizes: tuple[int, ...] = ()
 
@@ -75,10 +77,6 @@ class Scheduler:
         return min(bounds) if bounds else None
 
     @property
-    def num_waiting(self) -> int:
-        return len(self.waiting) + sum(len(r.followers) for r in (*self.running, *self.waiting))
-
-    @property
     def has_work(self) -> bool:
         """True while a request is unfinished or the executor has not been told of an ending."""
         return bool(self.running or len(self.waiting) or self._released)
@@ -88,15 +86,15 @@ class Scheduler:
         return replace(self.stats, step_sizes=tuple(self._step_sizes))
 
     def add(self, completions: Sequence[Request]) -> None:
-        """Queue the completions of one request. All but the first wait until its prompt is computed."""
-        leader, *followers = completions
+        """Queue the completions of one request. They share its prompt, as equal requests do where a cache allows it."""
+        first = completions[0]
+        across = self.kv.cache is not None
+        key = hash((first.salt, tuple(first.tokens))) if across else first.number
         for request in completions:
+            request.first, request.prompt_key = first, key
             self.service.arrive(request.user)
             self.deadlines.add(request)
-        for follower in followers:
-            follower.leader = leader
-        leader.followers = followers
-        self.waiting.add(leader)
+            self.waiting.add(request)
 
     def end(self, request: Request, reason: FinishReason, now: float) -> None:
         """Finish a request in any state and free what it holds. Ending it again does nothing."""
@@ -104,8 +102,6 @@ class Scheduler:
             return
         if request.status is Status.RUNNING:
             self.running.remove(request)
-        elif request.leader is not None and request in request.leader.followers:
-            request.leader.followers.remove(request)
         else:
             self.waiting.remove(request)
         self.kv.free(request)
@@ -116,7 +112,6 @@ class Scheduler:
         request.stats.num_output = request.num_output
         self.service.leave(request.user)
         self.deadlines.discard(request)
-        self._release_followers(request)
 
     def expire(self, now: float) -> list[tuple[Request, str]]:
         """End every request whose deadline has passed, and free what it holds; returns each with the reason."""
@@ -143,6 +138,7 @@ class Scheduler:
                 continue  # became a victim in this very step
             count = self._grant_running(request, budget, copies)
             if count:
+                self.kv.plan_slice(request, count)
                 granted.append((request, count))
                 budget -= count
         wait_until = None
@@ -150,8 +146,7 @@ class Scheduler:
             wait_until = self._admit_waiting(budget, copies, granted, now)
         if wait_until is not None and (deadline := self.deadlines.next) is not None:
             wait_until = min(wait_until, deadline)
-        # Who is no longer running has given its blocks back: its slice would write into another sequence's.
-        granted = [(request, count) for request, count in granted if request.status is Status.RUNNING]
+        granted = self._still_running(granted)
         slices = tuple(self._slice(request, count) for request, count in granted)
         released, self._released = tuple(self._released), []
         self._step_id += 1
@@ -162,6 +157,24 @@ class Scheduler:
             self._step_sizes[min((tokens - 1).bit_length(), STEP_SIZES - 1)] += 1
         self.stats.block_copies += len(copies)
         return StepPlan(self._step_id, slices, released, tuple(copies), wait_until)
+
+    def _still_running(self, granted: list[tuple[Request, int]]) -> list[tuple[Request, int]]:
+        """Without those that no longer run: their blocks are given back, and may be another sequence's by now.
+
+        Nor may anybody run who was to read what they would have written.
+        """
+        if all(request.status is Status.RUNNING for request, _ in granted):
+            return granted
+        gone: set[int] = set()
+        for request, _ in granted:
+            running = request.status is Status.RUNNING
+            if running and not self.kv.step.reads_from(request.number, gone):
+                continue
+            gone.add(request.number)
+            self.kv.take_back(request.number)
+            if running:
+                self._requeue(request)
+        return [(request, count) for request, count in granted if request.number not in gone]
 
     def _make_place(self) -> None:
         """Preempt a sequence of the most served user where a user who waits is far enough behind.
@@ -211,8 +224,7 @@ class Scheduler:
             self._batch_room, wait_until = room.requests, room.wait_until
         continuous = self.config.batching is Batching.CONTINUOUS
         while budget and len(self.running) < self.config.max_num_seqs and (request := self.waiting.head()):
-            shares_prompt = request.leader is not None and request.leader.status is Status.RUNNING
-            if not (continuous or self._batch_room or shares_prompt):
+            if not (continuous or self._batch_room):
                 break
             count = self._try_admit(request, budget, copies)
             self._memory_short = not count and self.kv.blocks_short(
@@ -223,15 +235,18 @@ class Scheduler:
                     self._batch_room = 0  # the batch is as large as memory allows
                 break
             self._join(request, now)
+            self.kv.plan_slice(request, count)
             granted.append((request, count))
             budget -= count
-            if not shares_prompt:
-                self._batch_room = max(0, self._batch_room - 1)
+            self._batch_room = max(0, self._batch_room - 1)
         return wait_until
 
     def _try_admit(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
         """Take blocks for a waiting request's first slice. Returns its tokens, 0 with nothing taken if it must wait."""
-        hit = self._reuse(request)
+        source = self.kv.fork(request) if self.config.kv_cache else None
+        hit = None if source is not None else self.kv.lookup(request)
+        if hit is not None:
+            self.kv.admit(request, hit)
         count = self._want(request, budget)
         # A spare block for each running sequence, or the newcomer would be preempted at the next block border.
         spare = len(self.running)
@@ -240,35 +255,18 @@ class Scheduler:
             count = min(count, self.kv.fits(request))
         if not count or not fits or not self.kv.grow(request, count, copies):
             self.kv.free(request)
-            request.num_computed = 0
             return 0
-        if hit is not None and self.kv.cache is not None:
-            self.kv.cache.record(hit, len(request.tokens))
-        self.stats.forks += hit is None and request.num_computed > 0
-        if request.stats.first_scheduled_s is None:
+        miss = None if hit is None else hit.miss
+        if source is not None:
+            self.stats.forks += 1
+            if source.first is not request.first:  # to the caller it is a request like any other
+                miss = CacheMiss(MissReason.NONE.value, request.num_computed)
+        if miss is not None and self.kv.cache is not None:
+            self.kv.cache.record(miss, request.num_computed, len(request.tokens))
+        if request.stats.first_token_s is None and not request.stats.num_preemptions:
             request.stats.num_cached = min(request.num_computed, request.num_prompt)
-            request.stats.miss = None if hit is None else hit.miss
+            request.stats.miss = miss
         return count
-
-    def _reuse(self, request: Request) -> Hit | None:
-        """Start the request from shared blocks: its leader's prompt, or whatever the prefix cache knows."""
-        if self._may_fork(request) and request.leader is not None and self.kv.fork(request, request.leader):
-            return None
-        hit = self.kv.lookup(request)
-        if hit is not None:
-            self.kv.admit(request, hit)
-        return hit
-
-    def _may_fork(self, request: Request) -> bool:
-        leader = request.leader
-        return (
-            leader is not None
-            and leader.status is Status.RUNNING
-            and leader.num_computed >= leader.num_prompt
-            and request.num_output == 0
-            and self.config.kv_cache  # without it there is nothing to share
-            and request.params.prompt_logprobs is None  # which come from computing the prompt
-        )
 
     def _join(self, request: Request, now: float) -> None:
         self.waiting.remove(request)
@@ -294,18 +292,21 @@ class Scheduler:
             request.charged = end
         return SeqSlice(
             request.number, tokens, start, sample=end >= known and request.params.samples, num_draft=num_draft,
-            tables=self.kv.updates(request), new=new,
+            tables=self.kv.updates(request), new=new, num_stored=max(0, request.num_stored - start),
         )  # fmt: skip
 
     def _preempt(self, request: Request) -> None:
+        self._requeue(request)
+        request.stats.num_preemptions += 1
+        self.stats.preemptions += 1
+
+    def _requeue(self, request: Request) -> None:
+        """Let a running request wait again, with nothing computed."""
         self.running.remove(request)
         self.kv.free(request)
         self._forget(request)
-        request.num_computed = 0
         request.draft = ()
         request.status = Status.PREEMPTED
-        request.stats.num_preemptions += 1
-        self.stats.preemptions += 1
         self.waiting.add(request)
 
     def _forget(self, request: Request) -> None:
@@ -318,33 +319,55 @@ class Scheduler:
     def commit(
         self, plan: StepPlan, result: StepResult, requests: dict[int, Request], now: float
     ) -> list[Output]:
-        """Take in a step's tokens. Slices of requests that ended meanwhile are ignored."""
+        """Take in a step's tokens. Of requests that ended meanwhile only what their slices wrote counts.
+
+        A slice that failed may have written nothing. What the prefix cache learned with it is taken back, and those
+        that read it in the same step compute their slices again: a slice only ever reads from earlier ones.
+        """
         results = {part.request_id: part for part in result.results}
+        failed: set[int] = set()
         outputs = []
         for work in plan.slices:
-            request = requests.get(work.request_id)
-            if request is None or request.status is not Status.RUNNING:
-                continue
-            part = results.get(work.request_id)
+            number = work.request_id
+            request = requests.get(number)
+            if request is not None and request.status is not Status.RUNNING:
+                request = None
+            part = results.get(number)
             if part is None:
-                part = SliceResult(work.request_id, error="the executor returned no result for this request")
-            output = self._commit_slice(request, work, part, now)
-            if output is not None:
+                part = SliceResult(number, error="the executor returned no result for this request")
+            misread = self.kv.step.reads_from(number, failed)
+            error = _fault(request, work, part)
+            if misread or error is not None:
+                failed.add(number)
+                self.kv.take_back(number)
+            if request is None:
+                continue
+            if misread:
+                self._retry(request)
+            elif error is not None:
+                outputs.append(self._fail(request, error, now))
+            elif (output := self._commit_slice(request, work, part, now)) is not None:
                 outputs.append(output)
+        self.kv.step.clear()
         return outputs
 
+    def _retry(self, request: Request) -> None:
+        """Discard the result of a sequence's slice, its own error included. It joined in this step, and will again."""
+        self._requeue(request)
+        request.stats.num_cached, request.stats.miss = 0, None
+        self.stats.retried_slices += 1
+
+    def _fail(self, request: Request, error: str, now: float) -> Output:
+        self.end(request, FinishReason.ERROR, now)
+        return Output(
+            request.name,
+            request.index,
+            finish_reason=FinishReason.ERROR,
+            error=error,
+            stats=replace(request.stats),
+        )
+
     def _commit_slice(self, request: Request, work: SeqSlice, part: SliceResult, now: float) -> Output | None:
-        error = part.error if part.error is not None else _fault(request, work, part)
-        if error is not None:
-            self.end(request, FinishReason.ERROR, now)
-            return Output(
-                request.name,
-                request.index,
-                finish_reason=FinishReason.ERROR,
-                error=error,
-                stats=replace(request.stats),
-            )
-        first = request.num_computed
         request.num_computed = work.start + len(work.tokens)
         if work.num_draft:
             rejected = work.num_draft - max(0, len(part.tokens) - 1)
@@ -362,7 +385,9 @@ class Scheduler:
             if request.stats.first_token_s is None:
                 request.stats.first_token_s = now
                 told = True
-        self.kv.register(request, first, len(request.tokens) - bool(emitted))
+        if work.num_draft:  # the rest was registered when the slice was planned
+            last = min(request.num_computed, len(request.tokens) - bool(emitted))
+            self.kv.register(request, work.start, last)
         self.stats.output_tokens += emitted
         prompt_logprobs = self._new_prompt_logprobs(request, work, part) if part.prompt_logprobs else ()
         if reason is not None:
@@ -370,9 +395,7 @@ class Scheduler:
         else:
             request.draft = part.draft and part.draft[: max(0, request.limit - len(request.tokens) - 1)]
             if not self.config.kv_cache and emitted:
-                self._forget_kv(request)
-            if request.followers and (request.num_computed >= request.num_prompt or not self.config.kv_cache):
-                self._release_followers(request)
+                self.kv.free(request)  # without a cache every step starts from nothing
         if not (emitted or prompt_logprobs or reason):
             return None
         return Output(
@@ -404,19 +427,11 @@ class Scheduler:
         request.prompt_logprobs_done += len(fresh)
         return fresh
 
-    def _forget_kv(self, request: Request) -> None:
-        """Without a cache every step starts from nothing."""
-        self.kv.free(request)
-        request.num_computed = 0
 
-    def _release_followers(self, request: Request) -> None:
-        followers, request.followers = request.followers, []
-        for follower in followers:
-            self.waiting.add(follower)
-
-
-def _fault(request: Request, work: SeqSlice, part: SliceResult) -> str | None:
-    """What is wrong with an executor's answer; wrong tokens would poison the KV of all who share it."""
+def _fault(request: Request | None, work: SeqSlice, part: SliceResult) -> str | None:
+    """Why an executor's answer counts as a failure; wrong tokens would poison the KV of all who share it."""
+    if part.error is not None or request is None:
+        return part.error
     if request.pooling is not None:
         due = work.start + len(work.tokens) >= request.num_prompt
         if (part.pooled is not None) != due:

@@ -85,7 +85,7 @@ def snapshot(engine: Engine, now: float) -> Snapshot:
     """Taken between two steps. Costs time in proportion to the lanes and to the blocks that are held or findable."""
     scheduler = engine.scheduler
     running = scheduler.running
-    named = [*running[:MAX_LANES], *islice(_waiting(engine), max(0, MAX_LANES - len(running)))]
+    named = [*running[:MAX_LANES], *islice(scheduler.waiting, max(0, MAX_LANES - len(running)))]
     return Snapshot(
         now=now,
         stats=engine.stats(),
@@ -94,16 +94,6 @@ def snapshot(engine: Engine, now: float) -> Snapshot:
         lanes=tuple(_lane(request) for request in named),
         maps=tuple(_map(scheduler.kv, group, running) for group in range(len(scheduler.kv.groups))),
     )
-
-
-def _waiting(engine: Engine) -> Iterable[Request]:
-    """Everyone who waits, completions that wait for their prompt to be computed included."""
-    scheduler = engine.scheduler
-    for request in scheduler.waiting:
-        yield request
-        yield from request.followers
-    for request in scheduler.running:
-        yield from request.followers
 
 
 def _lane(request: Request) -> Lane:

@@ -123,7 +123,9 @@ class SeqSlice:
     """The work granted to one sequence in one step: compute KV of `tokens` at positions start, start+1, …
 
     The last `num_draft` of `tokens` are unverified drafts. With `sample` set, the executor samples behind the last
-    non-draft token and behind every accepted draft; otherwise it emits nothing.
+    non-draft token and behind every accepted draft; otherwise it emits nothing. The first `num_stored` of `tokens` are
+    computed for their logits alone: their KV is in the slice's blocks, or an earlier slice of the step writes it there,
+    and it must not be written again.
     """
 
     request_id: int
@@ -133,11 +135,15 @@ class SeqSlice:
     num_draft: int = 0
     tables: tuple[TableUpdate | None, ...] = ()  # one per KV group; None where nothing changed
     new: NewSequence | None = None
+    num_stored: int = 0
 
 
 @record
 class StepPlan:
-    """One step. `released` ids are forgotten first, then `copies` are made, then `slices` run."""
+    """One step. `released` ids are forgotten first, then `copies` are made, then `slices` run.
+
+    A slice may read blocks that an earlier slice of the same step writes: in every layer, all writes come before reads.
+    """
 
     step_id: int
     slices: tuple[SeqSlice, ...] = ()

@@ -86,6 +86,8 @@ class Attention:
         tables = rotations[(spec.rope, None)]
         q = ops.apply_rope(q, *tables)
         k = ops.apply_rope(k, *tables)
+        if group.written is not None:
+            k, v = k[group.written], v[group.written]
         ops.write_kv(k, v, kv.key, kv.value, group.slots)
         mixed = ops.paged_attention(
             q,

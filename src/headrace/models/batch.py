@@ -17,9 +17,10 @@ class GroupBatch:
 
     block_tables: torch.Tensor  # [S, B] int32
     dropped: torch.Tensor  # [S] int32
-    slots: torch.Tensor  # [T] int64: where token t's key and value go, block * block_size + offset
+    slots: torch.Tensor  # [W] int64: where the keys and values of `written` go, block * block_size + offset
     sink_blocks: int
     block_size: int
+    written: torch.Tensor | None = None  # [W] int64: tokens whose KV is written; None for all T of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.core.record import record
 from headrace.core.types import SeqSlice
 from headrace.runner.block_tables import BlockTables
-from headrace.runner.step import Step
+from headrace.runner.step import NOWHERE, Step
 
 
 @record
@@ -64,12 +64,17 @@ def pack(
         positions = np.repeat(starts - cu_q[:-1], counts) + np.arange(len(ids))  # [T]
         row_of_token = np.repeat(rows, counts)  # [T]
         ends = starts + counts
+    groups = tuple(table.tables(rows, row_of_token, positions) for table in tables)
+    for index, work in enumerate(slices):
+        if work.num_stored:
+            for group in groups:
+                group.slots[cu_q[index] : cu_q[index] + work.num_stored] = NOWHERE
     return Step(
         ids=ids,
         positions=positions,
         cu_q=cu_q,
         kv_lens=ends.astype(np.int32),
-        groups=tuple(table.tables(rows, row_of_token, positions) for table in tables),
+        groups=groups,
         logits_rows=np.array(wanted, dtype=np.int64),
         hidden_rows=np.array(pooled, dtype=np.int64) if pooled else None,
     )

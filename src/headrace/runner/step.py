@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+NOWHERE = -1
+"""The slot of a token whose key and value are not written."""
+
 
 @dataclass(slots=True)
 class GroupTables:
@@ -18,7 +21,7 @@ class GroupTables:
 
     block_tables: NDArray[np.int32]  # [S, B]
     dropped: NDArray[np.int32]  # [S]
-    slots: NDArray[np.int64]  # [T]: where token t's key and value go, block * block_size + offset
+    slots: NDArray[np.int64]  # [T]: where token t's key and value go, block * block_size + offset; or NOWHERE
     sink_blocks: int
     block_size: int
 

@@ -12,7 +12,7 @@ from headrace.core.types import BlockCopy
 from headrace.models.batch import Batch, GroupBatch
 from headrace.models.decoder import Decoder
 from headrace.runner.kv_storage import KVStorage
-from headrace.runner.step import GroupTables, Step
+from headrace.runner.step import NOWHERE, GroupTables, Step
 
 
 class TorchModel:
@@ -52,10 +52,13 @@ class TorchModel:
         return self._hidden
 
     def _group(self, group: GroupTables) -> GroupBatch:
+        written = group.slots != NOWHERE
+        everything = bool(written.all())
         return GroupBatch(
             block_tables=self._tensor(group.block_tables),
             dropped=self._tensor(group.dropped),
-            slots=self._tensor(group.slots),
+            slots=self._tensor(group.slots if everything else group.slots[written]),
+            written=None if everything else self._tensor(np.flatnonzero(written)),
             sink_blocks=group.sink_blocks,
             block_size=group.block_size,
         )

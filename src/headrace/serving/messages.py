@@ -145,6 +145,7 @@ class SchedulerCounts(Plain, frozen=True):
     output_tokens: Count
     preemptions: Count
     forks: Count
+    retried_slices: Count
     block_copies: Count
     step_sizes: Annotated[tuple[Count, ...], Meta(max_length=STEP_SIZES)]
 

@@ -65,6 +65,7 @@ def _counts(stats: EngineStats) -> Counter[str]:
             "scheduled_tokens": scheduler.scheduled_tokens,
             "preemptions": scheduler.preemptions,
             "forks": scheduler.forks,
+            "retried_slices": scheduler.retried_slices,
             "block_copies": scheduler.block_copies,
         }
     )
