@@ -99,6 +99,8 @@ class Engine:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
         if not new.prompt:
             raise RequestError("the prompt is empty: it must hold at least one token")
+        if set(map(type, new.prompt)) != {int}:
+            raise InvalidParams("prompt token ids must be whole numbers")
         vocab = self.config.vocab_size
         for token in (min(new.prompt), max(new.prompt)):
             if not 0 <= token < vocab:

@@ -52,7 +52,7 @@ class Grammar:
             raise InvalidParams(
                 f"the {self.kind} grammar has {len(given)} characters; at most {MAX_GRAMMAR_CHARS} are allowed"
             )
-        if not given.isascii() and not _is_unicode(given):
+        if not is_unicode(given):
             raise InvalidParams(f"the {self.kind} grammar holds half of a surrogate pair")
         if _nesting(self.kind, given) > MAX_NESTING:
             raise InvalidParams(f"the {self.kind} grammar is nested more than {MAX_NESTING} levels deep")
@@ -115,7 +115,10 @@ def _written(value: object, what: str) -> str:
         raise InvalidParams(f"{what} must be JSON: {error!s:.200}") from error
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """False where the text holds half of a surrogate pair, which cannot be written as UTF-8."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

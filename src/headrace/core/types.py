@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from headrace.core.grammar import is_unicode
 from headrace.core.params import SamplingParams
 from headrace.core.record import record
 from headrace.errors import InvalidParams
@@ -230,7 +231,7 @@ class NewRequest:
     first. Requests with different `cache_salt` never share prefix blocks. Under the fair order a user of twice the
     `weight` gets twice the tokens. The timeouts count from arrival, in seconds: a request that was not scheduled
     within `queue_timeout_s`, or has not ended within `timeout_s`, ends with the reason "timeout". With `pooling` it is
-    for the embedding of its prompt, and samples nothing (max_tokens 0).
+    for the embedding of its prompt: it samples nothing (max_tokens 0) and has no prompt_logprobs.
     """
 
     request_id: str
@@ -249,6 +250,8 @@ class NewRequest:
             text = getattr(self, name)
             if not isinstance(text, str) or len(text) > MAX_NAME_CHARS:
                 raise InvalidParams(f"{name} must be text of at most {MAX_NAME_CHARS} characters")
+            if not is_unicode(text):
+                raise InvalidParams(f"{name} holds half of a surrogate pair: it must be valid Unicode")
         urgency: object = self.priority
         if isinstance(urgency, bool) or not isinstance(urgency, int) or abs(urgency) > MAX_PRIORITY:
             raise InvalidParams(f"priority must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}")
@@ -258,8 +261,16 @@ class NewRequest:
             seconds = getattr(self, name)
             if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= MAX_TIMEOUT_S):
                 raise InvalidParams(f"{name} must be a number of seconds between 0 and {MAX_TIMEOUT_S:g}")
+        if not isinstance(self.prompt, tuple):
+            raise InvalidParams("prompt must be a tuple of token ids")
+        if not isinstance(self.params, SamplingParams):
+            raise InvalidParams("params must be SamplingParams")
+        if self.pooling is not None and not isinstance(self.pooling, Pooling):
+            raise InvalidParams("pooling must be a Pooling")
         if self.pooling is not None and (self.params.samples or self.params.n != 1):
             raise InvalidParams("an embedding needs max_tokens 0 and n 1: nothing is sampled")
+        if self.pooling is not None and self.params.prompt_logprobs is not None:
+            raise InvalidParams("an embedding has no prompt_logprobs: ask for them in a request of their own")
 
 
 def _is_number(value: object) -> bool:
