@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -178,6 +178,19 @@ BAD_REQUESTS: dict[str, tuple[Callable[[LLM], object], type[HeadraceError]]] = {
         InvalidParams,
     ),
     "salt that is no text": (lambda llm: llm.generate([{"prompt": "a", "cache_salt": 5}]), InvalidParams),
+    "salt with half of a surrogate pair": (
+        lambda llm: llm.generate([{"prompt": "a", "cache_salt": "\ud800"}]),
+        InvalidParams,
+    ),
+    "no prompts at all": (lambda llm: llm.generate(None), InvalidParams),  # type: ignore[arg-type]
+    "a prompt that is none": (lambda llm: llm.generate([None]), InvalidParams),  # type: ignore[list-item]
+    "text and ids": (lambda llm: llm.generate({"prompt": "a", "prompt_token_ids": [5]}), InvalidParams),
+    "neither text nor ids": (lambda llm: llm.generate({"priority": 1}), InvalidParams),
+    "parameters of no kind": (lambda llm: llm.generate("a", {"top_p": 1}), InvalidParams),  # type: ignore[arg-type]
+    "tiny penalty": (
+        lambda llm: llm.generate("a", SamplingParams(repetition_penalty=1e-38)),
+        InvalidParams,
+    ),
     "NaN temperature": (lambda llm: llm.generate("a", SamplingParams(temperature=math.nan)), InvalidParams),
     "infinite penalty": (
         lambda llm: llm.generate("a", SamplingParams(presence_penalty=math.inf)),
@@ -287,6 +300,11 @@ def test_unknown_models_and_options() -> None:
         LLM("tale", max_model_length=3)
     with pytest.raises(ConfigError, match="none of the formats here"):
         LLM("tale", quantization="int3")
+
+
+def test_sinks_and_window_of_a_model_that_has_windows_alone(tiny_models: Mapping[str, str]) -> None:
+    with pytest.raises(ConfigError, match="window of its own"):
+        LLM(tiny_models["mistral"], show_progress=False, attention_sinks=4, sliding_window=32)
 
 
 NATIVE = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -289,6 +289,8 @@ class LLM:
         fields = dict(prompt) if isinstance(prompt, Mapping) else {}
         text: object = prompt if isinstance(prompt, str) else fields.pop("prompt", None)
         ids: object = fields.pop("prompt_token_ids", None) if isinstance(prompt, Mapping) else prompt
+        if isinstance(prompt, Mapping) and text is not None and ids is not None:
+            raise InvalidParams("a prompt must have prompt or prompt_token_ids, not both")
         extras = {name: fields.pop(name) for name in ("priority", "user", "cache_salt") if name in fields}
         if fields:
             raise InvalidParams(f"a prompt has no field {next(iter(fields))!r:.80}")
@@ -296,8 +298,6 @@ class LLM:
             ids = self.tokenizer.encode(text)
         if not isinstance(ids, Sequence) or isinstance(ids, str):
             raise InvalidParams("a prompt must be text, a list of token ids, or a dict with one of the two")
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-            raise InvalidParams("prompt token ids must be whole numbers")
         name = f"request-{next(self._names)}"
         new = NewRequest(name, tuple(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
         if params.grammar is not None:
@@ -373,17 +373,23 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several. A flat list of whole numbers is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if prompts and all(isinstance(part, int) for part in prompts):
-        return [cast("Sequence[int]", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
+    if not isinstance(prompts, Iterable):
+        raise InvalidParams(f"prompts must be text, token ids, or a list of prompts, got {prompts!r:.80}")
+    many = list(prompts)
+    if many and all(isinstance(part, int) for part in many):
+        return [cast("list[int]", many)]
+    return cast("list[Prompt]", many)
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise InvalidParams(f"{count} prompts need one SamplingParams or {count} of them, got {len(params)}")
-    return list(params)
+    each = list(params) if isinstance(params, Iterable) else [params]
+    if not all(isinstance(one, SamplingParams) for one in each):
+        raise InvalidParams("sampling_params must be one SamplingParams or a list of them")
+    if len(each) != count:
+        raise InvalidParams(f"{count} prompts need one SamplingParams or {count} of them, got {len(each)}")
+    return each
 
 
 def _as_pooling(name: object) -> Pooling:

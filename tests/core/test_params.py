@@ -31,7 +31,7 @@ FLOATS: dict[str, tuple[list[float], list[float]]] = {  # field: accepted, refus
     "temperature": ([0, 0.0, -0.0, TINY, 1, 100.0], [-TINY, -1, JUST_OVER_HUNDRED, 101]),
     "top_p": ([TINY, 0.5, 1, 1.0], [0, 0.0, -TINY, JUST_OVER_ONE]),
     "min_p": ([0, 0.0, 0.5, 1.0], [-TINY, JUST_OVER_ONE]),
-    "repetition_penalty": ([TINY, 1, 100.0], [0, 0.0, -TINY, JUST_OVER_HUNDRED]),
+    "repetition_penalty": ([0.01, 1, 100.0], [0, 0.0, TINY, 1e-38, 0.00999, JUST_OVER_HUNDRED]),
     "presence_penalty": ([-2.0, 0, 2], [-JUST_OVER_TWO, JUST_OVER_TWO]),
     "frequency_penalty": ([-2.0, 0, 2], [-JUST_OVER_TWO, JUST_OVER_TWO]),
 }

@@ -34,6 +34,14 @@ def test_layers_with_a_window_keep_it(llama_config: dict[str, Any]) -> None:
     assert [layer.mixer.window for layer in spec.layers] == [20, 9]
 
 
+def test_a_model_of_windows_alone_has_nothing_to_turn(llama_config: dict[str, Any]) -> None:
+    fields = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 9}
+    with pytest.raises(ConfigError, match="every layer of it has a window of its own"):
+        with_streaming(read_spec({**llama_config, **fields}), sinks=4, window=20)
+    turned = with_streaming(read_spec(llama_config), sinks=4, window=20)
+    assert with_streaming(turned, sinks=4, window=20) == turned
+
+
 @pytest.mark.parametrize(("window", "stretched"), [(30, False), (100, True)])
 def test_dynamic_rope_follows_the_cache_and_not_the_stream(
     llama_config: dict[str, Any], window: int, stretched: bool

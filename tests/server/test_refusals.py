@@ -58,7 +58,7 @@ BAD = [
             "seed": [2**63, -(2**63) - 1, "x"],
             "presence_penalty": [2.1, -2.1],
             "frequency_penalty": [2.1, float("nan")],
-            "repetition_penalty": [0, 101],
+            "repetition_penalty": [0, 1e-38, 101],
             "logprobs": [-1, 65],
         }.items()
         for value in values

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core.grammar import Grammar
+from headrace.core.grammar import Grammar, is_unicode
 from headrace.errors import InvalidParams
 
 MAX_N = 128
@@ -21,6 +21,8 @@ MAX_STOP_CHARS = 8192
 MAX_TOKEN_LIST = 65_536
 MAX_SEED = 2**63 - 1
 MAX_TOKENS_LIMIT = 2**31 - 1
+MIN_REPETITION_PENALTY = 0.01
+"""As far below 1 as the highest is above: positive logits are divided by it, and must stay finite."""
 
 _TOKEN_KEY = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 
@@ -90,8 +92,6 @@ class SamplingParams:
         self._check_lists()
         if self.top_p == 0.0:
             raise InvalidParams("top_p must be in (0, 1], got 0")
-        if self.repetition_penalty == 0.0:
-            raise InvalidParams("repetition_penalty must be greater than 0, got 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParams(f"min_tokens {self.min_tokens} is greater than max_tokens {self.max_tokens}")
 
@@ -104,6 +104,8 @@ class SamplingParams:
                     f"each stop string must be text of 1 to {MAX_STOP_STRING_CHARS} characters, "
                     f"got {_shown(text)}"
                 )
+            if not is_unicode(text):
+                raise InvalidParams("a stop string holds half of a surrogate pair: it must be valid Unicode")
         if sum(map(len, self.stop)) > MAX_STOP_CHARS:
             raise InvalidParams(
                 f"stop holds {sum(map(len, self.stop))} characters, at most {MAX_STOP_CHARS} are allowed together"
@@ -145,7 +147,7 @@ _FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, 100.0),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, 100.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
 }

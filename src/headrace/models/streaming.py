@@ -17,12 +17,17 @@ def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
     """The same model with every full-attention layer turned into `sinks` first and `window` last positions.
 
     Layers that already have a window keep it. `max_position` becomes STREAM_MAX_POSITION, as distances stay
-    within what the model knows. Raises ConfigError if sinks + window is more than that.
+    within what the model knows. Raises ConfigError if sinks + window is more than that, and where there is no
+    full-attention layer to turn.
     """
     if sinks < 0 or window < 1 or sinks + window > spec.max_position:
         raise ConfigError(
             f"attention sinks {sinks} and window {window} must be at least 0 and 1 and together at most the "
             f"model's {spec.max_position} positions"
+        )
+    if all(layer.mixer.retention is Retention.WINDOW for layer in spec.layers):
+        raise ConfigError(
+            "attention_sinks and sliding_window change nothing in this model: every layer of it has a window of its own"
         )
     layers = tuple(_streaming_layer(layer, sinks, window) for layer in spec.layers)
     return replace(spec, layers=layers, max_position=max(spec.max_position, STREAM_MAX_POSITION))

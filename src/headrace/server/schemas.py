@@ -20,6 +20,7 @@ from headrace.core.params import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_LIST,
     MAX_TOKENS_LIMIT,
+    MIN_REPETITION_PENALTY,
     SamplingParams,
 )
 from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S
@@ -141,7 +142,7 @@ class SamplingFields(Strict):
     # As in vLLM.
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
     stop_token_ids: TokenList | None = None
     allowed_token_ids: TokenList | None = None
