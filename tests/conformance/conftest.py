@@ -102,7 +102,6 @@ def open_decoder() -> Callable[..., Decoder]:
     def load(
         folder: Path | str,
         dtype: str = "float32",
-        max_model_len: int | None = None,
         force: str | None = None,
         change: Callable[[ModelSpec], ModelSpec] | None = None,
     ) -> Decoder:
@@ -112,7 +111,7 @@ def open_decoder() -> Callable[..., Decoder]:
             spec = change(spec)
         weights = load_weights(source, spec, dtype=getattr(torch, dtype))
         ops = DEFAULT_TABLE.bind(device="cpu", dtype=dtype, formats=weights.formats, force=force)
-        return Decoder(spec, weights, ops, "cpu", max_model_len or spec.max_position)
+        return Decoder(spec, weights, ops, "cpu")
 
     return load
 

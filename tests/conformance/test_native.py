@@ -48,7 +48,6 @@ def open_run(
     folder: Path | str,
     kernels: str,
     dtype: str = "float32",
-    max_model_len: int | None = None,
     change: Callable[[ModelSpec], ModelSpec] = lambda spec: spec,
 ) -> PagedRun:
     source = resolve_model(str(folder))
@@ -56,7 +55,7 @@ def open_run(
     table, team = _native.Kernels(kernels), _native.Team(2)
     weights = load_packed(source, spec, dtype=dtype, weights=dense_format(dtype), kernels=table, team=team)
     groups = groups_of(spec, BLOCK_SIZE)
-    limits = TapeLimits(MAX_TOKENS, 16, max_model_len or spec.max_position)
+    limits = TapeLimits(MAX_TOKENS, 16)
     model = NativeDecoder(spec, weights, NativeKV(spec, groups, dtype), groups, table, team, limits)
     return PagedRun(model, groups)
 
@@ -70,13 +69,8 @@ def test_logits_match(name: str, tmp_path: Path) -> None:
     case, tokens = widened(CASES[name]), prompt()
     theirs = expected_logits(case.build(tmp_path), tokens)
     for kernels in SETS:
-        assert (
-            distance(
-                open_run(tmp_path, kernels, max_model_len=case.max_model_len).step({0: tokens})[0], theirs
-            )
-            < 1e-4
-        )
-        run = open_run(tmp_path, kernels, max_model_len=case.max_model_len)
+        assert distance(open_run(tmp_path, kernels).step({0: tokens})[0], theirs) < 1e-4
+        run = open_run(tmp_path, kernels)
         parts = [
             run.step({0: tokens[:23]})[0],
             run.step({0: tokens[23:31]})[0],

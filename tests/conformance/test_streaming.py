@@ -34,7 +34,7 @@ def published(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
             cache.append((k.view(-1, mixer.head_dim), v.view(-1, mixer.head_dim)))
             if len(cache) > SINKS + WINDOW:
                 del cache[SINKS]
-            frequencies, factor = inverse_frequencies(mixer.rope, spec.max_position)
+            frequencies, factor = inverse_frequencies(mixer.rope)
             table = torch.tensor(frequencies, dtype=torch.float64)
             turns = reference.rope_tables(torch.arange(len(cache)), table, factor)
             keys = reference.apply_rope(torch.stack([key for key, _ in cache]), *turns)  # [L, Hkv, D]

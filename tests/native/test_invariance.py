@@ -140,7 +140,7 @@ def depends_on_rows(executor: Executor) -> Executor:
     weights = load_packed(
         resolve_model("tale"), model.spec, dtype="bfloat16", weights=BF16, kernels=kernels, team=team
     )
-    limits = TapeLimits(16, 16, model.spec.max_position)
+    limits = TapeLimits(16, 16)
     single = NativeDecoder(model.spec, weights, model._kv, groups, kernels, team, limits)
     executor.model = ByRows(model, single)
     return executor

@@ -110,7 +110,7 @@ def torch_model(spec: ModelSpec, weights: DecoderWeights, block_size: int) -> To
     ops = DEFAULT_TABLE.select(device="cpu", dtype="float32", force="reference").load()
     device = torch.device("cpu")
     kv = KVStorage(spec, groups_of(spec, block_size), torch.float32, device)
-    return TorchModel(Decoder(spec, weights, ops, device, MAX_LEN), kv, device)
+    return TorchModel(Decoder(spec, weights, ops, device), kv, device)
 
 
 def native_model(
@@ -127,7 +127,7 @@ def native_model(
     table, team = _native.Kernels(kernels), _native.Team(threads)
     pack = _Packing(table, team, format, group)
     groups = groups_of(spec, block_size)
-    limits = TapeLimits(max_tokens=MAX_TOKENS, max_seqs=40, max_model_len=MAX_LEN)
+    limits = TapeLimits(max_tokens=MAX_TOKENS, max_seqs=40)
     memory = NativeKV(spec, groups, kv)
     return NativeDecoder(spec, pack.decoder(weights), memory, groups, table, team, limits)
 

@@ -29,10 +29,10 @@ class Rotations:
     keys: tuple[RotationKey, ...]
 
     @classmethod
-    def of(cls, spec: ModelSpec, ops: Ops, device: torch.device, max_model_len: int) -> Rotations:
+    def of(cls, spec: ModelSpec, ops: Ops, device: torch.device) -> Rotations:
         frequencies = {}
         for rope in dict.fromkeys(layer.mixer.rope for layer in spec.layers):
-            values, factor = inverse_frequencies(rope, max_model_len)
+            values, factor = inverse_frequencies(rope)
             frequencies[rope] = (torch.tensor(values, dtype=torch.float64, device=device), factor)
         wanted: dict[RotationKey, None] = {}
         for layer in spec.layers:

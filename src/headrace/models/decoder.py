@@ -54,7 +54,6 @@ class Layer:
 class Decoder:
     """A decoder-only transformer over a paged KV cache. It keeps no state between steps; the KV lies outside.
 
-    `max_model_len` is the longest sequence in tokens that the engine admits; dynamic NTK rope is fixed by it.
     Runs under torch.inference_mode or torch.no_grad; weights need no gradient.
     """
 
@@ -64,13 +63,12 @@ class Decoder:
         weights: DecoderWeights,
         ops: Ops,
         device: torch.device | str,
-        max_model_len: int,
     ) -> None:
         self.spec = spec
         self.weights = weights
         self.ops = ops
         self._head = ops.linear[weights.head.format]
-        self._rotations = Rotations.of(spec, ops, torch.device(device), max_model_len)
+        self._rotations = Rotations.of(spec, ops, torch.device(device))
         self._layers = [
             Layer(layer, part, ops, spec.norm_eps)
             for layer, part in zip(spec.layers, weights.layers, strict=True)

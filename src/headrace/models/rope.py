@@ -8,12 +8,12 @@ from headrace.core.types import Retention
 from headrace.models.spec import AttentionSpec, RopeSpec
 
 
-def inverse_frequencies(rope: RopeSpec, max_model_len: int) -> tuple[list[float], float]:
+def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
     """R/2 inverse frequencies in radians a position, and the factor on cosines and sines (1 but for YaRN).
 
-    `max_model_len` matters to dynamic NTK only, see `dynamic_theta`.
+    A function of the config alone: tokens do not depend on how much memory is free.
     """
-    theta = dynamic_theta(rope, max_model_len) if rope.kind == "dynamic" else rope.theta
+    theta = dynamic_theta(rope) if rope.kind == "dynamic" else rope.theta
     plain = [theta ** (-index / rope.dim) for index in range(0, rope.dim, 2)]
     if rope.kind == "linear":  # Chen et al. 2023: positions divided by the factor
         return [freq / rope.factor for freq in plain], 1.0
@@ -31,16 +31,16 @@ def sink_position(spec: AttentionSpec) -> int | None:
     return spec.sinks + spec.window - 1
 
 
-def dynamic_theta(rope: RopeSpec, max_model_len: int) -> float:
-    """Base of dynamic NTK scaling for a context of `max_model_len` tokens.
+def dynamic_theta(rope: RopeSpec, length: int | None = None) -> float:
+    """Base of dynamic NTK scaling for a context of `length` tokens; None is the context that the config allows.
 
     HF grows the base with the longest sequence seen so far, so that a request's tokens depend on what ran before.
-    Here it is fixed when a model is loaded: up to the original length rope is plain, past it the base is the one
-    that HF uses for a sequence of exactly `max_model_len` tokens.
+    Here, as in vLLM, it is the base that HF uses for a sequence of `factor` times the original length, and follows
+    the config alone: not the memory that is free today, and no option. Up to the original length rope is plain.
     """
-    length = max(max_model_len, rope.original_max_position)
-    stretch = rope.factor * length / rope.original_max_position - (rope.factor - 1.0)
-    return float(rope.theta * stretch ** (rope.dim / (rope.dim - 2)))
+    longest = rope.factor * rope.original_max_position if length is None else length
+    stretch = rope.factor * max(longest, rope.original_max_position) / rope.original_max_position
+    return float(rope.theta * (stretch - (rope.factor - 1.0)) ** (rope.dim / (rope.dim - 2)))
 
 
 def _llama3(rope: RopeSpec, freq: float) -> float:

@@ -48,7 +48,7 @@ def load_executor(
         progress=progress,
     )
     kv = NativeKV(spec, resolved.kv_groups, resolved.kv_cache_dtype)
-    limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs, resolved.max_model_len)
+    limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
     decoder = NativeDecoder(spec, weights, kv, resolved.kv_groups, kernels, team, limits)
     sampler = NativeSampler(spec.vocab_size, kernels, team)
     return ModelExecutor(

@@ -23,11 +23,10 @@ from headrace.runner.native_kv import NativeKV
 
 @dataclass(frozen=True, slots=True)
 class TapeLimits:
-    """The largest step, and the longest sequence, in tokens."""
+    """The largest step."""
 
     max_tokens: int
     max_seqs: int
-    max_model_len: int
 
 
 def compile_tape(
@@ -51,7 +50,7 @@ def compile_tape(
         max_logits=limits.max_tokens,
         vocab_size=spec.vocab_size,
     )
-    compiler = _Compiler(spec, tape, kv, limits.max_model_len)
+    compiler = _Compiler(spec, tape, kv)
     compiler.add_caches(groups)
     compiler.embed(weights)
     last = len(spec.layers) - 1
@@ -68,7 +67,6 @@ class _Compiler:
     spec: ModelSpec
     tape: Tape
     kv: NativeKV
-    max_model_len: int
     scope: str = "tokens"  # turns to "logits" in the last layer
     stream: int = -1  # the residual stream's buffer
     caches: list[int] = field(default_factory=list)  # by layer
@@ -108,7 +106,7 @@ class _Compiler:
         """Cosines and sines of a step, made once for all layers that use them."""
         key = (rope, limit)
         if key not in self.tables:
-            frequencies, factor = inverse_frequencies(rope, self.max_model_len)
+            frequencies, factor = inverse_frequencies(rope)
             self.tables[key] = self.tape.rotations(
                 np.array(frequencies, dtype=np.float64), factor, limit=limit
             )

@@ -37,7 +37,7 @@ def load_executor(
     torch.set_num_threads(resolved.num_threads)
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     weights = load_weights(source, spec, dtype=dtype, device=device, seed=resolved.seed, progress=progress)
-    decoder = Decoder(spec, weights, ops.load(), device, resolved.max_model_len)
+    decoder = Decoder(spec, weights, ops.load(), device)
     kv = KVStorage(spec, resolved.kv_groups, dtype, device)
     return ModelExecutor(
         TorchModel(decoder, kv, device),
