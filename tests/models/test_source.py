@@ -163,3 +163,26 @@ def test_hub_failures_say_what_to_do(error: Exception, words: str, monkeypatch: 
         resolve_model("org/known")
     assert not asked["local_files_only"]
     assert not {"*.bin", "*.pt", "*.py", "*"} & set(asked["allow_patterns"])
+
+
+def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repositories such as Mistral's hold a second copy of all weights, as large as the first."""
+    asked: dict[str, Any] = {}
+
+    def fail(repository: str, **options: Any) -> str:
+        asked.update(options)
+        raise LocalEntryNotFoundError("no")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelNotFound):
+        resolve_model("org/known")
+    wanted = [
+        "config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "chat_template.jinja",
+    ]  # fmt: skip
+    others = [
+        "consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/consolidated.00.pth",
+        "original/params.json", "nested/consolidated.safetensors", "pytorch_model.bin", "modeling.py",
+    ]  # fmt: skip
+    rules = {name: asked.get(name) for name in ("allow_patterns", "ignore_patterns")}
+    assert list(huggingface_hub.utils.filter_repo_objects([*wanted, *others], **rules)) == wanted

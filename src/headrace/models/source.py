@@ -25,6 +25,9 @@ MAX_JSON_BYTES = 16_000_000
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.txt", "*.jinja")
 """What is fetched of a hub repository: never pickled weights, never code."""
 
+HUB_SECOND_COPIES = ("consolidated*.safetensors", "*/consolidated*.safetensors", "original/*")
+"""What is not: the same weights once more, under names that only their authors' own code reads."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 SourceKind = Literal["bundled", "folder", "hub", "shape"]
@@ -117,7 +120,11 @@ def _fetch(repository: str) -> Path:
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     try:
         folder = huggingface_hub.snapshot_download(
-            repository, allow_patterns=list(HUB_FILES), cache_dir=_cache_folder(), local_files_only=offline
+            repository,
+            allow_patterns=list(HUB_FILES),
+            ignore_patterns=list(HUB_SECOND_COPIES),
+            cache_dir=_cache_folder(),
+            local_files_only=offline,
         )
     except GatedRepoError as error:
         raise ModelNotFound(
