@@ -85,6 +85,27 @@ nb::object view_of_groups(nb::handle self, bool scales) {
 
 }  // namespace
 
+Embeddings embeddings_of(nb::handle table) {
+    Embeddings found;
+    EmbedArgs& args = found.args;
+    if (nb::isinstance<PackedMatrix>(table)) {
+        const PackedMatrix& packed = nb::cast<const PackedMatrix&>(table);
+        const Matrix& m = packed.matrix();
+        if (m.groups != 0 || packed.gated()) throw nb::value_error("embeddings are a matrix of floats without a gate");
+        args.packed = &m;
+        args.type = m.format == WeightFormat::f32 ? DType::f32 : m.format == WeightFormat::f16 ? DType::f16 : DType::bf16;
+        args.cols = m.cols;
+        found.rows = m.rows;
+    } else {
+        const auto array = nb::cast<Values>(table, false);
+        args.type = type_of(array);
+        args.table = array.data();
+        args.cols = static_cast<int>(array.shape(1));
+        found.rows = static_cast<int>(array.shape(0));
+    }
+    return found;
+}
+
 void bind_packed_matrix(nb::module_& m) {
     nb::class_<PackedMatrix>(m, "PackedMatrix")
         .def(

@@ -17,7 +17,6 @@ using Encoded = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device:
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Longs = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sums = nb::ndarray<std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Table = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // `out` [rows, bytes of a padded row]; `scales` and `sums` [rows, groups] for i8.
 void encode(const KernelSet& kernels, Team& team, const Matrix2& x, const std::string& type, const Encoded& out,
@@ -49,13 +48,11 @@ void encode(const KernelSet& kernels, Team& team, const Matrix2& x, const std::s
     kernels.table->encode(args, team);
 }
 
-void embed(const KernelSet& kernels, Team& team, const Longs& ids, const Table& table, const Matrix2& out) {
-    EmbedArgs args;
+// `table`: an array, or a PackedMatrix.
+void embed(const KernelSet& kernels, Team& team, const Longs& ids, nb::handle table, const Matrix2& out) {
+    EmbedArgs args = embeddings_of(table).args;
     args.ids = ids.data();
     args.rows = static_cast<int>(ids.size());
-    args.cols = static_cast<int>(table.shape(1));
-    args.type = table.itemsize() == 4 ? DType::f32 : DType::bf16;
-    args.table = table.data();
     args.out = out.data();
     args.out_stride = out.shape(1) * sizeof(float);
     const nb::gil_scoped_release released;
@@ -83,7 +80,7 @@ void bind_rowwise(nb::module_& m) {
     m.def("encode", &encode, "kernels"_a, "team"_a, "x"_a.noconvert(), "type"_a, "out"_a.noconvert(), nb::kw_only(),
           "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "group"_a = 0, "scales"_a.noconvert() = nb::none(),
           "sums"_a.noconvert() = nb::none(), "gather"_a.noconvert() = nb::none());
-    m.def("embed", &embed, "kernels"_a, "team"_a, "ids"_a.noconvert(), "table"_a.noconvert(), "out"_a.noconvert());
+    m.def("embed", &embed, "kernels"_a, "team"_a, "ids"_a.noconvert(), "table"_a, "out"_a.noconvert());
     m.def("argmax", &argmax, "kernels"_a, "team"_a, "logits"_a.noconvert(), "out"_a.noconvert());
     m.def("soft_cap", &soft_cap, "kernels"_a, "team"_a, "logits"_a.noconvert(), "cap"_a);
 }

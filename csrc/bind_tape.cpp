@@ -17,7 +17,6 @@ namespace headrace {
 namespace {
 
 using Memory = nb::ndarray<nb::c_contig, nb::device::cpu>;
-using Table = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -116,18 +115,15 @@ public:
         return add(rotations_, Rotation{args.cos, args.sin, args.half});
     }
 
-    void embed(const Table& table, int out) {
+    // `table`: an array, or a PackedMatrix, which the tape keeps alive.
+    void embed(nb::object table, int out) {
         const Rows& rows = at(buffers_, out);
-        EmbedArgs args;
-        args.type = table.itemsize() == 4 ? DType::f32 : DType::bf16;
-        args.table = table.data();
-        args.cols = static_cast<int>(table.shape(1));
+        const Embeddings embeddings = embeddings_of(table);
+        EmbedArgs args = embeddings.args;
         args.out = static_cast<float*>(rows.data);
         args.out_stride = rows.stride;
-        require(table.itemsize() == dtype_bytes(args.type), "an embedding is float32, or bfloat16 as uint16");
-        require(static_cast<int>(table.shape(0)) >= tape_.sizes().vocab, "the embedding has too few rows");
+        require(embeddings.rows >= tape_.sizes().vocab, "the embedding has too few rows");
         require(rows.type == DType::f32 && rows.stride >= args.cols * sizeof(float), "the embedding does not fit");
-        keep(table);
         tape_.append(args, Scope::tokens, "embed", -1);
     }
 
@@ -368,7 +364,7 @@ void bind_tape(nb::module_& m) {
              nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "key_scales"_a.noconvert() = nb::none(),
              "value_scales"_a.noconvert() = nb::none())
         .def("rotations", &BoundTape::rotations, "frequencies"_a.noconvert(), "factor"_a, "limit"_a = nb::none())
-        .def("embed", &BoundTape::embed, "table"_a.noconvert(), "out"_a)
+        .def("embed", &BoundTape::embed, "table"_a, "out"_a, nb::keep_alive<1, 2>())
         .def("encode", &BoundTape::encode, "source"_a, "out"_a, "cols"_a, nb::kw_only(),
              "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1)
         .def("linear", &BoundTape::linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "epilogue"_a = "store",

@@ -13,6 +13,14 @@ struct KernelSet {
     const Kernels* table;
 };
 
+// The embeddings that a Python object holds: an array [rows, cols] of float32, float16 or bfloat16 as uint16, or a
+// PackedMatrix of floats. Throws for anything else. The object must live as long as the arguments are used.
+struct Embeddings {
+    EmbedArgs args;
+    int rows = 0;
+};
+Embeddings embeddings_of(nanobind::handle table);
+
 void bind_attention(nanobind::module_& m);
 void bind_cpu_features(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);

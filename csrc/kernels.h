@@ -42,13 +42,15 @@ struct EncodeArgs {
     Rows out;
 };
 
-// out[t, :] = table[ids[t], :] as f32.
+// out[t, :] = table[ids[t], :] as f32. The table lies in rows, or is a packed matrix of floats: the head of a model that
+// ties the two.
 struct EmbedArgs {
     const std::int64_t* ids = nullptr;
     int rows = 0;
     int cols = 0;
-    DType type = DType::f32;         // f32 | bf16, [vocab, cols]
-    const void* table = nullptr;
+    DType type = DType::f32;         // f32 | bf16 | f16
+    const void* table = nullptr;     // [vocab, cols], or null
+    const Matrix* packed = nullptr;  // where there is no table: of `type`, without a gate
     float* out = nullptr;
     std::size_t out_stride = 0;      // bytes
 };

@@ -13,6 +13,7 @@ constexpr Entry<DType> kTypes[] = {
     {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}, {"i8", DType::i8}};
 constexpr Entry<WeightFormat> kFormats[] = {{"f32", WeightFormat::f32},
                                             {"bf16", WeightFormat::bf16},
+                                            {"f16", WeightFormat::f16},
                                             {"int8", WeightFormat::int8},
                                             {"int4", WeightFormat::int4}};
 constexpr Entry<Gate> kGates[] = {

@@ -16,7 +16,8 @@ std::size_t bytes_of_panel(WeightFormat format, int cols_padded) {
     const std::size_t features = static_cast<std::size_t>(cols_padded) * kPanel;
     switch (format) {
         case WeightFormat::f32: return features * 4;
-        case WeightFormat::bf16: return features * 2;
+        case WeightFormat::bf16:
+        case WeightFormat::f16: return features * 2;
         case WeightFormat::int8: return features;
         case WeightFormat::int4: return features / 2;
     }
@@ -33,9 +34,10 @@ void check(const std::vector<Part>& parts, const PackOptions& options) {
     int rows = 0;
     for (const Part& part : parts) rows += part.rows;
     if (options.gate && rows % 2 != 0) refuse("a gated matrix has as many rows of gate as of up");
-    const bool fits = options.format == WeightFormat::f32    ? options.input == DType::f32
-                      : options.format == WeightFormat::bf16 ? options.input == DType::bf16
-                                                             : options.input == DType::i8 || options.input == DType::bf16;
+    const bool floats = !is_codes(options.format);
+    const bool fits = options.input == DType::f32    ? floats
+                      : options.input == DType::bf16 ? !floats || options.format == WeightFormat::bf16
+                                                     : !floats && options.input == DType::i8;
     if (!fits) refuse("activations of that type cannot meet weights of that format");
     if (options.group < 0 || options.group % 32 != 0) refuse("a group of weights is a multiple of 32");
     if (options.group != 0 && !is_codes(options.format)) refuse("only int8 and int4 weights have groups");
@@ -68,6 +70,7 @@ std::vector<int> order_of_rows(const std::vector<Part>& parts, bool gate) {
 std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const PackOptions& options) {
     check(parts, options);
     const std::vector<int> order = order_of_rows(parts, options.gate);
+    gated_ = options.gate;
     Matrix& m = matrix_;
     m.format = options.format;
     m.input = options.input;

@@ -45,6 +45,7 @@ public:
 
     const Matrix& matrix() const { return matrix_; }
     std::size_t bytes() const { return memory_.bytes(); }
+    bool gated() const { return gated_; }
 
 private:
     // Takes memory for the parts; returns, for each row of the packed matrix, its index in the parts put below each
@@ -53,6 +54,7 @@ private:
 
     WeightMemory memory_;
     Matrix matrix_;
+    bool gated_ = false;
 };
 
 }  // namespace headrace

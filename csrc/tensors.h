@@ -8,7 +8,7 @@
 namespace headrace {
 
 enum class DType : std::uint8_t { f32, bf16, f16, i8 };
-enum class WeightFormat : std::uint8_t { f32, bf16, int8, int4 };
+enum class WeightFormat : std::uint8_t { f32, bf16, f16, int8, int4 };
 enum class Gate : std::uint8_t { none, silu, gelu, gelu_tanh };
 
 using bf16_t = std::uint16_t;  // bit patterns; arithmetic is in float
@@ -27,19 +27,22 @@ constexpr std::size_t dtype_bytes(DType type) {
 // output features 16p..16p+15, stored by rising input feature k:
 //   f32   [cols_padded][16]            float
 //   bf16  [cols_padded / 2][16][2]     pairs of input features side by side (the VNNI order; also an AMX B tile)
+//   f16   [cols_padded][16]
 //   int8  [cols_padded / 4][16][4]     unsigned codes
 //   int4  [cols_padded / 8][16][4]     bytes; low nibbles are features 8j..8j+3, high nibbles 8j+4..8j+7
 // A code stands for scale * (code - zero). Each group of `group` input features (the last one may be shorter) has
 // one scale and one zero an output feature; symmetric matrices have no zeros array and zero = 128 (int8) or 8 (int4).
 struct Matrix {
     WeightFormat format = WeightFormat::f32;
-    DType input = DType::f32;          // how activations must be encoded: f32 | bf16 | i8 (i8: int8, int4 only)
+    DType input = DType::f32;          // how activations must be encoded:
+                                       //   f32: f32, bf16, f16; bf16: bf16, int8, int4; i8: int8, int4
+                                       // 16-bit floats that meet f32 are widened, which is exact
     int rows = 0;                      // output features
     int cols = 0;                      // input features
     int panels = 0;                    // ceil(rows / 16), after gate and up were interleaved (see Epilogue::gate)
     int cols_padded = 0;               // multiple of kInputAlign
     int group = 0;                     // input features that share a scale; cols_padded: one scale an output feature
-    int groups = 0;                    // ceil(cols_padded / group); 0 for f32 and bf16
+    int groups = 0;                    // ceil(cols_padded / group); 0 for floats
     const void* data = nullptr;        // panel p at data + p * panel_bytes, 64-byte aligned
     std::size_t panel_bytes = 0;
     const f16_t* scales = nullptr;     // [panels][groups][16]

@@ -13,31 +13,79 @@ namespace headrace::HEADRACE_ISA {
 struct Panels {
     const void* const* segments;  // panel 0 of each
     int num_segments;
-    std::size_t row_stride;       // bytes from one k (f32) or pair of k (bf16) to the next
+    std::size_t row_stride;       // bytes from one k (f32) or two k (bf16, f16) to the next
     std::size_t panel_stride;     // bytes from panel to panel
-    int k_per_segment;            // bf16: even
+    int k_per_segment;            // bf16, f16: even
     const void* ahead = nullptr;  // as many bytes of as many panels that are needed next: asked for on the way
 };
 
+// A product says what a panel row (64 bytes) holds: kParts factors, which are multiplied one after the other.
 struct F32Product {
     using Element = float;
     using Right = F32x16;
-    static constexpr int kStep = 1;  // input features a panel row
+    static constexpr int kStep = 1, kParts = 1;  // input features a panel row
     HEADRACE_INLINE Right right(const void* p) { return F32x16::load(static_cast<const float*>(p)); }
-    HEADRACE_INLINE F32x16 add(F32x16 sum, const float* a, Right b) { return fma(F32x16::broadcast(*a), b, sum); }
+    template <int kPart>
+    HEADRACE_INLINE F32x16 factor(Right b) {
+        return b;
+    }
+    HEADRACE_INLINE F32x16 add(F32x16 sum, const float* a, F32x16 b) { return fma(F32x16::broadcast(*a), b, sum); }
 };
 
 struct Bf16Product {
     using Element = bf16_t;
     using Right = Pairs;
-    static constexpr int kStep = 2;
+    static constexpr int kStep = 2, kParts = 1;
     HEADRACE_INLINE Right right(const void* p) { return Pairs::load(p); }
+    template <int kPart>
+    HEADRACE_INLINE Pairs factor(Right b) {
+        return b;
+    }
     HEADRACE_INLINE F32x16 add(F32x16 sum, const bf16_t* a, Right b) { return dot(sum, Pairs::broadcast(a), b); }
+};
+
+// 16-bit floats meet f32: widened, which is exact, and added in the order of F32Product, so that a matrix gives the same
+// bits whether it is stored in 16 bits or in 32.
+struct WideBf16Product : F32Product {
+    using Right = Pairs;
+    static constexpr int kStep = 2, kParts = 2;
+    HEADRACE_INLINE Right right(const void* p) { return Pairs::load(p); }
+    template <int kPart>
+    HEADRACE_INLINE F32x16 factor(Right b) {
+        return kPart == 0 ? first_of_pairs(b) : second_of_pairs(b);
+    }
+};
+
+struct WideF16Product : F32Product {
+    using Right = const f16_t*;  // read part by part: both at once do not fit into AVX2's registers
+    static constexpr int kStep = 2, kParts = 2;
+    HEADRACE_INLINE Right right(const void* p) { return static_cast<const f16_t*>(p); }
+    template <int kPart>
+    HEADRACE_INLINE F32x16 factor(Right b) {
+        return load_f16(b + kPanel * kPart);
+    }
 };
 
 template <typename T>
 HEADRACE_INLINE T* offset(T* p, std::size_t bytes) {
     return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(p) + bytes);
+}
+
+// sums[r][p] += row r times the panel rows `right`, part by part.
+template <typename Product, int kPart, int kRows, int kPanels>
+HEADRACE_INLINE void add_parts(F32x16 (&sums)[kRows][kPanels], const typename Product::Element* a, std::size_t a_stride,
+                               const typename Product::Right (&right)[kPanels]) {
+    decltype(Product::template factor<kPart>(right[0])) factors[kPanels];
+#pragma GCC unroll 32
+    for (int p = 0; p < kPanels; ++p) factors[p] = Product::template factor<kPart>(right[p]);
+#pragma GCC unroll 32
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 32
+        for (int p = 0; p < kPanels; ++p) {
+            sums[r][p] = Product::add(sums[r][p], offset(a, r * a_stride) + kPart, factors[p]);
+        }
+    }
+    if constexpr (kPart + 1 < Product::kParts) add_parts<Product, kPart + 1>(sums, a, a_stride, right);
 }
 
 // What a tile asks for while it works, since products of few rows wait for memory and hardware alone does not look
@@ -69,13 +117,7 @@ static void tile(const typename Product::Element* a, std::size_t a_stride, const
                 }
                 early = offset(early, 64);
             }
-#pragma GCC unroll 32
-            for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 32
-                for (int p = 0; p < kPanels; ++p) {
-                    sums[r][p] = Product::add(sums[r][p], offset(a, r * a_stride), right[p]);
-                }
-            }
+            add_parts<Product, 0>(sums, a, a_stride, right);
             panel = offset(panel, b.row_stride);
             a += Product::kStep;
         }
@@ -109,9 +151,9 @@ HEADRACE_INLINE TileFunction<Product> tile_of(int rows) {  // for kLeast to kRow
     return tile<Product, kRows, kPanels, kAsk>;
 }
 
-template <typename Product>
+template <typename Element>
 struct GemmArgs {
-    const typename Product::Element* a;
+    const Element* a;
     std::size_t a_stride;
     int rows;
     const Panels& b;
@@ -123,7 +165,7 @@ struct GemmArgs {
 
 // Few rows, kLeast to kRows: all at once, kPanels panels at a time.
 template <typename Product, int kLeast, int kRows, int kPanels, int kAsk>
-static void stream(const GemmArgs<Product>& g) {
+static void stream(const GemmArgs<typename Product::Element>& g) {
     const bool ask = g.b.ahead != nullptr;
     for (int first = 0, wide; first < g.panels; first += wide) {
         wide = g.panels - first >= kPanels ? kPanels : 1;
@@ -138,7 +180,7 @@ static void stream(const GemmArgs<Product>& g) {
 // More rows, shared out evenly (8 rows are 4 + 4, not 6 + 2) over passes of kLeast to kRows, over kPanels panels that
 // stay in the second cache meanwhile. Every pass asks for a panel of the next ones.
 template <typename Product, int kLeast, int kRows, int kPanels>
-static void sweep(const GemmArgs<Product>& g) {
+static void sweep(const GemmArgs<typename Product::Element>& g) {
     int asked = g.b.ahead == nullptr ? g.panels : 0;
     for (int first = 0, wide; first < g.panels; first += wide) {
         wide = g.panels - first >= kPanels ? kPanels : 1;
@@ -159,7 +201,7 @@ static void sweep(const GemmArgs<Product>& g) {
 // The shapes are measured (one core, 2048 by 5632): rows at once fill the registers, and the fewer panels are read side
 // by side, the earlier each must be asked for.
 template <typename Product>
-static void gemm(const GemmArgs<Product>& g) {
+static void gemm(const GemmArgs<typename Product::Element>& g) {
 #if defined(__AVX512F__)
     if (g.rows == 1) return stream<Product, 1, 1, 4, kAskNothing>(g);
     if (g.rows <= 6) return stream<Product, 2, 6, 4, 32>(g);

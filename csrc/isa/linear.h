@@ -6,6 +6,7 @@
 #include "epilogue.h"
 #include "gemm.h"
 #include "gemm_codes.h"
+#include "widen.h"
 #if HEADRACE_TILES
 #include "gemm_codes_amx.h"
 #endif
@@ -67,8 +68,19 @@ static void multiply(const LinearArgs& args, OutputBlock block, int next_panel, 
         run(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride, next_panel);
         return;
     }
-    const bool wide = weight.format == WeightFormat::f32;
-    const int line = wide ? 1 : 2;  // input features in 64 bytes of a panel
+    if constexpr (!kWidensInRegisters) {
+        const bool pairs = weight.format == WeightFormat::bf16;
+        if (weight.input == DType::f32 && (weight.format == WeightFormat::f16 || (pairs && block.rows > 2))) {
+            const auto* in = reinterpret_cast<const float*>(static_cast<const char*>(args.in.data) + block.row * args.in.stride);
+            multiply_widened<kBlockPanels>(in, args.in.stride, block.rows, weight, block.panel, block.panels, products, c_stride);
+            return;
+        }
+    }
+    const int line = weight.format == WeightFormat::f32 ? 1 : 2;  // input features in 64 bytes of a panel
+    const bool floats = weight.input == DType::f32;
+    const auto gemm_floats = weight.format == WeightFormat::f32    ? gemm<F32Product>
+                             : weight.format == WeightFormat::bf16 ? gemm<WideBf16Product>
+                                                                   : gemm<WideF16Product>;
     const char* in = static_cast<const char*>(args.in.data) + block.row * args.in.stride;
     const auto panel_at = [&](int panel, int k) {
         return static_cast<const char*>(weight.data) + panel * weight.panel_bytes + static_cast<std::size_t>(k / line) * 64;
@@ -82,9 +94,9 @@ static void multiply(const LinearArgs& args, OutputBlock block, int next_panel, 
                             : next_panel >= 0         ? panel_at(next_panel, 0)
                                                       : nullptr;
         const Panels b = {&segment, 1, 64, weight.panel_bytes, features, ahead};
-        if (wide) {
-            gemm_f32(reinterpret_cast<const float*>(in) + k, args.in.stride, block.rows, b, block.panels, products, c_stride,
-                     k > 0);
+        if (floats) {
+            gemm_floats({reinterpret_cast<const float*>(in) + k, args.in.stride, block.rows, b, block.panels, products,
+                         c_stride, k > 0});
         } else {
             gemm_bf16(reinterpret_cast<const bf16_t*>(in) + k, args.in.stride, block.rows, b, block.panels, products,
                       c_stride, k > 0);

@@ -1,4 +1,4 @@
-// Fills f32 and bf16 panels from rows of a checkpoint, sixteen rows of one panel at a time; codes are in pack_codes.h.
+// Fills f32, bf16 and f16 panels from rows of a checkpoint, sixteen rows of one panel at a time; codes are in pack_codes.h.
 #pragma once
 
 #include <cstring>
@@ -37,17 +37,33 @@ static void pack_panel(const PackArgs& args, int panel) {
     }
 }
 
+// An f16 panel is the plain transpose of its 16 rows.
+template <typename Source>
+static void pack_f16_panel(const PackArgs& args, int panel) {
+    auto* out = static_cast<f16_t*>(const_cast<void*>(args.out.data)) + panel * (args.out.panel_bytes / sizeof(f16_t));
+    for (int k = 0; k < args.out.cols_padded; k += 16) {
+        alignas(64) f16_t square[kPanel][16];
+        for (int c = 0; c < kPanel; ++c) {
+            const auto* data = static_cast<const typename Source::Element*>(args.sources[panel * kPanel + c]);
+            store_f16(square[c], SourceRow<Source>{data, args.out.cols}.at(k));
+        }
+        for (int feature = 0; feature < 16; ++feature) {
+            for (int c = 0; c < kPanel; ++c) *out++ = square[c][feature];
+        }
+    }
+}
+
 static void pack(const PackArgs& args, Team& team) {
     if (args.out.format == WeightFormat::int8 || args.out.format == WeightFormat::int4) {
         pack_quantised(args, team);
         return;
     }
-    const bool pairs = args.out.format == WeightFormat::bf16;
+    const bool pairs = args.out.format == WeightFormat::bf16, halves = args.out.format == WeightFormat::f16;
     void (*one)(const PackArgs&, int) = nullptr;
     switch (args.source_type) {
-        case DType::bf16: one = pairs ? pack_panel<Bf16Source, true> : pack_panel<Bf16Source, false>; break;
-        case DType::f16: one = pairs ? pack_panel<F16Source, true> : pack_panel<F16Source, false>; break;
-        default: one = pairs ? pack_panel<F32Source, true> : pack_panel<F32Source, false>; break;
+        case DType::bf16: one = halves ? pack_f16_panel<Bf16Source> : pairs ? pack_panel<Bf16Source, true> : pack_panel<Bf16Source, false>; break;
+        case DType::f16: one = halves ? pack_f16_panel<F16Source> : pairs ? pack_panel<F16Source, true> : pack_panel<F16Source, false>; break;
+        default: one = halves ? pack_f16_panel<F32Source> : pairs ? pack_panel<F32Source, true> : pack_panel<F32Source, false>; break;
     }
     auto work = [&](int thread, int size) {
         const Share share = share_of(args.out.panels, thread, size);

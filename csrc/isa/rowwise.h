@@ -25,16 +25,40 @@ static inline void for_rows(int rows, int cols, Team& team, F one_row) {
 
 // ---- embed ----
 
+// A row of a table.
+static inline void embed_row(const EmbedArgs& a, std::int64_t id, float* out) {
+    const std::size_t start = static_cast<std::size_t>(id) * a.cols;
+    if (a.type == DType::f16) {
+        const f16_t* halves = static_cast<const f16_t*>(a.table) + start;
+        for (int i = 0; i < a.cols; ++i) out[i] = from_f16(halves[i]);
+        return;
+    }
+    for (int i = 0; i < a.cols; i += 16) {
+        const int n = least(16, a.cols - i);
+        const F32x16 x = a.type == DType::f32 ? F32x16::load(static_cast<const float*>(a.table) + start + i, n)
+                                              : load_bf16(static_cast<const bf16_t*>(a.table) + start + i, n);
+        x.store(out + i, n);
+    }
+}
+
+// A row of a packed matrix: one lane of a panel, two features (f32: one) a line of 64 bytes.
+static inline void embed_packed_row(const EmbedArgs& a, std::int64_t id, float* out) {
+    const void* panel = static_cast<const char*>(a.packed->data) + static_cast<std::size_t>(id / kPanel) * a.packed->panel_bytes;
+    const int lane = static_cast<int>(id % kPanel);
+    if (a.type == DType::f32) {
+        for (int i = 0; i < a.cols; ++i) out[i] = static_cast<const float*>(panel)[kPanel * i + lane];
+    } else if (a.type == DType::f16) {
+        for (int i = 0; i < a.cols; ++i) out[i] = from_f16(static_cast<const f16_t*>(panel)[kPanel * i + lane]);
+    } else {
+        const bf16_t* pairs = static_cast<const bf16_t*>(panel) + 2 * lane;
+        for (int i = 0; i < a.cols; ++i) out[i] = from_bf16(pairs[i / 2 * 2 * kPanel + i % 2]);
+    }
+}
+
 static void embed(const EmbedArgs& a, Team& team) {
     for_rows(a.rows, a.cols, team, [&](int row) {
         float* out = a.out + row * (a.out_stride / sizeof(float));
-        const std::size_t start = static_cast<std::size_t>(a.ids[row]) * a.cols;
-        for (int i = 0; i < a.cols; i += 16) {
-            const int n = least(16, a.cols - i);
-            const F32x16 x = a.type == DType::f32 ? F32x16::load(static_cast<const float*>(a.table) + start + i, n)
-                                                  : load_bf16(static_cast<const bf16_t*>(a.table) + start + i, n);
-            x.store(out + i, n);
-        }
+        a.packed == nullptr ? embed_row(a, a.ids[row], out) : embed_packed_row(a, a.ids[row], out);
     });
 }
 

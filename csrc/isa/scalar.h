@@ -73,13 +73,21 @@ HEADRACE_INLINE bf16_t to_bf16(float value) {  // to nearest even; a NaN stays o
     return static_cast<bf16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
 }
 
+#if defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
 HEADRACE_INLINE float from_f16(f16_t value) {
-    const std::uint32_t sign = (value & 0x8000U) << 16, rest = value & 0x7fffU;
-    // A subnormal is its mantissa times 2^-24, exactly; infinities and NaNs keep the largest exponent.
-    if (rest < 0x0400U) return float_of(sign | bits_of(static_cast<float>(rest) * 0x1p-24F));
-    if (rest >= 0x7c00U) return float_of(sign | 0x7f800000U | ((rest & 0x03ffU) << 13));
-    return float_of(sign | ((rest << 13) + (112U << 23)));
+    union { f16_t bits; __fp16 value; } u{value};
+    return static_cast<float>(u.value);
 }
+#else
+HEADRACE_INLINE float from_f16(f16_t value) {  // masks instead of branches: loops of it become vectors
+    const std::uint32_t sign = (value & 0x8000U) << 16, rest = (value & 0x7fffU) << 13;
+    // A subnormal is its mantissa behind the exponent of 2^-14, less 2^-14; infinities and NaNs keep the largest exponent.
+    const std::uint32_t subnormal = bits_of(float_of(rest + (113U << 23)) - 0x1p-14F), normal = rest + (112U << 23);
+    const auto small = static_cast<std::uint32_t>(-(static_cast<std::int32_t>(rest) < 0x00800000));
+    const auto strange = static_cast<std::uint32_t>(-(static_cast<std::int32_t>(rest) >= 0x0f800000));
+    return float_of(sign | (subnormal & small) | (normal & ~small) | (strange & 0x7f800000U));
+}
+#endif
 
 HEADRACE_INLINE f16_t to_f16(float value) {  // to nearest even; beyond 65504: infinity
     const std::uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000U, rest = bits & 0x7fffffffU;

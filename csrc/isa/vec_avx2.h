@@ -208,6 +208,8 @@ HEADRACE_INLINE __m256 first_of_pairs(__m256i x) { return _mm256_castsi256_ps(_m
 HEADRACE_INLINE __m256 second_of_pairs(__m256i x) {
     return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<std::int32_t>(0xffff0000U))));
 }
+HEADRACE_INLINE F32x16 first_of_pairs(Pairs x) { return {first_of_pairs(x.a), first_of_pairs(x.b)}; }
+HEADRACE_INLINE F32x16 second_of_pairs(Pairs x) { return {second_of_pairs(x.a), second_of_pairs(x.b)}; }
 HEADRACE_INLINE F32x16 dot(F32x16 acc, Pairs x, Pairs y) {
     acc.a = _mm256_fmadd_ps(first_of_pairs(x.a), first_of_pairs(y.a), acc.a);
     acc.b = _mm256_fmadd_ps(first_of_pairs(x.b), first_of_pairs(y.b), acc.b);

@@ -145,16 +145,16 @@ HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 a) {  // clipped to -128..1
 // a * 2^n, n in -127..128; subnormal results are not promised.
 HEADRACE_INLINE F32x16 times_power(F32x16 a, I32x16 n) { return {_mm512_scalef_ps(a.v, _mm512_cvtepi32_ps(n.v))}; }
 
+HEADRACE_INLINE F32x16 first_of_pairs(Pairs a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
+HEADRACE_INLINE F32x16 second_of_pairs(Pairs a) {
+    const __m512i high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
+    return {_mm512_castsi512_ps(_mm512_and_si512(a.v, high))};
+}
 HEADRACE_INLINE F32x16 dot(F32x16 acc, Pairs a, Pairs b) {
 #if defined(__AVX512BF16__)
     return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
 #else
-    const __m512i high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
-    const __m512 a0 = _mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16));
-    const __m512 b0 = _mm512_castsi512_ps(_mm512_slli_epi32(b.v, 16));
-    const __m512 a1 = _mm512_castsi512_ps(_mm512_and_si512(a.v, high));
-    const __m512 b1 = _mm512_castsi512_ps(_mm512_and_si512(b.v, high));
-    return {_mm512_fmadd_ps(a1, b1, _mm512_fmadd_ps(a0, b0, acc.v))};
+    return fma(second_of_pairs(a), second_of_pairs(b), fma(first_of_pairs(a), first_of_pairs(b), acc));
 #endif
 }
 

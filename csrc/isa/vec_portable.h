@@ -213,6 +213,16 @@ HEADRACE_INLINE F32x16 times_power(F32x16 a, I32x16 n) {
     return a;
 }
 
+HEADRACE_INLINE F32x16 first_of_pairs(Pairs a) {
+    F32x16 r;
+    HEADRACE_LANES r.v[i] = from_bf16(a.v[2 * i]);
+    return r;
+}
+HEADRACE_INLINE F32x16 second_of_pairs(Pairs a) {
+    F32x16 r;
+    HEADRACE_LANES r.v[i] = from_bf16(a.v[2 * i + 1]);
+    return r;
+}
 HEADRACE_INLINE F32x16 dot(F32x16 acc, Pairs a, Pairs b) {
     HEADRACE_LANES {
         acc.v[i] += from_bf16(a.v[2 * i]) * from_bf16(b.v[2 * i]);

@@ -63,7 +63,8 @@ class Team:
 class PackedMatrix:
     """A weight matrix in the form that products read, see csrc/tensors.h.
 
-    `format`: "f32", "bf16", "int8" or "int4"; `input`: how activations are to be encoded, "f32", "bf16" or "i8".
+    `format`: "f32", "bf16", "f16", "int8" or "int4"; `input`: how activations are to be encoded, "f32" (with floats),
+    "bf16" (not with "f32" and "f16") or "i8" (with "int8" and "int4").
     `parts` are put below each other: arrays [rows, cols] of float32, float16 or bfloat16 (as uint16), or
     (address, "f32" | "bf16" | "f16", rows, cols) of memory that lives as long as the call. With `gate` the first half
     of all rows is the gate and the rest is up. `group` (a multiple of 32) input features share a scale, 0: all. Raises
@@ -104,7 +105,7 @@ class PackedMatrix:
         """The packed form itself, [panels, bytes of a panel], read-only as the two below."""
     @property
     def scales(self) -> NDArray[np.uint16] | None:
-        """[panels, groups, 16], float16 as bits; None for "f32" and "bf16"."""
+        """[panels, groups, 16], float16 as bits; None for floats."""
     @property
     def zeros(self) -> NDArray[np.uint8] | None:
         """[panels, groups, 16]; None where they are all the same."""
@@ -120,6 +121,9 @@ class PackedMatrix:
     def group(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+Embeddings = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | PackedMatrix
+"""[V, H]: a table, bfloat16 as uint16, or a packed matrix of floats."""
 
 def linear(
     kernels: Kernels,
@@ -158,7 +162,7 @@ def embed(
     kernels: Kernels,
     team: Team,
     ids: NDArray[np.int64],
-    table: NDArray[np.float32] | NDArray[np.uint16],
+    table: Embeddings,
     out: NDArray[np.float32],
 ) -> None: ...
 def argmax(kernels: Kernels, team: Team, logits: NDArray[np.float32], out: NDArray[np.int64]) -> None: ...
@@ -204,7 +208,7 @@ class Tape:
         value_scales: NDArray[np.float32] | None = None,
     ) -> int: ...
     def rotations(self, frequencies: NDArray[np.float64], factor: float, limit: int | None = None) -> int: ...
-    def embed(self, table: NDArray[np.float32] | NDArray[np.uint16], out: int) -> None: ...
+    def embed(self, table: Embeddings, out: int) -> None: ...
     def encode(
         self,
         source: int,

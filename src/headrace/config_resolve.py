@@ -11,7 +11,7 @@ from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
 from headrace.plan.formats import memory_format
 from headrace.plan.hardware import DeviceKind, Machine
-from headrace.plan.kernels import choose_kernels, choose_kv_dtype
+from headrace.plan.kernels import choose_kernels, choose_kv_dtype, stored_type
 from headrace.plan.kv import kv_groups, largest, pool_bytes, streaming_spec, useful_bytes
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import GIB, format_bytes
@@ -72,12 +72,13 @@ def resolve(
     dtype, reasons["dtype"] = choose_dtype(
         config.dtype,
         spec.checkpoint_dtype,
-        dtypes or dtype_info(machine),
+        dtypes or dtype_info(machine, config.ops_force),
         ASKED,
         quantized=config.quantization is not None,
     )
     kernels = choose_kernels(spec, machine, dtype, config.quantization, config.ops_force)
     native, reasons["kernels"] = kernels.name is not None, kernels.reason
+    stored, reasons["weights_dtype"] = stored_type(spec, dtype, native=native)
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
     streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
     _check_context(config, spec, streamed)
@@ -88,7 +89,9 @@ def resolve(
     fit = Fit(
         spec=streamed,
         memory=machine.memory_available,
-        stored=memory_format(dtype, kv_dtype, kernels.weights, threads),
+        stored=memory_format(
+            dtype, kv_dtype, kernels.weights, threads, stored, tiled=config.ops_force != "reference"
+        ),
         max_num_seqs=seqs,
         block_size=None if config.kv_layout == "contiguous" else config.block_size or default_block,
         batched_tokens=config.max_num_batched_tokens,
@@ -113,6 +116,7 @@ def resolve(
         model=config.model,
         device=device,
         dtype=dtype,
+        weights_dtype=stored,
         kv_cache_dtype=kv_dtype,
         max_model_len=length,
         max_num_seqs=fit.max_num_seqs,

@@ -17,9 +17,9 @@ from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.core.types import NewRequest, Pooling
 from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
-from headrace.models.families import read_spec
 from headrace.models.source import ModelSource, resolve_model
 from headrace.models.spec import ModelSpec
+from headrace.models.stored import stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
 from headrace.plan.hardware import this_machine
@@ -89,7 +89,7 @@ def survey(config: EngineConfig) -> Survey:
     Raises ModelError where the model cannot be used and ConfigError where an option is wrong.
     """
     source = resolve_model(config.model)
-    stored = read_spec(source.config, source.generation_config)
+    stored = stored_spec(source)
     machine = this_machine()
     resolved = resolve(config, stored, machine)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)

@@ -13,6 +13,8 @@ ROWS = [1, 2, 5, 6, 7, 16, 17, 33, 100]
 FORMATS = {  # what activations become, and how far a product may be from float64, relative to its largest value
     ("f32", "f32"): 1e-5,
     ("bf16", "bf16"): 1e-5,
+    ("bf16", "f32"): 1e-5,
+    ("f16", "f32"): 1e-5,
     ("int8", "i8"): 2e-5,
     ("int8", "bf16"): 2e-5,
     ("int4", "i8"): 2e-5,
@@ -54,6 +56,8 @@ def dequantised(w: np.ndarray, format: str, group: int) -> np.ndarray:
         return w
     if format == "bf16":
         return widened(bf16(w))
+    if format == "f16":
+        return w.astype(np.float16).astype(np.float32)
     parts = grouped(w, group)
     if format == "int8":
         scale = (np.abs(parts).max(-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
@@ -125,15 +129,15 @@ def test_a_row_does_not_depend_on_its_company(name, format, input):
 
 @sets
 @pytest.mark.parametrize("source", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("format", ["f32", "bf16"])
+@pytest.mark.parametrize("format", ["f32", "bf16", "f16"])
 def test_packs_every_source_exactly_where_it_can(team, name, source, format):
     """A product with rows of the identity shows the weights themselves."""
     w = random(37, 100)
     stored = {"f32": w, "f16": w.astype(np.float16), "bf16": bf16(w)}[source]
     values = widened(stored) if source == "bf16" else stored.astype(np.float32)
-    expected = values if format == "f32" else widened(bf16(values))
+    expected = dequantised(values, format, 0)
     for part in (stored, (stored.ctypes.data, source, *stored.shape)):
-        packed = pack(name, team, [part], format, format)
+        packed = pack(name, team, [part], format, "f32" if format == "f16" else format)
         got = native.linear(native.Kernels(name), team, np.eye(100, dtype=np.float32), packed)
         np.testing.assert_array_equal(got.T, expected)
 
@@ -212,3 +216,37 @@ def test_refusals(team):
     ):
         with pytest.raises(ValueError):
             native.linear(kernels, team, **{"x": x, "w": packed, **bad})
+
+
+@sets
+@pytest.mark.parametrize(("format", "bytes_each"), [("bf16", 2), ("f16", 2)])
+def test_sixteen_bits_give_the_bits_of_float32(team, name, format, bytes_each):
+    """Stored in 16 bits and widened as they are read: half the memory, and not one bit of a product differs."""
+    kernels = native.Kernels(name)
+    values = dequantised(random(150, 700), format, 0)
+    stored = bf16(values) if format == "bf16" else values.astype(np.float16)
+    narrow = native.PackedMatrix(kernels, team, format, [stored], input="f32")
+    wide = native.PackedMatrix(kernels, team, "f32", [stored], input="f32")
+    assert narrow.panels.nbytes * 2 == wide.panels.nbytes == 160 * 704 * 4
+    for rows in ROWS:
+        x = random(rows, 700, seed=rows)
+        expected = native.linear(kernels, team, x, wide)
+        np.testing.assert_array_equal(native.linear(kernels, team, x, narrow), expected)
+
+
+@sets
+def test_every_float16_is_read_as_numpy_reads_it(team, name):
+    """All 65,536 of them, subnormal ones, infinities and NaNs too, from a table and from a packed matrix."""
+    table = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(1 << 10, 64)
+    kernels, ids = native.Kernels(name), np.arange(1 << 10)
+    for stored in (table, native.PackedMatrix(kernels, team, "f16", [table], input="f32")):
+        out = np.zeros(table.shape, dtype=np.float32)
+        native.embed(kernels, team, ids, stored, out)
+        np.testing.assert_array_equal(out, table.astype(np.float32))
+
+
+def test_what_cannot_meet_is_refused(team):
+    kernels, w = native.Kernels("portable"), random(16, 64)
+    for format, input in (("f32", "bf16"), ("f16", "bf16"), ("bf16", "i8"), ("f16", "f16"), ("int8", "f32")):
+        with pytest.raises(ValueError, match="cannot meet"):
+            native.PackedMatrix(kernels, team, format, [w], input=input)

@@ -163,6 +163,30 @@ def test_embed(kernels: Any, team: Any, type: str) -> None:
         assert np.array_equal(out, (values if type == "f32" else from_bf16(rounded_bf16(values)))[ids])
 
 
+@pytest.mark.parametrize("format", ["f32", "bf16", "f16"])
+def test_embeddings_from_a_packed_head(kernels: Any, team: Any, format: str) -> None:
+    for rows, cols in SHAPES:
+        values = sample(50, cols)
+        stored = {"f32": values, "bf16": rounded_bf16(values), "f16": values.astype(np.float16)}[format]
+        packed = _native.PackedMatrix(kernels, team, format, [stored], input="f32")
+        ids = np.random.default_rng(3).integers(0, 50, rows)
+        out, expected = np.zeros((rows, cols), dtype=np.float32), np.zeros((rows, cols), dtype=np.float32)
+        _native.embed(kernels, team, ids, packed, out)
+        _native.embed(kernels, team, ids, stored, expected)
+        assert np.array_equal(out, expected) and out.any()
+
+
+def test_a_gated_or_rounded_matrix_holds_no_embeddings(kernels: Any, team: Any) -> None:
+    values, ids = sample(64, 64), np.zeros(1, dtype=np.int64)
+    out = np.zeros((1, 64), dtype=np.float32)
+    for matrix in (
+        _native.PackedMatrix(kernels, team, "f32", [values], input="f32", gate=True),
+        _native.PackedMatrix(kernels, team, "int8", [values], input="i8"),
+    ):
+        with pytest.raises(ValueError, match="floats without a gate"):
+            _native.embed(kernels, team, ids, matrix, out)
+
+
 @pytest.mark.parametrize("cols", [1, 15, 16, 17, 131, 32000])
 def test_argmax_takes_the_first_of_equals(kernels: Any, team: Any, cols: int) -> None:
     logits = sample(9, cols).round(1)  # many equal values

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.core.types import Retention
 from headrace.models.families import read_spec
+from headrace.models.source import BUNDLED_FOLDER
 from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
 from headrace.plan.hardware import Machine
 
@@ -108,6 +112,31 @@ def build_spec(
 @pytest.fixture(scope="session")
 def make_spec() -> Callable[..., ModelSpec]:
     return build_spec
+
+
+@pytest.fixture
+def restored(tmp_path: Path) -> Callable[..., Path]:
+    """The bundled draft model in another float type: a folder. Its numbers are small enough for float16."""
+
+    def store(dtype: str, *, named: str | None = None, tied: bool = True) -> Path:
+        """`named`: what the config says, where that is not the truth."""
+        torch, files = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+        original = BUNDLED_FOLDER / "tale-draft"
+        folder = tmp_path / f"{dtype}-{named}-{tied}"
+        shutil.copytree(original, folder)
+        tensors = {
+            name: tensor.to(torch.float16).to(getattr(torch, dtype))
+            for name, tensor in files.load_file(original / "model.safetensors").items()
+        }
+        if not tied:
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        files.save_file(tensors, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"torch_dtype": named or dtype, "tie_word_embeddings": tied}
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    return store
 
 
 @pytest.fixture(scope="session")

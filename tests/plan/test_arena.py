@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("tale", {}),
     ("tale", {"ops_force": "amx-emulated", "kv_cache_dtype": "int8"}),
     ("tale", {"dtype": "float32", "kv_cache_dtype": "bfloat16", "num_threads": 3}),
+    ("tale", {"ops_force": "avx2"}),
+    ("tale", {"ops_force": "portable", "kv_cache_dtype": "int8"}),
+    ("tale", {"ops_force": "avx2", "quantization": "int8"}),
     ("tale", {"quantization": "int4", "kv_cache_dtype": "int8", "max_num_batched_tokens": 77}),
     ("tale", {"quantization": "int8-g64-asym", "block_size": 20, "num_kv_blocks": 70}),
     ("tale", {"quantization": "int4-channel-a16", "attention_sinks": 4, "sliding_window": 64}),
@@ -32,6 +37,16 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("model", "options"), VARIANTS, ids=lambda value: str(value))
 def test_the_ledger_is_what_is_allocated(model: str, options: dict[str, Any]) -> None:
+    check(model, options)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_ledger_of_other_types(restored: Callable[..., Path], dtype: str, tied: bool) -> None:
+    check(str(restored(dtype, tied=tied)), {"ops_force": "avx2", "kv_cache_memory": "8MiB"})
+
+
+def check(model: str, options: dict[str, Any]) -> None:
     recorded: dict[str, Any] = {}
 
     class Recorded(native_decoder.NativeDecoder):  # type: ignore[name-defined, misc]
@@ -51,7 +66,7 @@ def test_the_ledger_is_what_is_allocated(model: str, options: dict[str, Any]) ->
     for name, matrices in {
         "attention": [part for layer in layers for part in (layer.attention.qkv, layer.attention.out)],
         "feed-forward": [part for layer in layers for part in (layer.mlp.gate_up, layer.mlp.down)],
-        "head": [weights.head],
+        "head": [] if weights.head.weight is weights.embed else [weights.head],
     }.items():
         assert lines[name] == sum(matrix.weight.nbytes for matrix in matrices)
     norms = [weights.final_norm, *(norm for layer in layers for norm in (layer.input_norm, layer.post_norm))]
@@ -66,5 +81,5 @@ def test_the_ledger_is_what_is_allocated(model: str, options: dict[str, Any]) ->
 def test_never_falls() -> None:
     spec = assemble(EngineConfig("shape:tiny")).spec
     memory = memory_format("bfloat16", "int8", parse_format("int4"), threads=2)
-    sizes = [activation_bytes(spec, tokens, 8, memory) for tokens in range(1, 200, 3)]
+    sizes = [activation_bytes(spec, tokens, 8, memory, ()) for tokens in range(1, 200, 3)]
     assert sizes == sorted(sizes) and np.diff(sizes).max() < 100 * PAGE

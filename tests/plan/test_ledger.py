@@ -28,10 +28,11 @@ def test_tinyllama_by_hand(known_specs: dict[str, tuple[ModelSpec, int]], make_m
     assert book.kv_per_sequence.bytes == 2048 * 22_528
     assert book.kv_pool_bytes == GIB // (16 * 22_528) * 16 * 22_528
     embeddings = 512 * 2048 * 4 + 64 * 2048 * 8
-    assert (
-        book.activation_bytes
-        == 512 * (3 * 2048 + 2560 + 2048 + 3 * 5632) * 2 + 64 * 2 * 32000 * 4 + embeddings
-    )
+    layers, logits = 512 * (3 * 2048 + 2560 + 2048 + 3 * 5632) * 2, 64 * 2 * 32000 * 4
+    # Keys and values of 2^24 elements, the last blocks of 64 sequences, and 2^24 logits with their softmax and masks.
+    scratch = (1 << 24) * (4 + 4 + 2) + 64 * 16 * 256 * 2 * 4 + (1 << 24) // 32 * (32 * 2 * 4 + 12)
+    scored = 512 * 32000 * (4 + 2) + (1 << 22) * 16
+    assert book.activation_bytes == layers + scratch + logits + scored + embeddings
     assert book.total == book.weight_bytes + book.kv_pool_bytes + book.activation_bytes
 
 

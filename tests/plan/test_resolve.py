@@ -63,7 +63,11 @@ def test_explain_names_every_field_once(decide: Decide) -> None:
     explained = resolved.explain()
     names = [name for name, _, _ in explained]
     assert names == [field.name for field in fields(ResolvedConfig) if field.name != "reasons"]
-    assert set(names) == {field.name for field in fields(EngineConfig)} | {"kv_groups", "kernels"}
+    assert set(names) == {field.name for field in fields(EngineConfig)} | {
+        "kv_groups",
+        "kernels",
+        "weights_dtype",
+    }
     assert len(dict(resolved.reasons)) == len(resolved.reasons) == len(names)
     for name, value, reason in explained:
         assert value == getattr(resolved, name)
@@ -245,14 +249,14 @@ def test_kv_memory_of_open_size_is_capped(
 
 def test_a_length_asked_for_may_take_more_than_the_share(decide: Decide, make_spec: MakeSpec) -> None:
     spec = make_spec((None,) * 4, kv_heads=(8,), max_position=8192)  # 16 MiB for the longest sequence
-    memory = 26 * MIB
-    open_length = decide(memory, spec=spec, max_num_batched_tokens=64)
+    memory, step = 98 * MIB, {"max_num_batched_tokens": 64, "max_num_seqs": 1}  # 74 MiB of it for such a step
+    open_length = decide(memory, spec=spec, **step)
     assert open_length.max_model_len < 8192
-    assert decide(memory, spec=spec, max_num_batched_tokens=64, max_model_len=8192).max_model_len == 8192
-    text = refusal(decide, 15 * MIB, spec=spec, max_num_batched_tokens=64, max_model_len=8192)
+    assert decide(memory, spec=spec, **step, max_model_len=8192).max_model_len == 8192
+    text = refusal(decide, 85 * MIB, spec=spec, **step, max_model_len=8192)
     assert "8192 tokens needs 16.0 MiB" in text and "lower --max-model-len to " in text
     fits = int(text.split("lower --max-model-len to ")[1].split()[0])
-    again = decide(15 * MIB, spec=spec, max_num_batched_tokens=64, max_model_len=fits)
+    again = decide(85 * MIB, spec=spec, **step, max_model_len=fits)
     assert again.max_model_len == fits
 
 
@@ -388,5 +392,5 @@ def test_never_more_than_the_memory_and_always_one_longest_sequence(
 
 def test_lower_memory_never_gives_a_longer_context(decide: Decide, make_spec: MakeSpec) -> None:
     spec = make_spec((None, 32), max_position=4096)
-    lengths = [decide(memory, spec=spec).max_model_len for memory in range(500_000, 2_000_000, 50_000)]
+    lengths = [decide(memory, spec=spec).max_model_len for memory in range(5 * MIB, 60 * MIB, 2 * MIB)]
     assert lengths == sorted(lengths) and lengths[0] < 4096

@@ -9,7 +9,18 @@ import sys
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.quant.format import BF16, F32, GROUPS, PAGE, WeightFormat, dense_format, parse_format
+from headrace.quant.format import (
+    BF16,
+    F32,
+    FLOAT_FORMATS,
+    GROUPS,
+    PAGE,
+    WIDE_BF16,
+    WIDE_F16,
+    WeightFormat,
+    dense_format,
+    parse_format,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +55,13 @@ def test_other_names_are_refused_with_the_grammar(text: str) -> None:
 
 
 def test_impossible_formats() -> None:
-    for wrong in (("int4", 16), ("int4", 64, True, "f32"), ("bf16", 32), ("bf16", None, True, "int8")):
+    for wrong in (
+        ("int4", 16),
+        ("int4", 64, True, "f32"),
+        ("bf16", 32),
+        ("bf16", None, True, "int8"),
+        ("f16", None, True, "f16"),
+    ):
         with pytest.raises(ConfigError):
             WeightFormat(*wrong)  # type: ignore[arg-type]
 
@@ -55,6 +72,8 @@ def pages(*sizes: int) -> int:
 
 def test_bytes_by_hand() -> None:
     assert dense_format("bfloat16") is BF16 and dense_format("float32") is F32
+    assert dense_format("float32", "bfloat16") is WIDE_BF16 and dense_format("float32", "float16") is WIDE_F16
+    assert WIDE_BF16.packed_bytes(320, 64) == WIDE_F16.packed_bytes(320, 64) == 320 * 64 * 2
     assert BF16.packed_bytes(320, 64) == 320 * 64 * 2
     assert F32.packed_bytes(17, 65, bias=True) == pages(32 * 128 * 4, 32 * 4)
     assert parse_format("int8").packed_bytes(1600, 128) == pages(1600 * 128, 1600 * 2)
@@ -70,7 +89,8 @@ def test_bytes_by_hand() -> None:
 
 def test_descriptions_tell_formats_apart() -> None:
     named = [parse_format(name) for name in ("int8", "int4", "int4-asym", "int4-a16", "int4-g32")]
-    assert len({one.describe() for one in (*named, BF16, F32)}) == 7
+    assert len({one.describe() for one in (*named, *FLOAT_FORMATS.values())}) == 9
+    assert list(FLOAT_FORMATS) == ["f32", "bf16", "bf16-a32", "f16"]
 
 
 def test_formats_need_no_torch() -> None:

@@ -269,9 +269,9 @@ def kernel_rows(
 ) -> Iterator[Row]:
     """Rows of every op for every instruction set of `rooflines`, at the shapes of a model's first layer.
 
-    KV caches are of the types that go with the formats: f32 with f32, bf16 with bf16, int8 with codes.
+    KV caches are of the types that go with the activations: f32 with f32, bf16 with bf16, int8 with codes.
     """
-    kinds = dict.fromkeys("int8" if one.quantized else one.storage for one in formats)
+    kinds = dict.fromkeys("int8" if one.quantized else one.activations for one in formats)
     encodings = {one.activations: one for one in formats}
     for roofline in rooflines:
         bench = KernelBench(native, roofline.kernels, roofline, repeats=repeats, pin=pin)

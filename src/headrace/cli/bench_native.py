@@ -20,12 +20,11 @@ from headrace.models.families import read_spec
 from headrace.models.source import BUNDLED_FOLDER, resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.ops.cpu_features import detect
-from headrace.quant.format import BF16, F32, WeightFormat, parse_format
+from headrace.quant.format import FLOAT_FORMATS, WeightFormat, parse_format
 from headrace.runner.executor import ModelExecutor
 from headrace.text.tokenizer import Tokenizer
 
 DEFAULT_SHAPE = "shape:tinyllama-1.1b"
-_DENSE = {"f32": F32, "bf16": BF16}
 
 # ---- kernels ----
 
@@ -45,7 +44,8 @@ def _kernels_flags(parser: Flags) -> None:
     )
     parser.add_argument(
         "--formats", nargs="+", default=["bf16", "int8", "int4"], metavar="FORMAT",
-        help="f32, bf16, or formats as --quantization takes them (default: bf16 int8 int4)",
+        help="f32, bf16, bf16-a32, f16 (the last two meet activations in float32), or formats as --quantization takes "
+        "them (default: bf16 int8 int4)",
     )  # fmt: skip
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[1, 8, 32, 512], metavar="N",
@@ -110,7 +110,7 @@ def _roofline(kernels: str, threads: int | None) -> Roofline:
 
 
 def _format(name: str) -> WeightFormat:
-    return _DENSE[name] if name in _DENSE else parse_format(name)
+    return FLOAT_FORMATS[name] if name in FLOAT_FORMATS else parse_format(name)
 
 
 def _spec(model: str) -> ModelSpec:

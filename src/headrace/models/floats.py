@@ -28,5 +28,11 @@ def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def to_dtype(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """As float32, or as the bits of bfloat16, by the name of the compute type."""
-    return to_bfloat16(values) if dtype == "bfloat16" else to_float32(values)
+    """As float32, as float16, or as the bits of bfloat16, by the name of the type."""
+    if dtype == "bfloat16":
+        return to_bfloat16(values)
+    return to_float32(values).astype(np.float16) if dtype == "float16" else to_float32(values)
+
+
+ARRAY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+"""The arrays that `to_dtype` gives."""

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.models.families import weight_names
+from headrace.models.floats import to_dtype, to_float32
 from headrace.models.random_weights import RandomTensors
 from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
@@ -69,11 +70,15 @@ def read_weights(
 def random_weights(
     spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
 ) -> DecoderWeights:
-    """Weights for measuring speed and for tests, see RandomTensors."""
+    """Weights for measuring speed and for tests, see RandomTensors, as a checkpoint of `spec` could hold them."""
     tensors = RandomTensors(seed)
+    stored = spec.stored_dtype if dtype == torch.float32 else "float32"
 
     def fill(name: str, target: torch.Tensor) -> None:
-        tensors.fill(name, target.numel(), lambda part, values: _put(target, part, values))
+        kind = stored if target.dim() > 1 else "float32"
+        tensors.fill(
+            name, target.numel(), lambda part, values: _put(target, part, to_float32(to_dtype(values, kind)))
+        )
 
     return build(spec, weight_names(spec), _TorchMaker(fill, dtype, torch.device(device)))
 
@@ -115,8 +120,9 @@ class _TorchMaker:
             self._fill(name, part)
         return Projection(weight, bias)
 
-    def tied_head(self, table: torch.Tensor) -> Projection:
-        return Projection(table)
+    def tied(self, name: str, rows: int, columns: int) -> tuple[torch.Tensor, Projection]:
+        table = self.table(name, rows, columns)
+        return table, Projection(table)
 
     def _filled(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._empty(*shape)

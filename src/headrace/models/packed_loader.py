@@ -38,6 +38,8 @@ def load_packed(
 ) -> DecoderWeights:
     """The weights of a resolved model, matrices packed as `weights` says, embeddings in `dtype`, norms in float32.
 
+    Embeddings that are the head too are packed once, unless the head is rounded to fewer bits.
+
     Read from the model's folder, or random with `seed` for a shape. Names, shapes and dtypes of all tensors are
     checked before the first is read. Raises CheckpointError, naming the tensor, where the checkpoint does not hold
     what `spec` needs.
@@ -95,8 +97,12 @@ class _Packer:
         self._finish([*names, *stack.biases])
         return packed
 
-    def tied_head(self, table: NDArray[Any]) -> Projection:
-        return self._pack([table], gate=False, bias=None)
+    def tied(self, name: str, rows: int, columns: int) -> tuple[NDArray[Any] | PackedMatrix, Projection]:
+        if self._weights.quantized:
+            table = self.table(name, rows, columns)
+            return table, self._pack([table], gate=False, bias=None)
+        head = self.projection(Stack(((name, rows),), columns))
+        return head.weight, head
 
     def _pack(
         self, parts: Sequence[NDArray[Any]], *, gate: bool, bias: NDArray[np.float32] | None

@@ -62,6 +62,9 @@ class TensorEntry:
     end: int
 
 
+_MATRIX_DTYPES = {"F16": "float16", "BF16": "bfloat16"}
+
+
 class SafetensorsFile:
     """One file, its header checked and its data mapped."""
 
@@ -133,6 +136,16 @@ class Checkpoint:
 
     def names(self) -> Iterable[str]:
         return self._file_of.keys()
+
+    def matrix_dtype(self) -> str:
+        """What every matrix is stored in, or "float32" where they differ: by the names of compute types."""
+        stored = {
+            entry.dtype
+            for file in dict.fromkeys(self._file_of.values())
+            for entry in file.entries.values()
+            if len(entry.shape) > 1
+        }
+        return _MATRIX_DTYPES.get(stored.pop(), "float32") if len(stored) == 1 else "float32"
 
     def entry(self, name: str) -> TensorEntry | None:
         file = self._file_of.get(name)

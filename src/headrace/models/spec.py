@@ -83,10 +83,16 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     norm_eps: float
     tie_embeddings: bool
-    checkpoint_dtype: str  # "float32" | "float16" | "bfloat16"
+    checkpoint_dtype: str  # "float32" | "float16" | "bfloat16": what the config names
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     final_soft_cap: float | None = None
+    matrix_dtype: str | None = None  # what all matrices are stored in, where files were looked at
+
+    @property
+    def stored_dtype(self) -> str:
+        """The narrowest type that holds every matrix exactly."""
+        return self.matrix_dtype or self.checkpoint_dtype
 
     @property
     def kv_shapes(self) -> tuple[KVLayout, ...]:

@@ -44,8 +44,8 @@ class Maker(Protocol):
 
     def projection(self, stack: Stack) -> Projection: ...
 
-    def tied_head(self, table: Any) -> Projection:
-        """The head of a model that has none of its own, from what `table` gave."""
+    def tied(self, name: str, rows: int, columns: int) -> tuple[Any, Projection]:
+        """Embeddings and head of a model that has one matrix for both."""
         ...
 
 
@@ -67,12 +67,14 @@ def build(spec: ModelSpec, names: WeightNames, make: Maker) -> DecoderWeights:
             mlp=MLPWeights(gate_up=make.projection(stacks["gate_up"]), down=make.projection(stacks["down"])),
         )
 
-    embed = make.table(names.embed, spec.vocab_size, spec.hidden_size)
+    head: Projection | None = None
+    if spec.tie_embeddings:
+        embed, head = make.tied(names.embed, spec.vocab_size, spec.hidden_size)
+    else:
+        embed = make.table(names.embed, spec.vocab_size, spec.hidden_size)
     layers = tuple(layer_weights(layer, index) for index, layer in enumerate(spec.layers))
     final_norm = make.norm(names.final_norm, spec.hidden_size)
-    if spec.tie_embeddings:
-        head = make.tied_head(embed)
-    else:
+    if head is None:
         head = make.projection(Stack(((names.head, spec.vocab_size),), spec.hidden_size))
     return DecoderWeights(embed=embed, layers=layers, final_norm=final_norm, head=head)
 
@@ -125,8 +127,9 @@ class _Recorder:
         self.shapes |= {name: (rows,) for name, (_, rows) in zip(stack.biases, stack.parts, strict=False)}
         return Projection(None)
 
-    def tied_head(self, table: None) -> Projection:
-        return Projection(None)
+    def tied(self, name: str, rows: int, columns: int) -> tuple[None, Projection]:
+        self.table(name, rows, columns)
+        return None, Projection(None)
 
 
 def check_tensors(

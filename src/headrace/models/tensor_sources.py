@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.models.families import MAX_INTERMEDIATE
-from headrace.models.floats import to_dtype, to_float32
+from headrace.models.floats import ARRAY_TYPES, to_dtype, to_float32
 from headrace.models.random_weights import POOL, RandomTensors
 from headrace.models.safetensors_reader import Checkpoint
 
@@ -28,7 +28,7 @@ class TensorSource(Protocol):
         ...
 
     def table(self, name: str, rows: int, columns: int, dtype: str) -> NDArray[Any]:
-        """A matrix as a copy in the compute type."""
+        """A matrix as a copy in that type."""
         ...
 
     def matrices(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[NDArray[Any]]:
@@ -57,7 +57,7 @@ class CheckpointTensors:
 
     def table(self, name: str, rows: int, columns: int, dtype: str) -> NDArray[Any]:
         stored = self._checkpoint.array(name)
-        table = np.empty((rows, columns), dtype=np.uint16 if dtype == "bfloat16" else np.float32)
+        table = np.empty((rows, columns), dtype=ARRAY_TYPES[dtype])
         step = max(1, CHUNK // columns)
         for row in range(0, rows, step):
             table[row : row + step] = to_dtype(stored[row : row + step], dtype)
@@ -90,7 +90,7 @@ class CheckpointTensors:
 
 
 class RandomSource:
-    """The numbers of RandomTensors, in the compute type. Matrices are views of the pool, a run of rows at a time."""
+    """The numbers of RandomTensors in the type `dtype`. Matrices are views of the pool, a run of rows at a time."""
 
     def __init__(self, seed: int, dtype: str) -> None:
         self._tensors = RandomTensors(seed)

@@ -9,7 +9,7 @@ from headrace.ops.signatures import Weight
 from headrace.ops.table import DENSE
 
 Array = Any
-"""A tensor on the torch path. On the native path a numpy array: float32, or uint16 with the bits of bfloat16."""
+"""A tensor on the torch path. On the native path an array: float32, float16, or uint16 with the bits of bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embed: Array  # [V, H]
+    embed: Array  # [V, H]; the head's PackedMatrix where one matrix is both
     layers: tuple[LayerWeights, ...]
     final_norm: Array  # [H]
     head: Projection  # [V, H]; the embedding itself where they are tied
 
     @property
     def dtype(self) -> Any:
-        """Of the embeddings: the compute type."""
+        """Of the embeddings, on the torch path: the compute type."""
         return self.embed.dtype
 
     @property

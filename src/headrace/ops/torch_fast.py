@@ -9,11 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-MAX_GATHERED = 1 << 24
-"""Key elements gathered at once, and logits made at once: bounds the scratch memory to 64 MiB a tensor."""
-
-MAX_TILE_ROWS = 256
-"""Query rows of one prefill tile. Keys past the tile's last position are not multiplied."""
+from headrace.ops.scratch import MAX_GATHERED, MAX_TILE_ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.models.spec import ModelSpec
+from headrace.ops.scratch import CHUNK_ELEMENTS, MAX_GATHERED, MAX_TILE_ROWS
 from headrace.plan.arena import arena_bytes
 from headrace.plan.formats import MemoryFormat
+from headrace.plan.kv import KVDemand
 from headrace.plan.units import format_count
 
 LOGITS_BYTES = 4  # logits are float32 whatever the compute type
+FLOAT_BYTES = 4  # torch attends in float32
+MASK_BYTES = 12  # of a pair of query and key: their distance as int64, and masks
+LOGPROB_CHUNK_BYTES = 16  # of a logit: its log-probability, whether it is greater, and what ranking sorts
 STATE_BYTES, SUM_BYTES = 4, 8  # embeddings are made of float32 and added up in float64
 STATE_ALIGN = 16  # columns: the native path hands states out in whole vectors
 
@@ -24,9 +30,9 @@ class ActivationPart:
 
 
 def activation_parts(
-    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat
+    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
 ) -> tuple[ActivationPart, ...]:
-    """Activations of a step of `tokens` tokens that samples `rows` sequences.
+    """Activations of a step of `tokens` tokens that samples `rows` sequences, whose KV `demands` describes.
 
     Layers run one after the other in the same buffers, so the widest layer counts, once. Buffers of attention
     and feed-forward are added up although they are not live together: a bound for a runner without reuse.
@@ -56,12 +62,64 @@ def activation_parts(
             tokens * 3 * inner * element_bytes,
             f"{shape}3 x {inner}{each}: gate, up, product",
         ),
+        _scratch_part(spec, tokens, rows, memory, demands),
+        *_logits_parts(spec, tokens, rows, memory),
+        embeddings,
+    )
+
+
+def _scratch_part(
+    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
+) -> ActivationPart:
+    """What attention makes on the way, in the widest layer. A bound; ops.torch_fast says what is made."""
+    most, how = 0, "no layer attends"
+    for demand in demands:
+        layout = demand.layout
+        mixers = [spec.layers[index].mixer for index in layout.layers]
+        heads = max(mixer.num_heads for mixer in mixers)
+        columns = demand.most // max(1, rows) * demand.block_size  # keys of the longest sequence
+        width = layout.num_kv_heads * layout.head_dim
+        # One sequence, or as many as fit; every bound rises with each of its sizes.
+        gathered = min(rows * columns * width, max(columns * width, MAX_GATHERED))
+        # Keys and values as float32, one of them as it is stored, and of values the last blocks twice more.
+        stored = memory.element_bytes if memory.element_bytes < FLOAT_BYTES else 0
+        ends = min(rows * demand.block_size * width, gathered)
+        bytes_ = gathered * (2 * FLOAT_BYTES + stored) + ends * 2 * FLOAT_BYTES
+        tile = min(tokens, MAX_TILE_ROWS) if memory.tiled else tokens
+        limit = max(columns, MAX_GATHERED // heads) if memory.tiled else tokens * columns
+        pairs = max(min(tile * columns, limit), gathered // width)  # (query, key) pairs looked at together
+        copies = 2 + any(mixer.soft_cap for mixer in mixers) + bool(layout.sinks)
+        bytes_ += pairs * (heads * copies * FLOAT_BYTES + MASK_BYTES)
+        if bytes_ > most:
+            most = bytes_
+            how = (
+                f"keys and values of {format_count(gathered)} elements, {format_count(pairs)} pairs of query and key x "
+                f"{heads} heads x {copies} x {FLOAT_BYTES} B, and their masks"
+            )
+    return ActivationPart("attention scratch", most, how)
+
+
+def _logits_parts(
+    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat
+) -> tuple[ActivationPart, ActivationPart]:
+    """Of the rows that are sampled, and of all positions of prompts whose log-probabilities are asked for."""
+    each = LOGITS_BYTES + (memory.element_bytes if memory.element_bytes < LOGITS_BYTES else 0)
+    each += 2 * LOGITS_BYTES if spec.final_soft_cap is not None else 0
+    scored = max(rows, tokens)
+    made = scored * spec.vocab_size * each
+    chunk = min(scored * spec.vocab_size, max(CHUNK_ELEMENTS, spec.vocab_size)) * LOGPROB_CHUNK_BYTES
+    return (
         ActivationPart(
             "logits",
             rows * 2 * spec.vocab_size * LOGITS_BYTES,
-            f"{format_count(rows)} rows x 2 x {spec.vocab_size} x {LOGITS_BYTES} B: logits and a copy",
+            f"{format_count(rows)} rows x 2 x {spec.vocab_size} x {LOGITS_BYTES} B: a copy, and what sampling makes",
         ),
-        embeddings,
+        ActivationPart(
+            "prompt logprobs",
+            made + chunk,
+            f"{format_count(scored)} positions x {spec.vocab_size} x {each} B, "
+            f"and {format_count(chunk)} B to rank them: logits of every token of a step, where they are asked for",
+        ),
     )
 
 
@@ -89,9 +147,11 @@ def _arena_parts(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat) 
     return tuple(ActivationPart(name, sizes[name], steps + how) for name, how in said.items())
 
 
-def activation_bytes(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat) -> int:
+def activation_bytes(
+    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
+) -> int:
     """Sum of the parts; never falls when tokens or rows grow."""
-    return sum(part.bytes for part in activation_parts(spec, tokens, rows, memory))
+    return sum(part.bytes for part in activation_parts(spec, tokens, rows, memory, demands))
 
 
 def _qkv_width(spec: ModelSpec, index: int) -> int:

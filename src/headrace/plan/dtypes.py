@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
+from headrace.ops.cpu.support import BFLOAT16_SETS, EMULATED, INSTRUCTION_SETS
 from headrace.plan.hardware import Machine
 from headrace.plan.units import DTYPE_BYTES
 
@@ -19,12 +20,15 @@ class DtypeInfo:
     native: tuple[str, ...]
 
 
-def dtype_info(machine: Machine) -> DtypeInfo:
-    """What is known from the machine's kind and CPU flags alone."""
+def dtype_info(machine: Machine, ops_force: str | None = None) -> DtypeInfo:
+    """What is known from the machine's kind and CPU flags, or from the instruction set that `ops_force` names."""
     every = tuple(DTYPE_BYTES)
     if machine.kind != "cpu":
         return DtypeInfo(supported=every, native=every)
-    native = ("float32", "bfloat16") if machine.flags & _CPU_BF16_FLAGS else ("float32",)
+    has_bf16 = bool(machine.flags & _CPU_BF16_FLAGS)
+    if ops_force in (*INSTRUCTION_SETS, EMULATED):
+        has_bf16 = ops_force in BFLOAT16_SETS
+    native = ("float32", "bfloat16") if has_bf16 else ("float32",)
     return DtypeInfo(supported=every, native=native)
 
 

@@ -58,7 +58,9 @@ class Fit:
 
     def free(self, length: int) -> int:
         """Bytes left for KV behind weights and activations; never negative."""
-        step = activation_bytes(self.spec, self.step_tokens(length), self.max_num_seqs, self.stored)
+        step = activation_bytes(
+            self.spec, self.step_tokens(length), self.max_num_seqs, self.stored, self.demands(length)
+        )
         return max(0, self.memory - self.weight_bytes - step)
 
     def demands(self, length: int) -> tuple[KVDemand, ...]:

@@ -49,6 +49,7 @@ def kv_format(dtype: str, *, native: bool) -> KVFormat:
 class MemoryFormat:
     """How a model lies in memory: `weights` None is plain tensors in the compute type, else packed matrices.
 
+    table: type of the embeddings; on the native path that of the checkpoint where the compute type holds it exactly.
     threads: CPU threads, which have scratch memory of their own on the native path.
     """
 
@@ -56,13 +57,30 @@ class MemoryFormat:
     kv: KVFormat
     weights: WeightFormat | None = None
     threads: int = 1
+    tiled: bool = True  # whether torch's attention cuts long prompts; the reference ops do not
+    table: str | None = None  # None: the compute type
 
     @property
     def element_bytes(self) -> int:
-        """Of the compute type: embeddings, dense weights, activations of torch."""
+        """Of the compute type: dense weights and activations of torch."""
         return DTYPE_BYTES[self.dtype]
 
+    @property
+    def table_bytes(self) -> int:
+        """Of one element of the embeddings."""
+        return DTYPE_BYTES[self.table or self.dtype]
 
-def memory_format(dtype: str, kv_dtype: str, weights: WeightFormat | None, threads: int = 1) -> MemoryFormat:
+
+def memory_format(
+    dtype: str,
+    kv_dtype: str,
+    weights: WeightFormat | None,
+    threads: int = 1,
+    table: str | None = None,
+    *,
+    tiled: bool = True,
+) -> MemoryFormat:
     """`weights` says whether the native kernels run, and in which format."""
-    return MemoryFormat(dtype, kv_format(kv_dtype, native=weights is not None), weights, threads)
+    return MemoryFormat(
+        dtype, kv_format(kv_dtype, native=weights is not None), weights, threads, tiled, table
+    )

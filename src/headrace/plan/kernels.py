@@ -37,7 +37,7 @@ def choose_kernels(
     """
     weights = parse_format(quantization) if quantization else None
     if weights is None and dtype in DTYPES:
-        weights = dense_format(dtype)
+        weights = dense_format(dtype, stored_type(spec, dtype)[0])
     keys = op_keys(machine.kind, dtype, (weights.name if weights else DENSE,))
     choice = DEFAULT_TABLE.suite(keys, op_facts(spec, machine), force)
     if choice.name is not None:
@@ -52,6 +52,19 @@ def choose_kernels(
             f"quantization {quantization} needs the native CPU kernels, which do not serve here ({choice.why})"
         )
     return KernelChoice(None, None, f"torch runs the model ({choice.why})")
+
+
+def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[str, str]:
+    """(type, reason) of embeddings and of matrices that are not quantised, as they lie in memory.
+
+    The native kernels widen 16 bits to float32 as they read them, which is exact and halves what is read.
+    """
+    if native and dtype == "float32" and spec.stored_dtype != dtype:
+        return (
+            spec.stored_dtype,
+            f"as the checkpoint stores them; {dtype} is made of them exactly as they are read",
+        )
+    return dtype, "the compute type"
 
 
 def choose_kv_dtype(asked: str, dtype: str, native: bool, asked_reason: str) -> tuple[str, str]:

@@ -96,7 +96,9 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
         ),
         activations=tuple(
             LedgerLine(part.name, part.bytes, part.how)
-            for part in activation_parts(spec, resolved.max_num_batched_tokens, resolved.max_num_seqs, memory)
+            for part in activation_parts(
+                spec, resolved.max_num_batched_tokens, resolved.max_num_seqs, memory, demands
+            )
         ),
     )
 

@@ -15,6 +15,7 @@ class ResolvedConfig:
     """What `config_resolve.resolve` decided; nothing is open any more. Meanings as in EngineConfig.
 
     kv_cache_memory: bytes of all KV pools together; num_kv_blocks: blocks of the largest of them.
+    weights_dtype: embeddings, and matrices that are not quantised, as they lie in memory.
     kernels: instruction set of the native kernels that run the model, None where torch does.
     quantization: as `quant.format.WeightFormat.name`.
     kv_groups: a pool for each of the `kv_shapes` of `streaming_spec(spec, attention_sinks, sliding_window)`.
@@ -24,6 +25,7 @@ class ResolvedConfig:
     model: str
     device: DeviceKind
     dtype: str
+    weights_dtype: str
     kv_cache_dtype: str
     max_model_len: int
     max_num_seqs: int
@@ -62,12 +64,17 @@ class ResolvedConfig:
         """How the native kernels' matrices are packed; None where torch runs on plain tensors."""
         if self.kernels is None:
             return None
-        return dense_format(self.dtype) if self.quantization is None else parse_format(self.quantization)
+        if self.quantization is not None:
+            return parse_format(self.quantization)
+        return dense_format(self.dtype, self.weights_dtype)
 
     @property
     def memory_format(self) -> MemoryFormat:
         """How everything lies in memory."""
-        return memory_format(self.dtype, self.kv_cache_dtype, self.weight_format, self.num_threads)
+        return memory_format(
+            self.dtype, self.kv_cache_dtype, self.weight_format, self.num_threads, self.weights_dtype,
+            tiled=self.ops_force != "reference",
+        )  # fmt: skip
 
     def explain(self) -> list[tuple[str, object, str]]:
         """(name, value, reason) of every setting, each once, in the order above."""

@@ -60,7 +60,7 @@ def weight_bytes(spec: ModelSpec, memory: MemoryFormat) -> tuple[WeightBytes, ..
     parts = weight_parts(spec)
     if memory.weights is None:
         return tuple(_dense(part, memory.element_bytes) for part in parts)
-    return _packed(spec, parts, memory.weights, memory.element_bytes)
+    return _packed(spec, parts, memory.weights, memory.table_bytes)
 
 
 def total_weight_bytes(spec: ModelSpec, memory: MemoryFormat) -> int:
@@ -81,11 +81,15 @@ def _packed(
         "feed-forward": sum(_feed_forward_bytes(spec, layer, weights) for layer in spec.layers),
         "head": weights.packed_bytes(spec.vocab_size, spec.hidden_size),
     }
+    if spec.tie_embeddings and not weights.quantized:  # one packed matrix is both
+        sizes["embeddings"], sizes["head"] = sizes["head"], 0
     lines = []
     for part in parts:
-        if part.name in sizes:
+        if sizes.get(part.name) == 0:
+            lines.append(WeightBytes(part.name, 0, part.how))
+        elif part.name in sizes:
             count = part.parameters or spec.vocab_size * spec.hidden_size
-            what = "the embeddings once more, packed" if part.parameters == 0 else part.how
+            what = "the embeddings once more, in fewer bits" if part.parameters == 0 else part.how
             how = f"{format_count(count)} in {weights.name}: {what}"
             lines.append(WeightBytes(part.name, sizes[part.name], how))
         else:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from headrace.errors import ConfigError
 
-Storage = Literal["f32", "bf16", "int8", "int4"]
+Storage = Literal["f32", "bf16", "f16", "int8", "int4"]
 Activations = Literal["f32", "bf16", "int8"]
 
 PANEL = 16
@@ -25,7 +25,8 @@ PAGE = 4096
 GROUPS = (32, 64, 128)
 """Sizes of a group of input features that share a scale."""
 
-_BITS: dict[str, int] = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+_BITS: dict[str, int] = {"f32": 32, "bf16": 16, "f16": 16, "int8": 8, "int4": 4}
+_FLOATS = (("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32"))  # storage, activations
 # int8 is grouped because its activations are: one large value in a row then coarsens 128 of its features, not all.
 # docs/quantization.md has the figures.
 _DEFAULT_GROUP = 128
@@ -41,7 +42,8 @@ class WeightFormat:
 
     group: input features that share a scale (and a zero), or None for one scale an output feature.
     symmetric: the zero lies in the middle of the codes; else every group has a zero of its own.
-    activations: how the other factor is encoded: "int8" has a scale a row and group, "bf16" keeps it wider.
+    activations: how the other factor is encoded: "int8" has a scale a row and group, "bf16" keeps it wider. Floats of
+    16 bits that meet "f32" are widened, which is exact: the result is that of f32 storage, bit for bit.
     """
 
     storage: Storage
@@ -55,7 +57,7 @@ class WeightFormat:
                 raise ConfigError(f"weights are grouped by 32, 64 or 128 input features, not by {self.group}")
             if self.activations not in ("int8", "bf16"):
                 raise ConfigError(f"{self.storage} weights take int8 or bf16 activations")
-        elif self.group is not None or not self.symmetric or self.activations != self.storage:
+        elif self.group is not None or not self.symmetric or (self.storage, self.activations) not in _FLOATS:
             raise ConfigError(f"{self.storage} weights have no groups, zeros or other activations")
 
     @property
@@ -64,9 +66,9 @@ class WeightFormat:
 
     @property
     def name(self) -> str:
-        """As `parse_format` reads it: "int4-g64-asym-a16", without what is the default; "bf16" and "f32" as such."""
+        """As `parse_format` reads it: "int4-g64-asym-a16", without defaults; floats as in `FLOAT_FORMATS`."""
         if not self.quantized:
-            return self.storage
+            return "bf16-a32" if (self.storage, self.activations) == ("bf16", "f32") else self.storage
         parts: list[str] = [self.storage]
         if self.group != _DEFAULT_GROUP:
             parts.append("channel" if self.group is None else f"g{self.group}")
@@ -107,7 +109,11 @@ class WeightFormat:
     def describe(self) -> str:
         """In words, for reports."""
         if not self.quantized:
-            return f"{self.bits}-bit floats"
+            widened = self.bits == 16 and self.activations == "f32"
+            kind = (
+                "bfloat16, computed in float32" if self.storage == "bf16" else "float16, computed in float32"
+            )
+            return kind if widened else f"{self.bits}-bit floats"
         grouped = "one scale an output feature" if self.group is None else f"groups of {self.group}"
         zeros = "symmetric" if self.symmetric else "with zero points"
         return f"{self.bits}-bit codes, {grouped}, {zeros}, {self.activations} activations"
@@ -115,11 +121,26 @@ class WeightFormat:
 
 F32 = WeightFormat("f32", activations="f32")
 BF16 = WeightFormat("bf16", activations="bf16")
+WIDE_BF16 = WeightFormat("bf16", activations="f32")
+WIDE_F16 = WeightFormat("f16", activations="f32")
+
+_BY_TYPES = {
+    ("float32", "float32"): F32,
+    ("float32", "bfloat16"): WIDE_BF16,
+    ("float32", "float16"): WIDE_F16,
+    ("bfloat16", "bfloat16"): BF16,
+}
+
+FLOAT_FORMATS = {one.name: one for one in (F32, BF16, WIDE_BF16, WIDE_F16)}
+"""Packed floats by name."""
 
 
-def dense_format(dtype: str) -> WeightFormat:
-    """The packed form of weights that are not quantised, by compute type "float32" or "bfloat16"."""
-    return {"float32": F32, "bfloat16": BF16}[dtype]
+def dense_format(dtype: str, stored: str | None = None) -> WeightFormat:
+    """The packed form of weights that are not quantised, by compute type "float32" or "bfloat16".
+
+    `stored`: the type in which they lie in memory where that is not the compute type: float32 also meets 16 bits.
+    """
+    return _BY_TYPES[dtype, stored or dtype]
 
 
 def parse_format(text: str) -> WeightFormat:

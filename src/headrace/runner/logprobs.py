@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from headrace.core.types import TokenLogprobs
+from headrace.ops.scratch import CHUNK_ELEMENTS
 from headrace.runner.sampling_rank import top
-
-CHUNK_ELEMENTS = 1 << 22
-"""Largest number of float32 elements in a temporary: 16 MiB each."""
 
 Entry = tuple[int, float, int]  # token, logprob, rank
 

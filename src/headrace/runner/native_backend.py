@@ -40,7 +40,7 @@ def load_executor(
     weights = load_packed(
         source,
         spec,
-        dtype=resolved.dtype,
+        dtype=resolved.weights_dtype,
         weights=resolved.weight_format,
         kernels=kernels,
         team=team,

@@ -16,6 +16,9 @@ INSTRUCTION_SETS = ("amx", "avx512", "avx512_vnni", "avx2", "portable")
 EMULATED = "amx-emulated"
 """The AMX code with its tile instructions in plain C++: slow, for tests on other machines."""
 
+BFLOAT16_SETS = ("amx", "avx512", EMULATED)
+"""Sets that multiply bfloat16 with instructions of their own; the others are faster in float32."""
+
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "int8")
 HEAD_DIM_STEP = 16
