@@ -36,6 +36,7 @@ from headrace.serving.outputs import (
     RequestOutput,
 )
 from headrace.serving.vectors import floats, shaped
+from headrace.text.bad_words import with_bad_word_ids
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
@@ -298,6 +299,8 @@ class LLM:
             ids = self.tokenizer.encode(text)
         if not isinstance(ids, Sequence) or isinstance(ids, str):
             raise InvalidParams("a prompt must be text, a list of token ids, or a dict with one of the two")
+        if params.bad_words:
+            params = with_bad_word_ids(params, self.tokenizer)
         name = f"request-{next(self._names)}"
         new = NewRequest(name, tuple(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
         if params.grammar is not None:

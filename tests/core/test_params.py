@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.core.params import (
+    MAX_BAD_CHARS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_SEED,
@@ -51,7 +54,7 @@ MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 
 def test_every_field_is_covered_here() -> None:
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert fields == {*FLOATS, *INTS, *FLAGS, *ID_LISTS, "stop", "logit_bias", "grammar"}
+    assert fields == {*FLOATS, *INTS, *FLAGS, *ID_LISTS, "stop", "logit_bias", "bad_words", "grammar"}
 
 
 @pytest.mark.parametrize(
@@ -276,3 +279,21 @@ def test_messages_stay_one_short_sentence(value: Any) -> None:
         assert len(text) < 250
         assert "\n" not in text
         assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fox", 7, ["a"] * (MAX_BAD_WORDS + 1), ["a" * (MAX_BAD_WORD_CHARS + 1)], [""], [" "], [[]], [[-1]], [["a"]],
+        ["a" * 1000] * (MAX_BAD_CHARS // 1000 + 1), [[1] * (MAX_TOKEN_LIST + 1)], [True], [[True]], [1.5],
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_what_is_no_list_of_bad_words(words: Any) -> None:
+    with pytest.raises(InvalidParams, match="bad_words"):
+        SamplingParams(bad_words=words)
+
+
+def test_bad_words_outside_the_vocabulary() -> None:
+    with pytest.raises(InvalidParams, match="bad_words names token 9"):
+        SamplingParams(bad_words=((1, 2), (9, 3))).check_vocab(9)

@@ -50,7 +50,7 @@ def rows_of(vocab_size: int, count: int, kinds: list[dict[str, Any]]) -> list[Sa
 
 
 def _names_ids(option: str) -> bool:
-    return option in ("banned_token_ids", "logit_bias", "min_tokens")
+    return option in ("bad_words", "banned_token_ids", "logit_bias", "min_tokens")
 
 
 def logits_of(vocab_size: int, count: int, spread: float, seed: int = 0) -> np.ndarray:

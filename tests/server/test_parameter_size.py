@@ -21,6 +21,7 @@ IDS = (5,) * 2**16
         (SamplingParams(allowed_token_ids=IDS), 16),
         (SamplingParams(banned_token_ids=IDS, n=4), 4),
         (SamplingParams(stop_token_ids=IDS, n=16), 1),
+        (SamplingParams(bad_words=(IDS[24:],)), 16),
         (SamplingParams(logit_bias=dict.fromkeys(range(2**16), 1.0)), 16),
         (SamplingParams(grammar=Grammar("regex", "a" * 2**16)), 128),
         (SamplingParams(stop=("a" * 1024,) * 8), 1024),

@@ -48,6 +48,9 @@ params = st.builds(
     frequency_penalty=st.floats(-2, 2),
     logit_bias=st.none() | st.dictionaries(st.integers(0, 5000), st.floats(-100, 100), max_size=4),
     allowed_token_ids=st.none() | tokens.filter(bool).map(lambda ids: tuple(i % 2**31 for i in ids)),
+    bad_words=st.lists(
+        st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4).map(tuple), max_size=4
+    ).map(tuple),
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     max_tokens=st.none() | st.integers(100, 2**31 - 1),
     min_tokens=st.integers(0, 100),

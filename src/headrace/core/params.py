@@ -18,6 +18,11 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_CHARS = 8192
 """Of all stop strings of a request together."""
+MAX_BAD_WORDS = 512
+MAX_BAD_WORD_CHARS = 1024
+MAX_BAD_CHARS = 4096
+"""Of all bad words together."""
+MAX_BAD_SEQUENCES = 2 * MAX_BAD_WORDS
 MAX_TOKEN_LIST = 65_536
 MAX_SEED = 2**63 - 1
 MAX_TOKENS_LIMIT = 2**31 - 1
@@ -36,6 +41,8 @@ class SamplingParams:
     output (Keskar et al. 2019); `presence_penalty` and `frequency_penalty` count output tokens only (OpenAI).
     `logprobs` / `prompt_logprobs` = k asks for the k most likely tokens at each position, taken from the
     model's distribution before any of the options above; 0 gives the chosen token alone.
+    `bad_words` never come in the output: words, or sequences of token ids, whose last token is banned where the output
+    ends with those before it (vLLM). `headrace.text.bad_words` turns words into ids, before a request is made.
     `grammar` says what the output must look like, see Grammar and docs/structured-output.md.
     `n` completions are sampled from one prompt. `max_tokens` None runs to the model's length; 0 computes the
     prompt, for its log-probabilities or its embedding, and samples nothing.
@@ -54,6 +61,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
     seed: int | None = None
     max_tokens: int | None = 128
     min_tokens: int = 0
@@ -71,6 +79,7 @@ class SamplingParams:
         put = object.__setattr__
         stop: object = self.stop
         put(self, "stop", (stop,) if isinstance(stop, str) else _checked_tuple("stop", stop))
+        put(self, "bad_words", _checked_words(self.bad_words))
         put(self, "stop_token_ids", _checked_tuple("stop_token_ids", self.stop_token_ids))
         for name in ("allowed_token_ids", "banned_token_ids"):
             value = getattr(self, name)
@@ -134,6 +143,9 @@ class SamplingParams:
             ids = getattr(self, name)
             if ids and max(ids) >= vocab_size:
                 raise InvalidParams(f"{name} names token {max(ids)}, but the vocabulary has {vocab_size} ids")
+        most = max((max(word) for word in self.bad_words if not isinstance(word, str)), default=-1)
+        if most >= vocab_size:
+            raise InvalidParams(f"bad_words names token {most}, but the vocabulary has {vocab_size} ids")
 
     def check_logprobs(self, most: int) -> None:
         """Raise InvalidParams where more than `most` alternatives are asked for at a position."""
@@ -192,6 +204,34 @@ def _checked_tuple(name: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise InvalidParams(f"{name} must be a list, got {_shown(value)}")
     return tuple(value)
+
+
+def _checked_words(value: object) -> tuple[str | tuple[int, ...], ...]:
+    words = tuple(
+        word if isinstance(word, str) else _checked_tuple("each of bad_words", word)
+        for word in _checked_tuple("bad_words", value)
+    )
+    texts = [word for word in words if isinstance(word, str)]
+    if len(texts) > MAX_BAD_WORDS or len(words) > MAX_BAD_SEQUENCES:
+        raise InvalidParams(f"bad_words holds {len(words)} words, at most {MAX_BAD_WORDS} are allowed")
+    for text in texts:
+        if not text.strip() or len(text) > MAX_BAD_WORD_CHARS:
+            raise InvalidParams(
+                f"each of bad_words must be text of 1 to {MAX_BAD_WORD_CHARS} characters, got {_shown(text)}"
+            )
+    if sum(map(len, texts)) > MAX_BAD_CHARS:
+        raise InvalidParams(
+            f"bad_words holds {sum(map(len, texts))} characters, at most {MAX_BAD_CHARS} are allowed together"
+        )
+    sequences = [word for word in words if not isinstance(word, str)]
+    if sum(map(len, sequences)) > MAX_TOKEN_LIST:
+        raise InvalidParams(f"bad_words holds more than {MAX_TOKEN_LIST} token ids")
+    for ids in sequences:
+        if not ids:
+            raise InvalidParams("each of bad_words must hold at least one token id")
+        for token in ids:
+            _check_int("each token id of bad_words", token, 0, MAX_TOKENS_LIMIT)
+    return words
 
 
 def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:

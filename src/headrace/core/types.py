@@ -267,6 +267,10 @@ class NewRequest:
             raise InvalidParams("params must be SamplingParams")
         if self.pooling is not None and not isinstance(self.pooling, Pooling):
             raise InvalidParams("pooling must be a Pooling")
+        if any(isinstance(word, str) for word in self.params.bad_words):
+            raise InvalidParams(
+                "bad_words must be token ids here: headrace.text.bad_words makes them of text"
+            )
         if self.pooling is not None and (self.params.samples or self.params.n != 1):
             raise InvalidParams("an embedding needs max_tokens 0 and n 1: nothing is sampled")
         if self.pooling is not None and self.params.prompt_logprobs is not None:

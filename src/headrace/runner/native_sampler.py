@@ -60,9 +60,9 @@ class NativeSampler:
         for state, assumed in rows:
             rules.append(state.rules or self._rules(state))
             positions.append(state.num_output + len(assumed))
-            if state.seen is not None:
+            if state.follows_output:
                 seen += [None] * (len(rules) - 1 - len(seen))
-                seen.append(state.seen.entries(assumed))
+                seen.append(state.subtracted(assumed))
             wanted = wanted or state.params.logprobs is not None
         if seen:
             seen += [None] * (len(rules) - len(seen))
@@ -115,7 +115,7 @@ class NativeSampler:
             min_tokens=state.min_tokens,
             stop_ids=state.stop_ids.tolist(),
             allowed=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
-            banned=list(params.banned_token_ids or ()),
+            banned=list(state.banned),
             bias_ids=list(bias),
             biases=list(bias.values()),
         )

@@ -15,7 +15,7 @@ NAN_LOGITS = "the model computed logits that are not numbers (NaN) for this sequ
 INFINITE_LOGITS = "the model computed infinite logits for this sequence"
 NO_LOGITS = "the model gave no token of the vocabulary a finite logit"
 NOTHING_LEFT = UNFULFILLABLE + (
-    "grammar, allowed and banned tokens, stop tokens and logit_bias leave no token to choose from"
+    "grammar, allowed and banned tokens, bad words, stop tokens and logit_bias leave no token to choose from"
 )
 
 

@@ -1,7 +1,7 @@
 """The sampler: rows of logits in, one token a row out.
 
 Order of operations, as in vLLM: log-probabilities from the untouched logits; the mask of a grammar; allowed and
-banned tokens; min_tokens; logit_bias; repetition, then frequency and presence penalties; temperature; min_p;
+banned tokens; bad words; min_tokens; logit_bias; repetition, then frequency and presence penalties; temperature; min_p;
 top_k; top_p; a draw by the inverse of the distribution function with the one uniform number of (seed, output
 position). A row's token depends on that row and its sequence alone, bitwise, whatever else is in the batch.
 """

@@ -1,5 +1,5 @@
-"""Changes to logits before a draw, in this order: a grammar's mask, allowed and banned tokens, min_tokens, logit_bias
-and penalties."""
+"""Changes to logits before a draw, in this order: a grammar's mask, allowed and banned tokens, bad words, min_tokens,
+logit_bias and penalties."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.runner.bad_words import BadWords
 from headrace.runner.sampling_state import SampleRow, SequenceState
 
 Ids = NDArray[np.int64]
@@ -34,14 +35,17 @@ class Edits:
         biased: list[Ids] = []
         biases: list[float] = []
         self._min_tokens: list[tuple[int, int, Ids]] = []  # row, min_tokens, flat indices of its stop ids
+        self._watched: list[tuple[int, BadWords]] = []  # row, its bad words of several tokens
         self._penalised: list[tuple[int, float]] = []  # row, repetition penalty
         for row, state in enumerate(states):
             params, base = state.params, row * vocab_size
             if params.allowed_token_ids is not None:
                 allowed_rows.append(row)
                 allowed.append(base + np.array(params.allowed_token_ids, dtype=np.int64))
-            if params.banned_token_ids:
-                banned.append(base + np.array(params.banned_token_ids, dtype=np.int64))
+            if state.banned:
+                banned.append(base + np.array(state.banned, dtype=np.int64))
+            if state.bad_words is not None:
+                self._watched.append((row, state.bad_words))
             if params.logit_bias:
                 biased.append(base + np.array(list(params.logit_bias), dtype=np.int64))
                 biases.extend(params.logit_bias.values())
@@ -60,7 +64,8 @@ class Edits:
     def empty(self) -> bool:
         """True when no row is ever edited."""
         fixed = self._allowed is None and self._banned is None and self._biased is None
-        return fixed and not self._min_tokens and not self._penalised and not self._matched
+        follow = self._min_tokens or self._penalised or self._watched or self._matched
+        return fixed and not follow
 
     def apply(self, work: Tensor, rows: Sequence[SampleRow], masks: Bits | None = None) -> None:
         """Edit the logits work [W, V] float32 of `rows` in place; masks [M, words] are of rows with grammars."""
@@ -80,6 +85,10 @@ class Edits:
             flat.index_copy_(0, self._allowed, kept)
         if self._banned is not None:
             flat.index_fill_(0, self._banned, -math.inf)
+        for row, words in self._watched:
+            completing = words.banned(rows[row].assumed)
+            if completing:
+                work[row, torch.tensor(completing, dtype=torch.int64, device=self._device)] = -math.inf
         waiting = self._index([ids for row, least, ids in self._min_tokens if rows[row].position < least])
         if waiting is not None:
             flat.index_fill_(0, waiting, -math.inf)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
+from headrace.runner.bad_words import BadWords
 from headrace.runner.sampling_width import first_width
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class SequenceState:
     """
 
     __slots__ = (
-        "draw", "matcher", "min_tokens", "num_output", "params", "rules", "seed", "seen", "stop_ids", "width",
+        "bad_words", "banned", "draw", "follows_output", "matcher", "min_tokens", "num_output", "params", "rules",
+        "seed", "seen", "stop_ids", "width",
     )  # fmt: skip
 
     def __init__(self, new: NewSequence, vocab_size: int, matcher: Matcher | None = None) -> None:
@@ -129,22 +131,42 @@ class SequenceState:
         if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
             self.seen = SeenTokens(params, new.tokens[: new.num_prompt], vocab_size)
             self.seen.add(new.tokens[new.num_prompt :])
+        words = [word for word in params.bad_words if not isinstance(word, str)]
+        self.banned = (*(params.banned_token_ids or ()), *(word[0] for word in words if len(word) == 1))
+        """Tokens that never come."""
+        longer = [word for word in words if len(word) > 1]
+        self.bad_words = BadWords(longer, new.tokens[new.num_prompt :]) if longer else None
+        self.follows_output = self.seen is not None or self.bad_words is not None
+        """Some logits change with the output so far."""
         self.draw = self._choose_draw(vocab_size)
         self.width = first_width(params.top_k, vocab_size) if self.draw is Draw.RANKED else 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Record tokens that the sequence has emitted, and that its matcher has taken in already."""
         self.num_output += len(tokens)
-        if self.seen is not None:
-            self.seen.add(tokens)
+        if self.follows_output:
+            if self.seen is not None:
+                self.seen.add(tokens)
+            if self.bad_words is not None:
+                self.bad_words.add(tokens)
+
+    def subtracted(self, assumed: Sequence[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        """Token ids [E] and the amounts [E] to subtract from their logits, as if `assumed` had been put out too: the
+        penalties, then infinity for what would complete a bad word. None for nothing."""
+        entries = None if self.seen is None else self.seen.entries(assumed)
+        banned = () if self.bad_words is None else self.bad_words.banned(assumed)
+        if not banned:
+            return entries
+        ids, amounts = np.array(banned, dtype=np.int64), np.full(len(banned), np.inf, dtype=np.float32)
+        if entries is None:
+            return ids, amounts
+        return np.concatenate((entries[0], ids)), np.concatenate((entries[1], amounts))
 
     def _choose_draw(self, vocab_size: int) -> Draw:
         params = self.params
         if params.greedy:
-            masked = (
-                self.matcher is not None or params.allowed_token_ids is not None or params.banned_token_ids
-            )
-            edited = masked or params.logit_bias or self.min_tokens or self.seen is not None
+            masked = self.matcher is not None or params.allowed_token_ids is not None or self.banned
+            edited = masked or params.logit_bias or self.min_tokens or self.follows_output
             return Draw.EDITED if edited else Draw.GREEDY
         if 0 < params.top_k < vocab_size:
             return Draw.RANKED

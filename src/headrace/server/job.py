@@ -20,6 +20,7 @@ from headrace.server.service import Service
 from headrace.serving.completion import Delta, entries
 from headrace.serving.generation import Generation
 from headrace.serving.outputs import RequestMetrics
+from headrace.text.bad_words import with_bad_word_ids
 
 MAX_TAKEN_ENTRIES = 4096
 """Tokens and log-probabilities after which what is left is taken in the next turn of the event loop. More than arrives
@@ -75,6 +76,7 @@ class Job:
         `visible` are special tokens that the text shows. `echo`: the answer holds the prompts, too. Raises
         InvalidParams for an answer that could be too large, see `answer_size`, and for parameters that are.
         """
+        params = with_bad_word_ids(params, service.tokenizer)
         check_parameters(params, len(prompts))
         lengths = [len(prompt.ids) for prompt in prompts]
         context = service.facts.max_model_len

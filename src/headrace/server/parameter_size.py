@@ -12,16 +12,18 @@ from headrace.errors import InvalidParams
 MAX_BYTES = 2**23
 
 _ID_BYTES = 8
+_WORD_IDS = 24  # what a bad word takes beside its ids, in ids
 
 
 def check_parameters(params: SamplingParams, prompts: int) -> None:
     """Raises InvalidParams where the parameters of so many prompts take more than about MAX_BYTES together."""
     lists = (params.logit_bias, params.allowed_token_ids, params.banned_token_ids, params.stop_token_ids)
     ids = sum(len(each) for each in lists if each is not None)
+    ids += sum(_WORD_IDS + len(word) for word in params.bad_words)
     chars = sum(map(len, params.stop)) + (0 if params.grammar is None else len(params.grammar.source))
     size = prompts * (params.n * _ID_BYTES * ids + chars)
     if size > MAX_BYTES:
         raise InvalidParams(
-            f"lists of token ids, stop strings and grammars of all completions come to {size} bytes, but one request "
-            f"may have {MAX_BYTES}: shorten them, or send fewer prompts at once"
+            f"lists of token ids, bad words, stop strings and grammars of all completions come to {size} bytes, but "
+            f"one request may have {MAX_BYTES}: shorten them, or send fewer prompts at once"
         )

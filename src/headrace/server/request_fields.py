@@ -50,10 +50,7 @@ _NOT_STORED = NoEffect("nothing is stored")
 _OWN_TEMPLATE = Refused("the model's own chat template is used")
 _NO_MODERATION = Refused("there is no moderation model")
 
-_NOT_IMPLEMENTED = Refused("it is not implemented")
-
 _SAMPLING: dict[str, Other] = {
-    "bad_words": _NOT_IMPLEMENTED,
     "early_stopping": _NO_BEAMS,
     "ec_transfer_params": Refused("there is no transfer of encoder caches between servers"),
     "guided_decoding_backend": NoEffect("there is one backend"),

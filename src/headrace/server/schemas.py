@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from headrace.core.params import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_SEED,
@@ -94,6 +96,7 @@ Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
 TruncatedLength = Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)]
 Side = Literal["left", "right"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -146,6 +149,7 @@ class SamplingFields(Strict):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
     stop_token_ids: TokenList | None = None
     allowed_token_ids: TokenList | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -195,7 +199,7 @@ class SamplingFields(Strict):
 
 _SAMPLING_NAMES = (
     "n", "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "top_k",
-    "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "allowed_token_ids", "ignore_eos",
+    "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "ignore_eos",
     "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
 

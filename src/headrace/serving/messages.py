@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from headrace.core.grammar import MAX_GRAMMAR_CHARS
 from headrace.core.params import (
+    MAX_BAD_SEQUENCES,
     MAX_LOGPROBS,
     MAX_N,
     MAX_STOP_STRING_CHARS,
@@ -72,6 +73,7 @@ class Params(Plain, frozen=True):
     logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_TOKEN_LIST)] | None
     allowed_token_ids: TokenList | None
     banned_token_ids: TokenList | None
+    bad_words: Annotated[tuple[TokenList, ...], Meta(max_length=MAX_BAD_SEQUENCES)]
     seed: int | None
     max_tokens: int | None
     min_tokens: int
