@@ -19,6 +19,8 @@ from headrace.text.tools import MAX_DESCRIPTION_CHARS, MAX_WEIGHT
 
 Fields = dict[str, Any]
 
+MESSAGES_API = ("/v1/messages", "/v1/messages/count_tokens")
+
 
 def deep(levels: int) -> Any:
     """An object of so many levels."""
@@ -30,6 +32,20 @@ def deep(levels: int) -> Any:
 
 def tool(name: str = "f", **fields: Any) -> Fields:
     return {"type": "function", "function": {"name": name, **fields}}
+
+
+def own_tool(name: str = "f", **fields: Any) -> Fields:
+    """As Anthropic's API has it."""
+    return {"name": name, "input_schema": {"type": "object"}} | fields
+
+
+def output_format(schema: Any) -> Fields:
+    return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+
+
+def marked(times: int) -> Fields:
+    block = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    return {"system": [block] * times}
 
 
 def allowed_tools(count: int) -> Fields:
@@ -80,10 +96,29 @@ WITHIN: dict[str, list[Fields]] = {
     "tool_choice": [allowed_tools(MAX_TOOLS)],
     "chat_template_kwargs": [{"chat_template_kwargs": {"x": deep(messages.MAX_NESTING - 1)}} | said("a")],
     "/v1/responses input": [{"input": [TURN] * MAX_MESSAGES}],
+    **{
+        f"{path} {name}": tried
+        for path in MESSAGES_API
+        for name, tried in {
+            "tools": [
+                {"tools": [own_tool(f"f{number}") for number in range(MAX_TOOLS)]},
+                {"tools": [own_tool("f" * MAX_NAME_CHARS)]},
+                {"tools": [own_tool(description="d" * MAX_DESCRIPTION_CHARS)]},
+                {"tools": [own_tool(input_schema=deep(messages.MAX_NESTING - 4))]},
+            ],
+            "tool_choice": [{"tools": [own_tool()], "tool_choice": {"type": "tool", "name": "f"}}],
+            "output_config.format": [output_format(deep(MAX_NESTING))],
+            "system": [marked(4)],
+            "cache_control": [{"cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        }.items()
+    },
     **{name: [{name: None}] for name in ("background", "conversation")},
 }  # fmt: skip
 """By field, or route and field. Each is taken, or refused for another reason: no engine of these tests follows
 grammars, and the context is short."""
+
+_CALLED = {"type": "tool", "name": "g"}
+_TOO_MANY = [own_tool(f"f{number}") for number in range(MAX_TOOLS + 1)]
 
 STORED = ("background", "conversation")
 
@@ -141,5 +176,26 @@ BEYOND: dict[str, list[tuple[Fields, str]]] = {
     "instructions": [({"instructions": HUGE}, TOO_LONG)],
     "prompt": [({"prompt": HUGE}, f"prompt is not supported|{TOO_LONG}")],
     **{name: [({name: value}, name) for value in ("x", 1, {"id": "x"})] for name in STORED},
+    **{
+        f"{path} {name}": tried
+        for path in MESSAGES_API
+        for name, tried in {
+            "tools": [
+                ({"tools": _TOO_MANY}, "tools holds"),
+                ({"tools": [own_tool("f" * (MAX_NAME_CHARS + 1))]}, r"tools\[0\]"),
+                ({"tools": [own_tool(description="d" * (MAX_DESCRIPTION_CHARS + 1))]}, r"tools\[0\]"),
+                ({"tools": [own_tool(input_schema=deep(messages.MAX_NESTING + 2))]}, r"tools\[0\]"),
+                ({"tools": [own_tool(input_schema={"a": "a" * MAX_WEIGHT})]}, "too large"),
+                ({"tools": [own_tool(), own_tool()]}, r"tools\[1\] has the name of an earlier tool"),
+            ],
+            "tool_choice": [({"tools": [own_tool()], "tool_choice": _CALLED}, "tool_choice")],
+            "output_config.format": [
+                (output_format(deep(MAX_NESTING + 1)), r"output_config\.format"),
+                (output_format({"maximum": math.nan}), r"output_config\.format"),
+            ],
+            "system": [(marked(5), "at most 4"), ({"system": HUGE}, TOO_LONG), ({"system": 7}, "system")],
+            "cache_control": [({"cache_control": value}, "cache_control") for value in ("x", {"type": "x"})],
+        }.items()
+    },
 }  # fmt: skip
 """By field: bodies, and what an answer with 400 says of each."""

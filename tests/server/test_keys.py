@@ -110,7 +110,9 @@ def unprotected(app: FastAPI) -> set[str]:
         {"Authorization": f"Basic {secret('ann')}"},
         {"Authorization": secret("ann")},
         {"Authorization": "Bearer"},
-        {"X-Api-Key": secret("ann")},
+        {"X-Api-Key": "sk-wrong"},
+        {"X-Api-Key": f"Bearer {secret('ann')}"},
+        {"X-Api-Key": secret("ann"), "Authorization": "Bearer sk-wrong"},
     )
     found = {path for headers in wrong for path in answering(app, headers)}
     return {

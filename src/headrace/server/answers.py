@@ -163,6 +163,43 @@ class ResponseDeleted(BaseModel):
     deleted: bool
 
 
+class MessagesErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class MessagesErrorAnswer(BaseModel):
+    """Errors of the Messages API."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str | None
+
+
+class MessagesUsage(BaseModel):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageAnswer(BaseModel):
+    """Anthropic's message; `content` holds blocks of text, thinking and tool_use."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class CountTokensAnswer(BaseModel):
+    input_tokens: int
+
+
 class EmbeddingEntry(BaseModel):
     """`embedding` is a list of numbers, or base64 of little-endian float32."""
 

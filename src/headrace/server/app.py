@@ -33,6 +33,7 @@ from headrace.server.head import HeadAsGet
 from headrace.server.hosts import ANY, HostCheck
 from headrace.server.key_check import KeyCheck
 from headrace.server.latencies import Arrival
+from headrace.server.messages_api import route as messages_api
 from headrace.server.origins import OriginCheck
 from headrace.server.pace import Pace
 from headrace.server.response_store import DEFAULT_BYTES, ResponseStore
@@ -106,6 +107,7 @@ def create_app(
         chat,
         responses,
         stored_responses,
+        messages_api,
         embeddings,
         tokens,
         models,

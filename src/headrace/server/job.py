@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NO_USER, UNFULFILLABLE, FinishReason, NewRequest
@@ -14,7 +15,6 @@ from headrace.server.answer_size import HeldAnswer, bounded
 from headrace.server.latencies import StreamTimes
 from headrace.server.parameter_size import check_parameters
 from headrace.server.prompts import Encoded
-from headrace.server.schemas import SamplingFields
 from headrace.server.seeing.record import current
 from headrace.server.service import Service
 from headrace.serving.completion import Delta, entries
@@ -28,6 +28,25 @@ in a turn, see `process_client.MAX_TURN_BYTES`: who takes all the time never lag
 
 STARTED_A_TURN = 64
 """Completions that are handed to the engine in a turn of the event loop."""
+
+
+class Submission(Protocol):
+    """What a request says of its work, beside the prompt and how to sample."""
+
+    @property
+    def stream(self) -> bool | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def user(self) -> str | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def queue_timeout(self) -> float | None: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def explain(self) -> bool | None: ...
 
 
 class Job:
@@ -67,7 +86,7 @@ class Job:
         kind: str,
         prompts: Sequence[Encoded],
         params: SamplingParams,
-        body: SamplingFields,
+        body: Submission,
         visible: frozenset[int] = frozenset(),
         echo: bool = False,
     ) -> Job:
@@ -150,6 +169,11 @@ class Job:
     def metrics(self) -> list[RequestMetrics]:
         """Times and counts of each prompt, once all is taken."""
         return [generation.metrics for generation in self._generations if generation.metrics is not None]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache, known from the first token on."""
+        return sum(generation.num_cached_tokens for generation in self._generations)
 
     def cancel(self) -> None:
         """Free what is still held at the engine. Nothing is taken any more."""

@@ -38,11 +38,13 @@ class KeyCheck:
             await send({"type": "websocket.close", "code": 1008})
             return
         traffic = self._traffic
-        caller = traffic.caller(_authorization(scope))
+        caller = traffic.caller(_only(scope, b"authorization"), _only(scope, b"x-api-key"))
         if caller is None:
             traffic.usage.unauthorized += 1
             body = error_body(
-                "a valid API key is needed, as the header 'Authorization: Bearer KEY'", 401, "invalid_api_key"
+                "a valid API key is needed, as the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                401,
+                "invalid_api_key",
             )
             await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
             return
@@ -71,7 +73,7 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDERS)
 
 
-def _authorization(scope: Scope) -> bytes | None:
-    """The one Authorization header; two of them are none."""
-    found = [value for name, value in scope["headers"] if name == b"authorization"]
+def _only(scope: Scope, header: bytes) -> bytes | None:
+    """The one header of that name; two of them are none."""
+    found = [value for name, value in scope["headers"] if name == header]
     return found[0] if len(found) == 1 else None

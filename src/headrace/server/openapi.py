@@ -19,6 +19,13 @@ PROMETHEUS = "text/plain"
 OPENMETRICS = "application/openmetrics-text"
 HTML = "text/html"
 
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+"""Before OpenAPI 3.2 a schema describes each event of a stream; `event` is there where a dialect names its events."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -28,6 +35,7 @@ class Answer:
     model: type[BaseModel] | None = None
     media: tuple[str, ...] = ()
     unavailable: type[BaseModel] | None = None
+    error: type[BaseModel] = answers.ErrorAnswer
 
 
 ANSWERS: dict[tuple[str, str], Answer] = {
@@ -36,6 +44,10 @@ ANSWERS: dict[tuple[str, str], Answer] = {
     ("post", "/v1/responses"): Answer(answers.ResponsesAnswer, (EVENTS,)),
     ("get", "/v1/responses/{response_id}"): Answer(answers.ResponsesAnswer),
     ("delete", "/v1/responses/{response_id}"): Answer(answers.ResponseDeleted),
+    ("post", "/v1/messages"): Answer(answers.MessageAnswer, (EVENTS,), error=answers.MessagesErrorAnswer),
+    ("post", "/v1/messages/count_tokens"): Answer(
+        answers.CountTokensAnswer, error=answers.MessagesErrorAnswer
+    ),
     ("post", "/v1/embeddings"): Answer(answers.EmbeddingAnswer),
     ("post", "/tokenize"): Answer(answers.TokenizeAnswer),
     ("post", "/detokenize"): Answer(answers.DetokenizeAnswer),
@@ -110,7 +122,7 @@ def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str
 
 
 def _answer_schemas() -> dict[str, Any]:
-    models: set[type[BaseModel]] = {answers.ErrorAnswer}
+    models: set[type[BaseModel]] = {answer.error for answer in ANSWERS.values()}
     for answer in ANSWERS.values():
         models |= {model for model in (answer.model, answer.unavailable) if model is not None}
     ordered = sorted(models, key=lambda model: model.__name__)
@@ -124,15 +136,15 @@ def _answer_schemas() -> dict[str, Any]:
 def _responses(described: Answer, operation: Mapping[str, Any]) -> dict[str, Any]:
     has_body = "requestBody" in operation
     has_fields = has_body or "parameters" in operation
-    content: dict[str, Any] = {media: {"schema": {"type": "string"}} for media in described.media}
+    content: dict[str, Any] = {
+        media: {"schema": _EVENT if media == EVENTS else {"type": "string"}} for media in described.media
+    }
     if described.model is not None:
         content = {"application/json": _reference(described.model), **content}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status, what in _ERRORS.items():
         if has_body or status not in _ONLY_WITH_BODY or (status == "400" and has_fields):
-            model = (
-                described.unavailable if status == "503" and described.unavailable else answers.ErrorAnswer
-            )
+            model = described.unavailable if status == "503" and described.unavailable else described.error
             responses[status] = {"description": what, "content": {"application/json": _reference(model)}}
     return responses
 

@@ -67,7 +67,7 @@ def _token_ids(value: object) -> list[int]:
     return value
 
 
-def _checked_stop(value: object) -> tuple[str, ...]:
+def checked_stop(value: object) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(stops, list) or len(stops) > MAX_STOP_STRINGS:
         raise ValueError(f"must be a string or a list of at most {MAX_STOP_STRINGS} strings")
@@ -133,7 +133,7 @@ class SamplingFields(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     stop: Annotated[
-        tuple[str, ...], PlainValidator(_checked_stop, json_schema_input_type=_Stop | _Stops | None)
+        tuple[str, ...], PlainValidator(checked_stop, json_schema_input_type=_Stop | _Stops | None)
     ] = ()
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None

@@ -49,10 +49,14 @@ class Traffic:
         self.keys.replace(self.rules.keys.load())
         self.limiter.keep(frozenset(caller.name for caller in self.keys.callers))
 
-    def caller(self, authorization: bytes | None) -> Caller | None:
-        """Whose key an Authorization header carries; None for nobody's. Without keys everybody is ANYONE."""
+    def caller(self, authorization: bytes | None, api_key: bytes | None = None) -> Caller | None:
+        """Whose key an Authorization header carries, or an x-api-key header; None for nobody's, and where the two are
+        of different callers. Without keys everybody is ANYONE."""
         if not len(self.keys):
             return ANYONE
+        if api_key is not None:
+            found = self.keys.find(api_key.strip())
+            return found if authorization is None or found == self.caller(authorization) else None
         scheme, _, token = (authorization or b"").partition(b" ")
         found = self.keys.find(token.strip())
         return found if scheme.lower() == b"bearer" else None

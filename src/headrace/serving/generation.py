@@ -64,6 +64,11 @@ class Generation:
         return deltas
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens taken from the prefix cache, known from the first token on."""
+        return self._stream.num_cached_tokens
+
+    @property
     def waiting(self) -> bool:
         """See Source."""
         return self._stream.waiting

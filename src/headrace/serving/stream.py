@@ -102,6 +102,11 @@ class OutputStream:
         """The engine has reported the end of every completion."""
         return self._unfinished == 0
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens taken from the prefix cache, as far as the engine has said."""
+        return self._stats[0].num_cached if 0 in self._stats else 0
+
     def settle(self) -> None:
         """Report what was used, as far as it is known: the engine will say nothing more. Does nothing the second
         time."""
@@ -138,7 +143,7 @@ class OutputStream:
             outputs.append(known.num_output if known is not None and left else taken)
         return Used(
             prompt_tokens=max((one.num_computed for one in stats.values()), default=0),
-            cached_tokens=stats[0].num_cached if 0 in stats else 0,
+            cached_tokens=self.num_cached_tokens,
             outputs=tuple(outputs),
             delivered_tokens=sum(taken for taken, _ in reads),
         )
