@@ -59,7 +59,7 @@ def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) ->
         held = [(g, b) for g, b in enumerate(node.blocks) if b is not None]
         if not held or any(cache._node_of_block[g].get(b) is not node for g, b in held):
             raise Broken(f"cache index: a node without its blocks {held}")
-    children = {key for siblings in cache._children.values() for key in siblings}
+    children = {node.key for siblings in cache._children.values() for node in siblings}
     first = sum(sum(salts.values()) for salts in cache._first_blocks.values())
     if children != set(cache._nodes) or first != sum(node.first for node in cache._nodes.values()):
         raise Broken("cache index: the tree does not list the nodes")

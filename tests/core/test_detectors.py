@@ -97,7 +97,7 @@ def lengthen_hits(patch: Patch) -> None:
         hit = original(self, keys, tokens, salt)
         length = hit.num_tokens // self.block_size
         parent = keys.keys[length - 1] if length else keys.root
-        for node in self._children.get(parent, {}).values():
+        for node in self._children.get(parent, []):
             if None not in node.blocks and (length + 1) * self.block_size < len(tokens):
                 blocks = tuple(
                     {**held, length: block} for held, block in zip(hit.blocks, node.blocks, strict=True)

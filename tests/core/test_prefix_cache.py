@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 
 from headrace.core import prefix_cache
-from headrace.core.prefix_cache import BlockKeys, Hit, MissReason, PrefixCache, root_key
-from headrace.core.types import KVGroupSpec
+from headrace.core.prefix_cache import BlockKeys, MissReason, PrefixCache, root_key
+from headrace.core.types import CacheMiss, KVGroupSpec
 from tests.core.build import full, sinks, window
 from tests.core.oracle import visible
 
@@ -27,8 +29,17 @@ def remember(
         cache.insert(index, keys, tokens, salt, row)
 
 
-def find(cache: PrefixCache, tokens: Sequence[int], salt: str = "") -> Hit:
-    return cache.lookup(BlockKeys(salt, cache.block_size), tokens, salt)
+@dataclass(frozen=True)
+class Found:
+    num_tokens: int
+    blocks: tuple[dict[int, int], ...]
+    miss: CacheMiss
+
+
+def find(cache: PrefixCache, tokens: Sequence[int], salt: str = "") -> Found:
+    keys = BlockKeys(salt, cache.block_size)
+    hit = cache.lookup(keys, tokens, salt)
+    return Found(hit.num_tokens, hit.blocks, cache.explain(hit, keys, tokens, salt))
 
 
 def one_group() -> PrefixCache:
@@ -37,7 +48,7 @@ def one_group() -> PrefixCache:
     return cache
 
 
-def reason(hit: Hit) -> tuple[str, int]:
+def reason(hit: Found) -> tuple[str, int]:
     return hit.miss.reason, hit.miss.token
 
 
@@ -248,8 +259,12 @@ def test_hits_equal_their_definition(seed: int) -> None:
         assert all(index == block for index, block in blocks.items())
 
 
-def test_a_lookup_takes_time_in_proportion_to_the_prompt() -> None:
-    """Also where a window group has lost everything, so that every length is tried in vain."""
+@pytest.mark.parametrize(("tokens_seen", "every"), [(8, 1), (400, 1), (400, 99), (400, 100), (1600, 3)])
+@pytest.mark.parametrize("group", [window, partial(sinks, 9)])
+def test_a_lookup_takes_time_in_proportion_to_the_prompt(
+    group: Callable[[int], KVGroupSpec], tokens_seen: int, every: int
+) -> None:
+    """Also where a window group has holes, so that every length is tried in vain: one at the end of each window."""
 
     class Counting(list[int | None]):
         touched = 0
@@ -259,13 +274,47 @@ def test_a_lookup_takes_time_in_proportion_to_the_prompt() -> None:
             return super().__getitem__(index)
 
     blocks = 400
-    cache = PrefixCache([full(), window(8)])
+    cache = PrefixCache([full(), group(tokens_seen)])
     tokens = tuple(at % 7 for at in range(4 * blocks + 1))
-    remember(cache, tokens, range(blocks), [None] * blocks)
+    remember(cache, tokens, range(blocks), [None if at % every == every - 1 else at for at in range(blocks)])
     for node in cache._nodes.values():
         node.blocks = Counting(node.blocks)
-    assert find(cache, tokens).num_tokens == 0
-    assert Counting.touched < 10 * blocks
+    find(cache, tokens)
+    assert Counting.touched < 6 * blocks
+
+
+def test_a_miss_is_explained_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only where it is asked for: 5,000 prompts begin with the same block and go apart behind it."""
+    compared: list[int] = []
+    original = prefix_cache._common
+    monkeypatch.setattr(prefix_cache, "_common", lambda *args: compared.append(1) or original(*args))
+    cache = PrefixCache([full()])
+    for at in range(5_000):
+        remember(cache, (*TEN[:4], *divmod(at, 71), 3, 3), [5, at])
+    keys, tokens = BlockKeys("", 4), (*TEN[:4], 30, 30, 4, 4, 9)
+    hit = cache.lookup(keys, tokens, "")
+    assert hit.num_tokens == 4 and compared == []
+    assert cache.explain(hit, keys, tokens, "").token == 6
+    assert len(compared) <= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_divergence_equals_a_search_among_all(seed: int) -> None:
+    rng = Random(seed)
+    cache = PrefixCache([full(400)])
+    known = {tuple(rng.randrange(3) for _ in range(4)) for _ in range(rng.choice((1, 5, 40)))}
+    for at, tokens in enumerate(sorted(known, key=lambda tokens: rng.random())):
+        remember(cache, tokens, [at])
+    for block in rng.sample(range(len(known)), len(known) // 3):
+        known.discard(cache._node_of_block[0][block].tokens)
+        cache.evict(0, block)
+    cache._evicted.clear()
+    for _ in range(30):
+        tokens = tuple(rng.randrange(3) for _ in range(5))
+        common = max((next((i for i in range(4) if one[i] != tokens[i]), 4) for one in known), default=-1)
+        expected = (MissReason.DIVERGED.value, common) if common > 0 else (MissReason.COLD.value, 0)
+        if common < 4:
+            assert reason(find(cache, tokens)) == expected
 
 
 def test_statistics_count_what_was_put_to_use() -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order, Victim
+from headrace.core.prefix_cache import Hit
+from headrace.core.request import Request
+from headrace.core.scheduler import Scheduler
 from headrace.core.types import FinishReason
 from tests.core.build import driver, full, granted, new, sinks, window, work
+from tests.core.random_runs import MOVES, random_run
 
 
 def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
@@ -294,3 +299,80 @@ def test_a_request_is_described_anew_only_when_it_starts_or_starts_again() -> No
             described[name] += part.new is not None
     assert described == {"a": 1, "b": 1 + engine.events["preemptions"]}
     assert engine.events["preemptions"] > 0
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of those who were looked up in the prefix cache, in order."""
+    names: list[str] = []
+    original = KVManager.lookup
+
+    def lookup(self: KVManager, request: Request) -> Hit | None:
+        names.append(request.name)
+        return original(self, request)
+
+    monkeypatch.setattr(KVManager, "lookup", lookup)
+    return names
+
+
+def test_the_head_of_the_queue_is_looked_up_once_while_it_waits_for_blocks(lookups: list[str]) -> None:
+    engine = driver(full(16))
+    engine.add(new("a", 30, max_tokens=28, ignore_eos=True))
+    engine.add(new("b", 30, max_tokens=4))
+    for _ in range(20):
+        assert list(granted(engine, engine.step())) == ["a"]
+    assert lookups.count("b") == 1
+    engine.drain()
+    assert lookups.count("b") == 2 and lookups.count("a") == 1
+
+
+def test_the_head_of_the_queue_is_looked_up_once_while_it_waits_for_the_budget(lookups: list[str]) -> None:
+    engine = driver(max_num_batched_tokens=16, chunked_prefill=False)
+    engine.add(new("a", 10, max_tokens=20, ignore_eos=True))
+    engine.add(new("b", 16, max_tokens=4))
+    for _ in range(15):
+        assert list(granted(engine, engine.step())) == ["a"]
+    assert lookups.count("b") <= 2  # the first step leaves less of the budget than the others
+    engine.drain()
+
+
+def test_who_waits_for_blocks_joins_when_more_of_its_prompt_is_known(lookups: list[str]) -> None:
+    """Nobody has given a block back: the second joins, as it shares all but one of those that it needs."""
+    engine = driver(full(10), max_num_batched_tokens=12)
+    engine.add(new("a", range(28), max_tokens=8, ignore_eos=True))
+    engine.add(new("b", [*range(27), 40], max_tokens=2))
+    seen = [set(granted(engine, engine.step())) for _ in range(4)]
+    assert seen[:3] == [{"a"}, {"a"}, {"a", "b"}]
+    engine.drain()
+
+
+def test_who_waits_for_blocks_joins_when_some_are_given_back(lookups: list[str]) -> None:
+    engine = driver(full(16))
+    for name in "ab":
+        engine.add(new(name, 20, max_tokens=20, ignore_eos=True))
+    engine.add(new("c", 30, max_tokens=4))
+    for _ in range(4):
+        assert set(granted(engine, engine.step())) == {"a", "b"}
+    engine.abort("a")
+    assert set(granted(engine, engine.step())) == {"b", "c"}
+    assert lookups.count("c") == 2
+    engine.drain()
+
+
+def test_who_is_not_looked_up_again_could_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped = []
+    original = Scheduler._refused_again
+
+    def refused_again(self: Scheduler, request: Request, budget: int) -> bool:
+        if not original(self, request, budget):
+            return False
+        skipped.append(request.name)
+        refusal = self._refusal
+        assert self._try_admit(request, budget, []) == 0, f"{request.name} could join"
+        self._refusal = refusal
+        return True
+
+    monkeypatch.setattr(Scheduler, "_refused_again", refused_again)
+    for seed in range(60):
+        random_run(seed, MOVES)
+    assert len(skipped) > 100

@@ -97,6 +97,12 @@ class KVManager:
         request.num_computed, request.num_stored = start, request.num_prompt
         return source
 
+    def more_to_share(self, request: Request, hit: Hit | None, source: Request | None) -> bool:
+        """Whether `fork` and `lookup`, which found these, may find more by now. O(1)."""
+        if source is None and request.prompt_key in self._prompts and not request.num_output:
+            return not _needs_every_token(request)
+        return hit is not None and self.cache is not None and self.cache.knows_more(hit, request.keys)
+
     def _take(self, request: Request, group: int, blocks: list[int], dropped: int) -> None:
         """Let a request without blocks start from these, which hold or are about to hold what it needs."""
         pool, table = self.pools[group], request.tables[group]

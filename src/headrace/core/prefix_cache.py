@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from array import array
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,11 +70,12 @@ class _Node:
 @dataclass(frozen=True, slots=True)
 class Hit:
     """`num_tokens` leading tokens whose KV exists. `blocks[g]` maps logical block index to block id for group g;
-    groups with a window list only the blocks that are still in reach of the next token."""
+    groups with a window list only the blocks that are still in reach of the next token. `num_known` leading blocks are
+    known in some group."""
 
     num_tokens: int
     blocks: tuple[dict[int, int], ...]
-    miss: CacheMiss
+    num_known: int
 
 
 @dataclass(slots=True)
@@ -97,7 +99,7 @@ class PrefixCache:
         self.block_size = groups[0].block_size
         self.stats = CacheStats()
         self._nodes: dict[bytes, _Node] = {}
-        self._children: dict[bytes, dict[bytes, _Node]] = {}
+        self._children: dict[bytes, list[_Node]] = {}  # in the order of their tokens
         self._node_of_block: tuple[dict[int, _Node], ...] = tuple({} for _ in groups)
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._first_blocks: dict[tuple[int, ...], Counter[str]] = {}  # tokens of a first block -> salts
@@ -130,7 +132,7 @@ class PrefixCache:
         if node is None:
             node = _Node(key, parent, content, [None] * len(self._groups), salt, index == 0)
             self._nodes[key] = node
-            self._children.setdefault(parent, {})[key] = node
+            insort(self._children.setdefault(parent, []), node, key=_tokens)
             self._evicted.pop(key, None)
             if node.first:
                 self._first_blocks.setdefault(content, Counter())[salt] += 1
@@ -176,8 +178,11 @@ class PrefixCache:
             nodes.append(node)
             parent = key
         length, blocks = self._longest(nodes)
-        miss = self._explain(keys, tokens, salt, length, usable)
-        return Hit(length * size, blocks, miss)
+        return Hit(length * size, blocks, len(nodes))
+
+    def knows_more(self, hit: Hit, keys: BlockKeys) -> bool:
+        """Whether the block behind those that a lookup found has become known since. O(1)."""
+        return hit.num_known < len(keys.keys) and keys.keys[hit.num_known] in self._nodes
 
     def record(self, miss: CacheMiss, num_found: int, num_tokens: int) -> None:
         """Count a lookup over `num_tokens` tokens whose `num_found` tokens were put to use."""
@@ -193,32 +198,37 @@ class PrefixCache:
             if spec.window is None:  # needs every block, so its first gap is a bound for all groups
                 most = next((at for at in range(most) if nodes[at].blocks[group] is None), most)
             else:
-                windowed.append(group)
+                windowed.append((spec, _runs([node.blocks[group] is not None for node in nodes[:most]])))
         for length in range(most, 0, -1):
-            if all(self._complete(nodes, group, length) for group in windowed):
+            if all(self._complete(spec, runs, length) for spec, runs in windowed):
                 return length, tuple(self._held(nodes, group, length) for group in range(len(self._groups)))
         return 0, tuple({} for _ in self._groups)
 
-    def _wanted(self, group: int, length: int) -> list[int]:
-        """Logical blocks among the first `length` that the next token can see."""
-        spec = self._groups[group]
-        start = 0
-        if spec.window is not None:
-            start = max(0, length * self.block_size - spec.window + 1) // self.block_size
-        return [*range(min(start, spec.sink_blocks)), *range(start, length)]
+    def _start(self, spec: KVGroupSpec, length: int) -> int:
+        """The first block of the window of the token behind `length` blocks."""
+        if spec.window is None:
+            return 0
+        return max(0, length * self.block_size - spec.window + 1) // self.block_size
 
-    def _complete(self, nodes: list[_Node], group: int, length: int) -> bool:
-        return all(nodes[index].blocks[group] is not None for index in self._wanted(group, length))
+    def _complete(self, spec: KVGroupSpec, runs: list[int], length: int) -> bool:
+        """Whether the sinks and the window of the token behind `length` blocks are there. O(1)."""
+        start = self._start(spec, length)
+        sinks = min(start, spec.sink_blocks)
+        return length - start <= runs[length] and (not sinks or runs[sinks] == sinks)
 
     def _held(self, nodes: list[_Node], group: int, length: int) -> dict[int, int]:
-        held = ((index, nodes[index].blocks[group]) for index in self._wanted(group, length))
+        """The blocks among the first `length` that the next token can see."""
+        spec = self._groups[group]
+        start = self._start(spec, length)
+        wanted = (*range(min(start, spec.sink_blocks)), *range(start, length))
+        held = ((index, nodes[index].blocks[group]) for index in wanted)
         return {index: block for index, block in held if block is not None}
 
-    def _explain(
-        self, keys: BlockKeys, tokens: Sequence[int], salt: str, length: int, usable: int
-    ) -> CacheMiss:
+    def explain(self, hit: Hit, keys: BlockKeys, tokens: Sequence[int], salt: str) -> CacheMiss:
+        """Why a lookup, for which nothing was inserted since, found no more. O(log n) in the known blocks."""
         size = self.block_size
-        start = length * size
+        start = hit.num_tokens
+        length, usable = start // size, (len(tokens) - 1) // size
         if usable == 0:
             return CacheMiss(MissReason.BELOW_ONE_BLOCK.value, start, f"a block is {size} tokens")
         if length == usable:
@@ -226,22 +236,22 @@ class PrefixCache:
         key = keys.keys[length]
         if key in self._evicted or key in self._nodes:  # known, but not in every group
             return CacheMiss(MissReason.EVICTED.value, start, f"block {length} was reused for other tokens")
-        rest = tokens[start : start + size]
-        parent = keys.keys[length - 1] if length else keys.root
-        common = max(
-            (_common(node.tokens, rest) for node in self._children.get(parent, {}).values()), default=-1
-        )
+        rest = tuple(tokens[start : start + size])
+        siblings = self._children.get(keys.keys[length - 1] if length else keys.root, [])
+        at = bisect_left(siblings, rest, key=_tokens)
+        # In the order of their tokens, those that have most in common with `rest` stand next to it.
+        common = max((_common(node.tokens, rest) for node in siblings[max(0, at - 1) : at + 1]), default=-1)
         if common > 0 or (common == 0 and length):
             at = start + common
             return CacheMiss(MissReason.DIVERGED.value, at, f"diverged at token {at}")
-        if length == 0 and any(other != salt for other in self._first_blocks.get(tuple(rest), ())):
+        if length == 0 and any(other != salt for other in self._first_blocks.get(rest, ())):
             return CacheMiss(MissReason.OTHER_SALT.value, 0, "the same tokens are cached under another salt")
         return CacheMiss(MissReason.COLD.value, start)
 
     def _remove(self, node: _Node) -> None:
         del self._nodes[node.key]
         siblings = self._children[node.parent]
-        del siblings[node.key]
+        del siblings[bisect_left(siblings, node.tokens, key=_tokens)]
         if not siblings:
             del self._children[node.parent]
         if node.first:
@@ -251,6 +261,18 @@ class PrefixCache:
                 del salts[node.salt]
             if not salts:
                 del self._first_blocks[node.tokens]
+
+
+def _tokens(node: _Node) -> tuple[int, ...]:
+    return node.tokens
+
+
+def _runs(held: Sequence[bool]) -> list[int]:
+    """Entry i says how many in a row are held up to number i - 1, the last included."""
+    runs = [0]
+    for one in held:
+        runs.append(runs[-1] + 1 if one else 0)
+    return runs
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from headrace.core.deadlines import Deadlines
 from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim, takes_place
-from headrace.core.prefix_cache import MissReason
+from headrace.core.prefix_cache import Hit, MissReason
 from headrace.core.request import Request
 from headrace.core.types import (
     BlockCopy,
@@ -43,6 +43,19 @@ class SchedulerStats:
     step_sizes: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why the head of the queue could not join, so that it is not looked up again in vain."""
+
+    request: Request
+    hit: Hit | None
+    source: Request | None
+    free: tuple[int, ...]  # blocks of each pool
+    joined: int
+    running: int
+    budget: int  # the largest with which it cannot join
+
+
 class Scheduler:
     """Holds every unfinished request; `plan` grants work, `commit` takes in what it produced.
 
@@ -67,7 +80,9 @@ class Scheduler:
         self._step_sizes = [0] * STEP_SIZES
         self._released: list[int] = []
         self._step_id = 0
-        self._memory_short = False  # whoever was to join last found too few free blocks
+        self._memory_short = False  # the last admission failed for lack of KV blocks
+        self._refusal: _Refusal | None = None
+        self._joined = 0  # sequences that were ever admitted, again ones included
         self._batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
 
     @property
@@ -224,7 +239,7 @@ class Scheduler:
             self._batch_room, wait_until = room.requests, room.wait_until
         continuous = self.config.batching is Batching.CONTINUOUS
         while budget and len(self.running) < self.config.max_num_seqs and (request := self.waiting.head()):
-            if not (continuous or self._batch_room):
+            if not (continuous or self._batch_room) or self._refused_again(request, budget):
                 break
             count = self._try_admit(request, budget, copies)
             self._memory_short = not count and self.kv.blocks_short(
@@ -241,13 +256,27 @@ class Scheduler:
             self._batch_room = max(0, self._batch_room - 1)
         return wait_until
 
+    def _refused_again(self, request: Request, budget: int) -> bool:
+        """Whether the request would be refused as before: nothing has changed that could let it join. O(groups)."""
+        last = self._refusal
+        return (
+            last is not None
+            and last.request is request
+            and bool(self.running)
+            and len(self.running) >= last.running
+            and self._joined == last.joined
+            and budget <= last.budget
+            and all(pool.num_free <= free for pool, free in zip(self.kv.pools, last.free, strict=True))
+            and not self.kv.more_to_share(request, last.hit, last.source)
+        )
+
     def _try_admit(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
         """Take blocks for a waiting request's first slice. Returns its tokens, 0 with nothing taken if it must wait."""
         source = self.kv.fork(request) if self.config.kv_cache else None
         hit = None if source is not None else self.kv.lookup(request)
         if hit is not None:
             self.kv.admit(request, hit)
-        count = self._want(request, budget)
+        count = wanted = self._want(request, budget)
         # A spare block for each running sequence, or the newcomer would be preempted at the next block border.
         spare = len(self.running)
         fits = not (self.running and self.kv.blocks_short(request, len(request.tokens), spare))
@@ -255,8 +284,14 @@ class Scheduler:
             count = min(count, self.kv.fits(request))
         if not count or not fits or not self.kv.grow(request, count, copies):
             self.kv.free(request)
+            free = tuple(pool.num_free for pool in self.kv.pools)
+            most = self.config.max_num_batched_tokens if wanted else budget
+            self._refusal = _Refusal(request, hit, source, free, self._joined, len(self.running), most)
             return 0
-        miss = None if hit is None else hit.miss
+        self._refusal = None
+        miss = None
+        if hit is not None and self.kv.cache is not None:
+            miss = self.kv.cache.explain(hit, request.keys, request.tokens, request.salt)
         if source is not None:
             self.stats.forks += 1
             if source.first is not request.first:  # to the caller it is a request like any other
@@ -271,6 +306,7 @@ class Scheduler:
     def _join(self, request: Request, now: float) -> None:
         self.waiting.remove(request)
         self.running.append(request)
+        self._joined += 1
         self._in_order = False
         request.status = Status.RUNNING
         if request.stats.first_scheduled_s is None:
