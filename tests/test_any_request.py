@@ -60,6 +60,7 @@ PARAMS: dict[str, st.SearchStrategy[Any]] = {
     "logit_bias": maybe(st.dictionaries(token, near(-100.0, 100.0), max_size=4)),
     "allowed_token_ids": maybe(st.lists(token, min_size=1, max_size=6).map(tuple)),
     "banned_token_ids": maybe(ids),
+    "bad_words": st.lists(st.lists(token, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple),
     "seed": maybe(st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)])),
     "max_tokens": st.sampled_from([None, 0, 1, 2, 9, 200, 2**31 - 1]),
     "min_tokens": st.sampled_from([0, 1, 3]),
