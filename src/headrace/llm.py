@@ -17,6 +17,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.core.types import NewRequest, Pooling
 from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
+from headrace.models.identity import weights_identity
 from headrace.models.source import ModelSource, resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import stored_spec
@@ -25,6 +26,7 @@ from headrace.ops.table import DENSE, Selection
 from headrace.plan.hardware import this_machine
 from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
+from headrace.plan.kv_identity import kv_identity
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
 from headrace.serving.inprocess import Call, InProcessClient
@@ -117,6 +119,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
         _scheduler_config(resolved, spec.vocab_size, eos_ids),
         resolved.kv_groups,
         prefix_caching=resolved.enable_prefix_caching,
+        cache_scope=kv_identity(weights_identity(source, resolved.seed), spec, resolved),
     )
     return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars)
 

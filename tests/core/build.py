@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
+from headrace.core.prefix_cache import BlockKeys
 from headrace.core.request import Request
 from headrace.core.types import KVGroupSpec, NewRequest, Retention, SeqSlice, StepPlan
 from tests.core.driver import Driver, Setup
@@ -68,7 +69,7 @@ def request(number: int, tokens: Sequence[int], groups: Sequence[KVGroupSpec], *
     """A request outside any scheduler."""
     return Request(
         number, new(f"r{number}", tokens, **fields), 0, seed=0, stop_ids=frozenset(), limit=10**6,
-        num_groups=len(groups), block_size=groups[0].block_size, now=0.0,
+        num_groups=len(groups), keys=BlockKeys(fields.get("salt", ""), groups[0].block_size), now=0.0,
     )  # fmt: skip
 
 

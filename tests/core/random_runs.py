@@ -83,6 +83,8 @@ def draw_request(rng: Random, name: str) -> NewRequest:
     pooling = {0: Pooling.MEAN, 1: Pooling.LAST}.get(kind)
     if kind <= 2:
         params = replace(params, n=1, max_tokens=0, min_tokens=0)
+    if pooling is not None:
+        params = replace(params, prompt_logprobs=None)
     return NewRequest(
         name, prompt, params, rng.choice((0, 0, 1, 2)), rng.choice(USERS), rng.choice(SALTS),
         weight=rng.choice((1.0, 0.5, 3.0)), queue_timeout_s=rng.choice((*[None] * 9, 0.0, 0.1, 0.5)),

@@ -67,7 +67,7 @@ def link_a_held_block(patch: Patch) -> None:
 
 
 def ignore_salts(patch: Patch) -> None:
-    patch.setattr(prefix_cache, "root_key", lambda salt, original=prefix_cache.root_key: original(""))
+    patch.setattr(prefix_cache, "root_key", lambda salt, scope, original=prefix_cache.root_key: original(""))
 
 
 def skip_copies(patch: Patch) -> None:

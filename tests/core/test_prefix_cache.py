@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -128,6 +129,25 @@ def test_salts_share_nothing_and_the_operator_learns_why() -> None:
         hit = find(cache, TEN, salt)
         assert hit.num_tokens == 0 and reason(hit) == (MissReason.OTHER_SALT.value, 0)
     assert len({root_key(salt) for salt in ("", "red", "blue")}) == 3
+
+
+def test_scopes_have_no_key_in_common() -> None:
+    """A scope is a model and its KV format; a salt cannot imitate one."""
+    chains = [
+        BlockKeys(salt, 4, scope)
+        for salt, scope in (("", b""), ("a", b""), ("", b"a"), ("a", b"a"), ("", b"b"))
+    ]
+    keys = [chain.extend(TEN)[0] for chain in chains]
+    assert len({*keys, *(chain.root for chain in chains)}) == 10
+
+
+def test_keys_are_the_same_bytes_on_every_host() -> None:
+    root = hashlib.sha256(b"headrace/prefix/2/" + hashlib.sha256(b"model").digest() + "süß".encode()).digest()
+    first = hashlib.sha256(root + bytes.fromhex("01000000 02000000 ff000000 00010000")).digest()
+    second = hashlib.sha256(first + bytes.fromhex("78563412 00000000 ffffff7f 05000000")).digest()
+    tokens = (1, 2, 255, 256, 0x12345678, 0, 2**31 - 1, 5, 9)
+    assert BlockKeys("süß", 4, b"model").extend(tokens) == [first, second]
+    assert first.hex() == "cfc29ffdf54fd053004effeef0ba02f63e2412eb3d1e9d44ecc09e69487a7720"
 
 
 def test_a_salt_that_is_gone_is_not_named() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.kv_manager import KVManager
+from headrace.core.prefix_cache import BlockKeys
 from headrace.core.request import Request
 from headrace.core.types import BlockCopy, KVGroupSpec, NewRequest, Retention
 from headrace.runner.block_tables import BlockTables
@@ -34,7 +35,7 @@ def test_arrays_follow_a_growing_sequence(kind: str, steps: list[int]) -> None:
         stop_ids=frozenset(),
         limit=10**6,
         num_groups=1,
-        block_size=4,
+        keys=BlockKeys("", 4),
         now=0.0,
     )
     block_of: dict[int, int] = {}  # logical block -> block, as first handed out
@@ -70,7 +71,7 @@ def test_rows_do_not_touch_each_other_and_grow_wider() -> None:
     requests = [
         Request(
             i, NewRequest(str(i), (1,)), 0, seed=0, stop_ids=frozenset(), limit=10**6, num_groups=1,
-            block_size=1, now=0.0,
+            keys=BlockKeys("", 1), now=0.0,
         )
         for i in range(2)
     ]  # fmt: skip

@@ -47,10 +47,16 @@ class Engine:
     """
 
     def __init__(
-        self, config: SchedulerConfig, groups: Sequence[KVGroupSpec], *, prefix_caching: bool = True
+        self,
+        config: SchedulerConfig,
+        groups: Sequence[KVGroupSpec],
+        *,
+        prefix_caching: bool = True,
+        cache_scope: bytes = b"",
     ) -> None:
+        """`cache_scope` stands for the model and the format of its KV in the keys of the prefix cache."""
         self.config = config
-        self.scheduler = Scheduler(config, groups, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(config, groups, prefix_caching=prefix_caching, cache_scope=cache_scope)
         self._requests: dict[int, Request] = {}
         self._by_name: dict[str, list[Request]] = {}
         self._plan: StepPlan | None = None
@@ -81,7 +87,7 @@ class Engine:
             completions.append(
                 Request(
                     number, new, index, seed=self._seed(new, index), stop_ids=stops, limit=limit,
-                    num_groups=len(self.scheduler.kv.groups), block_size=self.scheduler.kv.block_size, now=now,
+                    num_groups=len(self.scheduler.kv.groups), keys=self.scheduler.kv.keys(new.cache_salt), now=now,
                 )
             )  # fmt: skip
         self._changing = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace.core.block_pool import BlockPool
-from headrace.core.prefix_cache import Hit, PrefixCache
+from headrace.core.prefix_cache import BlockKeys, Hit, PrefixCache
 from headrace.core.request import Request, Table
 from headrace.core.step_writes import Cell, StepWrites
 from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, TableUpdate
@@ -28,7 +28,10 @@ class KVManager:
     """Owns one pool a group and the prefix cache over them. All operations keep the pools' invariants;
     `grow` and `admit` change nothing when they do not succeed, except that blocks behind a window are given back."""
 
-    def __init__(self, groups: Sequence[KVGroupSpec], *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, groups: Sequence[KVGroupSpec], *, prefix_caching: bool = True, cache_scope: bytes = b""
+    ) -> None:
+        self._scope = cache_scope
         self.groups = tuple(groups)
         self.block_size = groups[0].block_size
         if any(group.block_size != self.block_size for group in groups):
@@ -43,6 +46,10 @@ class KVManager:
             BlockPool(group.num_blocks, None if evict is None else partial(evict, index))
             for index, group in enumerate(groups)
         )
+
+    def keys(self, salt: str) -> BlockKeys:
+        """An empty chain of block keys for a sequence with this salt."""
+        return BlockKeys(salt, self.block_size, self._scope)
 
     def longest_sequence(self) -> int | None:
         """Tokens that one sequence can hold when it is alone; None when windows bound every group.

@@ -1,19 +1,20 @@
 """Finds blocks whose KV was computed for the same tokens in the same place, and says why it found no more.
 
-A full block has a key: SHA-256 over its parent's key and its own tokens, so a key stands for a whole prefix. The salt
-enters at the root, so requests with different salts have no key in common. Keys form a radix tree; tokens are
-compared on every hit, so that not even a hash collision could hand out foreign KV.
+A full block has a key: SHA-256 over its parent's key and its own tokens, so a key stands for a whole prefix. The scope
+(the model and the format of its KV) and the salt enter at the root, so neither other models nor requests with other
+salts have a key in common. The bytes of a key are the same on every host. Keys form a radix tree; tokens are compared
+on every hit, so that not even a hash collision could hand out foreign KV.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
-from array import array
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from struct import Struct
 
 from headrace.core.types import CacheMiss, KVGroupSpec
 
@@ -29,26 +30,28 @@ class MissReason(enum.Enum):
     COLD = "never seen"
 
 
-def root_key(salt: str) -> bytes:
-    return hashlib.sha256(b"headrace/prefix/" + salt.encode()).digest()
+def root_key(salt: str, scope: bytes = b"") -> bytes:
+    """The parent of all first blocks. `scope` stands for the model and the format of its KV."""
+    return hashlib.sha256(b"headrace/prefix/2/" + hashlib.sha256(scope).digest() + salt.encode()).digest()
 
 
 class BlockKeys:
     """The chain of block keys of one growing token list, extended as blocks fill up."""
 
-    __slots__ = ("_block_size", "keys", "root")
+    __slots__ = ("_block_size", "_pack", "keys", "root")
 
-    def __init__(self, salt: str, block_size: int) -> None:
-        self.root = root_key(salt)
+    def __init__(self, salt: str, block_size: int, scope: bytes = b"") -> None:
+        self.root = root_key(salt, scope)
         self.keys: list[bytes] = []
         self._block_size = block_size
+        self._pack = Struct(f"<{block_size}I").pack  # in one byte order on every host
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
         """Keys of all full blocks of `tokens`, which must only ever grow."""
         size = self._block_size
         for index in range(len(self.keys), len(tokens) // size):
             parent = self.keys[-1] if index else self.root
-            content = array("I", tokens[index * size : (index + 1) * size]).tobytes()
+            content = self._pack(*tokens[index * size : (index + 1) * size])
             self.keys.append(hashlib.sha256(parent + content).digest())
         return self.keys
 

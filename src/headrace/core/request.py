@@ -38,7 +38,7 @@ class Request:
 
     def __init__(
         self, number: int, new: NewRequest, index: int, *, seed: int, stop_ids: frozenset[int], limit: int,
-        num_groups: int, block_size: int, now: float,
+        num_groups: int, keys: BlockKeys, now: float,
     ) -> None:  # fmt: skip
         self.number = number  # the executor's name for it; rises with arrival
         self.name = new.request_id
@@ -66,7 +66,7 @@ class Request:
         self.first = self  # completion 0 of the same request
         self.prompt_key = 0  # equal for those that may share a whole prompt; set by the scheduler
         self.tables = [Table() for _ in range(num_groups)]
-        self.keys = BlockKeys(new.cache_salt, block_size)
+        self.keys = keys
         self.known = False  # the executor holds state for it
         self.charged = 0  # leading tokens that its user has been charged for
         self.prompt_logprobs_done = 0

@@ -67,10 +67,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, groups: Sequence[KVGroupSpec], *, prefix_caching: bool = True
+        self,
+        config: SchedulerConfig,
+        groups: Sequence[KVGroupSpec],
+        *,
+        prefix_caching: bool = True,
+        cache_scope: bytes = b"",
     ) -> None:
         self.config = config
-        self.kv = KVManager(groups, prefix_caching=prefix_caching and config.kv_cache)
+        self.kv = KVManager(
+            groups, prefix_caching=prefix_caching and config.kv_cache, cache_scope=cache_scope
+        )
         self.service = ServiceCounter()
         self.waiting = WaitingQueue(config.order, self.service)
         self.deadlines = Deadlines()

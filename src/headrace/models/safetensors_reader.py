@@ -97,6 +97,11 @@ class SafetensorsFile:
             return np.frombuffer(aligned, dtype=dtype).reshape(entry.shape)
         return np.frombuffer(self._data, dtype=dtype, count=count, offset=entry.begin).reshape(entry.shape)
 
+    def excerpt(self, name: str, offset: int, size: int) -> bytes:
+        """Up to `size` of the tensor's bytes, from `offset` on."""
+        entry = self.entries[name]
+        return self._data[entry.begin + offset : min(entry.end, entry.begin + offset + size)]
+
     def prefetch(self, name: str) -> None:
         """Have the system read the tensor in the background."""
         self._advise(name, "MADV_WILLNEED")
@@ -137,6 +142,10 @@ class Checkpoint:
     def names(self) -> Iterable[str]:
         return self._file_of.keys()
 
+    def paths(self) -> list[Path]:
+        """The files, in order of their names."""
+        return sorted({file.path for file in self._file_of.values()})
+
     def matrix_dtype(self) -> str:
         """What every matrix is stored in, or "float32" where they differ: by the names of compute types."""
         stored = {
@@ -154,6 +163,10 @@ class Checkpoint:
     def array(self, name: str) -> NDArray[Any]:
         """See SafetensorsFile.array; KeyError for a name that `entry` does not know."""
         return self._file_of[name].array(name)
+
+    def excerpt(self, name: str, offset: int, size: int) -> bytes:
+        """See SafetensorsFile.excerpt."""
+        return self._file_of[name].excerpt(name, offset, size)
 
     def prefetch(self, name: str) -> None:
         """See SafetensorsFile.prefetch."""

@@ -1,0 +1,37 @@
+"""What tells one model's weights from another's without reading all of them. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+
+from headrace.models.safetensors_reader import Checkpoint
+from headrace.models.source import ModelSource
+
+EXCERPTS = 4
+"""Places of each tensor that are looked at, the first and the last bytes among them."""
+EXCERPT_BYTES = 256
+
+
+def weights_identity(source: ModelSource, seed: int) -> bytes:
+    """SHA-256 over what stands for the weights of a model; `seed` is that of random ones.
+
+    For a checkpoint: of each tensor its name, type, shape and some of its bytes, and of each file its size and the time
+    of its last change. So a change of any tensor gives another identity, as does a copy that does not keep that time.
+    Raises CheckpointError where the files cannot be read.
+    """
+    found = hashlib.sha256()
+    if source.path is None:
+        found.update(repr(("random", source.name, sorted(source.config.items()), seed)).encode())
+        return found.digest()
+    checkpoint = Checkpoint(source.path)
+    for path in checkpoint.paths():
+        state = path.stat()
+        found.update(repr((path.name, state.st_size, state.st_mtime_ns)).encode())
+    for name in sorted(checkpoint.names()):
+        entry = checkpoint.entry(name)
+        assert entry is not None
+        found.update(repr((name, entry.dtype, entry.shape)).encode())
+        room = max(0, entry.end - entry.begin - EXCERPT_BYTES)
+        for part in range(EXCERPTS):
+            found.update(checkpoint.excerpt(name, room * part // (EXCERPTS - 1), EXCERPT_BYTES))
+    return found.digest()
