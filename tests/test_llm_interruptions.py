@@ -12,6 +12,7 @@ from random import Random
 from types import FrameType
 
 import pytest
+import torch
 
 from headrace import LLM, Grammar, SamplingParams
 from headrace.core.types import StepPlan, StepResult
@@ -389,3 +390,29 @@ def test_a_fork_in_the_middle_of_anothers_step_is_refused(
     go_on.set()
     thread.join(60)
     assert status == 0 and found == [expected]
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_torch_in_a_forked_child(threads: int) -> None:
+    """With threads of its own it is refused: torch would wait for them for ever."""
+    llm = LLM("tale", ops_force="torch", num_threads=threads, show_progress=False)
+    expected = generate(llm)
+
+    def goes_on() -> bool:
+        return generate(llm) == expected
+
+    def is_refused() -> bool:
+        with pytest.raises(EngineDead, match="start processes with spawn"):
+            generate(llm)
+        return True
+
+    assert in_child(goes_on if threads == 1 else is_refused) == 0
+    assert generate(llm) == expected

@@ -163,7 +163,8 @@ class LLM:
 
     `model` is a bundled name, a Hugging Face folder, a hub id or `shape:NAME` (random weights, no tokenizer). The
     options are those of `headrace.config.EngineConfig`; what is left open is chosen for this machine, and
-    `headrace inspect` says why.
+    `headrace inspect` says why. Threads may share one LLM: each step computes the requests of all of them. Ctrl-C
+    aborts the call that it interrupts, and the LLM stays usable.
 
     Raises ModelError where the model cannot be loaded and ConfigError where an option is wrong.
     """

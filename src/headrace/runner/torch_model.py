@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.core.forks import watch_forks
 from headrace.core.types import BlockCopy
+from headrace.errors import EngineDead
 from headrace.models.batch import Batch, GroupBatch
 from headrace.models.decoder import Decoder
 from headrace.runner.kv_storage import KVStorage
@@ -24,6 +26,12 @@ class TorchModel:
         self._device = device
         self.vocab_size = decoder.spec.vocab_size
         self._hidden = np.empty((0, decoder.spec.hidden_size), dtype=np.float32)
+        self._usable = True
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """In a child process: torch's threads are not there, and it would wait for them; nor is its device."""
+        self._usable = self._device.type == "cpu" and torch.get_num_threads() == 1
 
     @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -31,7 +39,12 @@ class TorchModel:
 
     @torch.inference_mode()
     def forward(self, step: Step) -> torch.Tensor:
-        """Logits [R, V] float32, see `runner.model.StepModel`."""
+        """Logits [R, V] float32, see `runner.model.StepModel`. Raises EngineDead in a forked child."""
+        if not self._usable:
+            raise EngineDead(
+                "a process that was forked cannot go on with torch's threads or a GPU: start processes with spawn, "
+                "or set num_threads=1"
+            )
         batch = Batch(
             tokens=self._tensor(step.ids),
             positions=self._tensor(step.positions),
