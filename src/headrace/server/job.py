@@ -87,13 +87,14 @@ class Job:
         prompts: Sequence[Encoded],
         params: SamplingParams,
         body: Submission,
-        visible: frozenset[int] = frozenset(),
+        visible: frozenset[int] | None = None,
         echo: bool = False,
     ) -> Job:
         """Submit all prompts, or none: raises the first error after taking back the others.
 
-        `visible` are special tokens that the text shows. `echo`: the answer holds the prompts, too. Raises
-        InvalidParams for an answer that could be too large, see `answer_size`, and for parameters that are.
+        `visible` are special tokens that the text shows, see Completion. `echo`: the answer holds the prompts, too.
+
+        Raises InvalidParams for an answer that could be too large, see `answer_size`, and for parameters that are.
         """
         params = with_bad_word_ids(params, service.tokenizer)
         check_parameters(params, len(prompts))

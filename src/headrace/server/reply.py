@@ -28,7 +28,8 @@ class Reading:
 
     form: what the answer must look like; behind the reasoning, where there is some, and in place of calls. inside:
     completions begin in the middle of the reasoning. visible: special tokens that mark calls and reasoning, so
-    that the text must show them. hidden: the texts of these, where the request does not want to see special tokens.
+    that the text must show them; None where all text is content. hidden: the texts of these, where the request does
+    not want to see special tokens.
     """
 
     tools: ToolUse
@@ -36,7 +37,7 @@ class Reading:
     reasoning: ReasoningFormat | None
     form: Grammar | None
     inside: bool
-    visible: frozenset[int]
+    visible: frozenset[int] | None
     hidden: frozenset[str]
 
     @classmethod
@@ -65,7 +66,8 @@ class Reading:
         special = _special(service.tokenizer, (*markers, *marks))
         return cls(
             tools, calls, reasoning, None if tools.forced else params.grammar,
-            inside, frozenset(special.values()), frozenset(special) if params.skip_special_tokens else frozenset(),
+            inside, frozenset(special.values()) if calls or reasoning else None,
+            frozenset(special) if params.skip_special_tokens else frozenset(),
         )  # fmt: skip
 
     def reader(self) -> ReplyReader | None:
@@ -136,9 +138,12 @@ class Reply:
         """What an addition means. The last one brings what was kept back."""
         if self._reader is None:
             return [Content(delta.text)] if delta.text else []
-        if self._reader.reasons:
-            self.reasoning_tokens += len(delta.token_ids)
-        pieces = self._reader.push(delta.text) if delta.text else []
+        pieces: list[Piece] = []
+        for one in delta.by_token():
+            if self._reader.reasons:
+                self.reasoning_tokens += len(one.token_ids)
+            if one.text:
+                pieces += self._reader.push(one.text)
         if delta.finish_reason is not None:
             pieces += self._reader.finish()
         self.called = self.called or any(isinstance(piece, CallBegins) for piece in pieces)

@@ -114,14 +114,17 @@ class _Events(EventWriter[tuple[int, Delta]]):
 
     def added(self, delta: Delta) -> list[Event]:
         """What an addition means."""
-        pieces = self._reply.take(delta)
-        if self._body.logprobs and delta.logprobs:
-            # Kept until their text is known: a token may be the middle of a character.
-            self._waiting += chat_logprobs(delta.logprobs, self._service.tokenizer)["content"]
-        events = self._builder.add(pieces, self._waiting)
-        if pieces:
-            self._waiting = []
         self._reason = delta.finish_reason or self._reason
+        if not (self._body.logprobs and delta.logprobs):
+            return self._builder.add(self._reply.take(delta))
+        events: list[Event] = []
+        for one in delta.by_token():  # each log-probability goes where its token's text does
+            pieces = self._reply.take(one)
+            # Kept until their text is known: a token may be the middle of a character.
+            self._waiting += chat_logprobs(one.logprobs, self._service.tokenizer)["content"]
+            events += self._builder.add(pieces, self._waiting)
+            if pieces:
+                self._waiting = []
         return events
 
     def finished(self) -> list[Event]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from headrace.core.params import SamplingParams
 from headrace.core.record import record
 from headrace.core.types import FinishReason, Output, RequestStats, TokenLogprobs
@@ -26,6 +29,31 @@ class Delta:
     stop_reason: int | str | None = None
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from the second prompt token on
+    ends: tuple[
+        int, ...
+    ] = ()  # characters of `text` known after each token; empty: one token, or nobody asks
+
+    def by_token(self) -> Iterator[Delta]:
+        """The same token by token, so that what is read out of it does not depend on how outputs were merged."""
+        if not self.ends:
+            yield self
+            return
+        begin, last = 0, len(self.ends) - 1
+        for number, end in enumerate(self.ends):
+            if number == last:
+                end = len(self.text)  # with what was held back until the completion ended
+            yield replace(
+                self,
+                text=self.text[begin:end],
+                token_ids=self.token_ids[number : number + 1],
+                logprobs=self.logprobs[number : number + 1],
+                finish_reason=self.finish_reason if number == last else None,
+                stop_reason=self.stop_reason if number == last else None,
+                error=self.error if number == last else None,
+                prompt_logprobs=self.prompt_logprobs if number == 0 else (),
+                ends=(),
+            )
+            begin = end
 
 
 class Completion:
@@ -35,7 +63,8 @@ class Completion:
     engine with the output that carries the engine's statistics (`stats`), which may come later.
 
     Stop strings are looked for behind the first `min_tokens` tokens only. The text of a stop token is left out
-    unless `include_stop_str_in_output` asks for it. `visible` special tokens are always in the text.
+    unless `include_stop_str_in_output` asks for it. `visible` special tokens are always in the text; None where
+    nobody takes the text apart, else each addition says where the text of its tokens ends.
     """
 
     def __init__(
@@ -44,7 +73,7 @@ class Completion:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         prompt: tuple[int, ...],
-        visible: frozenset[int] = frozenset(),
+        visible: frozenset[int] | None = None,
         stops: StopAutomaton | None = None,
     ) -> None:
         self.index = index
@@ -54,10 +83,11 @@ class Completion:
         self.error: str | None = None
         self.stats: RequestStats | None = None
         self._params = params
+        self._by_token = visible is not None
         self._detokenizer = (
             None
             if tokenizer is None
-            else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt, visible)
+            else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt, visible or frozenset())
         )
         self._stops = None if stops is None else StopChecker(stops, params.include_stop_str_in_output)
 
@@ -67,7 +97,7 @@ class Completion:
             self.stats = output.stats
         if self.finish_reason is not None:
             return None
-        text, used, matched = self._decode(output)
+        text, used, matched, ends = self._decode(output)
         if matched is None and output.finish_reason is not None:
             rest, matched = self._rest()
             text += rest
@@ -85,30 +115,35 @@ class Completion:
         return Delta(
             output.request_id, self.index, text, tokens, logprobs,
             self.finish_reason, self.stop_reason, self.error, output.prompt_logprobs,
+            tuple(ends) if len(ends) > 1 else (),
         )  # fmt: skip
 
-    def _decode(self, output: Output) -> tuple[str, int, str | None]:
-        """(new text, how many tokens belong to the completion, the stop string that its last token completed)."""
+    def _decode(self, output: Output) -> tuple[str, int, str | None, list[int]]:
+        """(text, how many tokens belong to the completion, the stop string that the last one completed, `ends`)."""
         tokens = output.tokens
         if self._detokenizer is None:
-            return "", len(tokens), None
+            return "", len(tokens), None, []
         spoken = tokens
         if output.stop_token is not None and not self._params.include_stop_str_in_output:
             spoken = tokens[:-1]
-        if self._stops is None:
-            return self._detokenizer.push(spoken), len(tokens), None
-        text = ""
-        # One by one, to know which token completed a stop string.
+        by_token = self._by_token and len(tokens) > 1
+        if self._stops is None and not by_token:
+            return self._detokenizer.push(spoken), len(tokens), None, []
+        text, matched = "", None
+        ends: list[int] = []
+        # One by one, to know which token completed a stop string, and where the text of each ends.
         for count, token in enumerate(spoken, start=1):
             piece = self._detokenizer.push((token,))
-            if self.num_tokens + count <= self._params.min_tokens:
-                text += piece
-                continue
-            safe, matched = self._stops.push(piece)
-            text += safe
+            if self._stops is not None and self.num_tokens + count > self._params.min_tokens:
+                piece, matched = self._stops.push(piece)
+            text += piece
+            if by_token:
+                ends.append(len(text))
             if matched is not None:
-                return text, count, matched
-        return text, len(tokens), None
+                return text, count, matched, ends
+        if by_token and len(spoken) < len(tokens):
+            ends.append(len(text))  # a stop token that is not shown
+        return text, len(tokens), None, ends
 
     def _rest(self) -> tuple[str, str | None]:
         """What was held back as the possible beginning of a character or stop string, now that no more will come."""

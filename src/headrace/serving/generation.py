@@ -33,7 +33,7 @@ class Generation:
         client: Submitter,
         tokenizer: Tokenizer | None,
         new: NewRequest,
-        visible: frozenset[int] = frozenset(),
+        visible: frozenset[int] | None = None,
     ) -> Generation:
         """Submit a request; see PendingRequest for `visible`.
 

@@ -43,7 +43,7 @@ class OutputProcessor:
         """Requests that have not finished."""
         return len(self._requests)
 
-    def add(self, new: NewRequest, prompt: str | None = None, visible: frozenset[int] = frozenset()) -> None:
+    def add(self, new: NewRequest, prompt: str | None = None, visible: frozenset[int] | None = None) -> None:
         """Expect outputs of a request; `prompt` is its text, if it has one. `visible` are special tokens that its
         outputs show, whatever its parameters say.
 

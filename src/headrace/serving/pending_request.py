@@ -14,11 +14,11 @@ from headrace.text.tokenizer import Tokenizer
 class PendingRequest:
     """Takes the core outputs of one request in order; gives the additions to its completions, and keeps none.
 
-    `visible` are special tokens that its outputs show, whatever its parameters say. Raises InvalidParams for stop
-    strings that cannot be looked for, for want of a tokenizer.
+    `visible` are special tokens that its outputs show, whatever its parameters say; None: see Completion. Raises
+    InvalidParams for stop strings that cannot be looked for, for want of a tokenizer.
     """
 
-    def __init__(self, new: NewRequest, tokenizer: Tokenizer | None, visible: frozenset[int]) -> None:
+    def __init__(self, new: NewRequest, tokenizer: Tokenizer | None, visible: frozenset[int] | None) -> None:
         if new.params.stop and tokenizer is None:
             raise InvalidParams("stop strings need a tokenizer, and this model has none: use stop_token_ids")
         self.new = new
