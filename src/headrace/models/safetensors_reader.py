@@ -12,12 +12,12 @@ import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 8
@@ -42,12 +42,7 @@ ITEM_BYTES = {
     "F64": 8,
 }
 
-WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(np.uint16),
-    "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64),
-}
+WEIGHT_DTYPES = {"F16": "float16", "BF16": "uint16", "F32": "float32", "F64": "float64"}
 """What a dense weight may be stored as, and the arrays that it is read as: numpy has no bfloat16, only its bits."""
 
 
@@ -83,12 +78,15 @@ class SafetensorsFile:
 
     def array(self, name: str) -> NDArray[Any]:
         """The tensor as a view of the mapped file, in its stored dtype, which must be one of WEIGHT_DTYPES."""
+        import numpy as np  # headers are read where nothing else needs it: in the server's process
+
         entry = self.entries[name]
-        dtype = WEIGHT_DTYPES.get(entry.dtype)
-        if dtype is None:
+        stored = WEIGHT_DTYPES.get(entry.dtype)
+        if stored is None:
             raise CheckpointError(
                 f"tensor {name!r} in {self.path.name} is stored as {entry.dtype}, not as a float"
             )
+        dtype = np.dtype(stored)
         count = math.prod(entry.shape)
         if count == 0:
             return np.empty(entry.shape, dtype=dtype)
