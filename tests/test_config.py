@@ -48,6 +48,8 @@ def test_defaults_leave_everything_open_and_cannot_be_changed() -> None:
 
 def test_every_field_is_checked_by_some_rule() -> None:
     by_hand = {"model", "batch_wait_s", "stream_interval_s", "ops_force", "quantization", "speculative"}
+    by_hand |= {"tokenizer", "revision", "download_dir", "hf_overrides"}
+    by_hand |= {"generation_config", "override_generation_config"}
     assert {f.name for f in fields(EngineConfig)} == {*INT_RANGES, *CHOICES, *BOOLS, *by_hand}
 
 
@@ -156,8 +158,7 @@ def test_what_cannot_be_is_refused_and_not_ignored(options: dict[str, Any], word
     [
         ("max_modellen", "max_model_len"),
         ("enable_prefix_cache", "enable_prefix_caching"),
-        ("num_gpu_blocks_override", "num_kv_blocks"),
-        ("gpu_memory_utilization", "kv_cache_memory"),
+        ("max_seq_len", "max_model_len"),
         ("tensor_parallel", "tensor_parallel_size"),
     ],
 )

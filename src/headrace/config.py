@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
@@ -12,6 +14,7 @@ from headrace.core.params import DEFAULT_MAX_LOGPROBS, MAX_LOGPROBS
 from headrace.errors import ConfigError
 from headrace.ops.candidates import OPS_NAMES
 from headrace.plan.units import TIB, parse_bytes
+from headrace.plan.vllm_options import translate
 from headrace.quant.format import parse_format
 
 MAX_LENGTH = 2**31 - 1  # tokens of a sequence, a window or a batch; lengths are int32
@@ -25,6 +28,7 @@ MAX_WAIT_S = 3600.0
 MAX_INTERVAL_S = 10.0
 MAX_SEED = 2**63 - 1
 MAX_TEXT_CHARS = 4096
+MAX_FIELDS_CHARS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ class EngineConfig:
     one event. 0 sends every token as it comes; see serving.outbox.
     max_logprobs: most alternatives that a request may ask for at each position, in logprobs and prompt_logprobs.
     pin_threads: bind each CPU thread to a core of its own.
+    tokenizer: bundled name, folder or hub id whose tokenizer is used; None is the model's own.
+    revision, download_dir: branch, tag or commit of a hub id, and where its files are kept.
+    hf_overrides: fields that replace those of config.json.
+    generation_config: where sampling defaults come from: "auto" is the model's generation_config.json, "vllm" leaves it
+    out, else a folder that holds one; override_generation_config: fields that replace those of the file.
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
 
     Raises ConfigError from the constructor where a value is out of range or asks for what this version lacks.
@@ -79,6 +88,12 @@ class EngineConfig:
     seed: int = 0
     num_threads: int | None = None
     pin_threads: bool = False
+    tokenizer: str | None = None
+    revision: str | None = None
+    download_dir: str | None = None
+    hf_overrides: Mapping[str, Any] | None = None
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
     ops_force: str | None = None
     load_format: str = "auto"
     quantization: str | None = None
@@ -99,6 +114,14 @@ class EngineConfig:
             put(self, "quantization", parse_format(self.quantization).name)
         if self.speculative is not None:
             raise ConfigError("speculative is not available in this version; leave it out")
+        for name in ("tokenizer", "revision", "download_dir", "generation_config"):
+            if isinstance(getattr(self, name), os.PathLike):
+                put(self, name, os.fspath(getattr(self, name)))
+            if getattr(self, name) is not None or name == "generation_config":
+                _check_text(name, getattr(self, name))
+        for name in ("hf_overrides", "override_generation_config"):
+            if getattr(self, name) is not None:
+                put(self, name, _checked_fields(name, getattr(self, name)))
         for name, allowed in _CHOICES.items():
             _check_choice(name, getattr(self, name), allowed)
         for name, (low, high) in _INT_RANGES.items():
@@ -152,7 +175,13 @@ class EngineConfig:
 
     @classmethod
     def from_kwargs(cls, **options: object) -> EngineConfig:
-        """Build from keyword arguments. Raises ConfigError with the closest known name for an unknown one."""
+        """Build from keyword arguments, by vLLM's names too; a warning names options that have no effect here.
+
+        Raises ConfigError with the closest known name for an unknown one.
+        """
+        options, unheeded = translate(options)
+        if unheeded is not None:
+            warnings.warn(unheeded, UserWarning, stacklevel=2)
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
@@ -207,15 +236,11 @@ _DYNAMIC_ONLY = ("batch_wait_s", "batch_max_tokens")
 
 # Names that users of other engines type, and ours for the same wish.
 _KNOWN_ELSEWHERE: dict[str, str] = {
-    "num_gpu_blocks_override": "num_kv_blocks",
-    "gpu_memory_utilization": "kv_cache_memory",
-    "kv_cache_memory_bytes": "kv_cache_memory",
     "max_seq_len": "max_model_len",
     "context_length": "max_model_len",
     "n_ctx": "max_model_len",
     "n_threads": "num_threads",
     "torch_dtype": "dtype",
-    "speculative_config": "speculative",
     "speculative_model": "speculative",
 }
 
@@ -254,6 +279,18 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
         raise ConfigError(f"{name} must be a whole number, got {_shown(value)}")
     if not low <= value <= high:
         raise ConfigError(f"{name} must be between {low} and {high}, got {_shown(value)}")
+
+
+def _checked_fields(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{name} must be an object with named fields, got {_shown(value)}")
+    try:
+        text = json.dumps(dict(value))
+    except (TypeError, ValueError, RecursionError):
+        raise ConfigError(f"{name} must hold what JSON can hold") from None
+    if len(text) > MAX_FIELDS_CHARS:
+        raise ConfigError(f"{name} must be at most {MAX_FIELDS_CHARS} characters of JSON, got {len(text)}")
+    return dict(value)
 
 
 def _checked_seconds(name: str, value: object, high: float) -> float:

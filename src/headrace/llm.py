@@ -6,8 +6,9 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
@@ -17,8 +18,9 @@ from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.core.types import NewRequest, Pooling
 from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
+from headrace.models.generation_config import chosen_defaults
 from headrace.models.identity import weights_identity
-from headrace.models.source import ModelSource, resolve_model
+from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
@@ -84,6 +86,8 @@ class EngineParts:
     source: ModelSource
     tokenizer: Tokenizer | None
     grammars: GrammarStore
+    tokenizer_folder: Path | None
+    sampling_defaults: Mapping[str, Any]  # fields of SamplingParams that nobody has to give
 
 
 def survey(config: EngineConfig) -> Survey:
@@ -91,7 +95,9 @@ def survey(config: EngineConfig) -> Survey:
 
     Raises ModelError where the model cannot be used and ConfigError where an option is wrong.
     """
-    source = resolve_model(config.model)
+    source = resolve_model(config.model, HubOptions(config.revision, config.download_dir))
+    if config.hf_overrides:
+        source = replace(source, config={**source.config, **config.hf_overrides})
     stored = stored_spec(source)
     machine = this_machine()
     resolved = resolve(config, stored, machine)
@@ -111,7 +117,11 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     """Load a model and build its engine. `progress` is told (tensors read, tensors in all)."""
     plan = survey(config)
     resolved, spec, source = plan.resolved, plan.spec, plan.source
-    tokenizer = None if source.path is None else Tokenizer.from_folder(source.path)
+    defaults = chosen_defaults(source, config.generation_config, config.override_generation_config)
+    folder = source.path
+    if config.tokenizer is not None:
+        folder = tokenizer_folder(config.tokenizer, HubOptions(download_dir=config.download_dir))
+    tokenizer = None if folder is None else Tokenizer.from_folder(folder)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
     executor = _load_executor(plan, grammars, progress)
@@ -121,7 +131,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
         prefix_caching=resolved.enable_prefix_caching,
         cache_scope=kv_identity(weights_identity(source, resolved.seed), spec, resolved),
     )
-    return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars)
+    return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars, folder, defaults)
 
 
 def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | None) -> Executor:
@@ -187,6 +197,10 @@ class LLM:
             raise TokenizerError(f"{self.parts.source.name} has no tokenizer: give prompts as token ids")
         return self.parts.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What holds where a call gives no parameters: what the model's generation_config.json recommends."""
+        return SamplingParams(**self.parts.sampling_defaults)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -197,12 +211,14 @@ class LLM:
         """Complete prompts, all in one continuous batch; results come in the order of the prompts.
 
         A prompt is text, a list of token ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}, which may
-        also hold "priority", "user" and "cache_salt". `sampling_params` is one for all or one a prompt.
+        also hold "priority", "user" and "cache_salt". `sampling_params` is one for all or one a prompt;
+        None takes what the model's generation_config.json recommends.
 
         Raises RequestError for a prompt or parameter that cannot be served, before anything is run.
         """
         many = _as_prompts(prompts)
-        each = _as_params(sampling_params, len(many))
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        each = _as_params(given, len(many))
         requests = [self._request(prompt, one) for prompt, one in zip(many, each, strict=True)]
         call = self._run(requests, use_tqdm)
         return [call.results[new.request_id] for new, _ in requests]
@@ -230,7 +246,8 @@ class LLM:
         Closing the iterator, or dropping it, aborts the request. Streams may be interleaved with each other and with
         `generate`.
         """
-        request = self._request(prompt, sampling_params or SamplingParams())
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        request = self._request(prompt, given)
         call = Call([request], growing=True)
         try:
             while call.left:
@@ -388,9 +405,9 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return cast("list[Prompt]", many)
 
 
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+def _as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
     each = list(params) if isinstance(params, Iterable) else [params]
     if not all(isinstance(one, SamplingParams) for one in each):
         raise InvalidParams("sampling_params must be one SamplingParams or a list of them")

@@ -18,6 +18,7 @@ import pytest
 from headrace.cli import COMMANDS, main
 from headrace.cli.engine_flags import add_engine_flags, engine_options
 from headrace.config import EngineConfig
+from headrace.plan.vllm_options import ACCEPTED, RENAMED
 
 RUN = [sys.executable, "-m", "headrace.cli"]
 LISTED = [command.name for command in COMMANDS if command.summary is not None]
@@ -27,7 +28,10 @@ def test_every_engine_option_is_a_flag() -> None:
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
     flags = {action.dest for action in parser._actions} - {"help"}
-    assert flags == {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
+    assert flags == {field.name for field in dataclasses.fields(EngineConfig)} - {"model"} | {
+        *RENAMED,
+        *ACCEPTED,
+    }
     assert engine_options(parser.parse_args([])) == {}
     given = parser.parse_args(
         ["--no-enable-prefix-caching", "--max-model-len", "64", "--kv-cache-memory", "1MiB"]

@@ -100,6 +100,12 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "seed": (7, {}),
     "num_threads": (9, {}),
     "pin_threads": (True, {}),
+    "tokenizer": ("tale-draft", {}),
+    "revision": ("v1", {}),
+    "download_dir": ("/elsewhere", {}),
+    "hf_overrides": ({"rms_norm_eps": 1e-6}, {}),
+    "generation_config": ("vllm", {}),
+    "override_generation_config": ({"top_k": 3}, {}),
     "ops_force": ("reference", {}),
     "load_format": ("safetensors", {}),
 }

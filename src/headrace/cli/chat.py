@@ -50,8 +50,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
+    sampling_params(args)  # what is wrong is said before the model is loaded
     llm = LLM(args.model, show_progress=sys.stderr.isatty(), **engine_options(args))
+    params = sampling_params(args, llm.parts.sampling_defaults)
     chat = Chat(llm, params, args.system)
     if sys.stdin.isatty():
         print(f"{args.model}: ask away; /help lists commands, Ctrl-D leaves.")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.config import EngineConfig
 from headrace.ops.candidates import OPS_NAMES
+from headrace.plan.vllm_options import ACCEPTED, RENAMED, translate
 from headrace.quant.format import GRAMMAR
 
 DEFAULT_MODEL = "tale"
@@ -19,6 +22,13 @@ class _Flag:
     kind: Callable[[str], object] | None  # None: an on/off switch
     metavar: str
     text: str
+
+
+def _fields(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no JSON object") from None
 
 
 _FLAGS = (
@@ -57,6 +67,19 @@ _FLAGS = (
     _Flag("seed", int, "N", "seed of requests that bring none"),
     _Flag("num_threads", int, "N", "CPU threads"),
     _Flag("pin_threads", None, "", "bind each CPU thread to a core of its own"),
+    _Flag("tokenizer", str, "NAME", "bundled name, folder or hub id of another tokenizer"),
+    _Flag("revision", str, "NAME", "branch, tag or commit of a hub id"),
+    _Flag("download_dir", str, "PATH", "where files of hub ids are kept"),
+    _Flag("hf_overrides", _fields, "JSON", "fields that replace those of config.json"),
+    _Flag(
+        "generation_config",
+        str,
+        "NAME",
+        "where sampling defaults come from: auto (the model's generation_config.json), vllm (nowhere) or a folder",
+    ),
+    _Flag(
+        "override_generation_config", _fields, "JSON", "fields that replace those of generation_config.json"
+    ),
     _Flag("ops_force", str, "NAME", f"implementation of the ops: {', '.join(OPS_NAMES)}"),
     _Flag("load_format", str, "NAME", "auto or safetensors"),
     _Flag("quantization", str, "NAME", f"weights rounded at load: {GRAMMAR}"),
@@ -79,6 +102,15 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(
                 name, type=flag.kind, metavar=flag.metavar, default=argparse.SUPPRESS, help=flag.text
             )
+    # vLLM's other flags: accepted, not listed. See docs/options.md.
+    for other in (*RENAMED, *ACCEPTED):
+        name = "--" + other.replace("_", "-")
+        if other in ACCEPTED and ACCEPTED[other].switch:
+            group.add_argument(
+                name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
+        else:
+            group.add_argument(name, type=_value, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
@@ -96,8 +128,23 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, object]:
-    """The options that were given, by EngineConfig's names, without the model."""
-    return {flag.field: getattr(args, flag.field) for flag in _FLAGS if hasattr(args, flag.field)}
+    """The options that were given, by EngineConfig's names, without the model.
+
+    Says on standard error which of them have no effect. Raises ConfigError for one that cannot be obeyed.
+    """
+    names = (*(flag.field for flag in _FLAGS), *RENAMED, *ACCEPTED)
+    options, unheeded = translate({name: getattr(args, name) for name in names if hasattr(args, name)})
+    if unheeded is not None:
+        print(f"headrace: {unheeded}", file=sys.stderr)
+    return options
+
+
+def _value(text: str) -> object:
+    """A number, JSON, or the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

@@ -82,7 +82,7 @@ def serve(connection: Connection) -> int:
 def _grammars(parts: EngineParts) -> GrammarGate:
     if parts.tokenizer is None:
         return GrammarGate(parts.grammars, None)
-    folder, scheduler = str(parts.source.path), parts.engine.config
+    folder, scheduler = str(parts.tokenizer_folder), parts.engine.config
     return GrammarGate(
         parts.grammars, lambda: GrammarChecker(folder, scheduler.vocab_size, scheduler.eos_ids)
     )
@@ -101,11 +101,12 @@ def _facts(parts: EngineParts) -> ModelFacts:
         model=resolved.model,
         vocab_size=scheduler.vocab_size,
         max_model_len=scheduler.max_model_len,
-        tokenizer_folder=None if parts.tokenizer is None else str(parts.source.path),
+        tokenizer_folder=None if parts.tokenizer is None else str(parts.tokenizer_folder),
         device=resolved.device,
         dtype=resolved.dtype,
         max_num_seqs=resolved.max_num_seqs,
         block_size=resolved.block_size,
         num_kv_blocks=resolved.num_kv_blocks,
         hidden_size=parts.spec.hidden_size,
+        sampling_defaults=dict(parts.sampling_defaults),
     )

@@ -42,9 +42,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
+    sampling_params(args)  # what is wrong is said before the model is loaded
     prompts = _prompts(args)
     llm = LLM(args.model, show_progress=sys.stderr.isatty(), **engine_options(args))
+    params = sampling_params(args, llm.parts.sampling_defaults)
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     if len(prompts) == 1 and params.n == 1 and not args.json:
         print_stream(llm.stream_chat(chats[0], params) if args.chat else llm.stream(prompts[0], params))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from headrace.core.params import SamplingParams
 
@@ -21,13 +24,13 @@ _NUMBERS: tuple[tuple[str, type, str], ...] = (
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: object) -> None:
-    """Add sampling flags; `defaults` overrides SamplingParams' own."""
+    """Add sampling flags; `defaults` hold where neither the caller nor the model says anything."""
     group = parser.add_argument_group("sampling")
     for name, kind, text in _NUMBERS:
-        default = defaults.get(name, argparse.SUPPRESS)
-        shown = text if name not in defaults else f"{text} (default: {default})"
-        flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", default=default, help=shown)
+        shown = text if name not in defaults else f"{text} (default: the model's, else {defaults[name]})"
+        flag, metavar = "--" + name.replace("_", "-"), "N" if kind is int else "X"
+        group.add_argument(flag, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=shown)
+    parser.set_defaults(sampling_defaults=defaults)
     group.add_argument("--sampling-seed", type=int, metavar="N", help="the same seed gives the same tokens")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be repeated"
@@ -35,9 +38,17 @@ def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: object) -> N
     group.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Raises InvalidParams where a value is out of range."""
+def sampling_params(
+    args: argparse.Namespace, model: Mapping[str, Any] = MappingProxyType({})
+) -> SamplingParams:
+    """What was given, then what the `model` recommends, then the command's defaults.
+
+    Raises InvalidParams where a value is out of range.
+    """
     given = {name: getattr(args, name) for name, _, _ in _NUMBERS if hasattr(args, name)}
     return SamplingParams(
-        **given, seed=args.sampling_seed, stop=tuple(args.stop or ()), ignore_eos=args.ignore_eos
+        **{**args.sampling_defaults, **model, **given},
+        seed=args.sampling_seed,
+        stop=tuple(args.stop or ()),
+        ignore_eos=args.ignore_eos,
     )

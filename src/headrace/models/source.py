@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,8 @@ MAX_JSON_BYTES = 16_000_000
 
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.txt", "*.jinja")
 """What is fetched of a hub repository: never pickled weights, never code."""
+
+TOKENIZER_FILES = tuple(name for name in HUB_FILES if name != "*.safetensors")
 
 HUB_SECOND_COPIES = ("consolidated*.safetensors", "*/consolidated*.safetensors", "original/*")
 """What is not: the same weights once more, under names that only their authors' own code reads."""
@@ -44,7 +46,18 @@ class ModelSource:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def resolve_model(name: str) -> ModelSource:
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """What the options say of a hub download: branch, tag or commit, and the folder of the cache."""
+
+    revision: str | None = None
+    download_dir: str | None = None
+
+
+_DEFAULT_HUB = HubOptions()
+
+
+def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
     """Find a model by bundled name, folder, `shape:NAME` or hub id "org/name", in this order.
 
     Raises ModelNotFound where there is none, UnsupportedModel for a file format that is not implemented, and
@@ -65,10 +78,25 @@ def resolve_model(name: str) -> ModelSource:
             f"{name} is a file; give the folder that holds config.json and model.safetensors"
         )
     if _HUB_ID.fullmatch(name):
-        return _from_folder("hub", name, _fetch(name))
+        return _from_folder("hub", name, _fetch(name, hub, HUB_FILES))
     raise ModelNotFound(
         f"there is no model {name!r:.200}: give a bundled name ({', '.join(BUNDLED)}), a folder, shape:NAME or a hub id"
     )
+
+
+def tokenizer_folder(name: str, hub: HubOptions = _DEFAULT_HUB) -> Path:
+    """The folder of another model's tokenizer, by bundled name, folder or hub id; its weights are not fetched.
+
+    Raises ModelNotFound where there is none.
+    """
+    if name in BUNDLED:
+        return BUNDLED_FOLDER / name
+    path = Path(os.path.expanduser(name))
+    if name and os.path.isdir(path):  # noqa: PTH112
+        return path
+    if _HUB_ID.fullmatch(name):
+        return _fetch(name, hub, TOKENIZER_FILES)
+    raise ModelNotFound(f"there is no tokenizer {name!r:.200}: give a bundled name, a folder or a hub id")
 
 
 def is_at_hand(name: str) -> bool:
@@ -92,6 +120,16 @@ def _from_folder(kind: SourceKind, name: str, path: Path) -> ModelSource:
     return ModelSource(kind, name, path, config, _read_json(path / "generation_config.json") or {})
 
 
+def read_generation_config(folder: str) -> dict[str, Any]:
+    """The generation_config.json of a folder. Raises ModelNotFound where there is none."""
+    config = _read_json(Path(os.path.expanduser(folder)) / "generation_config.json")
+    if config is None:
+        raise ModelNotFound(
+            f'generation_config {folder!r:.200} is neither "auto", "vllm" nor a folder with a generation_config.json'
+        )
+    return config
+
+
 def _read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where the file is absent."""
     if not path.is_file():
@@ -107,7 +145,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _fetch(repository: str) -> Path:
+def _fetch(repository: str, hub: HubOptions, files: Sequence[str]) -> Path:
     """The local snapshot of a hub repository, downloaded if need be.
 
     Offline mode and the cache folder are read from the environment here, because huggingface_hub reads them
@@ -115,17 +153,25 @@ def _fetch(repository: str) -> Path:
     """
     # Importing it takes half a second, which only those who name a hub id should pay.
     import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     try:
         folder = huggingface_hub.snapshot_download(
             repository,
-            allow_patterns=list(HUB_FILES),
+            revision=hub.revision,
+            allow_patterns=list(files),
             ignore_patterns=list(HUB_SECOND_COPIES),
-            cache_dir=_cache_folder(),
+            cache_dir=hub.download_dir or _cache_folder(),
             local_files_only=offline,
         )
+    except RevisionNotFoundError as error:
+        raise ModelNotFound(f"hub model {repository} has no revision {hub.revision!r:.200}") from error
     except GatedRepoError as error:
         raise ModelNotFound(
             f"hub model {repository} is gated: accept its terms on its page, then run `hf auth login`"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from headrace.core.types import KVGroupSpec
 from headrace.plan.formats import MemoryFormat, memory_format
@@ -51,6 +53,12 @@ class ResolvedConfig:
     stream_interval_s: float
     max_logprobs: int
     pin_threads: bool
+    tokenizer: str | None
+    revision: str | None
+    download_dir: str | None
+    hf_overrides: Mapping[str, Any] | None
+    generation_config: str
+    override_generation_config: Mapping[str, Any] | None
     ops_force: str | None
     kernels: str | None
     load_format: str

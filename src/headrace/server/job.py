@@ -13,6 +13,7 @@ from headrace.core.types import NO_USER, UNFULFILLABLE, FinishReason, NewRequest
 from headrace.errors import DeadlineExceeded, HeadraceError, InvalidParams
 from headrace.server.answer_size import HeldAnswer, bounded
 from headrace.server.latencies import StreamTimes
+from headrace.server.model_defaults import with_model_defaults
 from headrace.server.parameter_size import check_parameters
 from headrace.server.prompts import Encoded
 from headrace.server.seeing.record import current
@@ -100,6 +101,7 @@ class Job:
         check_parameters(params, len(prompts))
         lengths = [len(prompt.ids) for prompt in prompts]
         context = service.facts.max_model_len
+        params = with_model_defaults(params, body, service.facts.sampling_defaults, lengths, context)
         params = bounded(params, lengths, context, echo=echo, stream=bool(body.stream))
         name = f"{kind}-{uuid.uuid4().hex}"
         times = service.latencies.stream() if body.stream else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """`max_model_len` counts prompt and output tokens; None for streams whose every layer is bounded by a window.
-    `tokenizer_folder` is None for models without a tokenizer."""
+    `tokenizer_folder` is None for models without a tokenizer. `sampling_defaults`: fields of SamplingParams where a
+    request gives none."""
 
     model: str
     vocab_size: int
@@ -20,3 +21,4 @@ class ModelFacts:
     block_size: int = 1
     num_kv_blocks: int = 1
     hidden_size: int = 1
+    sampling_defaults: dict[str, float | int] = field(default_factory=dict)

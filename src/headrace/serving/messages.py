@@ -234,6 +234,7 @@ class Ready(Message, frozen=True):
     block_size: Count
     num_kv_blocks: Count
     hidden_size: Count
+    sampling_defaults: dict[Name, float | int]
 
 
 class Accepted(Message, frozen=True):

@@ -1,0 +1,130 @@
+"""vLLM's engine options that have another name here, or nothing to do: what people paste is accepted, and told of once.
+
+docs/options.md has the table. Options that would change an answer and cannot be obeyed are errors, not warnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+
+RENAMED = {
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+}
+"""The same thing here: vLLM's name -> ours."""
+
+DTYPES = {"half": "float16", "float": "float32"}
+"""vLLM's other names of compute types."""
+
+
+def _off(value: object) -> bool:
+    return value in (None, False, 0, "", "auto") or value == {} or value == []
+
+
+def _one(value: object) -> bool:
+    return value in (None, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An option without effect: what happens instead, and for which values that needs no word.
+
+    must: only these values are accepted, because others would change what the user gets.
+    """
+
+    instead: str
+    quiet: Callable[[object], bool] = _off
+    must: bool = False
+    switch: bool = False  # a flag without a value on the command line
+
+
+_GRAPHS = "the native path replays a tape, the torch path runs eagerly: there are no graphs to capture"
+_NO_SWAP = "what is preempted is computed again; nothing is swapped out or offloaded"
+_LOGS = "`headrace serve --log-level` and /metrics say what is counted and logged"
+
+ACCEPTED: dict[str, Accepted] = {
+    "gpu_memory_utilization": Accepted("models run on the CPU here: kv_cache_memory sizes the KV cache"),
+    "enforce_eager": Accepted(_GRAPHS, switch=True),
+    "max_seq_len_to_capture": Accepted(_GRAPHS),
+    "compilation_config": Accepted(_GRAPHS),
+    "cuda_graph_sizes": Accepted(_GRAPHS),
+    "swap_space": Accepted(_NO_SWAP),
+    "cpu_offload_gb": Accepted(_NO_SWAP),
+    "preemption_mode": Accepted(_NO_SWAP),
+    "disable_log_stats": Accepted(_LOGS, switch=True),
+    "disable_log_requests": Accepted(_LOGS, switch=True),
+    "enable_log_requests": Accepted(_LOGS, switch=True),
+    "max_log_len": Accepted(_LOGS),
+    "trust_remote_code": Accepted("code of a checkpoint is never run", switch=True),
+    "tokenizer_mode": Accepted("tokenizer.json is read as it is"),
+    "skip_tokenizer_init": Accepted(
+        "the tokenizer is loaded; prompts of token ids do not use it", switch=True
+    ),
+    "guided_decoding_backend": Accepted("grammars are compiled by llguidance"),
+    "structured_outputs_config": Accepted("grammars are compiled by llguidance"),
+    "distributed_executor_backend": Accepted("the engine is one process"),
+    "disable_custom_all_reduce": Accepted("there is one device, and nothing to reduce", switch=True),
+    "worker_cls": Accepted("the engine is one process"),
+    "scheduler_cls": Accepted("scheduling_policy says who goes first"),
+    "async_scheduling": Accepted("a step is planned when the one before it has ended", switch=True),
+    "num_scheduler_steps": Accepted("every step is planned", _one),
+    "max_num_partial_prefills": Accepted("max_num_batched_tokens is shared out in scheduling order", _one),
+    "max_long_partial_prefills": Accepted("max_num_batched_tokens is shared out in scheduling order", _one),
+    "long_prefill_token_threshold": Accepted("max_num_batched_tokens is shared out in scheduling order"),
+    "use_v2_block_manager": Accepted("there is one block manager", switch=True),
+    "disable_hybrid_kv_cache_manager": Accepted("layers with a window keep the window only", switch=True),
+    "prefix_caching_hash_algo": Accepted("blocks are named by SHA-256, and their tokens are compared"),
+    "enable_sleep_mode": Accepted("an engine keeps its memory until it ends", switch=True),
+    "calculate_kv_scales": Accepted(
+        "int8 keys and values have a scale for each position and head", switch=True
+    ),
+    "mm_processor_kwargs": Accepted("models read text only"),
+    "limit_mm_per_prompt": Accepted("models read text only"),
+    "allowed_local_media_path": Accepted("models read text only"),
+    "config_format": Accepted("config.json is read"),
+    "model_loader_extra_config": Accepted("safetensors are mapped and read once"),
+    "speculative_config": Accepted("no tokens are drafted in this version; the answers are the same"),
+    "kv_transfer_config": Accepted("there is one engine, and nobody to send KV blocks to"),
+    "enable_lora": Accepted(
+        "adapters are not in this version: merge it into the weights", must=True, switch=True
+    ),
+    "lora_modules": Accepted("adapters are not in this version: merge them into the weights", must=True),
+    "quantization_param_path": Accepted("kv_cache_dtype int8 makes its scales itself", must=True),
+    "pipeline_parallel_size": Accepted("one device runs the model in this version", _one, must=True),
+    "data_parallel_size": Accepted("one engine serves the model: start several servers", _one, must=True),
+    "runner": Accepted(
+        "models generate and embed", lambda value: value in (None, "auto", "generate", "pooling"), True
+    ),
+    "task": Accepted(
+        "models generate and embed", lambda value: value in (None, "auto", "generate", "embed"), True
+    ),
+}
+"""vLLM's options that have no effect here."""
+
+
+def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | None]:
+    """(options under our names, one sentence on those that have no effect, or None).
+
+    Raises ConfigError where an option is given twice under two names, or would change the answer and cannot be obeyed.
+    """
+    kept: dict[str, object] = {}
+    told: list[str] = []
+    for name, value in options.items():
+        known = ACCEPTED.get(name)
+        if known is None:
+            ours = RENAMED.get(name, name)
+            if ours in kept or (ours != name and options.get(ours) is not None):
+                raise ConfigError(f"{name} and {ours} are the same option; give one of them")
+            kept[ours] = DTYPES.get(value, value) if name == "dtype" and isinstance(value, str) else value
+        elif known.quiet(value):
+            continue
+        elif known.must:
+            raise ConfigError(f"{name} {value!r:.80} cannot be obeyed: {known.instead}")
+        else:
+            told.append(f"{name} ({known.instead})")
+    if not told:
+        return kept, None
+    return kept, f"accepted without effect: {', '.join(told)}; see docs/options.md"
