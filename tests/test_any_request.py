@@ -86,7 +86,10 @@ REQUEST: dict[str, st.SearchStrategy[Any]] = {
     "queue_timeout_s": timeout,
     "timeout_s": timeout,
     "pooling": st.sampled_from(Pooling),
+    "cache_pin_tokens": st.sampled_from([1, 8, 40, 2**31 - 1]),
+    "cache_pin_ttl_s": near(1e-3, 3600.0),
 }
+PIN = ("cache_pin_tokens", "cache_pin_ttl_s")  # one without the other is refused
 WILD = st.one_of(
     st.sampled_from(
         [0, 129, -1, 65, VOCAB, 2**31, 2**63, 1e-38, float("nan"), float("inf"), "\ud800", "x" * 1025, None]
@@ -103,6 +106,7 @@ WILD = st.one_of(
 def requests(draw: st.DrawFn) -> dict[str, Any]:
     """The fields of a request; "params" holds those of its parameters, of which most are as by default."""
     fields = {name: draw(REQUEST[name]) for name in draw(some(REQUEST))} | {"prompt": draw(PROMPT)}
+    fields |= {name: draw(REQUEST[name]) for name in PIN if any(other in fields for other in PIN)}
     params = {name: draw(PARAMS[name]) for name in draw(some(PARAMS))}
     params.setdefault("max_tokens", 6)
     if "pooling" in fields:

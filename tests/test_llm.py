@@ -402,3 +402,18 @@ def test_a_prompt_alone(llm: LLM) -> None:
     )
     assert output.prompt_logprobs == whole.prompt_logprobs
     assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ((), "length")
+
+
+def test_a_prompt_can_pin_its_beginning() -> None:
+    llm = LLM("tale", num_kv_blocks=24, block_size=16, max_model_len=256, show_progress=False)
+    params = SamplingParams(temperature=0.0, max_tokens=2)
+    story = tuple(range(100, 180))
+    pin = {"prompt_token_ids": story, "cache_pin_tokens": 64, "cache_pin_ttl_s": 300.0}
+    assert llm.generate(pin, params)[0].metrics.num_pinned_tokens == 64
+    for turn in range(4):
+        llm.generate([[turn + 200] * 160], params)
+    assert llm.generate([story], params)[0].metrics.num_cached_tokens == 64
+    cache = llm.stats().cache
+    assert cache is not None and (cache.pins, cache.pins_broken) == (4, 0) and cache.evictions > 10
+    with pytest.raises(InvalidParams, match="come together"):
+        llm.generate({"prompt_token_ids": story, "cache_pin_tokens": 64}, params)

@@ -93,6 +93,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         Panel("Lookups by the reason that no more was found", "ops",
               ((rate("prefix_cache_lookups", "reason"), "{{reason}}"),), stacked=True),
         Panel("Evictions", "ops", ((rate("prefix_cache_evictions"), "blocks"),)),
+        Panel("Pins", "ops", (
+            (rate("prefix_cache_pins"), "made"), (rate("prefix_cache_pins_broken"), "broken"),
+        )),
     )),
     ("What is asked for", (
         lengths("Prompts", "request_prompt_tokens"),

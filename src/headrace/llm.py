@@ -64,6 +64,10 @@ Message = Mapping[str, object]
 Progress = Callable[[int, int], None]
 
 
+_REQUEST_FIELDS = ("priority", "user", "cache_salt", "cache_pin_tokens", "cache_pin_ttl_s")
+"""Fields of NewRequest that a prompt may hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """What is known of an engine before any weight is read."""
@@ -211,8 +215,9 @@ class LLM:
         """Complete prompts, all in one continuous batch; results come in the order of the prompts.
 
         A prompt is text, a list of token ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}, which may
-        also hold "priority", "user" and "cache_salt". `sampling_params` is one for all or one a prompt;
-        None takes what the model's generation_config.json recommends.
+        also hold "priority", "user", "cache_salt", "cache_pin_tokens" and "cache_pin_ttl_s" (see
+        `core.types.NewRequest`). `sampling_params` is one for all or one a prompt; None takes what the model's
+        generation_config.json recommends.
 
         Raises RequestError for a prompt or parameter that cannot be served, before anything is run.
         """
@@ -313,7 +318,7 @@ class LLM:
         ids: object = fields.pop("prompt_token_ids", None) if isinstance(prompt, Mapping) else prompt
         if isinstance(prompt, Mapping) and text is not None and ids is not None:
             raise InvalidParams("a prompt must have prompt or prompt_token_ids, not both")
-        extras = {name: fields.pop(name) for name in ("priority", "user", "cache_salt") if name in fields}
+        extras = {name: fields.pop(name) for name in _REQUEST_FIELDS if name in fields}
         if fields:
             raise InvalidParams(f"a prompt has no field {next(iter(fields))!r:.80}")
         if isinstance(text, str):

@@ -39,6 +39,7 @@ def new(
     weight: float = 1.0,
     queue_timeout_s: float | None = None,
     timeout_s: float | None = None,
+    pin: tuple[int, float] | None = None,
     **params: Any,
 ) -> NewRequest:
     """A request; a number as the prompt gives that many tokens that no other name has in front."""
@@ -54,6 +55,8 @@ def new(
         weight,
         queue_timeout_s,
         timeout_s,
+        cache_pin_tokens=pin[0] if pin else 0,
+        cache_pin_ttl_s=pin[1] if pin else None,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from headrace.core.engine import Engine
 from headrace.core.kv_manager import KVManager
+from headrace.core.pins import MOST
 from headrace.core.request import Request, Table
 from headrace.core.types import KVGroupSpec, Status, StepPlan
 
@@ -32,10 +33,12 @@ def check_pools(kv: KVManager, requests: Iterable[Request]) -> None:
             raise Broken(f"free list of group {group}: {free} with references {counted}")
         if pool.num_free != len(free) or len(free) + len(counted) != pool.num_blocks:
             raise Broken(f"free list of group {group}: {len(free)} blocks, {pool.num_free} counted")
-        backwards, block = [], pool._previous[pool.num_blocks]
-        while block != pool.num_blocks:
-            backwards.append(block)
-            block = pool._previous[block]
+        backwards = []
+        for end in (pool.num_blocks + 1, pool.num_blocks):
+            block = pool._previous[end]
+            while block != end:
+                backwards.append(block)
+                block = pool._previous[block]
         if backwards != free[::-1]:
             raise Broken(f"free list of group {group}: {free} forwards, {backwards} backwards")
 
@@ -63,6 +66,23 @@ def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) ->
     first = sum(sum(salts.values()) for salts in cache._first_blocks.values())
     if children != set(cache._nodes) or first != sum(node.first for node in cache._nodes.values()):
         raise Broken("cache index: the tree does not list the nodes")
+
+
+def check_pins(kv: KVManager, now: float) -> None:
+    """What is pinned can be found, lies behind the other free blocks, is no more than the share, and has time left."""
+    for group, pool in enumerate(kv.pools):
+        pinned = pool._pinned
+        if pinned != set(kv.pins._pins[group]):
+            raise Broken(f"pins: group {group} has {pinned}, but {set(kv.pins._pins[group])} are known")
+        if pinned and (kv.cache is None or not all(kv.cache.holds(group, block) for block in pinned)):
+            raise Broken(f"pins: some of {pinned} cannot be found")
+        order = [block in pinned for block in pool.free_order()]
+        if order != sorted(order):
+            raise Broken(f"pins: {pool.free_order()} with {pinned}")
+        if len(pinned) > MOST * pool.num_blocks or len(kv.pins._heaps[group]) > 4 * len(pinned) + 65:
+            raise Broken(f"pins: {len(pinned)} of {pool.num_blocks}, {len(kv.pins._heaps[group])} entries")
+        if any(kv.pins.until((group, block)) <= now for block in pinned):  # type: ignore[operator]
+            raise Broken("pins: one has outlived its time")
 
 
 def check_queues(engine: Engine) -> None:

@@ -18,7 +18,15 @@ from headrace.core.types import (
     StepResult,
     TokenLogprobs,
 )
-from tests.core.checks import Broken, check_cache, check_plan, check_pools, check_queues, unfinished
+from tests.core.checks import (
+    Broken,
+    check_cache,
+    check_pins,
+    check_plan,
+    check_pools,
+    check_queues,
+    unfinished,
+)
 from tests.core.fake_executor import FakeExecutor
 from tests.core.oracle import Oracle, Sampling, pooled, score
 
@@ -109,6 +117,7 @@ class Driver:
                 raise Broken(f"deadlines: {track.number} is still there")
         self.check()  # what expired has given its blocks back before the step runs
         check_plan(self.engine, plan)
+        check_pins(self.engine.scheduler.kv, self.now)
         self.events["shared in a step"] += len(self.engine.scheduler.kv.step._sources)
         newcomers = set(self.engine.scheduler.running) - ran
         if newcomers and self.engine.stats().scheduler.preemptions > preempted:
@@ -298,6 +307,7 @@ class Driver:
             "copies": scheduler.block_copies, "accepted": self.executor.accepted,
             "rejected": self.executor.rejected, "hits": cache.hits if cache else 0,
             "evictions": cache.evictions if cache else 0, "retried": scheduler.retried_slices,
+            "pins": cache.pins if cache else 0, "broken pins": cache.pins_broken if cache else 0,
         }  # fmt: skip
         self.events.update({"waits": int(plan.empty and plan.wait_until is not None)})
         for name, count in counts.items():

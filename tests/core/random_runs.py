@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from headrace.core.params import SamplingParams
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
@@ -13,6 +14,9 @@ from tests.core.driver import Driver, Setup
 
 SEEDS, MOVES = range(120), 60  # of the short run; the long one has its own
 VOCAB = 7
+PINS: tuple[dict[str, Any], ...] = (
+    {}, {}, *({"cache_pin_tokens": count, "cache_pin_ttl_s": seconds} for count, seconds in ((9, 0.1), (40, 1.0))),
+)  # fmt: skip
 SALTS = ("", "", "red", "blue")
 USERS = ("ann", "bob", "cat")
 STEMS = ((1,) * 4, (1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5), (5, 4) * 10)  # prompts begin alike
@@ -89,6 +93,7 @@ def draw_request(rng: Random, name: str) -> NewRequest:
         name, prompt, params, rng.choice((0, 0, 1, 2)), rng.choice(USERS), rng.choice(SALTS),
         weight=rng.choice((1.0, 0.5, 3.0)), queue_timeout_s=rng.choice((*[None] * 9, 0.0, 0.1, 0.5)),
         timeout_s=rng.choice((*[None] * 4, 0.1, 0.3, 1.0)), pooling=pooling,
+        **Random(f"pin {name} {prompt}").choice(PINS),
     )  # fmt: skip
 
 

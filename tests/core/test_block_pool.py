@@ -13,9 +13,8 @@ def take(pool: BlockPool, count: int) -> list[int]:
     return [pool.allocate() for _ in range(count)]
 
 
-def links(pool: BlockPool) -> tuple[list[int], list[int]]:
-    """The ring from the sentinel on, forwards and backwards."""
-    end = pool.num_blocks
+def links(pool: BlockPool, end: int) -> tuple[list[int], list[int]]:
+    """The ring from the sentinel `end` on, forwards and backwards."""
     rings = []
     for neighbours in (pool._next, pool._previous):
         ring, block = [], neighbours[end]
@@ -81,30 +80,60 @@ def test_double_release_raises_and_changes_nothing(reusable: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_use_equals_a_plain_list(seed: int) -> None:
+def test_random_use_equals_plain_lists(seed: int) -> None:
+    """One of free blocks, and one of free blocks that are pinned."""
     rng, blocks = Random(seed), 12
-    pool, free, references = BlockPool(blocks), list(range(blocks)), [0] * blocks
-    for _ in range(1500):
+    pool, references, broken = BlockPool(blocks), [0] * blocks, 0
+    free: tuple[list[int], list[int]] = (list(range(blocks)), [])
+    pinned: set[int] = set()
+    for _ in range(3000):
         block, roll = rng.randrange(blocks), rng.random()
-        if roll < 0.35 and free:
-            expected = free.pop(0)
+        if roll < 0.35 and (free[0] or free[1]):
+            expected = (free[0] or free[1]).pop(0)
+            broken += expected in pinned
+            pinned.discard(expected)
             assert pool.allocate() == expected
             references[expected] = 1
         elif roll < 0.55:
             pool.share(block)
             references[block] += 1
-            if block in free:
-                free.remove(block)
+            if references[block] == 1:
+                free[block in pinned].remove(block)
+        elif roll < 0.7:
+            if not references[block]:
+                free[block in pinned].remove(block)
+            keep = rng.random() < 0.5
+            (pool.pin if keep else pool.unpin)(block)
+            (pinned.add if keep else pinned.discard)(block)
+            if not references[block]:
+                free[keep].append(block)
         elif references[block]:
             reusable = rng.random() < 0.5
             pool.release(block, reusable=reusable)
             references[block] -= 1
             if not references[block]:
-                free.insert(len(free) if reusable else 0, block)
-        forwards, backwards = links(pool)
-        assert pool.free_order() == forwards == backwards[::-1] == free
-        assert pool.num_free == len(free)
+                where = free[block in pinned]
+                where.insert(len(where) if reusable else 0, block)
+        for end, expected_order in zip((blocks, blocks + 1), free, strict=True):
+            forwards, backwards = links(pool, end)
+            assert forwards == backwards[::-1] == expected_order
+        assert pool.free_order() == free[0] + free[1]
+        assert pool.num_free == len(free[0]) + len(free[1]) and pool.num_pinned == len(pinned)
         assert [pool.references(b) for b in range(blocks)] == references
+    assert broken > 1
+
+
+def test_pinned_blocks_are_handed_out_last() -> None:
+    pool = BlockPool(4)
+    take(pool, 4)
+    pool.pin(1)
+    for block in (1, 0, 2, 3):
+        pool.release(block, reusable=True)
+    pool.pin(2)  # while it is free
+    assert pool.free_order() == [0, 3, 1, 2]
+    pool.unpin(1)
+    assert pool.free_order() == [0, 3, 1, 2] and pool.num_pinned == 1
+    assert take(pool, 4) == [0, 3, 1, 2] and pool.num_pinned == 0
 
 
 class Counting(list[int]):

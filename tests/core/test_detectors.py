@@ -119,7 +119,7 @@ def forget_the_preempted(patch: Patch) -> None:
 
 
 def keep_evicted_keys(patch: Patch) -> None:
-    patch.setattr(PrefixCache, "evict", lambda *args: None)
+    patch.setattr(PrefixCache, "evict", lambda *args, **kwargs: None)
 
 
 def keep_evicted_keys_unseen(patch: Patch) -> None:

@@ -68,6 +68,7 @@ requests = st.builds(
     weight=st.floats(1e-3, 1e3), queue_timeout_s=st.none() | st.floats(0, 1e5), timeout_s=st.none() | st.floats(0, 1e5),
 ) | st.builds(
     NewRequest, texts, tokens, st.just(SamplingParams(max_tokens=0)), pooling=st.sampled_from(Pooling),
+    cache_pin_tokens=st.integers(1, 2**31 - 1), cache_pin_ttl_s=st.floats(0.1, 3600),
 )  # fmt: skip
 logprobs = st.lists(
     st.builds(
@@ -78,7 +79,8 @@ logprobs = st.lists(
 ).map(tuple)  # fmt: skip
 stats = st.builds(
     RequestStats, times, st.none() | times, st.none() | times, st.none() | times, st.none() | times,
-    counts, counts, counts, counts, counts, counts, counts, st.none() | st.builds(CacheMiss, texts, counts, texts),
+    counts, counts, counts, counts, counts, counts, counts, counts,
+    st.none() | st.builds(CacheMiss, texts, counts, texts),
 )  # fmt: skip
 outputs = st.builds(
     Output, texts, st.integers(0, 127), tokens, logprobs, logprobs, st.none() | st.sampled_from(FinishReason),
@@ -102,7 +104,7 @@ def test_outputs_arrive_unchanged(news: list[Output]) -> None:
     assert translate.outputs_from_wire(message) == news
 
 
-@pytest.mark.parametrize("cache", [None, CacheStats(5, 3, 1, Counter({"diverged": 2}))])
+@pytest.mark.parametrize("cache", [None, CacheStats(5, 3, 1, Counter({"diverged": 2}), 7, 8)])
 def test_stats_arrive_unchanged(cache: CacheStats | None) -> None:
     held = EngineStats(1, 2, 30, 4, SchedulerStats(5, 6, 7, 8, 9, 10, 11, (3, 0, 2)), cache)
     message = wire.decode_from_engine(wire.encode(translate.stats_to_wire(11, held)))
@@ -219,6 +221,6 @@ def test_prompts_that_are_too_long_are_refused_before_they_are_sent(monkeypatch:
 
 def test_values_that_cannot_be_written_are_refused() -> None:
     with pytest.raises(WireError):
-        wire.encode(wire.Add("r", (2**70,), None, 0, "", "", 1.0, None, None, None))  # type: ignore[arg-type]
+        wire.encode(wire.Add("r", (2**70,), None, 0, "", "", 1.0, None, None, None, 0, None))  # type: ignore[arg-type]
     with pytest.raises(WireError):
         wire.encode(wire.Abort("\ud800", None, False))

@@ -10,9 +10,11 @@ class BlockPool:
 
     A block is free when nobody refers to it. Free blocks wait in a doubly linked list: `allocate` takes the head,
     so blocks without reusable content are put in at the head and blocks that the prefix cache still knows at the
-    tail, which makes the list least-recently-used order. `on_evict` is told before a block is handed out anew.
+    tail, which makes the list least-recently-used order. Pinned blocks have a list of their own, of which `allocate`
+    takes when the other is empty. `on_evict` is called before a block is reallocated, which ends its pin.
 
-    Invariant: 0 <= references(b), and b is in the free list exactly when references(b) == 0.
+    Invariant: 0 <= references(b), and b is in one of the free lists, by whether it is pinned, exactly when
+    references(b) == 0.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
@@ -21,10 +23,11 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._references = [0] * num_blocks
-        # The list is a ring through the sentinel index num_blocks.
-        self._next: list[int] = [*range(1, num_blocks + 1), 0]
-        self._previous: list[int] = [num_blocks, *range(num_blocks)]
+        # The lists are rings through the sentinel indices num_blocks and, for pinned blocks, num_blocks + 1.
+        self._next: list[int] = [*range(1, num_blocks + 1), 0, num_blocks + 1]
+        self._previous: list[int] = [num_blocks, *range(num_blocks), num_blocks + 1]
         self._num_free = num_blocks
+        self._pinned: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -35,14 +38,28 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Hand out the block at the head of the free list with one reference. Raises IndexError when none is free."""
-        block = self._next[self.num_blocks]
-        if block == self.num_blocks:
+        if not self._num_free:
             raise IndexError("no free KV block")
-        self._unlink(block)
+        end = self.num_blocks
+        block = self._next[end] if self._next[end] != end else self._next[end + 1]
         if self._on_evict is not None:
             self._on_evict(block)
+        self._pinned.discard(block)
+        self._unlink(block)
         self._references[block] = 1
         return block
+
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pinned)
+
+    def pin(self, block: int) -> None:
+        """Hand the block out last, whenever it is free."""
+        self._set_pinned(block, pinned=True)
+
+    def unpin(self, block: int) -> None:
+        """Treat the block like others again; a free one as if it were released now, with reusable content."""
+        self._set_pinned(block, pinned=False)
 
     def share(self, block: int) -> None:
         """Add a reference; a free block leaves the free list with its content kept."""
@@ -57,16 +74,29 @@ class BlockPool:
             raise ValueError(f"block {block} was released more often than it was taken")
         self._references[block] = count
         if count == 0:
-            end = self.num_blocks
+            end = self.num_blocks + (block in self._pinned)
             self._link(block, before=end if reusable else self._next[end])
 
     def free_order(self) -> list[int]:
         """Free blocks, next to be handed out first. O(free blocks): for tests and displays."""
-        order, block = [], self._next[self.num_blocks]
-        while block != self.num_blocks:
-            order.append(block)
-            block = self._next[block]
+        order = []
+        for end in (self.num_blocks, self.num_blocks + 1):
+            block = self._next[end]
+            while block != end:
+                order.append(block)
+                block = self._next[block]
         return order
+
+    def _set_pinned(self, block: int, *, pinned: bool) -> None:
+        free = self._references[block] == 0
+        if free:
+            self._unlink(block)
+        if pinned:
+            self._pinned.add(block)
+        else:
+            self._pinned.discard(block)
+        if free:
+            self._link(block, before=self.num_blocks + pinned)
 
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]

@@ -174,7 +174,7 @@ class Engine:
             total_blocks=sum(pool.num_blocks for pool in scheduler.kv.pools),
             free_blocks=sum(pool.num_free for pool in scheduler.kv.pools),
             scheduler=scheduler.counts(),
-            cache=None if scheduler.kv.cache is None else scheduler.kv.cache.stats.snapshot(),
+            cache=scheduler.kv.cache_stats(),
         )
 
     def kv_usage(self) -> KVUsage:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from headrace.core.block_pool import BlockPool
-from headrace.core.prefix_cache import BlockKeys, Hit, PrefixCache
+from headrace.core.pins import Pins
+from headrace.core.prefix_cache import BlockKeys, CacheStats, Hit, PrefixCache
 from headrace.core.request import Request, Table
 from headrace.core.step_writes import Cell, StepWrites
 from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, TableUpdate
@@ -41,11 +42,11 @@ class KVManager:
         self._prompts: dict[int, Request] = {}  # prompt key -> a sequence whose blocks hold the whole prompt
         self._unchanged = (None,) * len(self.groups)
         self._windows = any(group.window is not None for group in self.groups)
-        evict = None if self.cache is None else self.cache.evict
         self.pools = tuple(
-            BlockPool(group.num_blocks, None if evict is None else partial(evict, index))
+            BlockPool(group.num_blocks, None if self.cache is None else partial(self._evict, index))
             for index, group in enumerate(groups)
         )
+        self.pins = Pins(self.pools)
 
     def keys(self, salt: str) -> BlockKeys:
         """An empty chain of block keys for a sequence with this salt."""
@@ -225,6 +226,26 @@ class KVManager:
             for group, block in self.step.findable(number):
                 self.cache.forget(group, block)
 
+    def pin(self, request: Request, num_blocks: int, until: float) -> int:
+        """Pin the first blocks of a sequence, whose KV is computed; returns the tokens that can be found again for sure
+        while no pin is broken: all of theirs or none."""
+        if self.cache is None:
+            return 0
+        request.keys.extend(request.tokens)
+        cells, complete = self.cache.kept(request.keys, num_blocks)
+        for cell in reversed(cells):  # as they are freed: a prefix outlives what follows it
+            self.pins.add(cell, until)
+        complete = complete and all(
+            self.pins.until(cell) is not None for cell in cells
+        )  # not too many for the pool
+        return num_blocks * self.block_size if complete else 0
+
+    def cache_stats(self) -> CacheStats | None:
+        """A copy of what the prefix cache has counted; None without one."""
+        if self.cache is None:
+            return None
+        return replace(self.cache.stats.snapshot(), pins=self.pins.made, pins_broken=self.pins.broken)
+
     def free(self, request: Request) -> None:
         """Give back every block, so that nothing is computed; the tail first: a prefix outlives what follows it."""
         if self._prompts.get(request.prompt_key) is request:
@@ -257,6 +278,10 @@ class KVManager:
             reserved_tokens=len(filled) * self.block_size,
             used_tokens=sum(filled.values()),
         )
+
+    def _evict(self, group: int, block: int) -> None:
+        assert self.cache is not None
+        self.cache.evict(group, block, pinned=self.pins.lose((group, block)))
 
     def _release(self, group: int, block: int) -> None:
         reusable = self.cache is not None and self.cache.holds(group, block)

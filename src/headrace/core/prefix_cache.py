@@ -38,17 +38,17 @@ def root_key(salt: str, scope: bytes = b"") -> bytes:
 class BlockKeys:
     """The chain of block keys of one growing token list, extended as blocks fill up."""
 
-    __slots__ = ("_block_size", "_pack", "keys", "root")
+    __slots__ = ("_pack", "block_size", "keys", "root")
 
     def __init__(self, salt: str, block_size: int, scope: bytes = b"") -> None:
         self.root = root_key(salt, scope)
         self.keys: list[bytes] = []
-        self._block_size = block_size
+        self.block_size = block_size
         self._pack = Struct(f"<{block_size}I").pack  # in one byte order on every host
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
         """Keys of all full blocks of `tokens`, which must only ever grow."""
-        size = self._block_size
+        size = self.block_size
         for index in range(len(self.keys), len(tokens) // size):
             parent = self.keys[-1] if index else self.root
             content = self._pack(*tokens[index * size : (index + 1) * size])
@@ -83,12 +83,14 @@ class Hit:
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counts since the start, in tokens except `evictions` (blocks)."""
+    """Counts since the start, in tokens except `evictions`, `pins` and `pins_broken` (blocks)."""
 
     queries: int = 0
     hits: int = 0
     evictions: int = 0
     misses: Counter[str] = field(default_factory=Counter)  # lookups by reason
+    pins: int = 0  # of blocks that were not pinned before
+    pins_broken: int = 0  # ended before their time
 
     def snapshot(self) -> CacheStats:
         return replace(self, misses=Counter(self.misses))
@@ -104,7 +106,7 @@ class PrefixCache:
         self._nodes: dict[bytes, _Node] = {}
         self._children: dict[bytes, list[_Node]] = {}  # in the order of their tokens
         self._node_of_block: tuple[dict[int, _Node], ...] = tuple({} for _ in groups)
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self._evicted: OrderedDict[bytes, bool] = OrderedDict()  # key -> whether that broke a pin
         self._first_blocks: dict[tuple[int, ...], Counter[str]] = {}  # tokens of a first block -> salts
 
     def __len__(self) -> int:
@@ -147,13 +149,28 @@ class PrefixCache:
                 added.append((group, block))
         return added
 
-    def evict(self, group: int, block: int) -> None:
+    def kept(self, keys: BlockKeys, length: int) -> tuple[list[tuple[int, int]], bool]:
+        """The (group, block) that the token behind `length` blocks would find, and whether it finds all it needs."""
+        nodes = [self._nodes.get(key) for key in keys.keys[:length]]
+        cells: list[tuple[int, int]] = []
+        complete = len(nodes) == length
+        for group, spec in enumerate(self._groups):
+            for index in self._wanted(spec, length):
+                node = nodes[index] if index < len(nodes) else None
+                block = None if node is None else node.blocks[group]
+                if block is None:
+                    complete = False
+                else:
+                    cells.append((group, block))
+        return cells, complete
+
+    def evict(self, group: int, block: int, *, pinned: bool = False) -> None:
         """Forget a block that is about to be overwritten; unknown blocks are fine."""
         node = self.forget(group, block)
         if node is None:
             return
         self.stats.evictions += 1
-        self._evicted[node.key] = None
+        self._evicted[node.key] = pinned
         self._evicted.move_to_end(node.key)
         if len(self._evicted) > EVICTED_MEMORY:
             self._evicted.popitem(last=False)
@@ -213,6 +230,11 @@ class PrefixCache:
             return 0
         return max(0, length * self.block_size - spec.window + 1) // self.block_size
 
+    def _wanted(self, spec: KVGroupSpec, length: int) -> tuple[int, ...]:
+        """Logical blocks among the first `length` that the next token can see."""
+        start = self._start(spec, length)
+        return (*range(min(start, spec.sink_blocks)), *range(start, length))
+
     def _complete(self, spec: KVGroupSpec, runs: list[int], length: int) -> bool:
         """Whether the sinks and the window of the token behind `length` blocks are there. O(1)."""
         start = self._start(spec, length)
@@ -221,10 +243,7 @@ class PrefixCache:
 
     def _held(self, nodes: list[_Node], group: int, length: int) -> dict[int, int]:
         """The blocks among the first `length` that the next token can see."""
-        spec = self._groups[group]
-        start = self._start(spec, length)
-        wanted = (*range(min(start, spec.sink_blocks)), *range(start, length))
-        held = ((index, nodes[index].blocks[group]) for index in wanted)
+        held = ((index, nodes[index].blocks[group]) for index in self._wanted(self._groups[group], length))
         return {index: block for index, block in held if block is not None}
 
     def explain(self, hit: Hit, keys: BlockKeys, tokens: Sequence[int], salt: str) -> CacheMiss:
@@ -238,7 +257,10 @@ class PrefixCache:
             return CacheMiss(MissReason.NONE.value, start)
         key = keys.keys[length]
         if key in self._evicted or key in self._nodes:  # known, but not in every group
-            return CacheMiss(MissReason.EVICTED.value, start, f"block {length} was reused for other tokens")
+            detail = f"block {length} was reused for other tokens"
+            if self._evicted.get(key):
+                detail += ", although it was pinned"
+            return CacheMiss(MissReason.EVICTED.value, start, detail)
         rest = tuple(tokens[start : start + size])
         siblings = self._children.get(keys.keys[length - 1] if length else keys.root, [])
         at = bisect_left(siblings, rest, key=_tokens)

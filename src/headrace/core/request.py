@@ -32,8 +32,9 @@ class Request:
 
     __slots__ = (
         "charged", "draft", "finish_by", "first", "index", "keys", "known", "limit", "name", "num_computed",
-        "num_prompt", "num_stored", "number", "params", "pooling", "priority", "prompt_key", "prompt_logprobs_done",
-        "salt", "seed", "start_by", "stats", "status", "stop_ids", "tables", "tokens", "user", "weight",
+        "num_prompt", "num_stored", "number", "params", "pin_blocks", "pin_ttl_s", "pooling", "priority",
+        "prompt_key", "prompt_logprobs_done", "salt", "seed", "start_by", "stats", "status", "stop_ids", "tables",
+        "tokens", "user", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,10 @@ class Request:
         # Leading tokens whose KV its blocks hold. Beyond num_computed only where a prompt is shared to its end: the
         # last token is then computed for its logits alone, and its KV is not written again.
         self.num_stored = 0
+        self.pin_blocks = (
+            min(new.cache_pin_tokens, self.num_prompt) // keys.block_size
+        )  # to be pinned when computed
+        self.pin_ttl_s = new.cache_pin_ttl_s or 0.0
         self.draft: tuple[int, ...] = ()
         self.status = Status.WAITING
         self.pooling = new.pooling

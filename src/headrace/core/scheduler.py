@@ -146,6 +146,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         """Grant up to `max_num_batched_tokens` tokens of work."""
+        self.kv.pins.expire(now)
         budget = self.config.max_num_batched_tokens
         copies: list[BlockCopy] = []
         granted: list[tuple[Request, int]] = []
@@ -422,6 +423,9 @@ class Scheduler:
             reason = FinishReason.STOP
         if not request.params.samples and request.num_computed >= request.num_prompt:
             reason = FinishReason.LENGTH
+        if request.pin_blocks and request.num_computed >= request.pin_blocks * self.kv.block_size:
+            request.stats.num_pinned = self.kv.pin(request, request.pin_blocks, now + request.pin_ttl_s)
+            request.pin_blocks = 0
         told = reason is not None
         if emitted:
             request.stats.last_token_s = now

@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, field
 
 from headrace.core.grammar import is_unicode
-from headrace.core.params import SamplingParams
+from headrace.core.params import MAX_TOKENS_LIMIT, SamplingParams
 from headrace.core.record import record
 from headrace.errors import InvalidParams
 
@@ -21,6 +21,7 @@ UNFULFILLABLE = "what the request asks for cannot be fulfilled: "
 MAX_NAME_CHARS = 1024
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 7 * 86_400.0
+MAX_CACHE_PIN_TTL_S = 3600.0
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
 
 
@@ -216,6 +217,7 @@ class RequestStats:
     num_computed: int = (
         0  # prompt tokens that were granted to a step, or cached: the furthest that prefill came
     )
+    num_pinned: int = 0  # prompt tokens whose blocks stay pinned for the time that the request has asked for
     num_preemptions: int = 0
     num_output: int = 0
     num_drafted: int = 0
@@ -232,6 +234,10 @@ class NewRequest:
     `weight` gets twice the tokens. The timeouts count from arrival, in seconds: a request that was not scheduled
     within `queue_timeout_s`, or has not ended within `timeout_s`, ends with the reason "timeout". With `pooling` it is
     for the embedding of its prompt: it samples nothing (max_tokens 0) and has no prompt_logprobs.
+
+    The full prefix blocks among the first `cache_pin_tokens` of the prompt are pinned for `cache_pin_ttl_s` seconds
+    from when they are computed or found; a request that names them again prolongs that. Pinned blocks are evicted last.
+    It is no reservation: where no other block is left, or too many are pinned, pins are broken and counted.
     """
 
     request_id: str
@@ -244,6 +250,8 @@ class NewRequest:
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
     pooling: Pooling | None = None
+    cache_pin_tokens: int = 0
+    cache_pin_ttl_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("request_id", "user", "cache_salt"):
@@ -261,6 +269,7 @@ class NewRequest:
             seconds = getattr(self, name)
             if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= MAX_TIMEOUT_S):
                 raise InvalidParams(f"{name} must be a number of seconds between 0 and {MAX_TIMEOUT_S:g}")
+        self._check_pin()
         if not isinstance(self.prompt, tuple):
             raise InvalidParams("prompt must be a tuple of token ids")
         if not isinstance(self.params, SamplingParams):
@@ -275,6 +284,18 @@ class NewRequest:
             raise InvalidParams("an embedding needs max_tokens 0 and n 1: nothing is sampled")
         if self.pooling is not None and self.params.prompt_logprobs is not None:
             raise InvalidParams("an embedding has no prompt_logprobs: ask for them in a request of their own")
+
+    def _check_pin(self) -> None:
+        count: object = self.cache_pin_tokens
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_TOKENS_LIMIT:
+            raise InvalidParams(f"cache_pin_tokens must be a whole number between 0 and {MAX_TOKENS_LIMIT}")
+        seconds = self.cache_pin_ttl_s
+        if seconds is not None and not (_is_number(seconds) and 0 < seconds <= MAX_CACHE_PIN_TTL_S):
+            raise InvalidParams(
+                f"cache_pin_ttl_s must be a number of seconds above 0 and at most {MAX_CACHE_PIN_TTL_S:g}"
+            )
+        if bool(self.cache_pin_tokens) != (seconds is not None):
+            raise InvalidParams("cache_pin_tokens and cache_pin_ttl_s come together")
 
 
 def _is_number(value: object) -> bool:

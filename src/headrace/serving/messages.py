@@ -117,6 +117,7 @@ class Times(Plain, frozen=True):
     num_prompt: Count
     num_cached: Count
     num_computed: Count
+    num_pinned: Count
     num_preemptions: Count
     num_output: Count
     num_drafted: Count
@@ -159,6 +160,8 @@ class CacheCounts(Plain, frozen=True):
     hits: Count
     evictions: Count
     misses: Annotated[dict[Name, Count], Meta(max_length=MAX_REASONS)]
+    pins: Count
+    pins_broken: Count
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True):
@@ -188,6 +191,8 @@ class Add(Message, frozen=True):
     queue_timeout_s: float | None
     timeout_s: float | None
     pooling: Pooling | None
+    cache_pin_tokens: int
+    cache_pin_ttl_s: float | None
 
 
 class Abort(Message, frozen=True):

@@ -27,7 +27,8 @@ class RequestMetrics:
     token behind the first. prefill_s: first scheduling to the first output token. decode_s: first output token to the
     last. e2e_s: arrival to the end. Several completions of one prompt share one arrival: queue_s
     and ttft_s are those of the earliest, e2e_s of the latest, and the counts are sums.
-    num_cached_tokens: prompt tokens taken from the prefix cache; cache_miss: why it were not more.
+    num_cached_tokens: prompt tokens taken from the prefix cache; cache_miss: why it were not more; num_pinned_tokens:
+    prompt tokens whose blocks stay pinned, as the request has asked.
     """
 
     queue_s: float | None = None
@@ -43,6 +44,7 @@ class RequestMetrics:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     cache_miss: str | None = None
+    num_pinned_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

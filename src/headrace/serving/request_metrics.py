@@ -35,6 +35,7 @@ def request_metrics(
         num_drafted_tokens=sum(one.num_drafted for one in stats),
         num_accepted_tokens=sum(one.num_accepted for one in stats),
         cache_miss=_told(leader.miss),
+        num_pinned_tokens=max(one.num_pinned for one in stats),
     )
 
 

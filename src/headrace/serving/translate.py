@@ -88,7 +88,7 @@ def stats_to_wire(number: int, stats: EngineStats) -> wire.Stats:
     cache = None
     if stats.cache is not None:
         held = stats.cache
-        cache = wire.CacheCounts(held.queries, held.hits, held.evictions, dict(held.misses))
+        cache = wire.CacheCounts(**fields_of(wire.CacheCounts, held) | {"misses": dict(held.misses)})
     counts = wire.SchedulerCounts(**fields_of(wire.SchedulerCounts, stats.scheduler))
     return wire.Stats(
         number, stats.running, stats.waiting, stats.total_blocks, stats.free_blocks, counts, cache
@@ -99,7 +99,7 @@ def stats_from_wire(stats: wire.Stats) -> EngineStats:
     cache = None
     if stats.cache is not None:
         held = stats.cache
-        cache = CacheStats(held.queries, held.hits, held.evictions, Counter(held.misses))
+        cache = CacheStats(**fields_of(wire.CacheCounts, held) | {"misses": Counter(held.misses)})
     counts = SchedulerStats(**fields_of(wire.SchedulerCounts, stats.scheduler))
     return EngineStats(stats.running, stats.waiting, stats.total_blocks, stats.free_blocks, counts, cache)
 

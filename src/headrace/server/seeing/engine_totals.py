@@ -72,5 +72,6 @@ def _counts(stats: EngineStats) -> Counter[str]:
     counts.update({f"step_size {power}": count for power, count in enumerate(scheduler.step_sizes)})
     if cache is not None:
         counts.update({"queries": cache.queries, "hits": cache.hits, "evictions": cache.evictions})
+        counts.update({"pins": cache.pins, "pins broken": cache.pins_broken})
         counts.update({f"miss {reason}": count for reason, count in cache.misses.items()})
     return counts

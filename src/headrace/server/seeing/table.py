@@ -194,6 +194,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("prefix_cache_hits", "counter", "Of these, the ones that were found.", _engine("hits")),
     Metric("prefix_cache_evictions", "counter", "Blocks whose content was given up for other tokens.",
            _engine("evictions")),
+    Metric("prefix_cache_pins", "counter", "Blocks that requests have pinned for a time, not counting prolonged pins.",
+           _engine("pins")),
+    Metric("prefix_cache_pins_broken", "counter",
+           "Of these, the ones whose pin ended before its time, for lack of other blocks.", _engine("pins broken")),
     Metric("prefix_cache_lookups", "counter", "Lookups, by the reason that no more was found.", _misses,
            ("reason",)),
 
