@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -297,3 +298,38 @@ def test_what_is_no_list_of_bad_words(words: Any) -> None:
 def test_bad_words_outside_the_vocabulary() -> None:
     with pytest.raises(InvalidParams, match="bad_words names token 9"):
         SamplingParams(bad_words=((1, 2), (9, 3))).check_vocab(9)
+
+
+FAULTY_LISTS: list[tuple[dict[str, Any], str]] = [
+    ({"stop_token_ids": [1, True]}, "each of stop_token_ids must be a whole number, got True"),
+    ({"allowed_token_ids": [1, 2.0]}, "each of allowed_token_ids must be a whole number, got 2.0"),
+    ({"banned_token_ids": [3, -1]}, "each of banned_token_ids must be between 0 and 2147483647, got -1"),
+    ({"allowed_token_ids": [0, 2**31]}, "each of allowed_token_ids must be between 0 and 2147483647"),
+    ({"bad_words": [[1, "a"]]}, "each token id of bad_words must be a whole number, got 'a'"),
+    ({"logit_bias": {"1": 1, "01": 1}}, "logit_bias names token 1 twice"),
+    ({"logit_bias": {"1": 1, 1: 1}}, "logit_bias names token 1 twice"),
+    ({"logit_bias": {"1": 1, "²": 1}}, "logit_bias keys must be token ids, got '²'"),
+    ({"logit_bias": {"1": 1, "": 1}}, "logit_bias keys must be token ids, got ''"),
+    ({"logit_bias": {"0" * 21: 1}}, "logit_bias keys must be token ids"),
+    ({"logit_bias": {True: 1}}, "logit_bias keys must be token ids, got True"),
+    ({"logit_bias": {"1": 1, "-1": 1}}, "each logit_bias token id must be between 0 and 2147483647, got -1"),
+    ({"logit_bias": {"9" * 20: 1}}, "each logit_bias token id must be between 0 and 2147483647"),
+    ({"logit_bias": {1: 1, 2: True}}, "each logit_bias value must be a number, got True"),
+    ({"logit_bias": {1: float("nan"), 2: 1}}, "each logit_bias value must be between -100 and 100, got nan"),
+    ({"logit_bias": {1: 1, 2: float("nan")}}, "each logit_bias value must be between -100 and 100, got nan"),
+    ({"logit_bias": {1: 1.5, 2: 10**400}}, "each logit_bias value must be between -100 and 100"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), FAULTY_LISTS)
+def test_a_fault_in_a_long_list_is_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidParams, match=re.escape(said)):
+        SamplingParams(**given)
+
+
+def test_bias_tables_keep_their_order_and_values() -> None:
+    table = {"7": 1, "03": -100, "0": 0.5}
+    assert SamplingParams(logit_bias=table).logit_bias == {7: 1.0, 3: -100.0, 0: 0.5}  # type: ignore[arg-type]
+    mixed = SamplingParams(logit_bias={"7": 1, 3: 2})  # type: ignore[dict-item]
+    assert list((mixed.logit_bias or {}).items()) == [(7, 1.0), (3, 2.0)]
+    assert SamplingParams(logit_bias={}).logit_bias == {}

@@ -48,9 +48,11 @@ class TinyServer:
         folder: Path = TALE,
         engine: EngineConfig | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
+        max_in_flight: int = MAX_IN_FLIGHT,
         **config: object,
     ) -> None:
         self._command, self._max_body_bytes = command, max_body_bytes
+        self._max_in_flight = max_in_flight
         self._folder = folder
         self._traffic = traffic
         self._limits = limits or ConnectionLimits()
@@ -71,7 +73,7 @@ class TinyServer:
         try:
             self.loop = asyncio.get_running_loop()
             self.client = await ProcessClient.start(
-                self._config, command=self._command, max_in_flight=MAX_IN_FLIGHT
+                self._config, command=self._command, max_in_flight=self._max_in_flight
             )
         except BaseException as error:
             started.put(error)

@@ -19,11 +19,13 @@ from tests.server.conftest import TinyServer
 
 @dataclass
 class Work:
-    """calls: of functions, Python's and C's. written: characters of JSON. read: bytes of messages of the engine."""
+    """calls: of functions, Python's and C's. written: characters of JSON. read: bytes of messages of the engine.
+    sent: bytes of messages to it."""
 
     calls: int = 0
     written: int = 0
     read: int = 0
+    sent: int = 0
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Turns:
     def end_turn(self) -> None:
         now, self.now = self.now, Work()
         self.turns += 1
-        for name in ("calls", "written", "read"):
+        for name in ("calls", "written", "read", "sent"):
             count = getattr(now, name)
             setattr(self.most, name, max(getattr(self.most, name), count))
             setattr(self.total, name, getattr(self.total, name) + count)
@@ -48,7 +50,7 @@ class Turns:
 def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     """Count the work of a server's event loop, turn by turn. What is counted is done as ever."""
     turns, running = Turns(), True
-    encode, decode = json.JSONEncoder.encode, process_client.decode_from_engine
+    encode, decode, frame = json.JSONEncoder.encode, process_client.decode_from_engine, process_client.frame
 
     def encoded(self: json.JSONEncoder, value: Any) -> str:
         text = encode(self, value)
@@ -59,7 +61,11 @@ def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tur
         turns.now.read += len(payload)
         return decode(payload)
 
-    def profile(frame: FrameType, event: str, argument: object) -> None:
+    def framed(payload: bytes) -> bytes:
+        turns.now.sent += len(payload)
+        return frame(payload)
+
+    def profile(_: FrameType, event: str, argument: object) -> None:
         if event in ("call", "c_call"):
             turns.now.calls += 1
 
@@ -78,6 +84,7 @@ def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tur
     with monkeypatch.context() as patched:
         patched.setattr(json.JSONEncoder, "encode", encoded)
         patched.setattr(process_client, "decode_from_engine", decoded)
+        patched.setattr(process_client, "frame", framed)
         server.call(begin())
         try:
             yield turns

@@ -164,4 +164,4 @@ def test_a_merged_update_is_no_larger_than_a_message() -> None:
     found = merged(parts)
     assert [token for one in found for token in one.tokens] == list(range(200))
     assert [entry.token for one in found for entry in one.logprobs] == list(range(200))
-    assert len(found) == 5 and max(map(entries, found)) <= MAX_ENTRIES_PER_MESSAGE
+    assert len(found) == 9 and max(map(entries, found)) <= MAX_ENTRIES_PER_MESSAGE

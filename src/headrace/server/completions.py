@@ -16,6 +16,7 @@ from headrace.server.events import DONE, EventStream, EventWriter, event
 from headrace.server.job import Job
 from headrace.server.json_parts import json_response
 from headrace.server.logprobs import PromptLogprobs
+from headrace.server.pace import Slices
 from headrace.server.prompts import Encoded, check_length, encode_prompts, truncation
 from headrace.server.schemas import CompletionRequest
 from headrace.server.service import Service, service_of
@@ -24,6 +25,8 @@ from headrace.serving.completion import Delta
 router = APIRouter()
 
 _KIND = "text_completion"
+
+_CHOICES_A_TURN = 256
 
 
 @router.post("/v1/completions")
@@ -51,20 +54,25 @@ async def completions(
     ]
     await while_connected(request.receive, gather(job, choices))
     answer = head(_KIND, job, model)
-    answer["choices"] = [
-        {
+    answer["choices"] = await _written(choices, texts)
+    answer["usage"] = usage(job)
+    return await json_response(answer, job.held)
+
+
+async def _written(choices: Sequence[Choice], texts: _Texts) -> list[dict[str, Any]]:
+    written: list[dict[str, Any]] = []
+    slices = Slices(_CHOICES_A_TURN)
+    for choice in choices:
+        about = {
             "index": choice.index,
             "text": texts.front(choice.index) + choice.text,
             "logprobs": choice.logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
-        | choice.extras
-        | texts.prompt_ids(choice.index)
-        for choice in choices
-    ]
-    answer["usage"] = usage(job)
-    return await json_response(answer, job.held)
+        written.append(about | choice.extras | texts.prompt_ids(choice.index))
+        await slices.add(1)
+    return written
 
 
 class _Texts:

@@ -16,8 +16,9 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import MAX_NAME_CHARS, MAX_TIMEOUT_S, NO_USER, NewRequest, Pooling
 from headrace.errors import InvalidParams
 from headrace.server.disconnect import while_connected
-from headrace.server.job import STARTED_A_TURN
+from headrace.server.job import IDS_A_COMPLETION, STARTED_A_TURN
 from headrace.server.json_parts import JsonList, json_response
+from headrace.server.pace import Slices
 from headrace.server.prompts import Encoded, check_length, encode_prompts, truncation
 from headrace.server.request_fields import EMBEDDING, Strict
 from headrace.server.schemas import MAX_MODEL_NAME_CHARS, Priority, Prompts, Side, TruncatedLength
@@ -110,20 +111,21 @@ async def _embed_all(service: Service, body: EmbeddingRequest, prompts: Sequence
     """All of them, or the first error after the others have been taken back."""
     name = f"embd-{uuid.uuid4().hex}"
     pooling = service.pooling if body.pooling is None else Pooling(body.pooling)
-    news = [
-        NewRequest(
+    slices = Slices(STARTED_A_TURN)
+    news: list[NewRequest] = []
+    for number, prompt in enumerate(prompts):
+        new = NewRequest(
             f"{name}-{number}", prompt.ids, _PROMPT_ALONE, body.priority or 0, body.user or NO_USER,
             body.cache_salt or "", queue_timeout_s=body.queue_timeout, timeout_s=body.timeout, pooling=pooling,
-        )
-        for number, prompt in enumerate(prompts)
-    ]  # fmt: skip
+        )  # fmt: skip
+        news.append(new)
+        await slices.add(1)
     async with service.gate.reserved(news):
         tasks: list[asyncio.Future[Embedding]] = []
         try:
             for new in news:
                 tasks.append(asyncio.ensure_future(embed(service.gate, new)))
-                if len(tasks) % STARTED_A_TURN == 0:
-                    await asyncio.sleep(0)
+                await slices.add(1 + len(new.prompt) // IDS_A_COMPLETION)
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:

@@ -14,7 +14,8 @@ from headrace.errors import DeadlineExceeded, HeadraceError, InvalidParams
 from headrace.server.answer_size import HeldAnswer, bounded
 from headrace.server.latencies import StreamTimes
 from headrace.server.model_defaults import with_model_defaults
-from headrace.server.parameter_size import check_parameters
+from headrace.server.pace import Slices
+from headrace.server.parameter_size import check_parameters, size_of
 from headrace.server.prompts import Encoded
 from headrace.server.seeing.record import current
 from headrace.server.service import Service
@@ -27,8 +28,15 @@ MAX_TAKEN_ENTRIES = 4096
 """Tokens and log-probabilities after which what is left is taken in the next turn of the event loop. More than arrives
 in a turn, see `process_client.MAX_TURN_BYTES`: who takes all the time never lags."""
 
+DELTA_ENTRIES = 4
+LAST_DELTA_ENTRIES = 24
+"""What an addition takes beside its entries, and the last one of a completion, which is counted and measured, too."""
+
 STARTED_A_TURN = 64
-"""Completions that are handed to the engine in a turn of the event loop."""
+"""Completions that are handed to the engine in a turn of the event loop. IDS_A_COMPLETION ids or characters of a
+request count for one more."""
+
+IDS_A_COMPLETION = 1024
 
 
 class Submission(Protocol):
@@ -105,23 +113,25 @@ class Job:
         params = bounded(params, lengths, context, echo=echo, stream=bool(body.stream))
         name = f"{kind}-{uuid.uuid4().hex}"
         times = service.latencies.stream() if body.stream else None
-        news = [
-            NewRequest(
+        slices = Slices(STARTED_A_TURN)
+        news: list[NewRequest] = []
+        for number, prompt in enumerate(prompts):
+            new = NewRequest(
                 f"{name}-{number}", prompt.ids, params, body.priority or 0, body.user or NO_USER, body.cache_salt or "",
                 queue_timeout_s=body.queue_timeout, timeout_s=body.timeout,
-            )
-            for number, prompt in enumerate(prompts)
-        ]  # fmt: skip
+            )  # fmt: skip
+            news.append(new)
+            await slices.add(1)
         async with service.gate.reserved(news):
             starting: list[asyncio.Future[Generation]] = []
             try:
+                each = params.n + size_of(params) // IDS_A_COMPLETION
                 for new in news:
                     task = asyncio.ensure_future(
                         Generation.start(service.gate, service.tokenizer, new, visible)
                     )
                     starting.append(task)
-                    if len(starting) % max(1, STARTED_A_TURN // params.n) == 0:
-                        await asyncio.sleep(0)
+                    await slices.add(each + len(new.prompt) // IDS_A_COMPLETION)
                 job = cls(name, await asyncio.gather(*starting), params.n, times)
             except BaseException:
                 for one in starting:
@@ -207,14 +217,18 @@ class Job:
                 self.held.add(delta)
             items.append((choice, delta))
         if len(deltas) == 1 and deltas[0].finish_reason is None and not generation.waiting:
-            return entries(deltas[0])  # as nearly always
+            return DELTA_ENTRIES + entries(deltas[0])  # as nearly always
         if generation.exhausted:
             self._left.discard(number)
             self.exhausted = not self._left
         elif generation.waiting:
             self._ready[number] = None
             self.waiting = True
-        return sum(map(entries, deltas))
+        return sum(map(_weight, deltas))
+
+
+def _weight(delta: Delta) -> int:
+    return entries(delta) + (DELTA_ENTRIES if delta.finish_reason is None else LAST_DELTA_ENTRIES)
 
 
 def _check(delta: Delta) -> None:

@@ -18,6 +18,11 @@ PART_CHARS = 2**16
 """About how much is encoded in one call."""
 
 _NODE_CHARS = 16  # what a value counts for beside its text
+_NUMBERS = {int, float, bool}
+_LEAVES = {*_NUMBERS, type(None)}
+_NUMBERS_A_PART = PART_CHARS // _NODE_CHARS
+_PART_COST = 2**8
+"""What a part counts for beside its bytes: an answer of many small JsonLists has many small parts."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -81,6 +86,10 @@ def json_parts(value: Any) -> Iterator[bytes]:
 
 def _items(values: Sequence[Any]) -> Iterator[bytes]:
     """What stands between the brackets of a list: light items together, heavy ones by themselves."""
+    if set(map(type, values)) <= _NUMBERS:
+        for at in range(0, len(values), _NUMBERS_A_PART):
+            yield (b"," if at else b"") + encoded(values[at : at + _NUMBERS_A_PART])[1:-1]
+        return
     light: list[Any] = []
     left, first = PART_CHARS, True
     for item in values:
@@ -106,6 +115,8 @@ def _items(values: Sequence[Any]) -> Iterator[bytes]:
 
 def _weight(value: Any, left: int) -> int:
     """`left` less about the characters of a value; 0 or less, found without a look at all of it, where it is heavy."""
+    if type(value) in _LEAVES:
+        return left - _NODE_CHARS
     if isinstance(value, str):
         return left - _NODE_CHARS - len(value)
     if isinstance(value, JsonList):
@@ -119,6 +130,11 @@ def _weight(value: Any, left: int) -> int:
     elif isinstance(value, (list, tuple)):
         if len(value) * _NODE_CHARS >= left:
             return 0
+        kinds = set(map(type, value))
+        if kinds <= _NUMBERS:
+            return left - len(value) * _NODE_CHARS
+        if kinds == {str}:
+            return left - len(value) * _NODE_CHARS - sum(map(len, value))
         for item in value:
             left = _weight(item, left)
             if left <= 0:
@@ -136,7 +152,7 @@ async def json_response(value: Any, held: object = None) -> Response:
     size = 0
     for part in json_parts(value):
         small.append(part)
-        size += len(part)
+        size += _PART_COST + len(part)
         if size >= PART_CHARS:
             body.append(b"".join(small))
             small, size = [], 0

@@ -15,6 +15,21 @@ REQUESTS_A_TURN = 8
 """About ten milliseconds of work."""
 
 
+class Slices:
+    """The work of one request, cut into slices of a size, so that others are served between them."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._left = size
+
+    async def add(self, work: int) -> None:
+        """So much was done; where a slice is full, the event loop has a turn for others."""
+        self._left -= work
+        if self._left <= 0:
+            self._left = self._size
+            await asyncio.sleep(0)
+
+
 class Pace:
     """ASGI middleware, outside of what costs time: lets so many requests begin in each turn of the loop, in order."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from headrace.errors import PromptTooLong, RequestError
 from headrace.server.schemas import Prompt
@@ -14,11 +14,18 @@ from headrace.text.conversation import adapted, knows_tools
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools import Tool
 
+Read = TypeVar("Read")
+
 SHORT_CHARS = 2000
 """Text up to this length is tokenized on the event loop: that takes less time than handing it to a thread."""
 
 LONG_CHARS = 200_000
 """Longer text waits for its turn, so that it does not hold all threads and keep others from being tokenized."""
+
+
+MANY_MESSAGES = 500
+"""Longer conversations are read and rendered one after the other: every thread that runs Python makes the event loop
+wait longer for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +117,28 @@ async def encode_chat(
         )  # fmt: skip
 
     # A template may be slow, and may be stopped only by its own limits.
-    text = await asyncio.to_thread(render)
+    pool = service.long_texts if are_many(messages) else None
+    text = await asyncio.get_running_loop().run_in_executor(pool, render)
     (ids,) = await _tokenized(service, [text], add_special_tokens, truncation)
     prompt = Encoded(ids, text, _text_of(messages[-1]) if continue_final_message else None)
     return prompt if truncation is None else truncation.apply(prompt)
+
+
+def are_many(messages: Any) -> bool:
+    """A conversation has more than MANY_MESSAGES messages, or parts of them. Its shape has not been checked."""
+    if not isinstance(messages, (list, tuple)):
+        return False
+    if len(messages) > MANY_MESSAGES:
+        return True
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    return sum(len(content) for content in contents if isinstance(content, (list, tuple))) > MANY_MESSAGES
+
+
+async def read_messages(service: Service, messages: Any, read: Callable[[], Read]) -> Read:
+    """`read()`, which makes something of messages; off the event loop where they are many. Raises what it raises."""
+    if not are_many(messages):
+        return read()
+    return await asyncio.get_running_loop().run_in_executor(service.long_texts, read)
 
 
 _RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template")

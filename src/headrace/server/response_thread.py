@@ -13,13 +13,14 @@ from headrace.server.response_store import MAX_ENTRY_BYTES, StoredResponse
 from headrace.server.service import Service
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Thread:
     """`items`: input items, or the one text of a request that goes on from nothing. `kept`: the response will be
     stored."""
 
     items: Any
     kept: bool
+    _written: bytes | None = None  # the items as JSON, unless they are too large to be stored
 
     @classmethod
     def of(cls, service: Service, body: ResponsesRequest) -> Thread:
@@ -39,12 +40,17 @@ class Thread:
             raise PreviousResponseNotFound(f"previous_response_id: {error}") from error
         return cls(before + _listed(body.input), kept)
 
+    def write(self) -> None:
+        """Write the items down for `keep`. Thousands of them take long."""
+        if self.kept:
+            self._written = _bounded(_listed(self.items))
+
     def keep(self, service: Service, response: dict[str, Any]) -> None:
         """Store a complete response with its conversation; where it is too large, the response says that it is not."""
         if not self.kept:
             return
         said = [_without_logprobs(item) for item in response["output"]]
-        written, items = _bounded(response), _bounded(_listed(self.items) + said)
+        written, items = _bounded(response), _joined(self._written, _bounded(said))
         if written is not None and items is not None:
             stored = StoredResponse(response["id"], written, items)
             if service.responses.put(service.caller.name, stored):
@@ -65,6 +71,14 @@ def _bounded(value: Any) -> bytes | None:
     except (ValueError, RecursionError):
         return None
     return b"".join(parts)
+
+
+def _joined(first: bytes | None, second: bytes | None) -> bytes | None:
+    """Two lists as one; None where one of them is, or where it is too large to be stored."""
+    if first is None or second is None or len(first) + len(second) > MAX_ENTRY_BYTES:
+        return None
+    between = b"," if len(first) > 2 and len(second) > 2 else b""
+    return first[:-1] + between + second[1:]
 
 
 def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:

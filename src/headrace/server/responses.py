@@ -19,7 +19,7 @@ from headrace.server.events import EventStream, EventWriter, event, event_parts,
 from headrace.server.job import Job
 from headrace.server.json_parts import json_response
 from headrace.server.logprobs import chat_logprobs
-from headrace.server.prompts import Encoded, check_length, encode_chat
+from headrace.server.prompts import Encoded, check_length, encode_chat, read_messages
 from headrace.server.reply import Reading, Reply
 from headrace.server.response_builder import Event, ResponseBuilder
 from headrace.server.response_input import chat_messages
@@ -61,7 +61,13 @@ async def responses(
 async def _prompt(service: Service, body: ResponsesRequest, thread: Thread) -> Encoded:
     """The conversation as the model sees it. Raises RequestError."""
     tools, length = body.tool_use().tools, body.sampling.max_tokens
-    messages = chat_messages(thread.items, body.instructions)
+
+    def read() -> list[dict[str, Any]]:
+        messages = chat_messages(thread.items, body.instructions)
+        thread.write()
+        return messages
+
+    messages = await read_messages(service, thread.items, read)
 
     async def encode(some: Messages) -> Encoded:
         return await encode_chat(service, some, True, body.template_variables, tools)

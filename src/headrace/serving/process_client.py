@@ -61,8 +61,8 @@ DEFAULT_START_TIMEOUT_S = 1800.0
 MAX_UNSENT_BYTES = 64 * 2**20
 """Most bytes that may wait for an engine that does not take in messages, as in a long step."""
 
-MAX_TURN_BYTES = 2**14
-"""Bytes of messages after which the event loop has a turn for others: about 1,000 log-probabilities."""
+MAX_TURN_BYTES = 2**13
+"""Bytes of messages after which the event loop has a turn for others: about 500 log-probabilities."""
 
 _log = logging.getLogger(__name__)
 

@@ -18,9 +18,12 @@ from headrace.errors import EngineDead, HeadraceError, InvalidParams
 from headrace.serving import messages as wire
 from headrace.serving.facts import ModelFacts
 
-MAX_ENTRIES_PER_MESSAGE = 1024
+MAX_ENTRIES_PER_MESSAGE = 512
 """Tokens and log-probabilities after which the news of one step goes on in another message, so that the server can
-look at other callers between two messages. They take about 15 KB, and a few milliseconds to turn into an answer."""
+look at other callers between two messages. They take about 8 KB, and one or two milliseconds to turn into an answer."""
+
+_OUTPUT_ENTRIES = 4  # what an output takes beside its entries, in entries
+_STATS_ENTRIES = 8
 
 
 def fields_of(kind: type[wire.Plain] | type[wire.Message], source: object) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def outputs_to_wire(outputs: Iterable[Output]) -> Iterator[wire.Outputs]:
     entries = 0
     for output in outputs:
         for part in _split(output) if output.prompt_logprobs else (output,):
-            entries += _entries(part)
+            entries += _OUTPUT_ENTRIES + _entries(part) + (0 if part.stats is None else _STATS_ENTRIES)
             batch.append(_news(part))
             if entries >= MAX_ENTRIES_PER_MESSAGE or len(batch) == wire.MAX_BATCH:
                 yield wire.Outputs(tuple(batch))
