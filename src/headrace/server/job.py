@@ -24,7 +24,7 @@ from headrace.serving.generation import Generation
 from headrace.serving.outputs import RequestMetrics
 from headrace.text.bad_words import with_bad_word_ids
 
-MAX_TAKEN_ENTRIES = 4096
+MAX_TAKEN_ENTRIES = 2048
 """Tokens and log-probabilities after which what is left is taken in the next turn of the event loop. More than arrives
 in a turn, see `process_client.MAX_TURN_BYTES`: who takes all the time never lags."""
 
