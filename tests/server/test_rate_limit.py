@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from random import Random
+from typing import Any
 
 import openai
 import pytest
@@ -166,6 +167,24 @@ def test_clients_see_their_limits_and_429() -> None:
         used = server.traffic.usage
         assert used.of("few").refused == {"rate_limit_exceeded": 2} and used.of("few").requests == 3
         assert used.of("small").refused == {"rate_limit_exceeded": 1}
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_counting_tokens_is_a_request(path: str, body: dict[str, Any]) -> None:
+    server = TinyServer(traffic=keyed(Caller("few", requests_per_minute=2)))
+    try:
+        answers = [server.http.post(path, json=body, headers=bearer("few")) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429], answers[0].text
+        assert "2 requests a minute" in answers[2].text and int(answers[2].headers["retry-after"]) >= 1
+        assert complete(server, "few").status_code == 429
     finally:
         server.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,7 +12,10 @@ import pytest
 
 from headrace.errors import ResponseNotFound
 from headrace.server.caller import Caller
+from headrace.server.key_file import KeySources
 from headrace.server.response_store import MAX_ENTRY_BYTES, ResponseStore, StoredResponse
+from headrace.server.traffic import Rules
+from headrace.server.traffic_options import TrafficOptions
 from tests.server.conftest import TinyServer
 from tests.server.echo import echo, echo_server
 from tests.server.keyring import keyed, secret
@@ -115,6 +120,43 @@ def test_a_response_belongs_to_its_key(shared: TinyServer) -> None:
         assert refused.value.status_code in (400, 404)
         assert "there is no response" in str(refused.value)
     assert ann.responses.retrieve(mine.id).output_text == "A secret."
+
+
+def test_the_responses_of_a_removed_key_are_deleted(tmp_path: Path) -> None:
+    """A key of the same name that is added later is another owner's."""
+    file = tmp_path / "keys.json"
+
+    def write(**keys: str) -> None:
+        file.write_text(json.dumps({"keys": [{"name": name, "key": secret(keys[name])} for name in keys]}))
+
+    async def reload() -> None:
+        server.traffic.reload()
+
+    write(ann="ann", bob="bob")
+    traffic = TrafficOptions(rules=Rules(KeySources(file=file)))
+    server = echo_server(tmp_path / "model", "hermes", traffic=traffic)
+    try:
+        ann, bob, new = (server.openai.with_options(api_key=secret(name)) for name in ("ann", "bob", "new"))
+        kept = bob.responses.create(model="tiny", input="Bob's.")
+        mine = ann.responses.create(model="tiny", input="A secret.")
+        write(ann="new", bob="bob")  # one step: ann's key is changed
+        server.call(reload())
+        assert new.responses.retrieve(mine.id).output_text == "A secret."
+        running = iter(new.responses.create(model="tiny", input="Late. " * 100, stream=True))
+        begun = next(running)
+        assert begun.type == "response.created"
+        write(bob="bob")
+        server.call(reload())
+        *_, last = running
+        assert last.type == "response.completed" and last.response.to_dict()["store"] is False
+        write(ann="ann", bob="bob")
+        server.call(reload())
+        for lost in (mine.id, begun.response.id):
+            with pytest.raises(openai.NotFoundError):
+                ann.responses.retrieve(lost)
+        assert bob.responses.retrieve(kept.id).output_text == "Bob's."
+    finally:
+        server.close()
 
 
 # ---- The store ----

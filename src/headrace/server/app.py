@@ -89,6 +89,7 @@ def create_app(
         pooling=pooling,
         responses=ResponseStore(response_store_bytes),
     )
+    traffic.on_reload(service.responses.keep)
     app.state.feed = Feed(client, service.latencies)
     app.state.sight = sight = Sight(service, sinks)
     # From the inside to the outside: what is added last sees a request first.

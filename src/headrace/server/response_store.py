@@ -74,6 +74,11 @@ class ResponseStore:
         self.get(owner, response_id)
         self._remove(owner, response_id)
 
+    def keep(self, owners: frozenset[str]) -> None:
+        """Delete the responses of owners who are not there any more."""
+        for owner in self._of.keys() - owners:
+            del self._of[owner], self._held[owner]
+
     def _remove(self, owner: str, response_id: str) -> None:
         self._held[owner] -= self._of[owner].pop(response_id).size
         if not self._of[owner]:

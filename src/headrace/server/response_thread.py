@@ -49,6 +49,9 @@ class Thread:
         """Store a complete response with its conversation; where it is too large, the response says that it is not."""
         if not self.kept:
             return
+        if service.caller.name not in service.traffic.names:  # the key was removed while the answer grew
+            response["store"] = False
+            return
         said = [_without_logprobs(item) for item in response["output"]]
         written, items = _bounded(response), _joined(self._written, _bounded(said))
         if written is not None and items is not None:

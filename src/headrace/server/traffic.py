@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.server.caller import ANYONE, Caller
@@ -43,11 +44,23 @@ class Traffic:
         self.usage = KeyUsage()
         self.limiter = RateLimiter(clock)
         self.keys = KeyRing(self.rules.keys.load())
+        self._on_reload: list[Callable[[frozenset[str]], None]] = [self.limiter.keep]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all callers there are now."""
+        return frozenset(caller.name for caller in self.keys.callers or [ANYONE])
+
+    def on_reload(self, keep: Callable[[frozenset[str]], None]) -> None:
+        """Call `keep` with `names` after each change of the keys, to delete what belongs to others."""
+        self._on_reload.append(keep)
 
     def reload(self) -> None:
         """Read the keys again. Raises ConfigError where they are wrong, and keeps the old ones."""
         self.keys.replace(self.rules.keys.load())
-        self.limiter.keep(frozenset(caller.name for caller in self.keys.callers))
+        names = self.names
+        for keep in self._on_reload:
+            keep(names)
 
     def caller(self, authorization: bytes | None, api_key: bytes | None = None) -> Caller | None:
         """Whose key an Authorization header carries, or an x-api-key header; None for nobody's, and where the two are
