@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.text.reply.formats import TOOL_CALL_FORMATS
 from headrace.text.reply.reader import ReplyReader
-from headrace.text.reply.reasoning import REASONING_FORMATS, ReasoningParser, detect_reasoning
+from headrace.text.reply.reasoning import REASONING_FORMATS, ReasoningParser, Stage, detect_reasoning
 from tests.text.replies import Reply, read
 
 CASES: list[tuple[str, bool, str, str, str]] = [
@@ -86,11 +86,15 @@ def test_thousands_of_marks_take_linear_time() -> None:
         assert time.process_time() - started < 2.0
 
 
-def test_who_opens_the_reasoning() -> None:
+def test_where_a_reply_begins() -> None:
     qwen, deepseek = REASONING_FORMATS["qwen3"], REASONING_FORMATS["deepseek_r1"]
-    assert qwen.begins_inside("<|assistant|>\n<think>\n") and deepseek.begins_inside("<|assistant|><think>")
-    assert not qwen.begins_inside("<|assistant|>") and deepseek.begins_inside("<|assistant|>")
+    assert qwen.stage("<|assistant|>\n<think>\n") is deepseek.stage("<|assistant|><think>") is Stage.INSIDE
+    assert qwen.stage("<|assistant|>") is Stage.BEFORE and deepseek.stage("<|assistant|>") is Stage.INSIDE
     for one in (qwen, deepseek):
-        assert not one.begins_inside("<|assistant|>\n<think>\n\n</think>\n\n")
+        assert one.stage("<|assistant|>\n<think>\n\n</think>\n\n") is Stage.PAST
+        for said in ("<think>x</think>", "<think>x</think>\nSo", "So", "x</think>"):
+            assert one.stage(f"<|assistant|>{said}", said) is Stage.PAST, said
+        assert one.stage("<|assistant|><think>x", "<think>x") is Stage.INSIDE
+        assert one.stage("<|assistant|>", " ") is one.stage("<|assistant|>")
     assert detect_reasoning("{% if thinking %}<think>{% endif %}") is qwen
     assert detect_reasoning("{{ messages }}") is None and detect_reasoning(None) is None

@@ -63,7 +63,7 @@ async def chat_completions(
     await while_connected(request.receive, _gather(job, answers, body))
     answer = head("chat.completion", job, model)
     answer["choices"] = [each.choice() for each in answers]
-    answer["usage"] = _usage(job, reading, [each.reply for each in answers])
+    answer["usage"] = _usage(service, job, [each.reply for each in answers])
     if answers[0].prompt_logprobs is not None:
         answer["prompt_logprobs"] = answers[0].prompt_logprobs.value()
     if body.return_token_ids:
@@ -169,7 +169,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
 
     def end(self) -> Iterable[bytes]:
         if self._body.streamed_usage:
-            counted = _usage(self._job, self._reading, list(self._replies.values()))
+            counted = _usage(self._service, self._job, list(self._replies.values()))
             yield event(self._common | {"choices": [], "usage": counted})
         yield DONE
 
@@ -187,9 +187,9 @@ def _shows_reasoning(body: ChatRequest) -> bool:
     return body.include_reasoning is not False
 
 
-def _usage(job: Job, reading: Reading, replies: Sequence[Reply]) -> dict[str, Any]:
+def _usage(service: Service, job: Job, replies: Sequence[Reply]) -> dict[str, Any]:
     counted = usage(job)
-    if reading.reasoning is not None:
+    if service.replies.reasoning is not None:
         tokens = sum(reply.reasoning_tokens for reply in replies)
         counted["completion_tokens_details"] = {"reasoning_tokens": tokens}
     return counted

@@ -16,7 +16,7 @@ from headrace.text.reply.formats import GENERIC, TOOL_CALL_FORMATS, ToolCallForm
 from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Parser, Piece, Reasoning
 from headrace.text.reply.prose import PlainParser
 from headrace.text.reply.reader import LeadingCalls, ReplyReader
-from headrace.text.reply.reasoning import ReasoningFormat, ReasoningParser
+from headrace.text.reply.reasoning import ReasoningFormat, ReasoningParser, Stage
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_rules import ToolSchema
 from headrace.text.tools import Tool, ToolUse
@@ -24,7 +24,8 @@ from headrace.text.tools import Tool, ToolUse
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the completions of one request are read. `calls` and `reasoning` None where none are looked for.
+    """How the completions of one request are read. `calls` and `reasoning` None where none are looked for, and
+    `reasoning`, too, where it was over before the completions begin.
 
     form: what the answer must look like; behind the reasoning, where there is some, and in place of calls. inside:
     completions begin in the middle of the reasoning. visible: special tokens that mark calls and reasoning, so
@@ -56,17 +57,15 @@ class Reading:
             calls = calls or GENERIC
             calls = TOOL_CALL_FORMATS[calls.forced or calls.name]
         reasoning = service.replies.reasoning
-        inside = False
-        if reasoning is not None and continued is not None:
-            inside = reasoning.continues_inside(continued)
-        elif reasoning is not None:
-            inside = reasoning.begins_inside(prompt)
+        stage = Stage.PAST if reasoning is None else reasoning.stage(prompt, continued)
+        if stage is Stage.PAST:
+            reasoning = None
         markers = calls.markers if calls is not None else ()
         marks = (reasoning.open, reasoning.close) if reasoning is not None else ()
         special = _special(service.tokenizer, (*markers, *marks))
         return cls(
             tools, calls, reasoning, None if tools.forced else params.grammar,
-            inside, frozenset(special.values()) if calls or reasoning else None,
+            stage is Stage.INSIDE, frozenset(special.values()) if calls or reasoning else None,
             frozenset(special) if params.skip_special_tokens else frozenset(),
         )  # fmt: skip
 

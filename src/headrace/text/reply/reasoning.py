@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from headrace.text.reply.markers import begun, cut_off
 from headrace.text.reply.pieces import Content, Piece, Reasoning
 from headrace.text.reply.prose import Prose
+
+
+class Stage(Enum):
+    """Where the text of a reply begins. Grammar and parser are both made for it."""
+
+    BEFORE = auto()
+    """The reply may open its reasoning, or have none."""
+    INSIDE = auto()
+    """The prompt has opened it."""
+    PAST = auto()
+    """The prompt has closed it, or goes on with a message that has none: what follows is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +31,15 @@ class ReasoningFormat:
     close: str
     assumed: bool = False
 
-    def begins_inside(self, prompt: str) -> bool:
-        """The reply to this prompt begins inside of the reasoning, because the template has opened it already."""
+    def stage(self, prompt: str, continued: str | None = None) -> Stage:
+        """Where a reply to this prompt begins. `continued`: the text of a last message that the reply goes on with."""
+        said = (continued or "").strip()
+        if said:
+            return Stage.INSIDE if said.rfind(self.open) > said.rfind(self.close) else Stage.PAST
         end = prompt.rstrip()
-        return end.endswith(self.open) or (self.assumed and not end.endswith(self.close))
-
-    def continues_inside(self, message: str) -> bool:
-        """Text that goes on with this message begins inside of the reasoning, because the message has not closed it."""
-        return message.rfind(self.open) > message.rfind(self.close)
+        if end.endswith(self.close):
+            return Stage.PAST
+        return Stage.INSIDE if self.assumed or end.endswith(self.open) else Stage.BEFORE
 
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
