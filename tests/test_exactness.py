@@ -173,7 +173,7 @@ def located(kind: str, tiny_models: Mapping[str, str]) -> dict[str, object]:
     return options
 
 
-FEWER = {"window": 18, "sinks": 14}
+FEWER = {"window": 24, "sinks": 14}
 
 
 def fitted(kind: str, options: Mapping[str, object], fewer: Mapping[str, int] = FEWER) -> dict[str, object]:
