@@ -247,7 +247,7 @@ def test_a_half_closed_connection_is_answered(tiny: TinyServer, version: bytes, 
         caller.shutdown(socket.SHUT_WR)
         data = read_all(caller)
     while data.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
-        assert version == b"1.1" and not stream
+        assert version == b"1.1"
         data = data.partition(b"\r\n\r\n")[2]
     assert data.startswith(b"HTTP/1.1 200")
     assert (b"[DONE]" in data) if stream else (b'"completion_tokens":100' in data)
@@ -265,13 +265,42 @@ def test_a_half_closed_connection_with_half_a_request_is_closed(tiny: TinyServer
             assert read_all(caller) == b""
 
 
-def test_a_caller_that_has_left_is_noticed_before_its_answer(doomed: TinyServer) -> None:
-    """Its FIN looks like a half-close; the interim responses find out."""
+def test_complete_requests_before_half_a_request_are_answered(tiny: TinyServer) -> None:
+    whole = post({"prompt": [1], "max_tokens": 60, "ignore_eos": True})
+    for half in (b"POST /v1", whole[:-3]):
+        with connect(tiny.url) as caller:
+            caller.sendall(whole + HEALTH + half)
+            caller.shutdown(socket.SHUT_WR)
+            data = read_all(caller)
+        assert data.count(b"HTTP/1.1 200") == 2 and b'"completion_tokens":60' in data, half
+    until(lambda: tiny.idle)
+
+
+@pytest.mark.parametrize("kind", ["HTTP/1.1", "HTTP/1.0", "pipelined"])
+def test_a_caller_that_has_left_is_noticed_before_its_answer(doomed: TinyServer, kind: str) -> None:
+    """Its FIN looks like a half-close."""
+    request = post({"prompt": [1], "max_tokens": 500, "ignore_eos": True})  # 5 s of work
+    if kind == "HTTP/1.0":
+        request = request.replace(b"HTTP/1.1", b"HTTP/1.0")
     with connect(doomed.url) as caller:
-        caller.sendall(post({"prompt": [1], "max_tokens": 500, "ignore_eos": True}))  # 5 s of work
+        caller.sendall(request * (3 if kind == "pipelined" else 1))
         until(lambda: doomed.stats().running == 1, 5)
-    until(lambda: doomed.idle)
+    until(lambda: doomed.idle and not doomed.connections[1:])
     assert 0 < doomed.stats().scheduler.output_tokens < 450
+
+
+def test_http_1_0_knows_no_expectations(tiny: TinyServer) -> None:
+    request = post({"prompt": [1], "max_tokens": 1}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    head, _, body = request.partition(b"\r\n\r\n")
+    with connect(tiny.url) as caller:
+        caller.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert not ended(caller, 0.2)  # nothing comes
+        caller.settimeout(10)
+        caller.sendall(body)
+        assert answer(caller).status == 200
+    with connect(tiny.url) as caller:
+        caller.sendall(head.replace(b"HTTP/1.0", b"HTTP/1.1") + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert caller.recv(100).startswith(b"HTTP/1.1 100 Continue")
 
 
 @pytest.mark.parametrize(

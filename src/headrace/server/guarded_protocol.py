@@ -96,6 +96,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_trailers = False  # header lines that come now follow a chunked body
         self._fault: Fault | None = None  # of a head that is refused
         self._skipped: _Skipped | None = None  # what the parser reports and nobody shall hear
+        self._answered: RequestResponseCycle = None  # type: ignore[assignment]  # the request whose answer is next
         self._half_closed: HalfClosed | None = None  # once the caller has sent its last byte
 
     # ---- The connection ----
@@ -111,6 +112,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timers()
         if self._half_closed is not None:
             self._half_closed.stop()
+        if self.pipeline and not self._answered.response_complete:  # uvicorn tells the newest request alone
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -130,21 +134,34 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The caller has sent its last byte; true keeps the connection open for the answers that it still waits for."""
-        if not self._answering or self._awaited is not _Awaited.REQUEST:
-            return False  # nothing is due, or a request that will never be complete
+        if self._awaited is _Awaited.BODY and self.pipeline:
+            self.pipeline.popleft()  # its body will never be complete; those before it are answered
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._answered
+        elif self._awaited is _Awaited.BODY:
+            return False
+        if not self._answering:
+            return False
+        self._await(_Awaited.REQUEST)
         self._half_closed = HalfClosed(self.loop, self._probe)
         return True
 
-    def _probe(self) -> None:
-        """Write an interim response, which fails where the caller has closed its end altogether.
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
-        Every client of HTTP/1.1 skips it. One of HTTP/1.0 would not, nor does it fit after the head of an answer;
-        there the next part of the answer finds out.
+    def _probe(self, waited_s: float) -> None:
+        """Find out whether a caller that sends no more has left.
+
+        A write fails where the caller has closed its end altogether. Before the head of an answer only an interim
+        response can be written, which every client of HTTP/1.1 skips and none of HTTP/1.0 knows: such a caller gets
+        what is answered at once, and counts as gone after that.
         """
-        if self.pipeline:
-            return  # the answer to an earlier request than `cycle` is under way
-        if not self.cycle.response_started and self.cycle.scope["http_version"] == "1.1":
+        if self._answered.response_started:
+            return
+        if self._answered.scope["http_version"] == "1.1":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif waited_s >= _LINGER_S:
+            self.transport.abort()
 
     # ---- Requests as they arrive ----
 
@@ -221,6 +238,7 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self.parser.should_upgrade():
             self._skipped = _Skipped.END
         if self.cycle.scope["http_version"] == "1.0":
+            self.cycle.waiting_for_100_continue = False  # unknown there (RFC 9110, 10.1.1)
             send_unchunked(self.cycle)
         offer(cast(Scope, self.cycle.scope), partial(self._write_part, self.cycle))
         if len(self.pipeline) > _MAX_AHEAD:

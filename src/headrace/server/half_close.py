@@ -14,10 +14,11 @@ DELAYS_S = (0.0, 0.02, 0.1, 0.5)
 
 
 class HalfClosed:
-    """Calls `probe` until `stop`."""
+    """Calls `probe` with the seconds since the FIN, until `stop`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, probe: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, probe: Callable[[float], None]) -> None:
         self._loop = loop
+        self._since = loop.time()
         self._probe = probe
         self._delays = iter(DELAYS_S)
         self._timer: asyncio.TimerHandle | None = None
@@ -28,7 +29,7 @@ class HalfClosed:
 
     def _due(self) -> None:
         self._next()
-        self._probe()
+        self._probe(self._loop.time() - self._since)
 
     def stop(self) -> None:
         """Ends the probes."""
