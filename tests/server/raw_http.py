@@ -102,7 +102,5 @@ def dribble(caller: socket.socket, data: bytes, pause_s: float, seconds: float) 
 
 def works(tiny: TinyServer) -> None:
     """A well-behaved caller is served."""
-    started = time.monotonic()
     done = tiny.openai.completions.create(model="tiny", prompt=[1], max_tokens=3)
     assert done.usage is not None and done.usage.completion_tokens == 3
-    assert time.monotonic() - started < 2

@@ -241,12 +241,25 @@ async def test_an_executor_that_raises_ends_everything_with_its_reason() -> None
 
 @run_async
 async def test_a_reader_that_lags_is_given_up() -> None:
-    async with engine(max_unread_bytes=10_000) as client:
+    async with engine(
+        max_unread_bytes=10_000, stream_interval_s=0.0
+    ) as client:  # an update for each of 400 steps
         slow = await client.submit(NewRequest("slow", (1,), LONG))
         await until(lambda: idle(client))
         with pytest.raises(Overloaded, match="not read as fast"):
             await read(slow)
         assert tokens_of(await read(await client.submit(NewRequest("r", (1,), SamplingParams(max_tokens=3)))))
+
+
+@run_async
+async def test_a_request_whose_last_update_exceeds_the_bound_is_complete() -> None:
+    """Nothing more will come for it, so its outputs may wait for their reader."""
+    async with engine(
+        max_unread_bytes=10_000, stream_interval_s=60.0
+    ) as client:  # two updates: first and last
+        slow = await client.submit(NewRequest("slow", (1,), LONG))
+        await until(lambda: asyncio.sleep(0, slow.ended))
+        assert len(tokens_of(await read(slow))) == 400
 
 
 @run_async
