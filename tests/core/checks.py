@@ -71,14 +71,16 @@ def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) ->
 def check_pins(kv: KVManager, now: float) -> None:
     """What is pinned can be found, lies behind the other free blocks, is no more than the share, and has time left."""
     for group, pool in enumerate(kv.pools):
-        pinned = pool._pinned
-        if pinned != set(kv.pins._pins[group]):
-            raise Broken(f"pins: group {group} has {pinned}, but {set(kv.pins._pins[group])} are known")
+        pinned, held = set(kv.pins._pins[group]), {block for where, block in kv._held if where == group}
+        if not pinned <= pool._pinned <= pinned | held:
+            raise Broken(
+                f"pins: group {group} has {pool._pinned}, but {pinned} are known, and {held} are held"
+            )
         if pinned and (kv.cache is None or not all(kv.cache.holds(group, block) for block in pinned)):
             raise Broken(f"pins: some of {pinned} cannot be found")
-        order = [block in pinned for block in pool.free_order()]
+        order = [block in pool._pinned for block in pool.free_order()]
         if order != sorted(order):
-            raise Broken(f"pins: {pool.free_order()} with {pinned}")
+            raise Broken(f"pins: {pool.free_order()} with {pool._pinned}")
         if len(pinned) > MOST * pool.num_blocks or len(kv.pins._heaps[group]) > 4 * len(pinned) + 65:
             raise Broken(f"pins: {len(pinned)} of {pool.num_blocks}, {len(kv.pins._heaps[group])} entries")
         if any(kv.pins.until((group, block)) <= now for block in pinned):  # type: ignore[operator]

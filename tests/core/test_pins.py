@@ -48,7 +48,9 @@ def pinned(output: Output) -> int:
     return output.stats.num_pinned
 
 
-@pytest.mark.parametrize("groups", [(full(12),), (full(12), window(6, 12)), (sinks(2, 6, 12),)])
+@pytest.mark.parametrize(
+    "groups", [(full(12),), (full(12), window(6, 12)), (sinks(2, 6, 12),), (window(6, 12),), (window(2, 12),)]
+)
 @pytest.mark.parametrize("pin", [None, (12, 5.0)])
 def test_pinned_blocks_outlive_others(groups, pin: tuple[int, float] | None) -> None:  # type: ignore[no-untyped-def]
     engine = driver(*groups)

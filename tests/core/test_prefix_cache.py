@@ -238,6 +238,26 @@ def test_sinks_belong_to_a_hit() -> None:
     assert find(cache, range(17)).num_tokens == 0
 
 
+def test_a_window_is_found_behind_blocks_that_nobody_knows_any_more() -> None:
+    """Where every group has a window, the next token needs no block before it."""
+    cache = PrefixCache([window(6)])
+    remember(cache, range(40), range(10))
+    for block in range(7):
+        cache.evict(0, block)
+    assert find(cache, range(37)).blocks == ({7: 7, 8: 8},)
+    assert find(cache, (99, *range(1, 37))).num_tokens == 0  # the same blocks after another beginning
+    cache.evict(0, 8)
+    assert find(cache, range(37)).num_tokens == 0
+    assert find(cache, range(41)).num_tokens == 0
+
+
+def test_a_window_of_one_finds_nothing_that_was_never_there() -> None:
+    cache = PrefixCache([window(1)])
+    assert find(cache, range(41)).num_tokens == 0
+    remember(cache, range(8), [3, 4])
+    assert find(cache, range(41)).num_tokens == 8
+
+
 GROUPS: tuple[KVGroupSpec, ...] = (
     full(),
     window(1),

@@ -376,3 +376,19 @@ def test_who_is_not_looked_up_again_could_not_join(monkeypatch: pytest.MonkeyPat
     for seed in range(60):
         random_run(seed, MOVES)
     assert len(skipped) > 100
+
+
+def test_what_the_head_of_the_queue_has_found_is_kept_for_it() -> None:
+    """While it waits, the running sequence goes round through all other free blocks, as its window moves on."""
+    engine = driver(window(8, blocks=9))
+    engine.add(new("old", range(12), max_tokens=1))
+    engine.drain()
+    engine.add(new("running", 8, max_tokens=50, ignore_eos=True))
+    engine.step()
+    engine.add(new("waits", [*range(12), *[30] * 33], max_tokens=2))
+    for _ in range(36):
+        assert list(granted(engine, engine.step())) == ["running"]
+    assert engine.events["evictions"] > 4
+    engine.abort("running")
+    assert work(engine, engine.step())["waits"].start == 12
+    engine.drain()

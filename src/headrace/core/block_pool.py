@@ -53,6 +53,9 @@ class BlockPool:
     def num_pinned(self) -> int:
         return len(self._pinned)
 
+    def is_pinned(self, block: int) -> bool:
+        return block in self._pinned
+
     def pin(self, block: int) -> None:
         """Hand the block out last, whenever it is free."""
         self._set_pinned(block, pinned=True)

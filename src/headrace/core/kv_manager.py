@@ -47,6 +47,7 @@ class KVManager:
             for index, group in enumerate(groups)
         )
         self.pins = Pins(self.pools)
+        self._held: list[Cell] = []  # what the head of the queue has found
 
     def keys(self, salt: str) -> BlockKeys:
         """An empty chain of block keys for a sequence with this salt."""
@@ -105,11 +106,26 @@ class KVManager:
         request.num_computed, request.num_stored = start, request.num_prompt
         return source
 
-    def more_to_share(self, request: Request, hit: Hit | None, source: Request | None) -> bool:
-        """Whether `fork` and `lookup`, which found these, may find more by now. O(1)."""
+    def hold(self, hit: Hit | None) -> None:
+        """Evict what a waiting request has found last, as if it were pinned, until the next call.
+
+        Else running sequences would take those blocks before the request joins.
+        """
+        for group, block in self._held:
+            if self.pools[group].is_pinned(block) and self.pins.until((group, block)) is None:
+                self.pools[group].unpin(block)
+        self._held = []
+        if hit is not None:
+            for group, blocks in enumerate(hit.blocks):
+                self._held += [(group, block) for block in reversed(blocks.values())]
+        for group, block in self._held:
+            self.pools[group].pin(block)
+
+    def may_find_other(self, request: Request, hit: Hit | None, source: Request | None) -> bool:
+        """Whether `fork` and `lookup`, which found these, may find what takes fewer blocks by now."""
         if source is None and request.prompt_key in self._prompts and not request.num_output:
             return not _needs_every_token(request)
-        return hit is not None and self.cache is not None and self.cache.knows_more(hit, request.keys)
+        return hit is not None and self.cache is not None and self.cache.has_changed(hit, request.keys)
 
     def _take(self, request: Request, group: int, blocks: list[int], dropped: int) -> None:
         """Let a request without blocks start from these, which hold or are about to hold what it needs."""

@@ -102,6 +102,9 @@ class PrefixCache:
     def __init__(self, groups: Sequence[KVGroupSpec]) -> None:
         self._groups = tuple(groups)
         self.block_size = groups[0].block_size
+        self._needs_all = any(
+            group.window is None for group in groups
+        )  # a hit is made of all blocks from the first on
         self.stats = CacheStats()
         self._nodes: dict[bytes, _Node] = {}
         self._children: dict[bytes, list[_Node]] = {}  # in the order of their tokens
@@ -156,8 +159,7 @@ class PrefixCache:
         complete = len(nodes) == length
         for group, spec in enumerate(self._groups):
             for index in self._wanted(spec, length):
-                node = nodes[index] if index < len(nodes) else None
-                block = None if node is None else node.blocks[group]
+                block = _block(nodes[index], group) if index < len(nodes) else None
                 if block is None:
                     complete = False
                 else:
@@ -189,20 +191,37 @@ class PrefixCache:
         size = self.block_size
         usable = (len(tokens) - 1) // size
         chain = keys.extend(tokens)[:usable]
-        nodes: list[_Node] = []
+        nodes: list[_Node | None] = []
         parent = keys.root
         for index, key in enumerate(chain):
             node = self._nodes.get(key)
-            if node is None or not node.stands_for(parent, tokens[index * size : (index + 1) * size]):
+            if node is not None and not node.stands_for(parent, tokens[index * size : (index + 1) * size]):
+                node = None
+            if node is None and self._needs_all:
                 break
             nodes.append(node)
             parent = key
+        while nodes and nodes[-1] is None:
+            nodes.pop()
         length, blocks = self._longest(nodes)
         return Hit(length * size, blocks, len(nodes))
 
-    def knows_more(self, hit: Hit, keys: BlockKeys) -> bool:
-        """Whether the block behind those that a lookup found has become known since. O(1)."""
-        return hit.num_known < len(keys.keys) and keys.keys[hit.num_known] in self._nodes
+    def has_changed(self, hit: Hit, keys: BlockKeys) -> bool:
+        """Whether a lookup may now find more, or what needs fewer blocks. O(blocks in a window).
+
+        That is so when the block after those that it knew has become known. In a group with a window it is so, too,
+        when what it found is gone: to take over a whole window may need more free blocks than to compute it in chunks.
+        """
+        if hit.num_known < len(keys.keys) and keys.keys[hit.num_known] in self._nodes:
+            return True
+        for spec, nodes, blocks in zip(self._groups, self._node_of_block, hit.blocks, strict=True):
+            if spec.window is None:
+                continue
+            for index, block in blocks.items():
+                node = nodes.get(block)
+                if node is None or node.key != keys.keys[index]:
+                    return True
+        return False
 
     def record(self, miss: CacheMiss, num_found: int, num_tokens: int) -> None:
         """Count a lookup over `num_tokens` tokens whose `num_found` tokens were put to use."""
@@ -210,17 +229,19 @@ class PrefixCache:
         self.stats.hits += num_found
         self.stats.misses[miss.reason] += 1
 
-    def _longest(self, nodes: list[_Node]) -> tuple[int, tuple[dict[int, int], ...]]:
+    def _longest(self, nodes: Sequence[_Node | None]) -> tuple[int, tuple[dict[int, int], ...]]:
         """The largest number of leading blocks for which every group has what the next token can see."""
         most = len(nodes)
         windowed = []
         for group, spec in enumerate(self._groups):
             if spec.window is None:  # needs every block, so its first gap is a bound for all groups
-                most = next((at for at in range(most) if nodes[at].blocks[group] is None), most)
+                most = next((at for at in range(most) if _block(nodes[at], group) is None), most)
             else:
-                windowed.append((spec, _runs([node.blocks[group] is not None for node in nodes[:most]])))
+                windowed.append((spec, _runs([_block(node, group) is not None for node in nodes[:most]])))
         for length in range(most, 0, -1):
-            if all(self._complete(spec, runs, length) for spec, runs in windowed):
+            if nodes[length - 1] is not None and all(
+                self._complete(spec, runs, length) for spec, runs in windowed
+            ):
                 return length, tuple(self._held(nodes, group, length) for group in range(len(self._groups)))
         return 0, tuple({} for _ in self._groups)
 
@@ -241,9 +262,9 @@ class PrefixCache:
         sinks = min(start, spec.sink_blocks)
         return length - start <= runs[length] and (not sinks or runs[sinks] == sinks)
 
-    def _held(self, nodes: list[_Node], group: int, length: int) -> dict[int, int]:
+    def _held(self, nodes: Sequence[_Node | None], group: int, length: int) -> dict[int, int]:
         """The blocks among the first `length` that the next token can see."""
-        held = ((index, nodes[index].blocks[group]) for index in self._wanted(self._groups[group], length))
+        held = ((index, _block(nodes[index], group)) for index in self._wanted(self._groups[group], length))
         return {index: block for index, block in held if block is not None}
 
     def explain(self, hit: Hit, keys: BlockKeys, tokens: Sequence[int], salt: str) -> CacheMiss:
@@ -290,6 +311,10 @@ class PrefixCache:
 
 def _tokens(node: _Node) -> tuple[int, ...]:
     return node.tokens
+
+
+def _block(node: _Node | None, group: int) -> int | None:
+    return None if node is None else node.blocks[group]
 
 
 def _runs(held: Sequence[bool]) -> list[int]:

@@ -265,7 +265,7 @@ class Scheduler:
         return wait_until
 
     def _refused_again(self, request: Request, budget: int) -> bool:
-        """Whether the request would be refused as before: nothing has changed that could let it join. O(groups)."""
+        """Whether the request would be refused as before: nothing has changed that could let it join."""
         last = self._refusal
         return (
             last is not None
@@ -275,11 +275,12 @@ class Scheduler:
             and self._joined == last.joined
             and budget <= last.budget
             and all(pool.num_free <= free for pool, free in zip(self.kv.pools, last.free, strict=True))
-            and not self.kv.more_to_share(request, last.hit, last.source)
+            and not self.kv.may_find_other(request, last.hit, last.source)
         )
 
     def _try_admit(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
         """Take blocks for a waiting request's first slice. Returns its tokens, 0 with nothing taken if it must wait."""
+        self.kv.hold(None)
         source = self.kv.fork(request) if self.config.kv_cache else None
         hit = None if source is not None else self.kv.lookup(request)
         if hit is not None:
@@ -294,6 +295,7 @@ class Scheduler:
             self.kv.free(request)
             free = tuple(pool.num_free for pool in self.kv.pools)
             most = self.config.max_num_batched_tokens if wanted else budget
+            self.kv.hold(hit)
             self._refusal = _Refusal(request, hit, source, free, self._joined, len(self.running), most)
             return 0
         self._refusal = None
