@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-long browser lint bench bench-peers clean native
+.PHONY: help demo serve test test-long sanitize browser lint bench bench-peers clean native
 
 BIN := .venv/bin
 
@@ -20,7 +20,8 @@ help:
 	@echo 'make demo       generate with the bundled model, with live numbers'
 	@echo 'make serve      serve the bundled model, OpenAI-compatible'
 	@echo 'make test       lint, types, import contracts and tests'
-	@echo 'make test-long  the tests that take long'
+	@echo 'make test-long  the tests that take long, make sanitize among them'
+	@echo 'make sanitize   the C++ kernels under the sanitizers of the compiler'
 	@echo 'make browser    install Debian'"'"'s Chromium, for the tests of the web page; needs root'
 	@echo 'make lint       lint, types and import contracts'
 	@echo 'make bench      latency and throughput of the bundled model'
@@ -62,6 +63,9 @@ test: lint
 
 test-long: $(DEV)
 	$(BIN)/python -m pytest -m long --timeout 3600 $(ARGS)
+
+sanitize: $(DEV)
+	@tools/sanitize.sh
 
 # Where there is no browser its tests are skipped, so `make test` does without one.
 browser:

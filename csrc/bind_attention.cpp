@@ -181,9 +181,13 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
     require(cu_q.shape(0) == seqs + 1 && block_tables.shape(0) == seqs && dropped.shape(0) == seqs,
             "cu_q, kv_lens, block_tables and dropped disagree");
     require(seqs > 0 && cu_q.data()[0] == 0 && cu_q.data()[seqs] == static_cast<int>(tokens), "cu_q must cover all tokens");
+    for (std::size_t s = 0; s < seqs; ++s) require(cu_q.data()[s] <= cu_q.data()[s + 1], "cu_q must not fall");
+    require(sink_blocks >= 0 && window >= 0 && sinks >= 0, "sink_blocks, window and sinks must not be negative");
     for (std::size_t s = 0; s < seqs; ++s) {
-        const std::int64_t live = (kv_lens.data()[s] + block_size - 1) / block_size - dropped.data()[s];
-        require(live <= static_cast<std::int64_t>(block_tables.shape(1)), "a block table is too short");
+        const std::int64_t gone = dropped.data()[s];
+        const std::int64_t live = (static_cast<std::int64_t>(kv_lens.data()[s]) + block_size - 1) / block_size - gone;
+        require(gone >= 0 && live <= static_cast<std::int64_t>(block_tables.shape(1)), "a block table is too short");
+        require(gone == 0 || live >= sink_blocks, "a block table has dropped blocks that hold sinks");
         for (std::int64_t b = 0; b < live; ++b) {
             const std::int32_t block = block_tables.data()[s * block_tables.shape(1) + b];
             require(block >= 0 && block < static_cast<std::int32_t>(keys.shape(0)), "a block outside the cache");

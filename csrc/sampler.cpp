@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 namespace headrace {
@@ -344,19 +346,30 @@ double uniform(std::uint64_t seed, std::uint64_t position, std::uint32_t stream)
     return (static_cast<double>(bits) + 0.5) * 0x1p-52;
 }
 
-Sampler::Sampler(const Kernels& kernels, Team& team, int vocab_size) : team_(team), vocab_size_(vocab_size) {
-    for (int i = 0; i < team.size(); ++i) drawers_.push_back(std::make_unique<Drawer>(kernels, vocab_size));
-}
+struct Sampler::Desk {
+    std::mutex busy;
+    std::vector<std::unique_ptr<Drawer>> drawers;
+};
+
+Sampler::Sampler(const Kernels& kernels, Team& team, int vocab_size)
+    : kernels_(kernels), team_(team), vocab_size_(vocab_size), desk_(make()) {}
 
 Sampler::~Sampler() = default;
+
+Sampler::Desk* Sampler::make() const {
+    auto desk = std::make_unique<Desk>();
+    for (int i = 0; i < team_.size(); ++i) desk->drawers.push_back(std::make_unique<Drawer>(kernels_, vocab_size_));
+    return desk.release();
+}
 
 // Calls body(drawer, index) for each of `count` rows, on the whole team if that is much work.
 template <typename F>
 void Sampler::for_rows(std::size_t count, std::int64_t passes, F&& body) {
-    const std::lock_guard lock(busy_);
+    Desk& desk = desk_.get([this] { return make(); });
+    const std::lock_guard lock(desk.busy);
     std::atomic<std::size_t> next{0};
     auto work = [&](int thread, int) {
-        for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(*drawers_[thread], i);
+        for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(*desk.drawers[thread], i);
     };
     if (count > 1 && passes * vocab_size_ >= kParallel) {
         team_.run(work);

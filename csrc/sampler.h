@@ -3,11 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "fork.h"
 #include "kernels.h"
 #include "team.h"
 
@@ -82,14 +81,17 @@ public:
 
 private:
     class Drawer;  // what one thread needs for one row after the other
+    struct Desk;   // a drawer for each thread of the team, and the lock on them
 
     template <typename F>
     void for_rows(std::size_t count, std::int64_t passes, F&& body);
 
+    Desk* make() const;
+
+    const Kernels& kernels_;
     Team& team_;
     int vocab_size_;
-    std::mutex busy_;
-    std::vector<std::unique_ptr<Drawer>> drawers_;  // one a thread of the team
+    PerProcess<Desk> desk_;
 };
 
 }  // namespace headrace

@@ -169,6 +169,7 @@ void Tape::check_group(const Step& step, const KVGroup& group, const GroupTables
         if (tables.dropped[s] < 0 || live < 0 || live > tables.table_width) {
             refuse("a block table is shorter than its sequence");
         }
+        if (tables.dropped[s] > 0 && live < group.sink_blocks) refuse("a block table has dropped blocks that hold sinks");
         const std::int32_t* table = tables.block_tables + static_cast<std::size_t>(s) * tables.table_width;
         for (std::int64_t entry = 0; entry < live; ++entry) {
             if (table[entry] < 0 || table[entry] >= group.num_blocks) refuse("a block table points outside the KV cache");

@@ -69,16 +69,6 @@ bool spin_until(Done done) {
     return false;
 }
 
-// How many forks lie between this process and the one that loaded the library. A child has none of its parent's
-// threads, so a team that was made at another depth has nobody left to wait for.
-std::atomic<unsigned> fork_depth{0};
-
-unsigned current_fork_depth() {
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { fork_depth.fetch_add(1); });
-    (void)registered;
-    return fork_depth.load(std::memory_order_relaxed);
-}
-
 #ifdef __linux__
 // One hardware thread of each core that this process may use, then their siblings.
 std::vector<int> cores() {
@@ -133,13 +123,16 @@ void stay_on(int cpu) {
 
 // A run cuts its work into one share for each thread. Whoever is there first does a share: the thread that it is meant
 // for, or a faster one that has finished its own. So nobody waits for a thread that sleeps, or whose core the system has
-// given to somebody else; only for one that has begun.
+// given to somebody else; only for one that has begun. Threads without a share of their own look through the others' together,
+// at each once: a run of n threads takes about 2 n atomic operations, not n * n.
 struct Team::Shared {
     struct alignas(64) Share {
         Word taken{0};             // the last run in which somebody took it
     };
 
     alignas(64) Word epoch{0};     // the number of the run; one begins when it changes
+    // High half: the number of the run. Low half: the first share that only its own thread has looked at.
+    alignas(64) std::atomic<std::uint64_t> open{0};
     alignas(64) Word unfinished{0};  // shares of the run that are not done
     alignas(64) Word asleep{0};    // threads that wait for the next run in the kernel
     Word caller_asleep{0};
@@ -148,12 +141,11 @@ struct Team::Shared {
     void* context = nullptr;
     const int size;
     const bool patient;            // never spins
-    const unsigned depth;
     std::mutex one_run;            // two Python threads may call with the GIL released
     std::vector<Share> shares;
     std::vector<std::thread> threads;
 
-    Shared(int size, bool pin) : size(size), patient(crowded(size)), depth(current_fork_depth()), shares(size) {
+    Shared(int size, bool pin) : size(size), patient(crowded(size)), shares(size) {
         std::vector<int> places;
 #ifdef __linux__
         if (pin) places = cores();
@@ -170,6 +162,12 @@ struct Team::Shared {
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
+    ~Shared() {
+        closing.store(true);
+        announce();
+        for (std::thread& thread : threads) thread.join();
+    }
+
     void serve(int thread, int place) {
         if (place >= 0) stay_on(place);
         std::uint32_t seen = 0;
@@ -177,13 +175,25 @@ struct Team::Shared {
             await_change(seen);
             seen = epoch.load(std::memory_order_acquire);
             if (closing.load()) return;
-            for (int i = 0; i < size; ++i) do_share((thread + i) % size, seen);
+            do_shares(thread, seen);
+        }
+    }
+
+    // The thread's own share, then those of threads that are late.
+    void do_shares(int thread, std::uint32_t run) {
+        do_share(thread, run);
+        std::uint64_t at = open.load(std::memory_order_relaxed);
+        while (static_cast<std::uint32_t>(at >> 32) == run && static_cast<std::uint32_t>(at) < static_cast<std::uint32_t>(size)) {
+            if (!open.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) continue;
+            do_share(static_cast<int>(static_cast<std::uint32_t>(at)), run);
+            at = open.load(std::memory_order_relaxed);
         }
     }
 
     // Does a share of the run if it is still free. A thread that is late to a run that has ended finds all taken.
     void do_share(int share, std::uint32_t run) {
         std::uint32_t before = run - 1;
+        if (shares[share].taken.load(std::memory_order_relaxed) != before) return;
         if (!shares[share].taken.compare_exchange_strong(before, run)) return;
         work(context, share, size);
         if (unfinished.fetch_sub(1) == 1 && caller_asleep.load() != 0) wake(unfinished);
@@ -206,9 +216,10 @@ struct Team::Shared {
         work = next;
         context = its_context;
         unfinished.store(size, std::memory_order_relaxed);
+        const std::uint32_t current = epoch.load(std::memory_order_relaxed) + 1;
+        open.store(static_cast<std::uint64_t>(current) << 32, std::memory_order_relaxed);
         announce();
-        const std::uint32_t current = epoch.load(std::memory_order_relaxed);
-        for (int share = 0; share < size; ++share) do_share(share, current);
+        do_shares(0, current);
         const auto done = [&] { return unfinished.load(std::memory_order_acquire) == 0; };
         if (!patient && spin_until(done)) return;
         caller_asleep.store(1);
@@ -217,26 +228,20 @@ struct Team::Shared {
     }
 };
 
-Team::Team(int size, bool pin) : size_(size < 1 ? 1 : size), pin_(pin) {
-    shared_ = new Shared(size_, pin_);
-}
+Team::Team(int size, bool pin) : size_(size < 1 ? 1 : size), pin_(pin), shared_(make()) {}
 
-Team::~Team() {
-    if (shared_->depth != current_fork_depth()) return;  // its threads are the parent's; nothing may be touched
-    shared_->closing.store(true);
-    shared_->announce();
-    for (std::thread& thread : shared_->threads) thread.join();
-    delete shared_;
-}
+Team::~Team() = default;
+
+Team::Shared* Team::make() const { return new Shared(size_, pin_); }
 
 void Team::run(Work work, void* context) {
-    if (shared_->depth != current_fork_depth()) shared_ = new Shared(size_, pin_);  // the old one stays unjoined
-    const std::lock_guard<std::mutex> alone(shared_->one_run);
+    Shared& shared = shared_.get([this] { return make(); });
+    const std::lock_guard<std::mutex> alone(shared.one_run);
     if (size_ == 1) {
         work(context, 0, 1);
         return;
     }
-    shared_->run(work, context);
+    shared.run(work, context);
 }
 
 }  // namespace headrace

@@ -3,6 +3,8 @@
 // sleep, so that an idle engine uses no core.
 #pragma once
 
+#include "fork.h"
+
 namespace headrace {
 
 class Team {
@@ -30,9 +32,11 @@ public:
 
 private:
     struct Shared;
-    Shared* shared_;
+    Shared* make() const;
+
     int size_;
     bool pin_;
+    PerProcess<Shared> shared_;
 };
 
 }  // namespace headrace

@@ -1,5 +1,6 @@
 #include "weight_memory.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -27,7 +28,11 @@ struct Chunks {
 
     // Never destroyed: Python may let go of a matrix after static destructors have run.
     static Chunks& all() {
-        static Chunks* const chunks = new Chunks;
+        static Chunks* const chunks = [] {
+            // A fork waits for whoever holds the lock: the child gets chunks that nobody is changing.
+            pthread_atfork([] { all().one.lock(); }, [] { all().one.unlock(); }, [] { all().one.unlock(); });
+            return new Chunks;
+        }();
         return *chunks;
     }
 };

@@ -41,13 +41,6 @@ struct Workspace {
     Ahead* ahead;
 };
 
-// Probabilities are written over scores as another type: keeps the compiler from moving one across the other.
-inline void settle_memory() {
-#if defined(__GNUC__)
-    __asm__ volatile("" ::: "memory");
-#endif
-}
-
 // What a row at `position` (from the tile's lowest) sees of a panel: lanes before `end`, but of those before `begin`
 // the first `sinks` alone.
 struct Sight {
@@ -81,7 +74,8 @@ inline F32x16 shrink(F32x16 x) {
     return select(less(x, F32x16::broadcast(-126.0f)), F32x16::zero(), power);
 }
 
-// One row: masks scores, finds their maximum, and replaces them by 2^(score - maximum), rounded as values want them.
+// One row: masks scores, finds their maximum, and replaces them by 2^(score - maximum), rounded as values want them and
+// written over the scores as another type: vectors are read and written in a way that lets them have any.
 // Lane i adds up columns i, i + 16, ...; hidden columns add zero, so they may as well be left out.
 template <typename Step>
 inline void soften_row(const AttentionArgs& args, const Span& span, float* scores, int position, float& peak_out,
@@ -125,7 +119,6 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
     }
     const int columns = span.segments * span.columns;
     for (int c = 16 * span.panels; c < columns; c += 16) Step::store(out + c, F32x16::zero());
-    settle_memory();
     sum_out = reduce_add(sum);
     peak_out = sum_out == sum_out ? peak : sum_out;
 }
@@ -202,7 +195,6 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
     if (args.q_sink != nullptr && span.panel[0].sinks > 0) {
         score_sinks<Step>(static_cast<const Element*>(args.q_sink) + row * dim, tile, dim, span, work.scores);
     }
-    settle_memory();
     for (int r = 0; r < tile.rows; ++r) {
         const std::int64_t at = args.step->positions[tile.first_token + (tile.first_row + r) / group];
         soften_row<Step>(args, span, work.scores + static_cast<std::size_t>(r) * kScoreStride,

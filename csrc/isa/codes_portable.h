@@ -9,10 +9,12 @@ constexpr int kCodeRows = 4, kCodePanels = 1;
 constexpr int kByteOffset = 0;
 
 HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* four) {
+    I32x16 products;
     for (int i = 0; i < 16; ++i) {
-        for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<std::int32_t>(codes.v[4 * i + j]) * four[j];
+        products.v[i] = 0;
+        for (int j = 0; j < 4; ++j) products.v[i] += static_cast<std::int32_t>(codes.v[4 * i + j]) * four[j];
     }
-    return acc;
+    return acc + products;
 }
 HEADRACE_INLINE I32x16 dot_nibbles(I32x16 acc, Codes codes, const std::int8_t* four) {
     return dot_bytes(acc, codes, four);

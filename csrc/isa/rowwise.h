@@ -120,8 +120,9 @@ static inline float encode_group(const Features& f, int begin, int end, std::int
     }
     std::int32_t lanes[16];
     total.store(lanes);
-    *sum = 0;
-    for (int lane = 0; lane < 16; ++lane) *sum += lanes[lane];
+    std::uint32_t wrapping = 0;  // lanes of a row that is not finite may be anything
+    for (int lane = 0; lane < 16; ++lane) wrapping += static_cast<std::uint32_t>(lanes[lane]);
+    *sum = static_cast<std::int32_t>(wrapping);
     return top / 127.0F + reduce_add(strange);
 }
 

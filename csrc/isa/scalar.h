@@ -26,7 +26,7 @@
 
 namespace headrace::HEADRACE_ISA {
 
-HEADRACE_INLINE int least(int a, int b) { return a < b ? a : b; }
+HEADRACE_INLINE constexpr int least(int a, int b) { return a < b ? a : b; }
 HEADRACE_INLINE int largest(int a, int b) { return a > b ? a : b; }
 
 // What values are multiplied by to become int8 codes, the largest magnitude becoming 127. Finite for subnormal ones too:
@@ -56,13 +56,11 @@ HEADRACE_INLINE int take(int& counter) {
 }
 
 HEADRACE_INLINE float float_of(std::uint32_t bits) {
-    union { std::uint32_t bits; float value; } u{bits};
-    return u.value;
+    return __builtin_bit_cast(float, bits);
 }
 
 HEADRACE_INLINE std::uint32_t bits_of(float value) {
-    union { float value; std::uint32_t bits; } u{value};
-    return u.bits;
+    return __builtin_bit_cast(std::uint32_t, value);
 }
 
 HEADRACE_INLINE float from_bf16(bf16_t value) { return float_of(static_cast<std::uint32_t>(value) << 16); }

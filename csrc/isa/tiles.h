@@ -118,13 +118,13 @@ HEADRACE_INLINE void dot_tiles_bf16() {
 static void dot_tiles_i8(unsigned char (*sum)[64], const unsigned char (*left)[64], const unsigned char (*right)[64],
                          int rows, int fours) {
     for (int m = 0; m < rows; ++m) {
-        std::int32_t total[16];
+        std::uint32_t total[16];  // wraps around as the instruction does
         std::memcpy(total, sum[m], sizeof total);
         for (int k = 0; k < fours; ++k) {
             std::int8_t a[4];
             std::memcpy(a, left[m] + 4 * k, sizeof a);
             for (int n = 0; n < 16; ++n) {
-                for (int j = 0; j < 4; ++j) total[n] += a[j] * static_cast<std::int32_t>(right[k][4 * n + j]);
+                for (int j = 0; j < 4; ++j) total[n] += static_cast<std::uint32_t>(a[j] * static_cast<std::int32_t>(right[k][4 * n + j]));
             }
         }
         std::memcpy(sum[m], total, sizeof total);

@@ -1,4 +1,5 @@
-// Sixteen floats, bf16 pairs, 32-bit integers and codes in plain C++. fma rounds twice here.
+// Sixteen floats, bf16 pairs, 32-bit integers and codes in plain C++. fma rounds twice here. Memory is read and written by
+// memcpy, as it may hold another type than the pointer says; whole numbers wrap around, as they do in vector registers.
 #pragma once
 
 #include <cstring>
@@ -62,10 +63,7 @@ struct Pairs {  // 16 columns of two bf16
     }
     HEADRACE_INLINE Pairs broadcast(const bf16_t* two) {
         Pairs r;
-        HEADRACE_LANES {
-            r.v[2 * i] = two[0];
-            r.v[2 * i + 1] = two[1];
-        }
+        HEADRACE_LANES std::memcpy(r.v + 2 * i, two, 2 * sizeof *two);
         return r;
     }
     HEADRACE_METHOD void store(void* p) const { std::memcpy(p, v, sizeof v); }
@@ -90,10 +88,18 @@ HEADRACE_BINARY(F32x16, +)
 HEADRACE_BINARY(F32x16, -)
 HEADRACE_BINARY(F32x16, *)
 HEADRACE_BINARY(F32x16, /)
-HEADRACE_BINARY(I32x16, +)
-HEADRACE_BINARY(I32x16, -)
-HEADRACE_BINARY(I32x16, *)
 #undef HEADRACE_BINARY
+
+#define HEADRACE_WRAPPING(op)                                                                                       \
+    HEADRACE_INLINE I32x16 operator op(I32x16 a, I32x16 b) {                                                        \
+        HEADRACE_LANES a.v[i] =                                                                                     \
+            static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) op static_cast<std::uint32_t>(b.v[i]));    \
+        return a;                                                                                                   \
+    }
+HEADRACE_WRAPPING(+)
+HEADRACE_WRAPPING(-)
+HEADRACE_WRAPPING(*)
+#undef HEADRACE_WRAPPING
 
 HEADRACE_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
     HEADRACE_LANES c.v[i] += a.v[i] * b.v[i];
@@ -130,8 +136,10 @@ HEADRACE_INLINE float reduce_max(F32x16 a) {
 }
 
 HEADRACE_INLINE F32x16 load_bf16(const bf16_t* p) {
+    bf16_t lanes[16];
+    std::memcpy(lanes, p, sizeof lanes);
     F32x16 r;
-    HEADRACE_LANES r.v[i] = from_bf16(p[i]);
+    HEADRACE_LANES r.v[i] = from_bf16(lanes[i]);
     return r;
 }
 HEADRACE_INLINE F32x16 load_bf16(const bf16_t* p, int n) {
@@ -140,7 +148,9 @@ HEADRACE_INLINE F32x16 load_bf16(const bf16_t* p, int n) {
     return r;
 }
 HEADRACE_INLINE void store_bf16(bf16_t* p, F32x16 a) {
-    HEADRACE_LANES p[i] = to_bf16(a.v[i]);
+    bf16_t lanes[16];
+    HEADRACE_LANES lanes[i] = to_bf16(a.v[i]);
+    std::memcpy(p, lanes, sizeof lanes);
 }
 HEADRACE_INLINE void store_bf16(bf16_t* p, F32x16 a, int n) {
     for (int i = 0; i < n; ++i) p[i] = to_bf16(a.v[i]);

@@ -201,3 +201,20 @@ def test_spans_counted_from_elsewhere_are_noticed(
     out, other = problem.solve(kernels, teams[1], kind), moved.solve(kernels, teams[1], kind)
     assert error(other, out) < KINDS[kind]
     assert not torch.equal(out, other)
+
+
+def test_tables_that_would_be_read_past_their_end_are_refused(teams: dict[int, _native.Team]) -> None:
+    kernels = _native.Kernels(SETS[0])
+    problem = Problem.make(Shape(window=45, sinks=37, slices=((1, 17),)))
+    assert problem.sink_blocks == 3  # and two blocks in all
+    with pytest.raises(ValueError, match="hold sinks"):
+        replace(problem, dropped=problem.dropped + 1).solve(kernels, teams[1], "f32")
+    with pytest.raises(ValueError, match="too short"):
+        replace(problem, dropped=problem.dropped - 1).solve(kernels, teams[1], "f32")
+    with pytest.raises(ValueError, match="cu_q must not fall"):
+        cu_q = torch.tensor([0, 2, 1]).int()
+        pair = Problem.make(Shape(slices=((1, 17),)))
+        both = {"kv_lens": pair.kv_lens.repeat(2), "dropped": pair.dropped.repeat(2)}
+        replace(pair, cu_q=cu_q, block_tables=pair.block_tables.repeat(2, 1), **both).solve(
+            kernels, teams[1], "f32"
+        )

@@ -38,6 +38,11 @@ SHAPES = [
     Shape(soft_cap=2.0, num_kv=1, slices=SLICES),
 ]
 
+FORMATS = (
+    *(("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32")),
+    *(("int8", "i8"), ("int8", "bf16"), ("int4", "i8"), ("int4", "bf16")),
+)
+
 sets = pytest.mark.parametrize("name", SETS)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -201,9 +206,7 @@ def test_products_keep_rows_apart(name: str, teams: dict[int, _native.Team]) -> 
     kernels = _native.Kernels(name)
     rng = np.random.default_rng(0)
     w = rng.standard_normal((77, 100)).astype(np.float32)
-    for format, input in (
-        ("f32", "f32"), ("bf16", "bf16"), ("int8", "i8"), ("int8", "bf16"), ("int4", "i8"), ("int4", "bf16"),
-    ):  # fmt: skip
+    for format, input in FORMATS:
         packed = _native.PackedMatrix(
             kernels, teams[2], format, [w], input=input, group=32 if format.startswith("int") else 0
         )

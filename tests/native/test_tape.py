@@ -260,6 +260,16 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_runs() -> None:
     assert np.array_equal(run.step({5: tokens})[0], expected)
 
 
+def test_a_table_whose_dropped_blocks_would_hold_sinks_is_refused() -> None:
+    """Entries of sinks would be read from behind the live ones."""
+    spec = SPECS["sinks"]
+    model = native_model(spec, random_weights(spec), 16, BEST)
+    step = PagedRun(model, groups_of(spec, 16)).plan({0: prompt(7)})
+    step.groups[0].dropped = np.array([1], dtype=np.int32)
+    with pytest.raises(ValueError, match="hold sinks"):
+        model.forward(step)
+
+
 def test_a_profile_accounts_for_every_call() -> None:
     spec = SPECS["gqa"]
     model = native_model(spec, random_weights(spec), 16, BEST)
