@@ -63,11 +63,12 @@ struct Attention {
         return item.spans - plan.first_span < plan.wave ? item.spans : plan.first_span + plan.wave;
     }
 
-    // Attends to span `index`. Fetches what follows ahead: the job's next span, or the first of job `next`.
-    void attend(const Job& job, int index, const Job* next, const Workspace& work, const Partial& out) const {
+    // Attends to span `index`. Fetches what follows ahead: the job's next span, or the first of the job that follow() gives.
+    template <typename F>
+    void attend(const Job& job, int index, F& follow, const Workspace& work, const Partial& out) const {
         if (index + 1 < job.to) {
             work.ahead->look(args, shape, job.tile, job.spans[index + 1]);
-        } else if (next != nullptr) {
+        } else if (const Job* next = follow()) {
             work.ahead->look(args, shape, next->tile, next->spans[next->from]);
         } else {
             work.ahead->regions = 0;
@@ -81,25 +82,27 @@ struct Attention {
         }
     }
 
-    void do_whole(const Job& job, const Job* next, const Workspace& work) const {
+    template <typename F>
+    void do_whole(const Job& job, F& follow, const Workspace& work) const {
         const int rows = job.tile.rows, dim = args.kv.head_dim;
         const Partial result = Partial::at(work.result, rows), partial = Partial::at(work.partial, rows);
         clear_partial(result, rows, dim);
         for (int i = job.from; i < job.to; ++i) {
-            attend(job, i, next, work, partial);
+            attend(job, i, follow, work, partial);
             fold(result, partial, rows, dim);
         }
         finish(args, job.tile, result);
     }
 
-    void do_unit(const Job& job, const Job* next, const Workspace& work) const {
+    template <typename F>
+    void do_unit(const Job& job, F& follow, const Workspace& work) const {
         const int rows = job.tile.rows, dim = args.kv.head_dim;
         const auto which = static_cast<std::size_t>(job.split);
         SplitItem& item = plan.split[which];
         const auto partial = [&](int i) {
             return Partial::at(plan.pool + plan.partial_floats * (which * plan.wave + (i - plan.first_span)), rows);
         };
-        for (int i = job.from; i < job.to; ++i) attend(job, i, next, work, partial(i));
+        for (int i = job.from; i < job.to; ++i) attend(job, i, follow, work, partial(i));
         if (__atomic_sub_fetch(&item.open, 1, __ATOMIC_ACQ_REL) > 0) return;
         const Partial result = Partial::at(plan.results + plan.partial_floats * which, rows);
         if (plan.first_span == 0) clear_partial(result, rows, dim);  // the last one to finish folds the wave
@@ -108,23 +111,25 @@ struct Attention {
         if (end == item.spans) finish(args, job.tile, result);
     }
 
-    // Takes one job ahead of the one it does, so that it knows what to fetch.
+    // Takes a job at the last span of the one before, so that it knows what to fetch, and keeps it from the other threads
+    // for no longer than that.
     void work_on(int count, int thread, const Workspace& work) const {
         if (thread >= count) return;
         Job jobs[2] = {job_at(thread), {}};
-        for (int turn = 0;; turn ^= 1) {
-            const int taken = __atomic_fetch_add(&plan.next, 1, __ATOMIC_RELAXED);
-            const Job* next = nullptr;
-            if (taken < count) {
-                jobs[turn ^ 1] = job_at(taken);
-                next = &jobs[turn ^ 1];
-            }
-            if (jobs[turn].split < 0) {
-                do_whole(jobs[turn], next, work);
+        for (int turn = 0, index = thread; index < count; turn ^= 1) {
+            const Job& job = jobs[turn];
+            Job& next = jobs[turn ^ 1];
+            auto follow = [&]() -> const Job* {  // every job has spans, so it is called once
+                index = __atomic_fetch_add(&plan.next, 1, __ATOMIC_RELAXED);
+                if (index >= count) return nullptr;
+                next = job_at(index);
+                return &next;
+            };
+            if (job.split < 0) {
+                do_whole(job, follow, work);
             } else {
-                do_unit(jobs[turn], next, work);
+                do_unit(job, follow, work);
             }
-            if (next == nullptr) return;
         }
     }
 

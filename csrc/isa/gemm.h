@@ -163,16 +163,26 @@ struct GemmArgs {
     bool accumulate;
 };
 
+// Panels that are taken together where `left` are left: kPanels, else two, else one. A tile of one panel has too few sums
+// to keep the multipliers busy.
+template <int kPanels>
+HEADRACE_INLINE int panels_at_once(int left) {
+    return left >= kPanels ? kPanels : left >= 2 ? 2 : 1;
+}
+
 // Few rows, kLeast to kRows: all at once, kPanels panels at a time.
 template <typename Product, int kLeast, int kRows, int kPanels, int kAsk>
 static void stream(const GemmArgs<typename Product::Element>& g) {
+    constexpr int kAskTwo = kAsk > 0 ? kAsk * kPanels / 2 : kAsk;  // fewer panels side by side are asked for earlier
     const bool ask = g.b.ahead != nullptr;
     for (int first = 0, wide; first < g.panels; first += wide) {
-        wide = g.panels - first >= kPanels ? kPanels : 1;
+        wide = panels_at_once<kPanels>(g.panels - first);
         const void* next = first + wide < g.panels ? offset(g.b.segments[0], (first + wide) * g.b.panel_stride) : g.b.ahead;
-        const auto run = wide == 1 ? tile_of<Product, 1, kAskNothing, kLeast, kRows>(g.rows)
-                         : ask     ? tile_of<Product, kPanels, kAsk, kLeast, kRows>(g.rows)
-                                   : tile_of<Product, kPanels, kAskNothing, kLeast, kRows>(g.rows);
+        const auto run = wide == 1         ? tile_of<Product, 1, kAskNothing, kLeast, kRows>(g.rows)
+                         : wide == kPanels ? (ask ? tile_of<Product, kPanels, kAsk, kLeast, kRows>(g.rows)
+                                                  : tile_of<Product, kPanels, kAskNothing, kLeast, kRows>(g.rows))
+                                           : (ask ? tile_of<Product, 2, kAskTwo, kLeast, kRows>(g.rows)
+                                                  : tile_of<Product, 2, kAskNothing, kLeast, kRows>(g.rows));
         run(g.a, g.a_stride, g.b, first, g.c + kPanel * first, g.c_stride, g.accumulate, next);
     }
 }
@@ -183,14 +193,16 @@ template <typename Product, int kLeast, int kRows, int kPanels>
 static void sweep(const GemmArgs<typename Product::Element>& g) {
     int asked = g.b.ahead == nullptr ? g.panels : 0;
     for (int first = 0, wide; first < g.panels; first += wide) {
-        wide = g.panels - first >= kPanels ? kPanels : 1;
+        wide = kPanels == 1 ? 1 : panels_at_once<kPanels>(g.panels - first);
         for (int r = 0, some; r < g.rows; r += some) {
             some = ceil_div(g.rows - r, ceil_div(g.rows - r, kRows));
             const bool ask = asked < g.panels;
-            const auto run = wide == 1 ? (ask ? tile_of<Product, 1, kAskNext, kLeast, kRows>(some)
-                                              : tile_of<Product, 1, kAskNothing, kLeast, kRows>(some))
-                                       : (ask ? tile_of<Product, kPanels, kAskNext, kLeast, kRows>(some)
-                                              : tile_of<Product, kPanels, kAskNothing, kLeast, kRows>(some));
+            const auto run = wide == 1         ? (ask ? tile_of<Product, 1, kAskNext, kLeast, kRows>(some)
+                                                      : tile_of<Product, 1, kAskNothing, kLeast, kRows>(some))
+                             : wide == kPanels ? (ask ? tile_of<Product, kPanels, kAskNext, kLeast, kRows>(some)
+                                                      : tile_of<Product, kPanels, kAskNothing, kLeast, kRows>(some))
+                                               : (ask ? tile_of<Product, least(2, kPanels), kAskNext, kLeast, kRows>(some)
+                                                      : tile_of<Product, least(2, kPanels), kAskNothing, kLeast, kRows>(some));
             run(offset(g.a, r * g.a_stride), g.a_stride, g.b, first, g.c + r * g.c_stride + kPanel * first, g.c_stride,
                 g.accumulate, offset(g.b.ahead, asked * g.b.panel_stride));
             asked += ask;
@@ -206,7 +218,7 @@ static void gemm(const GemmArgs<typename Product::Element>& g) {
     if (g.rows == 1) return stream<Product, 1, 1, 4, kAskNothing>(g);
     if (g.rows <= 6) return stream<Product, 2, 6, 4, 32>(g);
     if (g.rows <= 12) return stream<Product, 7, 12, 2, 96>(g);
-    if (g.rows <= 24) return sweep<Product, 6, 12, 2>(g);
+    if (g.rows <= 24 || g.panels <= 2) return sweep<Product, 6, 12, 2>(g);  // many threads: blocks of two panels
     sweep<Product, 5, 6, 4>(g);  // 24 of 32 registers hold sums
 #elif defined(__AVX2__)
     sweep<Product, 1, 6, 1>(g);  // 12 of 16, two a panel

@@ -23,26 +23,42 @@ constexpr int kBlockRows = 96;        // whole register tiles
 constexpr int kBlockFeatures = 2048;  // input features: four panels of them stay in the second cache
 #endif
 
-// Items shared out as one range a thread, so that each reads its weights as one stream; who has finished his own takes
-// from the others'.
+// Items shared out as one range a thread, so that each reads its weights as one stream; a thread that has finished its
+// own range takes from the others'.
 class Ranges {
 public:
     Ranges(int items, int threads) : items_(items), ranges_(least(threads, kMost)) {
         for (int i = 0; i < ranges_; ++i) next_[i].item = share_of(items, i, ranges_).begin;
     }
 
+    // A thread's way through the ranges: its own first. A range that is empty stays so, and is passed once.
+    struct Walk {
+        int range;
+        int left;  // ranges, this one included
+    };
+    Walk from(int thread) const { return {thread % ranges_, ranges_}; }
+
     // An item that nobody else gets; `items` when none is left.
-    int take(int thread) {
-        for (int i = 0; i < ranges_; ++i) {
-            const int range = (thread + i) % ranges_, end = share_of(items_, range, ranges_).end;
-            if (__atomic_load_n(&next_[range].item, __ATOMIC_RELAXED) >= end) continue;
-            const int item = headrace::HEADRACE_ISA::take(next_[range].item);
-            if (item < end) return item;
+    int take(Walk& walk) {
+        while (peek(walk) < items_) {
+            const int item = headrace::HEADRACE_ISA::take(next_[walk.range].item);
+            if (item < end_of(walk.range)) return item;
+        }
+        return items_;
+    }
+
+    // What take would return now. It stays there for others: a thread that reserved it would keep it from them.
+    int peek(Walk& walk) const {
+        for (; walk.left > 0; --walk.left, walk.range = (walk.range + 1) % ranges_) {
+            const int item = __atomic_load_n(&next_[walk.range].item, __ATOMIC_RELAXED);
+            if (item < end_of(walk.range)) return item;
         }
         return items_;
     }
 
 private:
+    int end_of(int range) const { return share_of(items_, range, ranges_).end; }
+
     static constexpr int kMost = 64;  // more threads than that share ranges
     struct alignas(64) Next {
         int item;
@@ -119,18 +135,18 @@ static void linear(const LinearArgs& args, Team& team) {
         const TileScope scope;
         alignas(64) float products[kBlockRows * kBlockPanels * kPanel];
         constexpr std::size_t kStride = kBlockPanels * kPanel;
-        for (int item = ranges.take(thread); item < items;) {
-            const int following = ranges.take(thread);  // known early, so that its weights can be on their way
+        Ranges::Walk walk = ranges.from(thread);
+        for (int item; (item = ranges.take(walk)) < items;) {
             const Share blocks = share_of(row_blocks, item % row_cuts, row_cuts);
             const int panel = item / row_cuts * wide;
             for (int i = blocks.begin; i < blocks.end; ++i) {
                 const int row = i * kBlockRows;
                 const OutputBlock block = {row, least(kBlockRows, args.rows - row), panel, least(wide, panels - panel)};
-                const bool last = i + 1 == blocks.end && following < items;
-                multiply(args, block, last ? following / row_cuts * wide : -1, products, kStride);
+                // Most likely the next one, so that its weights can be on their way.
+                const int following = i + 1 == blocks.end ? ranges.peek(walk) : items;
+                multiply(args, block, following < items ? following / row_cuts * wide : -1, products, kStride);
                 finish(args, block.row, block.rows, block.panel, block.panels, products, kStride);
             }
-            item = following;
         }
     };
     team.run(work);
