@@ -137,7 +137,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._awaited is _Awaited.BODY and self.pipeline:
             self.pipeline.popleft()  # its body will never be complete; those before it are answered
             self.cycle = self.pipeline[0][0] if self.pipeline else self._answered
-        elif self._awaited is _Awaited.BODY:
+        elif self._awaited in (_Awaited.BODY, _Awaited.NOTHING):
             return False
         if not self._answering:
             return False
