@@ -9,6 +9,7 @@ import pytest
 
 from headrace.core.params import SamplingParams
 from headrace.errors import InvalidParams
+from headrace.server import answer_size
 from headrace.server.answer_size import LEAST_HELD_BYTES, MAX_ENTRIES, bounded
 from tests.server.conftest import TinyServer
 
@@ -57,6 +58,44 @@ def test_a_request_beyond_the_bound_is_refused_before_anything_is_computed(tiny:
     assert f"may come to {40 * 450 * 65} tokens and log-probabilities" in answer.json()["error"]["message"]
     assert tiny.stats().scheduler.steps == steps
     assert tiny.http.post("/v1/completions", json=body | {"prompt": [[7] * 450] * 5}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_ids_of_prompts_count(
+    path: str, stream: bool, tiny: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in each choice, and once in a chat that is not streamed."""
+    monkeypatch.setattr(answer_size, "MAX_ENTRIES", 8000)
+    talk = {"messages": [{"role": "user", "content": "a" * 390}]}
+    asked = ({"prompt": [7] * 400} if path == "/v1/completions" else talk) | {"max_tokens": 1, "n": 32}
+    refused = path == "/v1/completions" or stream
+    steps = tiny.stats().scheduler.steps
+    answer = tiny.http.post(path, json=asked | {"return_token_ids": True, "stream": stream})
+    assert answer.status_code == (400 if refused else 200), answer.text[:300]
+    if refused:
+        assert "return_token_ids" in answer.json()["error"]["message"]
+        assert tiny.stats().scheduler.steps == steps
+    fewer = asked | {"return_token_ids": True, "stream": stream, "n": 8}
+    for accepted in (asked | {"stream": stream}, fewer):
+        assert tiny.http.post(path, json=accepted).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_ids_of_prompts_take_memory(path: str, tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = tiny.app.state.service.answers
+    monkeypatch.setattr(answer_size, "LEAST_HELD_BYTES", 3000)
+    monkeypatch.setattr(answers, "most", 3000)
+    talk = {"messages": [{"role": "user", "content": "a" * 390}]}
+    asked = ({"prompt": [7] * 400} if path == "/v1/completions" else talk) | {"max_tokens": 1}
+    steps = tiny.stats().scheduler.steps
+    refused = tiny.http.post(path, json=asked | {"return_token_ids": True})
+    assert refused.status_code == 429 and "take too much memory" in refused.text
+    assert tiny.stats().scheduler.steps == steps
+    for accepted in (asked, asked | {"return_token_ids": True, "stream": True}):
+        assert tiny.http.post(path, json=accepted).status_code == 200
+    tiny.call(collected())
+    assert answers.bytes == 0
 
 
 def test_answers_that_take_too_much_memory_together_end_as_overload(tiny: TinyServer) -> None:

@@ -22,6 +22,7 @@ MAX_CALLS = 80_000
 MAX_SENT = 2**20
 MAX_WRITTEN = 2**19
 MAX_READ = 2**16
+MAX_STREAMED = 2**18
 
 LONG = 500
 PROMPTS = [[7] * LONG] * 12
@@ -29,6 +30,8 @@ SCORED = {"prompt": PROMPTS, "max_tokens": 0, "echo": True, "logprobs": 20}
 TALK = {"messages": [{"role": "user", "content": "a"}]}
 LONG_TALK = [{"role": "user", "content": "a"}] * 10_000
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 10_000}]
+SHOWN_IDS = {"n": 128, "max_tokens": 1, "return_token_ids": True}
+LONG_TEXT = {"messages": [{"role": "user", "content": "a" * 7900}]}
 MANY = {"prompt": [[7]] * 1024, "max_tokens": 1}
 TOKENS = 65_536
 
@@ -77,6 +80,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"prompt": [[7]] * 4, "n": 16, "max_tokens": 1, "stop": [f"{i:04}" + "ab" * 400 for i in range(10)]},
     ),
     "echoed ids": ("/v1/completions", {"prompt": [[7] * LONG], "n": 64, "max_tokens": 1, "echo": True}),
+    "prompt ids of choices": ("/v1/completions", {"prompt": [7] * 8000} | SHOWN_IDS),
+    "prompt ids of choices, streamed": (
+        "/v1/completions",
+        {"prompt": [7] * 8000, "stream": True} | SHOWN_IDS,
+    ),
+    "prompt ids of a chat": ("/v1/chat/completions", LONG_TEXT | SHOWN_IDS),
+    "prompt ids of a chat, streamed": ("/v1/chat/completions", LONG_TEXT | SHOWN_IDS | {"stream": True}),
     "embeddings": ("/v1/embeddings", {"input": [[7] * 20] * 64}),
     "many prompts": ("/v1/completions", MANY),
     "many prompts, streamed": ("/v1/completions", MANY | {"stream": True}),
@@ -130,6 +140,7 @@ def test_a_turn_of_the_event_loop_is_short(
     assert turns.most.written <= MAX_WRITTEN
     assert turns.most.read <= MAX_READ
     assert turns.most.sent <= MAX_SENT
+    assert turns.most.streamed <= MAX_STREAMED
 
 
 def test_long_conversations_are_rendered_one_after_the_other(

@@ -12,7 +12,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from starlette.types import Scope, Send
 
+from headrace.server import events
+from headrace.server.direct_write import Write
 from headrace.serving import process_client
 from tests.server.conftest import TinyServer
 
@@ -20,12 +23,13 @@ from tests.server.conftest import TinyServer
 @dataclass
 class Work:
     """calls: of functions, Python's and C's. written: characters of JSON. read: bytes of messages of the engine.
-    sent: bytes of messages to it."""
+    sent: bytes of messages to it. streamed: bytes of a stream that are handed to the connection."""
 
     calls: int = 0
     written: int = 0
     read: int = 0
     sent: int = 0
+    streamed: int = 0
 
 
 @dataclass
@@ -40,7 +44,7 @@ class Turns:
     def end_turn(self) -> None:
         now, self.now = self.now, Work()
         self.turns += 1
-        for name in ("calls", "written", "read", "sent"):
+        for name in ("calls", "written", "read", "sent", "streamed"):
             count = getattr(now, name)
             setattr(self.most, name, max(getattr(self.most, name), count))
             setattr(self.total, name, getattr(self.total, name) + count)
@@ -50,6 +54,7 @@ class Turns:
 def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     """Count the work of a server's event loop, turn by turn. What is counted is done as ever."""
     turns, running = Turns(), True
+    send_part, direct = events._send_part, events.direct_write
     encode, decode, frame = json.JSONEncoder.encode, process_client.decode_from_engine, process_client.frame
 
     def encoded(self: json.JSONEncoder, value: Any) -> str:
@@ -64,6 +69,21 @@ def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tur
     def framed(payload: bytes) -> bytes:
         turns.now.sent += len(payload)
         return frame(payload)
+
+    async def streamed(send: Send, body: bytes) -> None:
+        turns.now.streamed += len(body)
+        await send_part(send, body)
+
+    def counted_write(scope: Scope) -> Write | None:
+        write = direct(scope)
+
+        def written(part: bytes) -> bool:
+            assert write is not None
+            done = write(part)
+            turns.now.streamed += len(part) if done else 0
+            return done
+
+        return None if write is None else written
 
     def profile(_: FrameType, event: str, argument: object) -> None:
         if event in ("call", "c_call"):
@@ -85,6 +105,8 @@ def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tur
         patched.setattr(json.JSONEncoder, "encode", encoded)
         patched.setattr(process_client, "decode_from_engine", decoded)
         patched.setattr(process_client, "frame", framed)
+        patched.setattr(events, "_send_part", streamed)
+        patched.setattr(events, "direct_write", counted_write)
         server.call(begin())
         try:
             yield turns

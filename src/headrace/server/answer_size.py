@@ -1,7 +1,8 @@
 """How large the answer to one HTTP request may be, and all answers together while they are put together.
 
-The size of an answer is counted in entries: a position with its token is one, and each alternative at it another. An
-entry takes some 30 to 90 bytes as JSON, so the largest answer takes about 100 MB.
+The size of an answer is counted in entries: a position with its token is one, each alternative at it another, and each
+id of a prompt that the answer shows one more. An entry takes up to some 90 bytes as JSON, so the largest answer takes
+about 100 MB.
 """
 
 from __future__ import annotations
@@ -23,22 +24,30 @@ it `LEAST_HELD_BYTES` for one of them are too much."""
 LEAST_HELD_BYTES = 2**20
 
 _ENTRY_BYTES = 96
+_ID_BYTES = 8
 
 
 def bounded(
-    params: SamplingParams, prompts: Sequence[int], context: int | None, *, echo: bool, stream: bool
+    params: SamplingParams,
+    prompts: Sequence[int],
+    context: int | None,
+    *,
+    echo: bool,
+    stream: bool,
+    prompt_ids: int = 0,
 ) -> SamplingParams:
     """Parameters under which the answer to prompts of these lengths stays within MAX_ENTRIES.
 
     They are the given ones, but that a whole answer without `max_tokens` ends at the bound. `context` is the longest
-    sequence, None where there is no bound. Streams without `max_tokens` are not held, so only their prompts count.
+    sequence, None where there is no bound. `prompt_ids` is how often the answer holds the ids of each prompt. Streams
+    without `max_tokens` are not held, so only their prompts count.
 
     Raises InvalidParams where what is asked for exceeds the bound.
     """
     n, each = params.n, 1 + (params.logprobs or 0)
-    scored = 0
+    scored = prompt_ids * sum(prompts)
     if echo or params.prompt_logprobs is not None:
-        scored = n * sum(prompts) * (1 + (params.prompt_logprobs or 0))
+        scored += n * sum(prompts) * (1 + (params.prompt_logprobs or 0))
     room = MAX_ENTRIES - scored
     if params.max_tokens is not None:
         asked = n * len(prompts) * params.max_tokens * each
@@ -56,7 +65,7 @@ def bounded(
 def _too_large(count: int) -> InvalidParams:
     return InvalidParams(
         f"the answer may come to {count} tokens and log-probabilities, but one request may have {MAX_ENTRIES}: lower "
-        "max_tokens, n or logprobs, or send fewer prompts at once"
+        "max_tokens, n or logprobs, send fewer prompts at once, or leave out return_token_ids"
     )
 
 
@@ -69,17 +78,26 @@ class HeldAnswers:
 
 
 class HeldAnswer:
-    """One of them; what it takes is given back when nothing refers to it any more."""
+    """One of them; what it takes is given back when nothing refers to it any more. `ids`: it holds token ids."""
 
-    def __init__(self, answers: HeldAnswers) -> None:
+    def __init__(self, answers: HeldAnswers, ids: bool = False) -> None:
         self._answers = answers
+        self._id_bytes = _ID_BYTES if ids else 0
         self._bytes = 0
 
     def add(self, delta: Delta) -> None:
         """Count an addition. Raises Overloaded where there is no memory for it."""
-        size = len(delta.text)
+        size = len(delta.text) + self._id_bytes * len(delta.token_ids)
         if delta.logprobs or delta.prompt_logprobs:
             size += _ENTRY_BYTES * entries(delta)
+        self.take(size)
+
+    def add_prompts(self, prompts: Sequence[int]) -> None:
+        """Count the ids of prompts of these lengths, which the answer holds once each. Raises Overloaded."""
+        self.take(self._id_bytes * sum(prompts))
+
+    def take(self, size: int) -> None:
+        """Count so many bytes. Raises Overloaded."""
         self._bytes += size
         self._answers.bytes += size
         if self._answers.bytes > self._answers.most and self._bytes > LEAST_HELD_BYTES:

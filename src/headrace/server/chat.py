@@ -11,11 +11,11 @@ from fastapi.responses import Response
 from headrace.server.choices import Choice, TokenIds, UsageSoFar, head, usage
 from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
-from headrace.server.events import DONE, EventStream, EventWriter, event
+from headrace.server.events import DONE, EventStream, EventWriter, event, event_parts
 from headrace.server.job import Job
-from headrace.server.json_parts import json_response
+from headrace.server.json_parts import JsonText, json_response
 from headrace.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs
-from headrace.server.prompts import Encoded, check_length, encode_chat, truncation
+from headrace.server.prompts import check_length, encode_chat, truncation
 from headrace.server.reply import (
     MessageBuilder,
     Reading,
@@ -53,12 +53,16 @@ async def chat_completions(
     check_length(service, [prompt], params.max_tokens)
     reading = Reading.of(service, tools, prompt.text or "", params, prompt.continued)
     params = reading.held(service, params)
+    shown, ids = 0, None
+    if body.return_token_ids:
+        shown, ids = params.n if body.stream else 1, await JsonText.of_numbers(prompt.ids)
     job = await while_connected(
-        request.receive, Job.start(service, "chatcmpl", [prompt], params, body, reading.visible)
+        request.receive,
+        Job.start(service, "chatcmpl", [prompt], params, body, reading.visible, prompt_ids=shown),
     )
     if body.stream:
         so_far = UsageSoFar(len(prompt.ids))
-        return EventStream(job, _Events(service, job, model, body, reading, so_far, prompt), job.cancel)
+        return EventStream(job, _Events(service, job, model, body, reading, so_far, ids), job.cancel)
     answers = [_Answer(index, reading, service, body) for index in range(params.n)]
     await while_connected(request.receive, _gather(job, answers, body))
     answer = head("chat.completion", job, model)
@@ -66,8 +70,8 @@ async def chat_completions(
     answer["usage"] = _usage(service, job, [each.reply for each in answers])
     if answers[0].prompt_logprobs is not None:
         answer["prompt_logprobs"] = answers[0].prompt_logprobs.value()
-    if body.return_token_ids:
-        answer["prompt_token_ids"] = prompt.ids
+    if ids is not None:
+        answer["prompt_token_ids"] = ids
     return await json_response(answer, job.held)
 
 
@@ -123,7 +127,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
         body: ChatRequest,
         reading: Reading,
         so_far: UsageSoFar,
-        prompt: Encoded,
+        prompt_ids: JsonText | None,
     ) -> None:
         self._service = service
         self._job = job
@@ -134,12 +138,12 @@ class _Events(EventWriter[tuple[int, Delta]]):
             self._common["usage"] = None
         self._so_far = so_far
         self._replies: dict[int, Reply] = {}
-        self._prompt = prompt
+        self._prompt_ids = prompt_ids
         self._plain = not body.logprobs and not body.continuous_usage and not body.return_token_ids
         self._shows_reasoning = _shows_reasoning(body)
         self._templates: dict[int, ChunkTemplate] = {}
 
-    def write(self, item: tuple[int, Delta]) -> bytes:
+    def write(self, item: tuple[int, Delta]) -> bytes | Sequence[bytes]:
         index, delta = item
         body, common = self._body, self._common
         if body.continuous_usage:
@@ -154,18 +158,25 @@ class _Events(EventWriter[tuple[int, Delta]]):
                 choice = _choice(index, {"content": HOLE}) | {"stop_reason": None}
                 self._templates[index] = ChunkTemplate(common | {"choices": [choice]})
             return self._templates[index].event(said["content"])
-        written = b""
-        if begins:
-            # Not before there is a token: callers take the first chunk for the first token's time.
-            first = common | {"choices": [_choice(index, {"role": "assistant", "content": ""})]}
-            written = event(first | ({"prompt_token_ids": self._prompt.ids} if body.return_token_ids else {}))
+        chunk = self._chunk(index, delta, reply, said)
+        if not begins:
+            return chunk
+        # Not before there is a token: callers take the first chunk for the first token's time.
+        first = common | {"choices": [_choice(index, {"role": "assistant", "content": ""})]}
+        if self._prompt_ids is None:
+            return event(first) + chunk
+        return [*event_parts(first | {"prompt_token_ids": self._prompt_ids}), chunk]
+
+    def _chunk(self, index: int, delta: Delta, reply: Reply, said: dict[str, Any]) -> bytes:
+        """An addition; b"" where it says nothing."""
+        body = self._body
         ids = {"token_ids": delta.token_ids} if body.return_token_ids and delta.token_ids else {}
         if not (said or delta.logprobs or delta.finish_reason or ids):
-            return written
+            return b""
         logprobs = chat_logprobs(delta.logprobs, self._service.tokenizer) if body.logprobs else None
         reason = reply.finish_reason(delta.finish_reason)
         choice = _choice(index, said, logprobs, reason) | {"stop_reason": delta.stop_reason} | ids
-        return written + event(common | {"choices": [choice]})
+        return event(self._common | {"choices": [choice]})
 
     def end(self) -> Iterable[bytes]:
         if self._body.streamed_usage:

@@ -12,9 +12,9 @@ from headrace.server.choices import Choice, Column, TokenIds, UsageSoFar, gather
 from headrace.server.chunk_template import HOLE, ChunkTemplate
 from headrace.server.disconnect import while_connected
 from headrace.server.echo import TextLogprobs, WholeTextLogprobs, echoed
-from headrace.server.events import DONE, EventStream, EventWriter, event
+from headrace.server.events import DONE, EventStream, EventWriter, event, event_parts
 from headrace.server.job import Job
-from headrace.server.json_parts import json_response
+from headrace.server.json_parts import JsonText, json_response
 from headrace.server.logprobs import PromptLogprobs
 from headrace.server.pace import Slices
 from headrace.server.prompts import Encoded, check_length, encode_prompts, truncation
@@ -45,7 +45,8 @@ async def completions(
     # Nobody asked for the default length: where less is left, the completion ends with the context.
     check_length(service, prompts, None if body.max_tokens is None else params.max_tokens)
     texts = await _Texts.of(service, body, prompts)
-    starting = Job.start(service, "cmpl", prompts, params, body, echo=bool(body.echo))
+    prompt_ids = params.n if body.return_token_ids else 0
+    starting = Job.start(service, "cmpl", prompts, params, body, echo=bool(body.echo), prompt_ids=prompt_ids)
     job = await while_connected(request.receive, starting)
     if body.stream:
         return EventStream(job, _Events(texts, job, model, body), job.cancel)
@@ -54,18 +55,21 @@ async def completions(
     ]
     await while_connected(request.receive, gather(job, choices))
     answer = head(_KIND, job, model)
-    answer["choices"] = await _written(choices, texts)
+    answer["choices"] = await _written(choices, texts, job)
     answer["usage"] = usage(job)
     return await json_response(answer, job.held)
 
 
-async def _written(choices: Sequence[Choice], texts: _Texts) -> list[dict[str, Any]]:
+async def _written(choices: Sequence[Choice], texts: _Texts, job: Job) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = []
     slices = Slices(_CHOICES_A_TURN)
     for choice in choices:
+        front = texts.front(choice.index)
+        if job.held is not None:
+            job.held.take(len(front))
         about = {
             "index": choice.index,
-            "text": texts.front(choice.index) + choice.text,
+            "text": front + choice.text,
             "logprobs": choice.logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -76,7 +80,8 @@ async def _written(choices: Sequence[Choice], texts: _Texts) -> list[dict[str, A
 
 
 class _Texts:
-    """What comes before each choice's text, and the log-probabilities of both. `fronts`: a text a prompt, with echo."""
+    """What comes before each choice's text, and the log-probabilities of both. `fronts`: a text a prompt, with echo.
+    `ids`: of each prompt, where the answer shows them."""
 
     def __init__(
         self,
@@ -84,20 +89,27 @@ class _Texts:
         body: CompletionRequest,
         prompts: Sequence[Encoded],
         fronts: Sequence[str] | None,
+        ids: Sequence[JsonText],
     ) -> None:
         self._tokenizer = service.tokenizer
         self._skip = body.skip_special_tokens is not False
         self._body = body
         self._fronts = fronts
+        self._ids = ids
         self._n = body.n or 1
         self.prompts = prompts
 
     @classmethod
     async def of(cls, service: Service, body: CompletionRequest, prompts: Sequence[Encoded]) -> _Texts:
         skip = body.skip_special_tokens is not False
-        return cls(
-            service, body, prompts, await echoed(prompts, service.tokenizer, skip) if body.echo else None
-        )
+        fronts = await echoed(prompts, service.tokenizer, skip) if body.echo else None
+        ids: list[JsonText] = []
+        if body.return_token_ids:
+            slices = Slices(_CHOICES_A_TURN)
+            for prompt in prompts:
+                ids.append(await JsonText.of_numbers(prompt.ids))
+                await slices.add(1)
+        return cls(service, body, prompts, fronts, ids)
 
     def front(self, index: int) -> str:
         return "" if self._fronts is None else self._fronts[index // self._n]
@@ -126,7 +138,7 @@ class _Texts:
 
     def prompt_ids(self, index: int) -> dict[str, Any]:
         """The field with the prompt's token ids, where it is asked for."""
-        return {"prompt_token_ids": self.prompts[index // self._n].ids} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": self._ids[index // self._n]} if self._ids else {}
 
 
 class _Events(EventWriter[tuple[int, Delta]]):
@@ -144,7 +156,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
         self._plain = body.logprobs is None and not body.continuous_usage and not body.return_token_ids
         self._templates: dict[int, ChunkTemplate] = {}
 
-    def write(self, item: tuple[int, Delta]) -> bytes:
+    def write(self, item: tuple[int, Delta]) -> bytes | Sequence[bytes]:
         index, delta = item
         if index in self._templates and delta.text and delta.finish_reason is None:  # as nearly always
             return self._templates[index].event(delta.text)
@@ -152,8 +164,9 @@ class _Events(EventWriter[tuple[int, Delta]]):
         with_ids = self._body.return_token_ids
         if not shows(delta) and not (with_ids and delta.token_ids):
             return b""
+        begins = index not in self._logprobs
         front, prompt_ids = "", {"prompt_token_ids": None}
-        if index not in self._logprobs:
+        if begins:
             self._logprobs[index], front = self._texts.logprobs(index), self._texts.front(index)
             prompt_ids = self._texts.prompt_ids(index)
         shown = self._logprobs[index]
@@ -169,6 +182,8 @@ class _Events(EventWriter[tuple[int, Delta]]):
         chunk = self._common | {"choices": [choice]}
         if self._body.continuous_usage:
             chunk["usage"] = counts
+        if begins and with_ids:
+            return list(event_parts(chunk))
         written = event(chunk)
         if self._plain and delta.finish_reason is None:
             choice["text"] = HOLE

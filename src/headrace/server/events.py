@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
@@ -15,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.server.direct_write import Write, direct_write
 from headrace.server.disconnect import CallerLeft, while_connected
 from headrace.server.errors import error_body, headrace_error_body
-from headrace.server.json_parts import PART_CHARS, json_parts
+from headrace.server.json_parts import PART_CHARS, json_parts, pieces
 from headrace.serving.source import Source
 
 Chunk = Mapping[str, Any]
@@ -31,7 +32,7 @@ def event(chunk: Chunk) -> bytes:
 
 
 def event_parts(chunk: Chunk) -> Iterator[bytes]:
-    """An event of any size, in parts; it may hold JsonLists."""
+    """An event of any size, in parts; it may hold JsonLists and JsonTexts."""
     yield b"data: "
     yield from json_parts(chunk)
     yield b"\n\n"
@@ -51,8 +52,8 @@ class EventWriter(Generic[Item]):
         """What comes before the first item."""
         return b""
 
-    def write(self, item: Item) -> bytes:
-        """An item; b"" where it says nothing yet."""
+    def write(self, item: Item) -> bytes | Sequence[bytes]:
+        """An item, in parts where it may be large; b"" where it says nothing yet."""
         raise TypeError(f"{type(self).__name__} writes no items")
 
     def end(self) -> Iterable[bytes]:
@@ -83,6 +84,7 @@ class EventStream(Response, Generic[Item]):
         self._source = source
         self._writer = writer
         self._close = close
+        self._rest: deque[bytes] = deque()  # of what was taken, to be sent in later turns of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -97,9 +99,13 @@ class EventStream(Response, Generic[Item]):
         await send(start)
         try:
             part = self._writer.begin() + self._taken()
-            while not self._source.exhausted:
+            while self._rest or not self._source.exhausted:
                 if part:
                     await _send_part(send, part)  # waits for the caller to read
+                if self._rest:
+                    await asyncio.sleep(0)
+                    part = self._rest.popleft()
+                    continue
                 if self._source.waiting:
                     await asyncio.sleep(0)  # what is left is written in a later turn of the event loop
                 part = await self._passed_on(write)
@@ -125,7 +131,7 @@ class EventStream(Response, Generic[Item]):
         def pass_on() -> None:
             try:
                 part = self._taken()
-                more = source.exhausted or source.waiting
+                more = source.exhausted or source.waiting or self._rest
                 if not more and (not part or (write is not None and write(part))):
                     return
                 if not left.done():
@@ -142,10 +148,18 @@ class EventStream(Response, Generic[Item]):
             source.listen(None)
 
     def _taken(self) -> bytes:
-        items = self._source.take()
-        if len(items) == 1:  # as nearly always
-            return self._writer.write(items[0])
-        return b"".join(map(self._writer.write, items))
+        """What came, as events; where that is much, the first part of it."""
+        written = list(map(self._writer.write, self._source.take()))
+        if len(written) == 1 and isinstance(written[0], bytes):  # as nearly always
+            return written[0]
+        parts: list[bytes] = []
+        for one in written:
+            if isinstance(one, bytes):
+                parts.append(one)
+            else:
+                parts += one
+        self._rest.extend(pieces(parts))
+        return self._rest.popleft() if self._rest else b""
 
 
 async def _send_part(send: Send, body: bytes) -> None:

@@ -98,19 +98,25 @@ class Job:
         body: Submission,
         visible: frozenset[int] | None = None,
         echo: bool = False,
+        prompt_ids: int = 0,
     ) -> Job:
         """Submit all prompts, or none: raises the first error after taking back the others.
 
         `visible` are special tokens that the text shows, see Completion. `echo`: the answer holds the prompts, too.
+        `prompt_ids` is how often it holds the ids of each of them.
 
-        Raises InvalidParams for an answer that could be too large, see `answer_size`, and for parameters that are.
+        Raises InvalidParams for an answer that could be too large, see `answer_size`, and for parameters that are, and
+        Overloaded where there is no memory for it.
         """
         params = with_bad_word_ids(params, service.tokenizer)
         check_parameters(params, len(prompts))
         lengths = [len(prompt.ids) for prompt in prompts]
         context = service.facts.max_model_len
         params = with_model_defaults(params, body, service.facts.sampling_defaults, lengths, context)
-        params = bounded(params, lengths, context, echo=echo, stream=bool(body.stream))
+        params = bounded(params, lengths, context, echo=echo, stream=bool(body.stream), prompt_ids=prompt_ids)
+        held = None if body.stream else HeldAnswer(service.answers, ids=prompt_ids > 0)
+        if held is not None:
+            held.add_prompts(lengths)
         name = f"{kind}-{uuid.uuid4().hex}"
         times = service.latencies.stream() if body.stream else None
         slices = Slices(STARTED_A_TURN)
@@ -141,7 +147,7 @@ class Job:
                         outcome.cancel()
                 raise
         job.explain = bool(body.explain)
-        job.held = None if body.stream else HeldAnswer(service.answers)
+        job.held = held
         if job._record is not None:
             job._record.began(name, params, lengths, job._generations, bool(body.stream))
         return job

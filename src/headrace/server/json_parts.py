@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -23,6 +23,7 @@ _LEAVES = {*_NUMBERS, type(None)}
 _NUMBERS_A_PART = PART_CHARS // _NODE_CHARS
 _PART_COST = 2**8
 """What a part counts for beside its bytes: an answer of many small JsonLists has many small parts."""
+_LARGE = PART_CHARS // 8
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -60,10 +61,35 @@ class JsonList:
         yield bytes(self._tail) + b"]"
 
 
+class JsonText:
+    """A value that was encoded once, to be written in any number of places: they share its bytes."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self.parts = parts
+
+    @classmethod
+    async def of_numbers(cls, values: Sequence[int]) -> JsonText:
+        """A list of any length, encoded with a look at the other callers between its parts."""
+        if not values:
+            return cls([b"[]"])
+        parts: list[bytes] = []
+        for at in range(0, len(values), _NUMBERS_A_PART):
+            if at:
+                await asyncio.sleep(0)
+            part = encoded(values[at : at + _NUMBERS_A_PART])[:-1]
+            parts.append(b"," + part[1:] if at else part)
+        parts[-1] += b"]"
+        return cls(parts)
+
+
 def json_parts(value: Any) -> Iterator[bytes]:
-    """The JSON of a value, which may hold JsonLists, in parts that take about as long as PART_CHARS to write."""
+    """The JSON of a value, which may hold JsonLists and JsonTexts, in parts that take about PART_CHARS to write."""
     if isinstance(value, JsonList):
         yield from value.parts()
+    elif isinstance(value, JsonText):
+        yield from value.parts
     elif _weight(value, PART_CHARS) > 0:
         yield encoded(value)
     elif isinstance(value, str):
@@ -119,7 +145,7 @@ def _weight(value: Any, left: int) -> int:
         return left - _NODE_CHARS
     if isinstance(value, str):
         return left - _NODE_CHARS - len(value)
-    if isinstance(value, JsonList):
+    if isinstance(value, (JsonList, JsonText)):
         return 0
     left -= _NODE_CHARS
     if isinstance(value, dict):
@@ -142,23 +168,33 @@ def _weight(value: Any, left: int) -> int:
     return left
 
 
+def pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Parts to be sent one by one: small ones are joined, large ones stay as they are, shared with other answers."""
+    small: list[bytes] = []
+    size = 0
+    for part in parts:
+        large = len(part) >= _LARGE
+        if small and (large or size >= PART_CHARS):
+            yield b"".join(small)
+            small, size = [], 0
+        if large:
+            yield part
+        else:
+            small.append(part)
+            size += _PART_COST + len(part)
+    if small:
+        yield b"".join(small)
+
+
 async def json_response(value: Any, held: object = None) -> Response:
     """An answer of any size, written with a look at the other callers between its parts. It keeps `held`.
 
     Raises ValueError for NaN and infinities.
     """
     body: list[bytes] = []
-    small: list[bytes] = []
-    size = 0
-    for part in json_parts(value):
-        small.append(part)
-        size += _PART_COST + len(part)
-        if size >= PART_CHARS:
-            body.append(b"".join(small))
-            small, size = [], 0
-            await asyncio.sleep(0)
-    if small:
-        body.append(b"".join(small))
+    for piece in pieces(json_parts(value)):
+        body.append(piece)
+        await asyncio.sleep(0)
     return PartsResponse(body, held)
 
 
