@@ -13,9 +13,10 @@ from headrace.serving.completion import Delta
 from headrace.text.answer_grammar import answer_grammar
 from headrace.text.free_calls.grammar import free_call_grammar
 from headrace.text.reply.formats import GENERIC, TOOL_CALL_FORMATS, ToolCallFormat
+from headrace.text.reply.json_span import JsonSpan
 from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Parser, Piece, Reasoning
 from headrace.text.reply.prose import PlainParser
-from headrace.text.reply.reader import LeadingCalls, ReplyReader
+from headrace.text.reply.reader import LeadingCalls, OnlyCalls, ReplyReader
 from headrace.text.reply.reasoning import ReasoningFormat, ReasoningParser, Stage
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_rules import ToolSchema
@@ -79,7 +80,9 @@ class Reading:
             reasoning = ReasoningParser(self.reasoning, self.inside, self.hidden)
         if self.calls is not None:
             calls = self.calls.parser(self.tools.names, self.hidden)
-            if self.form is not None:
+            if self.tools.forced:
+                calls = OnlyCalls(calls)
+            elif self.form is not None:
                 calls = LeadingCalls(calls)
         elif self.hidden and self.form is None:
             calls = PlainParser(self.hidden)
@@ -129,8 +132,8 @@ class Reply:
     def __init__(self, reading: Reading) -> None:
         self._format = reading.calls
         self._reader = reading.reader()
-        self.called = False
-        """A tool was called."""
+        self._arguments: list[JsonSpan] = []
+        """Those of each call."""
         self.reasoning_tokens = 0
 
     def take(self, delta: Delta) -> list[Piece]:
@@ -145,11 +148,20 @@ class Reply:
                 pieces += self._reader.push(one.text)
         if delta.finish_reason is not None:
             pieces += self._reader.finish()
-        self.called = self.called or any(isinstance(piece, CallBegins) for piece in pieces)
+        for piece in pieces:
+            if isinstance(piece, CallBegins):
+                self._arguments.append(JsonSpan())
+            elif isinstance(piece, CallArguments) and not self._arguments[-1].ended:
+                self._arguments[-1].read(piece.text, 0)
         return pieces
 
+    @property
+    def called(self) -> bool:
+        """Tools were called, and the arguments of every call have come to their end."""
+        return bool(self._arguments) and all(span.closed for span in self._arguments)
+
     def finish_reason(self, reason: str | None) -> str | None:
-        """As OpenAI's API says it: an answer that stopped by itself behind a call waits for the tool."""
+        """As OpenAI's API says it: an answer that stopped behind whole calls waits for the tools."""
         return "tool_calls" if self.called and reason == "stop" else reason
 
     def new_call_id(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.server.json_parts import JsonList
+from headrace.text.reply.json_span import is_closed
 from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 
 Event = dict[str, Any]
@@ -184,4 +185,8 @@ class _Call(_Item):
         }
 
     def done(self, status: str) -> dict[str, Any]:
-        return self.begun() | {"status": status, "arguments": "".join(self.parts)}
+        arguments = "".join(self.parts)
+        return self.begun() | {
+            "status": status if is_closed(arguments) else "incomplete",
+            "arguments": arguments,
+        }

@@ -5,10 +5,10 @@ Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.text.reply.cut_json import complete_members
 from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 
 Event = dict[str, Any]
@@ -58,7 +58,9 @@ class MessageBuilder:
         event = {"type": "content_block_stop", "index": len(self.blocks)}
         text = "".join(self._parts)
         kind = block["type"]
-        self.blocks.append(block | ({"input": _input(text)} if kind == "tool_use" else {kind: text}))
+        self.blocks.append(
+            block | ({"input": complete_members(text)} if kind == "tool_use" else {kind: text})
+        )
         return [event]
 
     def _text(self, kind: str, text: str) -> list[Event]:
@@ -77,12 +79,3 @@ class MessageBuilder:
         kind = self._open["type"]
         delta = {"type": _DELTAS[kind], _FIELDS[kind]: text}
         return {"type": "content_block_delta", "index": len(self.blocks), "delta": delta}
-
-
-def _input(text: str) -> dict[str, Any]:
-    """The arguments of a call; empty where the answer was cut off in the middle of them."""
-    try:
-        given = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return given if isinstance(given, dict) else {}

@@ -8,6 +8,7 @@ Modules, in reading order:
 - `json_span`, `call_json`: one JSON value, and one `{"name": …, "arguments": …}`, as they come.
 - `hermes`, `llama3`, `mistral`, `pythonic`: one format of calls each.
 - `formats`: their names, and which of them a chat template means.
+- `cut_json`: what is known of arguments that were cut off.
 - `reasoning`: the part between `<think>` and `</think>`.
 - `reader`: all of it put together.
 

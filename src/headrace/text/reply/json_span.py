@@ -13,11 +13,12 @@ _FOREIGN = re.compile(r"[^\s\w+\-.,:\"{}\[\]]", re.ASCII)
 class JsonSpan:
     """Follows one object, list or string from its first character on; counts brackets, and does not check the rest.
 
-    `read` is called with each piece of text until `ended`.
+    `read` is called with each piece of text until `ended`. closed: it has ended with its own bracket or quote.
     """
 
     def __init__(self) -> None:
         self.ended = False
+        self.closed = False
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -46,7 +47,7 @@ class JsonSpan:
             self._escaped = True
         else:
             self._in_string = False
-            self.ended = self._depth == 0
+            self.ended = self.closed = self._depth == 0
         return at + 1
 
     def _structure(self, text: str, at: int) -> int:
@@ -62,5 +63,12 @@ class JsonSpan:
             self._in_string = True
         else:
             self._depth += 1 if text[end] in "{[" else -1
-            self.ended = self._depth <= 0
+            self.ended = self.closed = self._depth <= 0
         return end + 1
+
+
+def is_closed(text: str) -> bool:
+    """The text begins with an object, list or string that ends in it."""
+    span = JsonSpan()
+    span.read(text, 0)
+    return span.closed

@@ -58,6 +58,21 @@ class ReplyReader:
         ]
 
 
+class OnlyCalls:
+    """A parser of answers that a grammar holds to calls: text that is none is the beginning of one that was cut off."""
+
+    def __init__(self, calls: Parser) -> None:
+        self._calls = calls
+
+    def push(self, text: str) -> list[Piece]:
+        """See Parser."""
+        return [piece for piece in self._calls.push(text) if not isinstance(piece, Content)]
+
+    def finish(self) -> list[Piece]:
+        """See Parser."""
+        return [piece for piece in self._calls.finish() if not isinstance(piece, Content)]
+
+
 class LeadingCalls:
     """A parser of answers that are either calls or content: what begins as no call is content to its end, whatever
     markers stand in it, as in the strings of JSON. Where it begins as a call, `calls` reads it all."""
