@@ -161,6 +161,20 @@ def test_only_a_complete_call_ends_with_tool_calls(
         assert json.loads(arguments) == {"q": "x"}
 
 
+@pytest.mark.parametrize("value", ["NaN", "1e999", r'"\ud800"'])
+def test_arguments_that_are_no_json_fail_no_message(echo: TinyServer, value: str) -> None:
+    text = f'<tool_call>{{"name": "look", "arguments": {{"q": {value}}}}}</tool_call>'
+    answer = echo.http.post(
+        MESSAGES,
+        json={
+            "model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 500,
+            "tools": [{"name": "look", "input_schema": LOOK}],
+        },
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["content"][0]["input"] == {}
+
+
 def test_responses_say_which_call_is_incomplete(echo: TinyServer) -> None:
     tools: Any = [{"type": "function", "name": "look", "parameters": LOOK, "strict": False}]
     done = echo.openai.responses.create(

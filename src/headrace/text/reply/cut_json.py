@@ -18,7 +18,8 @@ def complete_members(text: str) -> dict[str, Any]:
     """The members of an object that are complete, in objects and lists that are not, too; all of them in a whole text.
 
     A string counts with its closing quote, and a number once something stands behind it: it could go on. Empty where
-    the text is the beginning of no object. Takes time in proportion to the text.
+    the text is the beginning of no object, or of one that cannot be
+    written as JSON (NaN, half of a surrogate pair). Takes time in proportion to the text.
     """
     closing: list[str] = []
     end = at = 0  # text[:end] becomes JSON when everything that is open is closed
@@ -43,6 +44,7 @@ def complete_members(text: str) -> dict[str, Any]:
             break
     try:
         given = json.loads(text[:end] + "".join(reversed(closing)))
+        json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return {}
     return given if isinstance(given, dict) else {}
