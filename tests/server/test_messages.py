@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -331,6 +333,17 @@ def test_errors_from_all_over_the_server_have_the_shape(
         object.__setattr__(service, "replies", calls)
     assert service.tokenizer is taken
     assert (broken.status_code, broken.json()["error"]["type"]) == (500, "api_error")
+
+
+def test_an_error_in_a_stream_names_the_request(doomed: TinyServer) -> None:
+    body = said("Hi", stream=True)
+    with doomed.http.stream("POST", "/v1/messages", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "event: message_start"
+        os.kill(doomed.client.pid, signal.SIGKILL)
+        *_, last = (json.loads(line[6:]) for line in lines if line.startswith("data: "))
+    assert last["type"] == "error" and "SIGKILL" in last["error"]["message"]
+    assert last["request_id"] and last["request_id"] == answer.headers["request-id"]
 
 
 def test_keys(tmp_path_factory: pytest.TempPathFactory) -> None:

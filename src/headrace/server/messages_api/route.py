@@ -20,6 +20,7 @@ from headrace.server.messages_api.message_builder import Event, MessageBuilder
 from headrace.server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from headrace.server.prompts import Encoded, check_length, encode_chat, read_messages
 from headrace.server.reply import Reading, Reply
+from headrace.server.seeing.record import current
 from headrace.server.service import Service, service_of
 from headrace.serving.completion import Delta
 from headrace.serving.source import arrivals
@@ -111,6 +112,8 @@ class _Events(EventWriter[tuple[int, Delta]]):
         self._builder = builder
         self._prompt_tokens = prompt_tokens
         self._marked = marked
+        record = current()
+        self._request_id = None if record is None else record.request_id
         self._begun = False
         self._output_tokens = 0
         self._reason: str | None = None
@@ -162,7 +165,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
 
     def fail(self, error: Exception) -> bytes:
         status = error.status if isinstance(error, HeadraceError) else 500
-        return _named([messages_error(status, failure_body(error))])
+        return _named([messages_error(status, failure_body(error), self._request_id)])
 
     def _stop(self) -> tuple[str | None, str | None]:
         """(stop_reason, stop_sequence)."""
