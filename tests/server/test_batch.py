@@ -89,16 +89,17 @@ def test_answers_are_those_of_the_routes(tmp_path: Path) -> None:
         request("b", chat, "/v1/chat/completions"),
         request("c", {"input": [[1, 2]]}, "/v1/embeddings"),
         request("é", {"input": "Hi", "max_output_tokens": 2}, "/v1/responses"),
+        request("m", chat, "/v1/messages"),
         request("bad", {"prompt": [5], "max_tokens": -1}),
         request("fails", {"prompt": [FAIL]}),
         request("model", {"prompt": [5], "model": "other"}),
     ]
     progress = run(written(tmp_path / "in", lines), tmp_path / "out")
-    assert (progress.total, progress.answered, progress.failed, progress.before) == (7, 4, 3, 0)
+    assert (progress.total, progress.answered, progress.failed, progress.before) == (8, 5, 3, 0)
     assert complaint(tmp_path / "out", [line["custom_id"] for line in lines]) is None
     found = {answer["custom_id"]: answer for answer in answers(tmp_path / "out")}
     assert {i: answer["response"]["status_code"] for i, answer in found.items()} == {
-        "a": 200, "b": 200, "c": 200, "é": 200, "bad": 400, "fails": 500, "model": 404,
+        "a": 200, "b": 200, "c": 200, "é": 200, "m": 200, "bad": 400, "fails": 500, "model": 404,
     }  # fmt: skip
     for answer in found.values():
         assert set(answer) == {"id", "custom_id", "response", "error"} and answer["error"] is None
@@ -107,6 +108,17 @@ def test_answers_are_those_of_the_routes(tmp_path: Path) -> None:
     assert body["usage"]["completion_tokens"] == 3 and body["id"] == found["a"]["response"]["request_id"]
     assert "max_tokens" in found["bad"]["response"]["body"]["error"]["message"]
     assert progress.tokens > 10
+    message = found["m"]["response"]["body"]
+    assert message["type"] == "message" and message["id"] == found["m"]["response"]["request_id"]
+
+
+def test_tokens_of_messages_are_counted(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    counts = []
+    for name, url in (("chats", "/v1/chat/completions"), ("messages", "/v1/messages")):
+        source = written(tmp_path / name, [request("a", chat, url)])
+        counts.append(run(source, tmp_path / f"{name}.out").tokens)
+    assert counts[0] == counts[1] > 2
 
 
 BAD_LINES = {

@@ -29,6 +29,11 @@ READY_PATIENCE_S = 1800.0
 """Time that an engine gets to come back: that of a start."""
 
 _READY_POLL_S = 0.25
+_MESSAGE_TOKENS = (
+    "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens",
+)  # fmt: skip
+"""What /v1/messages counts in place of a total."""
+
 _MAX_PAUSE_S = 30.0
 
 
@@ -185,5 +190,8 @@ def _request_id(body: Any) -> str:
 
 def _tokens(body: Any) -> int:
     usage = body.get("usage") if isinstance(body, dict) else None
-    total = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return total if isinstance(total, int) else 0
+    if not isinstance(usage, dict):
+        return 0
+    names = ("total_tokens",) if "total_tokens" in usage else _MESSAGE_TOKENS
+    counts = [usage.get(name) for name in names]
+    return sum(count for count in counts if isinstance(count, int))

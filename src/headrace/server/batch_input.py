@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from headrace.errors import ConfigError
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses")
 MAX_LINE_BYTES = 32 * 2**20
 MAX_CUSTOM_ID_CHARS = 1024
 MAX_LINES = 10_000_000
