@@ -52,6 +52,30 @@ def test_the_bundled_model_calls_a_tool_where_it_must(
     assert written == [part.message.tool_calls[0].function.arguments for part in whole.choices]
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "x+"}},
+        {"guided_choice": ["yes", "no"]}, {"guided_grammar": 'start: "a"'}, {"guided_json": {"type": "object"}},
+    ],
+    ids=lambda form: next(iter(form)),
+)  # fmt: skip
+def test_a_form_is_that_of_content_and_a_forced_call_has_none(
+    tale: ServeProcess, form: dict[str, Any]
+) -> None:
+    """One rule for every field that asks for a form."""
+    asked: dict[str, Any] = {
+        "model": "tale", "messages": [{"role": "user", "content": "Paint!"}], "tools": [COLOUR], "seed": 5,
+        "max_tokens": 200, "parallel_tool_calls": False, "extra_body": form,
+    }  # fmt: skip
+    (choice,) = tale.openai().chat.completions.create(**asked, tool_choice="required").choices
+    (call,) = choice.message.tool_calls or []
+    assert choice.message.content is None and json.loads(call.function.arguments)["coats"] in (1, 2, 3)
+    wrong = {"guided_regex": "("} if "structured_outputs" in form else {"structured_outputs": {"regex": "x"}}
+    with pytest.raises(openai.BadRequestError):  # a form that is none is refused all the same
+        tale.openai().chat.completions.create(**asked | {"extra_body": form | wrong}, tool_choice="required")
+
+
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """The bundled model with Mistral's way of calling, whose marker is a special token."""
