@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace import LLM, SamplingParams
@@ -53,6 +54,19 @@ def test_prompts_in_every_form_give_the_same_tokens_in_order(llm: LLM) -> None:
     assert generate(llm, ids[0]) == expected[:1]
     assert generate(llm, texts[::-1]) == expected[::-1]
     assert generate(llm, []) == []
+
+
+def test_arrays_and_whole_numbers_of_numpy_are_token_ids(llm: LLM) -> None:
+    expected = generate(llm, [[5, 6], [7, 8]])
+    assert generate(llm, np.array([[5, 6], [7, 8]])) == expected
+    assert generate(llm, list(np.array([[5, 6], [7, 8]], np.uint16))) == expected
+    assert generate(llm, np.array([5, 6])) == expected[:1]
+    assert generate(llm, [np.int64(5), 6]) == expected[:1]
+    assert generate(llm, {"prompt_token_ids": np.array([7, 8]), "priority": np.int8(1)}) == expected[1:]
+    (output,) = llm.generate([np.array([5], np.int32)], GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == (5,) and type(output.prompt_token_ids[0]) is int
+    *_, streamed = llm.stream(np.array([5, 6]), GREEDY)  # type: ignore[arg-type]
+    assert streamed.outputs[0].token_ids == expected[0]
 
 
 def test_sampling_params_by_the_name_that_vllm_gives_them(llm: LLM) -> None:
@@ -171,6 +185,16 @@ BAD_REQUESTS: dict[str, tuple[Callable[[LLM], object], type[HeadraceError]]] = {
     "negative token id": (lambda llm: llm.generate([[7, -1]]), InvalidParams),
     "token id that is no number": (lambda llm: llm.generate([[7, "x"]]), InvalidParams),  # type: ignore[list-item]
     "token id that is true": (lambda llm: llm.generate([[7, True]]), InvalidParams),
+    "token id that is numpy's true": (lambda llm: llm.generate(np.array([True, True])), InvalidParams),
+    "array of floats": (lambda llm: llm.generate(np.array([5.0, 6.0])), InvalidParams),
+    "bytes": (lambda llm: llm.generate(b"abc"), InvalidParams),  # type: ignore[arg-type]
+    "bytes among prompts": (lambda llm: llm.generate([b"abc"]), InvalidParams),
+    "bytes as token ids": (lambda llm: llm.generate({"prompt_token_ids": b"abc"}), InvalidParams),
+    "bytes as text": (lambda llm: llm.generate({"prompt": b"abc"}), InvalidParams),
+    "bytearray": (lambda llm: llm.generate(bytearray(b"abc")), InvalidParams),  # type: ignore[arg-type]
+    "bytearray among prompts": (lambda llm: llm.generate([bytearray(b"abc")]), InvalidParams),  # type: ignore[list-item]
+    "memoryview": (lambda llm: llm.embed(memoryview(b"abc")), InvalidParams),
+    "bytes as a stream's prompt": (lambda llm: next(llm.stream(b"abc")), InvalidParams),
     "prompt of no kind": (lambda llm: llm.generate([3.5]), InvalidParams),  # type: ignore[list-item]
     "unknown prompt field": (lambda llm: llm.generate([{"prompt": "a", "image": "b"}]), InvalidParams),
     "priority that is no number": (

@@ -14,7 +14,7 @@ from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
 from headrace.core.engine import Engine, EngineStats
 from headrace.core.executor import Executor
-from headrace.core.params import SamplingParams
+from headrace.core.params import SamplingParams, as_ids, as_int
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.core.types import NewRequest, Pooling
 from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
@@ -66,6 +66,9 @@ Progress = Callable[[int, int], None]
 
 _REQUEST_FIELDS = ("priority", "user", "cache_salt", "cache_pin_tokens", "cache_pin_ttl_s")
 """Fields of NewRequest that a prompt may hold."""
+
+_BYTES = (bytes, bytearray, memoryview)
+"""Sequences of whole numbers for Python; as a prompt they are text that was not decoded, and refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +217,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts, all in one continuous batch; results come in the order of the prompts.
 
-        A prompt is text, a list of token ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}, which may
-        also hold "priority", "user", "cache_salt", "cache_pin_tokens" and "cache_pin_ttl_s" (see
+        A prompt is text, a list or array of token ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}, which
+        may also hold "priority", "user", "cache_salt", "cache_pin_tokens" and "cache_pin_ttl_s" (see
         `core.types.NewRequest`). `sampling_params` is one for all or one a prompt; None takes what the model's
         generation_config.json recommends.
 
@@ -323,12 +326,13 @@ class LLM:
             raise InvalidParams(f"a prompt has no field {next(iter(fields))!r:.80}")
         if isinstance(text, str):
             ids = self.tokenizer.encode(text)
-        if not isinstance(ids, Sequence) or isinstance(ids, str):
+        ids = _as_list(ids)
+        if not isinstance(ids, Sequence) or isinstance(ids, (str, *_BYTES)):
             raise InvalidParams("a prompt must be text, a list of token ids, or a dict with one of the two")
         if params.bad_words:
             params = with_bad_word_ids(params, self.tokenizer)
         name = f"request-{next(self._names)}"
-        new = NewRequest(name, tuple(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
+        new = NewRequest(name, as_ids(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
         if params.grammar is not None:
             self.parts.grammars.get(params.grammar)
         return new, text if isinstance(text, str) else None
@@ -399,15 +403,21 @@ class _GeneratingBar:
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several. A flat list of whole numbers is one prompt of token ids."""
+    """One prompt or several. A flat list or array of whole numbers is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if isinstance(prompts, _BYTES) or not isinstance(prompts, Iterable):
         raise InvalidParams(f"prompts must be text, token ids, or a list of prompts, got {prompts!r:.80}")
-    many = list(prompts)
-    if many and all(isinstance(part, int) for part in many):
+    many = list(cast("Iterable[Prompt]", _as_list(prompts)))
+    if many and all(isinstance(part, int) or as_int(part) is not None for part in many):
         return [cast("list[int]", many)]
-    return cast("list[Prompt]", many)
+    return many
+
+
+def _as_list(value: object) -> object:
+    """An array, of numpy or of torch, as a list of Python's numbers; everything else as it is."""
+    listed = getattr(value, "tolist", None)
+    return value if listed is None or isinstance(value, _BYTES) else listed()
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

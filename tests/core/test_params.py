@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.core.params import (
@@ -85,6 +88,63 @@ def test_numbers_that_are_not_finite_or_enormous_are_refused(name: str, value: A
 def test_wrong_types_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidParams, match=name):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "kind", [np.float16, np.float32, np.float64, np.int64, Fraction], ids=lambda k: k.__name__
+)
+@pytest.mark.parametrize("name", FLOATS)
+def test_real_numbers_of_other_classes_are_stored_as_floats(name: str, kind: Callable[[int], Any]) -> None:
+    value = getattr(SamplingParams(**{name: kind(1)}), name)
+    assert (value, type(value)) == (1.0, float)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint32], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("name", INTS)
+def test_whole_numbers_of_other_classes_are_stored_as_ints(name: str, kind: Callable[[int], Any]) -> None:
+    value = getattr(SamplingParams(**{name: kind(3)}), name)
+    assert (value, type(value)) == (3, int)
+
+
+NUMPY_FAULTS = [
+    np.True_,
+    np.float32("nan"),
+    np.float64("inf"),
+    np.complex64(1),
+    np.array([1]),
+    np.datetime64(1, "s"),
+]
+
+
+@pytest.mark.parametrize("value", NUMPY_FAULTS, ids=repr)
+@pytest.mark.parametrize("name", [*FLOATS, *INTS])
+def test_what_is_no_number_of_numpy_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParams, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", ID_LISTS)
+def test_token_ids_of_other_classes_are_stored_as_ints(name: str) -> None:
+    for ids in ([1, np.int64(2)], np.array([1, 2], np.uint16)):
+        stored = getattr(SamplingParams(**{name: ids}), name)
+        assert stored == (1, 2) and set(map(type, stored)) == {int}
+    for wrong in (
+        [1, np.True_],
+        [1, np.float32(2)],
+        np.array([-1]),
+        np.array([2**40]),
+        b"ab",
+        bytearray(b"ab"),
+    ):
+        with pytest.raises(InvalidParams, match=name):
+            SamplingParams(**{name: wrong})
+
+
+def test_bias_tables_and_bad_words_of_other_classes() -> None:
+    biased = SamplingParams(logit_bias={np.int64(7): np.float32(0.5), 8: 1}).logit_bias
+    assert biased == {7: 0.5, 8: 1.0} and {*map(type, biased), *map(type, biased.values())} == {int, float}
+    (word,) = SamplingParams(bad_words=[np.array([3, 4])]).bad_words  # type: ignore[arg-type,list-item]
+    assert word == (3, 4) and set(map(type, word)) == {int}
 
 
 @pytest.mark.parametrize("name", INTS)
@@ -293,6 +353,15 @@ def test_messages_stay_one_short_sentence(value: Any) -> None:
 def test_what_is_no_list_of_bad_words(words: Any) -> None:
     with pytest.raises(InvalidParams, match="bad_words"):
         SamplingParams(bad_words=words)
+
+
+@pytest.mark.parametrize("word", ["\n", " ", "\t\n "])
+def test_a_bad_word_of_white_space_is_refused_as_such(word: str) -> None:
+    said = f"bad_words holds {word!r}: white space alone cannot be forbidden as text"
+    with pytest.raises(InvalidParams, match=re.escape(said)):
+        SamplingParams(bad_words=(word,))
+    with pytest.raises(InvalidParams, match="must be text of 1 to 1024 characters, got ''"):
+        SamplingParams(bad_words=("",))
 
 
 def test_bad_words_outside_the_vocabulary() -> None:

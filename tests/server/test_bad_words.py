@@ -61,5 +61,7 @@ def test_refusals(tiny: TinyServer) -> None:
         body = json.dumps({"prompt": [1], "bad_words": words})  # httpx writes no half pairs
         answer = tiny.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 400 and "bad_words" in answer.json()["error"]["message"], answer.text
+    blank = tiny.http.post("/v1/completions", json={"prompt": [1], "bad_words": ["\n"]})
+    assert "bad_words holds '\\n': white space alone" in blank.json()["error"]["message"]
     accepted = {"input": "a", "max_output_tokens": 2, "bad_words": ["fox"]}
     assert tiny.http.post("/v1/responses", json=accepted).status_code == 200

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from headrace.core.grammar import Grammar, is_unicode
@@ -49,7 +51,8 @@ class SamplingParams:
     `n` completions are sampled from one prompt. `max_tokens` None runs to the model's length; 0 computes the
     prompt, for its log-probabilities or its embedding, and samples nothing.
 
-    Raises InvalidParams from the constructor where a value is out of its range.
+    Numbers of other classes, such as numpy's, are stored as int and float; a bool is no number. Raises InvalidParams
+    from the constructor where a value is out of its range.
     """
 
     n: int = 1
@@ -82,19 +85,19 @@ class SamplingParams:
         stop: object = self.stop
         put(self, "stop", (stop,) if isinstance(stop, str) else _checked_tuple("stop", stop))
         put(self, "bad_words", _checked_words(self.bad_words))
-        put(self, "stop_token_ids", _checked_tuple("stop_token_ids", self.stop_token_ids))
+        put(self, "stop_token_ids", as_ids(_checked_tuple("stop_token_ids", self.stop_token_ids)))
         for name in ("allowed_token_ids", "banned_token_ids"):
             value = getattr(self, name)
-            put(self, name, None if value is None else _checked_tuple(name, value))
+            put(self, name, None if value is None else as_ids(_checked_tuple(name, value)))
         if self.logit_bias is not None:
             put(self, "logit_bias", _checked_bias(self.logit_bias))
         for name, (low, high) in _FLOAT_RANGES.items():
-            _check_float(name, getattr(self, name), low, high)
+            put(self, name, _checked_float(name, getattr(self, name), low, high))
         for name, (int_low, int_high) in _INT_RANGES.items():
-            _check_int(name, getattr(self, name), int_low, int_high)
+            put(self, name, _checked_int(name, getattr(self, name), int_low, int_high))
         for name in _OPTIONAL_INTS:
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), *_OPTIONAL_INTS[name])
+                put(self, name, _checked_int(name, getattr(self, name), *_OPTIONAL_INTS[name]))
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParams(f"{name} must be true or false, got {_shown(getattr(self, name))}")
@@ -185,29 +188,59 @@ def _shown(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def _check_float(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def as_int(value: Any) -> int | None:
+    """A whole number of any class that has `__index__`, such as numpy's; None for everything else, and for a bool."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def as_ids(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Whole numbers as ints, in a few native calls. Where one is none, all stay as they are, for a check to refuse."""
+    ids = tuple(values)
+    kinds = set(map(type, ids))
+    if kinds <= {int} or bool in kinds:
+        return ids
+    try:
+        return tuple(map(operator.index, ids))
+    except TypeError:
+        return ids
+
+
+def is_real(value: object) -> bool:
+    """It is a number, of numpy or otherwise; a bool is none."""
+    return isinstance(value, (int, float, Real)) and not isinstance(value, bool)
+
+
+def _checked_float(name: str, value: Any, low: float, high: float) -> float:
+    if not is_real(value):
         raise InvalidParams(f"{name} must be a number, got {_shown(value)}")
     if not low <= value <= high:  # false for NaN, too
         raise InvalidParams(f"{name} must be between {low:g} and {high:g}, got {_shown(value)}")
+    return float(value)
 
 
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _checked_int(name: str, value: object, low: int, high: int) -> int:
+    number = as_int(value)
+    if number is None:
         raise InvalidParams(f"{name} must be a whole number, got {_shown(value)}")
-    if not low <= value <= high:
+    if not low <= number <= high:
         raise InvalidParams(f"{name} must be between {low} and {high}, got {_shown(value)}")
+    return number
 
 
 def _check_ids(name: str, ids: Sequence[object]) -> None:
     """A list without fault is passed in a few native calls; one by one, 65,536 ids would take 20 milliseconds."""
     if not _are_ids(ids):
         for token in ids:
-            _check_int(name, token, 0, MAX_TOKENS_LIMIT)
+            _checked_int(name, token, 0, MAX_TOKENS_LIMIT)
 
 
 def _are_ids(values: Sequence[Any]) -> bool:
-    """All are token ids. False may also mean an integer of a class of its own."""
+    """All are token ids, stored as ints."""
     return not values or (
         set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_TOKENS_LIMIT
     )
@@ -216,23 +249,28 @@ def _are_ids(values: Sequence[Any]) -> bool:
 def _checked_tuple(name: str, value: object) -> tuple[Any, ...]:
     if value is None:
         return ()
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+    if isinstance(value, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(value, Iterable):
         raise InvalidParams(f"{name} must be a list, got {_shown(value)}")
     return tuple(value)
 
 
 def _checked_words(value: object) -> tuple[str | tuple[int, ...], ...]:
     words = tuple(
-        word if isinstance(word, str) else _checked_tuple("each of bad_words", word)
+        word if isinstance(word, str) else as_ids(_checked_tuple("each of bad_words", word))
         for word in _checked_tuple("bad_words", value)
     )
     texts = [word for word in words if isinstance(word, str)]
     if len(texts) > MAX_BAD_WORDS or len(words) > MAX_BAD_SEQUENCES:
         raise InvalidParams(f"bad_words holds {len(words)} words, at most {MAX_BAD_WORDS} are allowed")
     for text in texts:
-        if not text.strip() or len(text) > MAX_BAD_WORD_CHARS:
+        if not 0 < len(text) <= MAX_BAD_WORD_CHARS:
             raise InvalidParams(
                 f"each of bad_words must be text of 1 to {MAX_BAD_WORD_CHARS} characters, got {_shown(text)}"
+            )
+        if text.isspace():
+            raise InvalidParams(
+                f"bad_words holds {_shown(text)}: white space alone cannot be forbidden as text; "
+                "give its token ids a logit_bias of -100"
             )
     if sum(map(len, texts)) > MAX_BAD_CHARS:
         raise InvalidParams(
@@ -261,11 +299,11 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
         token = _token_of(key)
         if token is None:
             raise InvalidParams(f"logit_bias keys must be token ids, got {_shown(key)}")
-        _check_int("each logit_bias token id", token, 0, MAX_TOKENS_LIMIT)
-        _check_float("each logit_bias value", value, -100.0, 100.0)
+        _checked_int("each logit_bias token id", token, 0, MAX_TOKENS_LIMIT)
+        number = _checked_float("each logit_bias value", value, -100.0, 100.0)
         if token in checked:
             raise InvalidParams(f"logit_bias names token {token} twice")
-        checked[token] = float(value)
+        checked[token] = number
     return checked
 
 
@@ -280,9 +318,9 @@ def _ids_of(bias: Mapping[Any, Any]) -> list[int] | None:
         ):
             return None
         keys = list(map(int, keys))
-    elif kinds != {int}:
-        return None
-    return keys if _are_ids(keys) and len(set(keys)) == len(keys) else None
+    else:
+        keys = list(as_ids(keys))
+    return keys if keys and _are_ids(keys) and len(set(keys)) == len(keys) else None
 
 
 def _are_biases(values: Sequence[Any]) -> bool:
@@ -296,4 +334,4 @@ def _token_of(key: object) -> int | None:
     """The token id that a key of a bias table stands for; JSON object keys arrive as text."""
     if isinstance(key, str):
         return int(key) if _TOKEN_KEY.fullmatch(key) else None
-    return key if isinstance(key, int) and not isinstance(key, bool) else None
+    return as_int(key)

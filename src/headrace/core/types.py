@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, field
 
 from headrace.core.grammar import is_unicode
-from headrace.core.params import MAX_TOKENS_LIMIT, SamplingParams
+from headrace.core.params import MAX_TOKENS_LIMIT, SamplingParams, as_int, is_real
 from headrace.core.record import record
 from headrace.errors import InvalidParams
 
@@ -260,15 +260,19 @@ class NewRequest:
                 raise InvalidParams(f"{name} must be text of at most {MAX_NAME_CHARS} characters")
             if not is_unicode(text):
                 raise InvalidParams(f"{name} holds half of a surrogate pair: it must be valid Unicode")
-        urgency: object = self.priority
-        if isinstance(urgency, bool) or not isinstance(urgency, int) or abs(urgency) > MAX_PRIORITY:
+        urgency = as_int(self.priority)
+        if urgency is None or abs(urgency) > MAX_PRIORITY:
             raise InvalidParams(f"priority must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}")
-        if not _is_number(self.weight) or not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:  # NaN is in no range
+        put = object.__setattr__
+        put(self, "priority", urgency)
+        if not is_real(self.weight) or not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:  # NaN is in no range
             raise InvalidParams(f"weight must be a number between {MIN_WEIGHT:g} and {MAX_WEIGHT:g}")
+        put(self, "weight", float(self.weight))
         for name in ("queue_timeout_s", "timeout_s"):
             seconds = getattr(self, name)
-            if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= MAX_TIMEOUT_S):
+            if seconds is not None and not (is_real(seconds) and 0 <= seconds <= MAX_TIMEOUT_S):
                 raise InvalidParams(f"{name} must be a number of seconds between 0 and {MAX_TIMEOUT_S:g}")
+            put(self, name, None if seconds is None else float(seconds))
         self._check_pin()
         if not isinstance(self.prompt, tuple):
             raise InvalidParams("prompt must be a tuple of token ids")
@@ -286,20 +290,18 @@ class NewRequest:
             raise InvalidParams("an embedding has no prompt_logprobs: ask for them in a request of their own")
 
     def _check_pin(self) -> None:
-        count: object = self.cache_pin_tokens
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_TOKENS_LIMIT:
+        count = as_int(self.cache_pin_tokens)
+        if count is None or not 0 <= count <= MAX_TOKENS_LIMIT:
             raise InvalidParams(f"cache_pin_tokens must be a whole number between 0 and {MAX_TOKENS_LIMIT}")
         seconds = self.cache_pin_ttl_s
-        if seconds is not None and not (_is_number(seconds) and 0 < seconds <= MAX_CACHE_PIN_TTL_S):
+        if seconds is not None and not (is_real(seconds) and 0 < seconds <= MAX_CACHE_PIN_TTL_S):
             raise InvalidParams(
                 f"cache_pin_ttl_s must be a number of seconds above 0 and at most {MAX_CACHE_PIN_TTL_S:g}"
             )
-        if bool(self.cache_pin_tokens) != (seconds is not None):
+        if bool(count) != (seconds is not None):
             raise InvalidParams("cache_pin_tokens and cache_pin_ttl_s come together")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        object.__setattr__(self, "cache_pin_tokens", count)
+        object.__setattr__(self, "cache_pin_ttl_s", None if seconds is None else float(seconds))
 
 
 @record
