@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import ResponseNotFound
 from headrace.server.caller import Caller
 from headrace.server.key_file import KeySources
-from headrace.server.response_store import MAX_ENTRY_BYTES, ResponseStore, StoredResponse
+from headrace.server.response_store import MAX_ENTRY_BYTES, ResponseStore, StoredItems, StoredResponse
 from headrace.server.traffic import Rules
 from headrace.server.traffic_options import TrafficOptions
 from tests.server.conftest import TinyServer
@@ -163,7 +163,7 @@ def test_the_responses_of_a_removed_key_are_deleted(tmp_path: Path) -> None:
 
 
 def entry(name: str, size: int) -> StoredResponse:
-    return StoredResponse(name, b"x" * (size - 10), b"y" * 10)
+    return StoredResponse(name, b"x" * (size - 10), StoredItems((b"y" * 10,)))
 
 
 def test_the_store_is_bounded_and_fair() -> None:

@@ -143,6 +143,31 @@ def test_a_turn_of_the_event_loop_is_short(
     assert turns.most.streamed <= MAX_STREAMED
 
 
+def test_a_stored_conversation_is_bounded_as_a_body_is_and_read_in_short_turns(
+    quick: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = {"type": "input_text", "text": "a"}
+    turn = {"input": [{"role": "user", "content": [part] * 900}] * 15, "max_output_tokens": 1}
+
+    def respond(**body: Any) -> dict[str, Any]:
+        answer = quick.http.post("/v1/responses", json={"truncation": "auto", "max_output_tokens": 1} | body)
+        assert answer.status_code == 200, answer.text[:500]
+        return dict(answer.json())
+
+    first = respond(**turn)
+    with counted(quick, monkeypatch) as turns, ThreadPoolExecutor(8) as callers:
+        answers = list(callers.map(lambda _: respond(input="x", previous_response_id=first["id"]), range(8)))
+    assert all(answer["usage"]["input_tokens"] > 15 * 900 and answer["store"] for answer in answers)
+    print(turns.most)
+    assert turns.most.calls <= MAX_CALLS
+    assert turns.most.parsed <= 2**16
+    second = respond(**turn, previous_response_id=first["id"])
+    third = respond(**turn, previous_response_id=second["id"])
+    assert (first["store"], second["store"], third["store"]) == (True, True, False)
+    lost = quick.http.post("/v1/responses", json={"input": "x", "previous_response_id": third["id"]})
+    assert lost.json()["error"]["code"] == "previous_response_not_found"
+
+
 def test_long_conversations_are_rendered_one_after_the_other(
     quick: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

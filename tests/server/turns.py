@@ -23,13 +23,15 @@ from tests.server.conftest import TinyServer
 @dataclass
 class Work:
     """calls: of functions, Python's and C's. written: characters of JSON. read: bytes of messages of the engine.
-    sent: bytes of messages to it. streamed: bytes of a stream that are handed to the connection."""
+    sent: bytes of messages to it. streamed: bytes of a stream that are handed to the connection.
+    parsed: characters of JSON that the loop's own thread reads."""
 
     calls: int = 0
     written: int = 0
     read: int = 0
     sent: int = 0
     streamed: int = 0
+    parsed: int = 0
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Turns:
     def end_turn(self) -> None:
         now, self.now = self.now, Work()
         self.turns += 1
-        for name in ("calls", "written", "read", "sent", "streamed"):
+        for name in ("calls", "written", "read", "sent", "streamed", "parsed"):
             count = getattr(now, name)
             setattr(self.most, name, max(getattr(self.most, name), count))
             setattr(self.total, name, getattr(self.total, name) + count)
@@ -55,12 +57,18 @@ def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tur
     """Count the work of a server's event loop, turn by turn. What is counted is done as ever."""
     turns, running = Turns(), True
     send_part, direct = events._send_part, events.direct_write
+    parse = json.JSONDecoder.decode
     encode, decode, frame = json.JSONEncoder.encode, process_client.decode_from_engine, process_client.frame
 
     def encoded(self: json.JSONEncoder, value: Any) -> str:
         text = encode(self, value)
         turns.now.written += len(text)
         return text
+
+    def parsed(self: json.JSONDecoder, text: str) -> Any:
+        if asyncio._get_running_loop() is server.loop:
+            turns.now.parsed += len(text)
+        return parse(self, text)
 
     def decoded(payload: bytes) -> Any:
         turns.now.read += len(payload)
@@ -103,6 +111,7 @@ def counted(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tur
 
     with monkeypatch.context() as patched:
         patched.setattr(json.JSONEncoder, "encode", encoded)
+        patched.setattr(json.JSONDecoder, "decode", parsed)
         patched.setattr(process_client, "decode_from_engine", decoded)
         patched.setattr(process_client, "frame", framed)
         patched.setattr(events, "_send_part", streamed)

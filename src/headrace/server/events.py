@@ -57,7 +57,7 @@ class EventWriter(Generic[Item]):
         raise TypeError(f"{type(self).__name__} writes no items")
 
     def end(self) -> Iterable[bytes]:
-        """What comes after the last item, in parts that others are served between."""
+        """What comes after the last item, in parts that others are served between; b"" only lets them be served."""
         return (DONE,)
 
     def fail(self, error: Exception) -> bytes:
@@ -114,6 +114,8 @@ class EventStream(Response, Generic[Item]):
                 if len(part) >= PART_CHARS:
                     await _send_part(send, part)
                     part = b""
+                    await asyncio.sleep(0)
+                elif not more:
                     await asyncio.sleep(0)
         except HeadraceError as error:
             part = self._writer.fail(error)

@@ -134,9 +134,9 @@ def are_many(messages: Any) -> bool:
     return sum(len(content) for content in contents if isinstance(content, (list, tuple))) > MANY_MESSAGES
 
 
-async def read_messages(service: Service, messages: Any, read: Callable[[], Read]) -> Read:
-    """`read()`, which makes something of messages; off the event loop where they are many. Raises what it raises."""
-    if not are_many(messages):
+async def read_messages(service: Service, many: bool, read: Callable[[], Read]) -> Read:
+    """`read()`, which makes something of messages; off the event loop where they are `many`. Raises what it raises."""
+    if not many:
         return read()
     return await asyncio.get_running_loop().run_in_executor(service.long_texts, read)
 

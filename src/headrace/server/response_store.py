@@ -11,22 +11,34 @@ DEFAULT_BYTES = 64 * 2**20
 """What is kept in all."""
 
 MAX_ENTRY_BYTES = 4 * 2**20
-"""What one response may hold, with the conversation before it; a larger one is not kept. Writing it as JSON keeps the
-event loop for some 20 ms."""
+"""What one response may hold, with the conversation before it; a larger one is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItems:
+    """A conversation as JSON lists of input items; those that go on from it share their bytes. `work`: what it costs to
+    read, see `body_work`."""
+
+    parts: tuple[bytes, ...] = ()
+    work: int = 0
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """`response`: the answer as JSON. `items`: the conversation up to its end, a JSON list of input items; without
-    instructions, which each request gives itself."""
+    """`response`: the answer as JSON. `items`: the conversation up to its end, without instructions, which each request
+    gives itself."""
 
     id: str
     response: bytes
-    items: bytes
+    items: StoredItems
 
     @property
     def size(self) -> int:
-        return len(self.response) + len(self.items)
+        return len(self.response) + self.items.size
 
 
 class ResponseStore:

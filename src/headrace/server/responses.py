@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -63,11 +64,11 @@ async def _prompt(service: Service, body: ResponsesRequest, thread: Thread) -> E
     tools, length = body.tool_use().tools, body.sampling.max_tokens
 
     def read() -> list[dict[str, Any]]:
-        messages = chat_messages(thread.items, body.instructions)
+        messages = chat_messages(thread.items(), body.instructions)
         thread.write()
         return messages
 
-    messages = await read_messages(service, thread.items, read)
+    messages = await read_messages(service, thread.is_long, read)
 
     async def encode(some: Messages) -> Encoded:
         return await encode_chat(service, some, True, body.template_variables, tools)
@@ -136,9 +137,12 @@ class _Events(EventWriter[tuple[int, Delta]]):
     def finished(self) -> list[Event]:
         """The answer is complete."""
         events = self._builder.finish(self._reason, _usage(self._job, self._reply))
-        self._thread.keep(self._service, self._builder.response)
         events[-1]["response"] = self._builder.response
         return events
+
+    def kept(self) -> Iterator[None]:
+        """Store the complete answer; yields from time to time, for others to be served."""
+        return self._thread.keep(self._service, self._builder.response)
 
     def begin(self) -> bytes:
         return _named(self._builder.begin())
@@ -147,7 +151,10 @@ class _Events(EventWriter[tuple[int, Delta]]):
         return _named(self.added(item[1]))
 
     def end(self) -> Iterable[bytes]:
-        for each in self.finished():
+        events = self.finished()
+        for _ in self.kept():
+            yield b""
+        for each in events:
             yield b"event: %b\n" % each["type"].encode()
             yield from event_parts(each)
 
@@ -170,6 +177,8 @@ async def _drained(events: _Events, job: Job) -> None:
             for _, delta in items:
                 events.added(delta)
         events.finished()
+        for _ in events.kept():
+            await asyncio.sleep(0)
     finally:
         job.cancel()
 

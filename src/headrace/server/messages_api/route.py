@@ -18,7 +18,7 @@ from headrace.server.messages_api.conversation import chat_messages
 from headrace.server.messages_api.dialect import messages_error
 from headrace.server.messages_api.message_builder import Event, MessageBuilder
 from headrace.server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from headrace.server.prompts import Encoded, check_length, encode_chat, read_messages
+from headrace.server.prompts import Encoded, are_many, check_length, encode_chat, read_messages
 from headrace.server.reply import Reading, Reply
 from headrace.server.seeing.record import current
 from headrace.server.service import Service, service_of
@@ -71,7 +71,7 @@ async def _encoded(service: Service, body: CountTokensRequest) -> tuple[Encoded,
         return chat, cache_marks(body.messages, body.system, body.tools, body.cache_control)
 
     tools = body.tool_use.tools
-    chat, marks = await read_messages(service, body.messages, read)
+    chat, marks = await read_messages(service, are_many(body.messages), read)
     continued = chat[-1]["role"] == "assistant"
     prompt = await encode_chat(
         service, chat, not continued, body.template_variables, tools, continue_final_message=continued
@@ -85,7 +85,7 @@ async def _tokens_of(service: Service, body: MessagesRequest, mark: CacheMark, p
     if mark.messages is body.messages:
         return len(prompt.ids)
     cut = mark.messages or [{"role": "user", "content": "?"}]
-    chat = await read_messages(service, cut, lambda: chat_messages(cut, mark.system))
+    chat = await read_messages(service, are_many(cut), lambda: chat_messages(cut, mark.system))
     try:
         short = await encode_chat(service, chat, False, body.template_variables, body.tool_use.tools)
     except RequestError:
