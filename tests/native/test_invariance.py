@@ -125,7 +125,7 @@ class ByRows:
     def __init__(self, many: NativeDecoder, single: NativeDecoder) -> None:
         self._many, self._single = many, single
         self.vocab_size = many.vocab_size
-        self.copy_blocks = many.copy_blocks  # one KV memory serves both
+        self._kv, self.copy_blocks = many._kv, many.copy_blocks  # one KV memory serves both
 
     def forward(self, step: Step) -> NDArray[np.float32]:
         return (self._single if len(step.ids) == 1 else self._many).forward(step)
