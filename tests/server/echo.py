@@ -49,17 +49,19 @@ def model_folder(folder: Path, kind: str | None = None, special: str | None = No
 
 
 def echo_server(
-    folder: Path, kind: str | None = None, special: str | None = None, traffic: TrafficOptions | None = None
+    folder: Path,
+    kind: str | None = None,
+    special: str | None = None,
+    traffic: TrafficOptions | None = None,
+    **config: Any,
 ) -> TinyServer:
-    """`kind` of template, None for tale's own. `special` is a marker to make a special token, in place of <|pad|>."""
+    """`kind` of template, None for tale's own. `special` is a marker to make a special token, in place of <|pad|>.
+    `config` is that of the tiny engine."""
     return TinyServer(
         command=COMMAND,
         traffic=traffic,
         folder=model_folder(folder, kind, special),
-        eos_ids=[END],
-        step_s=0.0005,
-        max_model_len=2048,
-        num_blocks=2048,
+        **{"eos_ids": [END], "step_s": 0.0005, "max_model_len": 2048, "num_blocks": 2048} | config,
     )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -234,6 +235,7 @@ def total_of(usage: anthropic.types.Usage) -> int:
     )
 
 
+BLOCK = 8  # tokens
 LONG = "one two three four five six seven eight nine ten. " * 12
 
 
@@ -268,11 +270,42 @@ def test_marks_of_the_cache_are_counted(client: anthropic.Anthropic, where: str)
     first = client.messages.create(**asked).usage
     assert first.cache_creation_input_tokens and first.cache_creation_input_tokens > 50
     assert total_of(first) == counted
-    assert first.input_tokens == 0 if where == "request" else first.input_tokens > 0
+    assert first.input_tokens < 2 * BLOCK if where == "request" else first.input_tokens > 0
+    assert first.cache_creation_input_tokens % BLOCK == 0  # whole blocks
     again = client.messages.create(**asked).usage
     assert again.cache_read_input_tokens and again.cache_read_input_tokens > 50
     assert again.cache_read_input_tokens > (first.cache_read_input_tokens or 0)
     assert total_of(again) == counted
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_marked_prefix_survives_what_others_send(tmp_path: Path, marked: bool) -> None:
+    server = echo_server(tmp_path / "model", num_blocks=80, block_size=BLOCK)
+    text = {"type": "text", "text": LONG}
+    system = [text | {"cache_control": {"type": "ephemeral"}}] if marked else [text]
+    try:
+        with client_of(server) as client:
+            first = client.messages.create(**said("Hi", system=system)).usage
+            assert bool(first.cache_creation_input_tokens) == marked
+            for number in range(6):
+                client.messages.create(**said(f"{number} {LONG} {number}", max_tokens=1))
+            assert server.stats().cache.evictions > 20
+            again = client.messages.create(**said("Ho", system=system)).usage
+        assert (again.cache_read_input_tokens > 50) == marked
+        assert again.cache_creation_input_tokens == 0
+        assert server.stats().cache.pins_broken == 0
+    finally:
+        server.close()
+
+
+def test_without_a_prefix_cache_nothing_is_created(tmp_path: Path) -> None:
+    server = echo_server(tmp_path / "model", prefix_caching=False)
+    try:
+        with client_of(server) as client:
+            usage = client.messages.create(**said(LONG, cache_control={"type": "ephemeral"})).usage
+        assert usage.cache_creation_input_tokens == 0 and usage.input_tokens > 50
+    finally:
+        server.close()
 
 
 # ---- Errors and keys ----

@@ -111,13 +111,14 @@ def tiny_engine(
     order: str = "fcfs",
     max_num_seqs: int = 16,
     max_num_batched_tokens: int = 512,
+    prefix_caching: bool = True,
 ) -> Engine:
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
         vocab_size=VOCAB, batching=Batching(batching), batch_wait_s=batch_wait_s, eos_ids=frozenset(eos_ids),
         order=Order(order),
     )  # fmt: skip
-    return Engine(config, [KVGroupSpec("full", num_blocks, block_size)])
+    return Engine(config, [KVGroupSpec("full", num_blocks, block_size)], prefix_caching=prefix_caching)
 
 
 def facts(engine: Engine, tokenizer_folder: str | None = None, vocab: int = VOCAB) -> ModelFacts:

@@ -99,11 +99,13 @@ class Job:
         visible: frozenset[int] | None = None,
         echo: bool = False,
         prompt_ids: int = 0,
+        pin: tuple[int, float] | None = None,
     ) -> Job:
         """Submit all prompts, or none: raises the first error after taking back the others.
 
         `visible` are special tokens that the text shows, see Completion. `echo`: the answer holds the prompts, too.
-        `prompt_ids` is how often it holds the ids of each of them.
+        `prompt_ids` is how often it holds the ids of each of them. `pin`: how many tokens of each prompt shall stay
+        in the prefix cache, and for how many seconds.
 
         Raises InvalidParams for an answer that could be too large, see `answer_size`, and for parameters that are, and
         Overloaded where there is no memory for it.
@@ -125,6 +127,7 @@ class Job:
             new = NewRequest(
                 f"{name}-{number}", prompt.ids, params, body.priority or 0, body.user or NO_USER, body.cache_salt or "",
                 queue_timeout_s=body.queue_timeout, timeout_s=body.timeout,
+                cache_pin_tokens=0 if pin is None else pin[0], cache_pin_ttl_s=None if pin is None else pin[1],
             )  # fmt: skip
             news.append(new)
             await slices.add(1)
@@ -193,6 +196,11 @@ class Job:
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache, known from the first token on."""
         return sum(generation.num_cached_tokens for generation in self._generations)
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Prompt tokens that stay pinned in the prefix cache, known from the first token on."""
+        return sum(generation.num_pinned_tokens for generation in self._generations)
 
     def cancel(self) -> None:
         """Free what is still held at the engine. Nothing is taken any more."""

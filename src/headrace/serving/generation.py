@@ -69,6 +69,11 @@ class Generation:
         return self._stream.num_cached_tokens
 
     @property
+    def num_pinned_tokens(self) -> int:
+        """Prompt tokens that stay pinned in the prefix cache, known from the first token on."""
+        return self._stream.num_pinned_tokens
+
+    @property
     def waiting(self) -> bool:
         """See Source."""
         return self._stream.waiting

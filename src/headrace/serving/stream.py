@@ -107,6 +107,11 @@ class OutputStream:
         """Prompt tokens taken from the prefix cache, as far as the engine has said."""
         return self._stats[0].num_cached if 0 in self._stats else 0
 
+    @property
+    def num_pinned_tokens(self) -> int:
+        """Prompt tokens whose blocks stay pinned as the request asked, as far as the engine has said."""
+        return self._stats[0].num_pinned if 0 in self._stats else 0
+
     def settle(self) -> None:
         """Report what was used, as far as it is known: the engine will say nothing more. Does nothing the second
         time."""

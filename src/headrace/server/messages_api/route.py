@@ -39,13 +39,12 @@ async def messages(
     marked = await _tokens_of(service, body, marks[-1], prompt) if marks else 0
     reading = Reading.of(service, tools, prompt.text or "", params, prompt.continued)
     params = reading.held(service, params)
+    pin = (marked, max(mark.ttl_s for mark in marks)) if marked else None
     job = await while_connected(
-        request.receive, Job.start(service, "msg", [prompt], params, body, reading.visible)
+        request.receive, Job.start(service, "msg", [prompt], params, body, reading.visible, pin=pin)
     )
     reply = Reply(reading)
-    events = _Events(
-        job, model, reply, MessageBuilder(reply.new_call_id, body.thinks), len(prompt.ids), marked
-    )
+    events = _Events(job, model, reply, MessageBuilder(reply.new_call_id, body.thinks), len(prompt.ids))
     if body.stream:
         return EventStream(job, events, job.cancel)
     await while_connected(request.receive, _drained(events, job))
@@ -104,14 +103,13 @@ class _Events(EventWriter[tuple[int, Delta]]):
     """The answer as it grows; events carry their `type` as their name, and no [DONE] ends them."""
 
     def __init__(
-        self, job: Job, model: str, reply: Reply, builder: MessageBuilder, prompt_tokens: int, marked: int
+        self, job: Job, model: str, reply: Reply, builder: MessageBuilder, prompt_tokens: int
     ) -> None:
         self._job = job
         self._model = model
         self._reply = reply
         self._builder = builder
         self._prompt_tokens = prompt_tokens
-        self._marked = marked
         record = current()
         self._request_id = None if record is None else record.request_id
         self._begun = False
@@ -178,9 +176,9 @@ class _Events(EventWriter[tuple[int, Delta]]):
         return "tool_use" if self._reply.called else "end_turn", None
 
     def _usage(self) -> dict[str, Any]:
-        """Input tokens are those that were neither read from the cache nor marked to be kept in it."""
+        """Input tokens are those that were neither read from the cache nor are kept in it as marked."""
         read = self._job.cached_tokens
-        created = max(0, self._marked - read)
+        created = max(0, self._job.pinned_tokens - read)
         return {
             "input_tokens": self._prompt_tokens - read - created,
             "cache_creation_input_tokens": created,
