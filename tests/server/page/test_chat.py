@@ -184,7 +184,7 @@ def test_markdown_is_drawn(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url)
     text = (
         "# Title\n\nA **bold** and *soft* `word`.\nSecond line.\n\n- one\n- two\n\n3. three\n\n"
-        "```py\nx = '*'\n```\n> said"
+        "```py\nx = '*'\n\ny\n```\n> said\n> so\nend\rof\u2028it"
     )
     drawn = one.page.evaluate(
         """async (text) => {
@@ -197,7 +197,7 @@ def test_markdown_is_drawn(slow: TinyServer, visit: Open) -> None:
     )
     assert drawn == [
         ["h4", "Title"], ["p", "A bold and soft word.Second line."], ["ul", "onetwo"], ["ol", "three"],
-        ["pre", "x = '*'"], ["blockquote", "said"],
+        ["pre", "x = '*'\n\ny"], ["blockquote", "saidso"], ["p", "end\rof\u2028it"],
     ]  # fmt: skip
 
 
@@ -379,6 +379,24 @@ GROWING = """async ([text, cuts]) => {
 }"""
 
 
+CHANGED = """async ([text, cuts]) => {
+  const { GrowingMarkdown } = await import("/page/markdown.js");
+  const box = document.createElement("div");
+  const observer = new MutationObserver(() => {});
+  observer.observe(box, { childList: true, characterData: true, subtree: true });
+  const grown = new GrowingMarkdown(box);
+  let characters = 0;
+  for (const cut of cuts) {
+    grown.grow(text.slice(0, cut));
+    for (const { target, addedNodes } of observer.takeRecords()) {
+      for (const node of addedNodes) characters += node.textContent.length;
+      if (target.nodeType === Node.TEXT_NODE) characters += target.length;
+    }
+  }
+  return characters;
+}"""
+
+
 def test_an_answer_that_grows_is_not_drawn_from_its_beginning(slow: TinyServer, visit: Open) -> None:
     """At every cut it looks as if it had been drawn at once; few more elements are made than stay."""
     one = visit(slow.url)
@@ -392,6 +410,31 @@ def test_an_answer_that_grows_is_not_drawn_from_its_beginning(slow: TinyServer, 
     made, kept, wrong = one.page.evaluate(GROWING, [text, list(range(0, len(text), 40))])
     assert wrong == [] and kept > 600
     assert made < 6 * kept  # drawn from the beginning each time it would be a hundred times as many
+
+
+LONG_BLOCKS = {
+    "bullets": "".join(f"- item **{i}** of `many`\n" for i in range(400)),
+    "numbers": "".join(f"{i}. item *{i}*\n" for i in range(1, 401)),
+    "paragraph": "".join(f"line {i} of **one** paragraph\n" for i in range(400)),
+    "quote": "".join(f"> line {i} of `one` quote\n" for i in range(400)),
+    "code": "```py\n" + "".join(f"x{i} = '**'\n\n" for i in range(400)) + "```\n",
+}
+
+
+@pytest.mark.parametrize("kind", LONG_BLOCKS)
+def test_one_long_block_that_grows_is_not_drawn_from_its_beginning(
+    slow: TinyServer, visit: Open, kind: str
+) -> None:
+    """Elements and text nodes made are counted; every kind of block grows by its lines."""
+    one = visit(slow.url)
+    text = LONG_BLOCKS[kind]
+    _, _, wrong = one.page.evaluate(GROWING, [text[:600], list(range(601))])
+    assert wrong == []
+    made, kept, wrong = one.page.evaluate(GROWING, [text, list(range(0, len(text) + 1, 10))])
+    assert wrong == [] and (kept > 400 or kind == "code")
+    assert made < 6 * kept
+    drawn = one.page.evaluate(CHANGED, [text, list(range(0, len(text) + 1, 10))])
+    assert drawn < 20 * len(text)  # characters; drawn from the beginning each time, a hundred times as many
 
 
 def test_the_page_knows_its_own_lane(slow: TinyServer, visit: Open) -> None:

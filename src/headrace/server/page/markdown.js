@@ -7,77 +7,79 @@ const HEADING = /^(#{1,6})\s+(.*)$/;
 const BULLET = /^\s*[-*+]\s+(.*)$/;
 const NUMBERED = /^\s*(\d{1,9})[.)]\s+(.*)$/;
 const QUOTE = /^\s*>\s?(.*)$/;
+const PARAGRAPH = /\S/; // whatever is not blank and of no other kind
 
 /** The text as a fragment: paragraphs, headings, lists, quotes, fenced code, and what `inline` knows. */
 export function markdown(text) {
   const fragment = document.createDocumentFragment();
-  fragment.append(...[...blocks(text.split("\n"))].map(({ element }) => element));
+  new GrowingMarkdown(fragment).grow(text);
   return fragment;
 }
 
-/** Draws a text that grows at its end into `box`. Blocks that more text cannot change are drawn once. */
+/** Draws a text that grows at its end into `box`, line by line. Only the last line is drawn again: it may still change. */
 export class GrowingMarkdown {
   constructor(box) {
     this.box = box;
-    this.final = 0; // characters whose blocks stay
-    this.open = []; // elements of the blocks after them
+    this.ended = 0; // characters of the lines that have ended
+    this.block = null; // the block that their last one is in, if the next line may continue it
+    this.open = []; // nodes of the line that has not ended
   }
 
   grow(text) {
-    for (const element of this.open) element.remove();
-    const lines = text.slice(this.final).split("\n");
-    const whole = lines.length - 1; // the last line may still become part of another block
-    const found = [...blocks(lines)];
-    const last = found.findLastIndex(({ line }) => line < whole); // of those that begin in a line that has ended
-    const kept = Math.max(0, last);
-    const end = kept ? found[kept].line : 0;
-    for (let line = 0; line < end; line += 1) this.final += lines[line].length + 1;
-    this.open = found.slice(kept).map(({ element }) => element);
-    this.box.append(...found.map(({ element }) => element));
+    for (const node of this.open) node.remove();
+    const lines = text.slice(this.ended).split("\n");
+    const last = lines.pop();
+    for (const line of lines) this.block = this.draw(line).block;
+    this.ended = text.length - last.length;
+    this.open = this.draw(last).nodes;
   }
-}
 
-/** The blocks of these lines as {element, line}: the line is the one that the block begins in. */
-function* blocks(lines) {
-  let at = 0;
-  const takeWhile = (pattern) => {
-    const taken = [];
-    while (at < lines.length && pattern.test(lines[at])) taken.push(lines[at++]);
-    return taken;
-  };
-  while (at < lines.length) {
-    const line = at;
-    const first = lines[at];
-    if (!first.trim()) {
-      at += 1;
-    } else if (FENCE.test(first)) {
-      const fence = FENCE.exec(first)[1];
-      const code = [];
-      for (at += 1; at < lines.length && !lines[at].trim().startsWith(fence); at += 1) code.push(lines[at]);
-      at += 1;
-      yield { line, element: make("pre", { tabIndex: 0 }, make("code", { textContent: code.join("\n") })) };
-    } else if (HEADING.test(first)) {
-      at += 1;
-      yield { line, element: make("h4", {}, inline(HEADING.exec(first)[2])) };
-    } else if (BULLET.test(first)) {
-      const items = takeWhile(BULLET).map((item) => make("li", {}, inline(BULLET.exec(item)[1])));
-      yield { line, element: make("ul", {}, ...items) };
-    } else if (NUMBERED.test(first)) {
-      const start = Number(NUMBERED.exec(first)[1]);
-      const items = takeWhile(NUMBERED).map((item) => make("li", {}, inline(NUMBERED.exec(item)[2])));
-      yield { line, element: make("ol", { start }, ...items) };
-    } else if (QUOTE.test(first)) {
-      const quoted = takeWhile(QUOTE).map((item) => QUOTE.exec(item)[1]);
-      yield { line, element: make("blockquote", {}, inline(quoted.join("\n"))) };
-    } else {
-      const paragraph = [lines[at++]];
-      while (at < lines.length && lines[at].trim() && !startsBlock(lines[at])) paragraph.push(lines[at++]);
-      yield { line, element: make("p", {}, inline(paragraph.join("\n"))) };
+  /** Appends a line: {block, nodes}, the block that the next line may continue and the nodes that this one added. */
+  draw(line) {
+    const { block } = this;
+    if (block?.fence) {
+      if (line.trim().startsWith(block.fence)) return { block: null, nodes: [] };
+      return extend({ ...block, empty: false }, block.empty ? line : `\n${line}`);
     }
+    const kind = KINDS.find(({ pattern }) => pattern.test(line));
+    if (!kind) return { block: null, nodes: [] };
+    const found = kind.pattern.exec(line);
+    if (block?.kind === kind) return kind.more(block, found);
+    const { element, ...begun } = kind.begin(found);
+    this.box.append(element);
+    return { block: kind.more || begun.fence ? { kind, element, ...begun } : null, nodes: [element] };
   }
 }
 
-const startsBlock = (line) => [FENCE, HEADING, BULLET, NUMBERED, QUOTE].some((pattern) => pattern.test(line));
+function extend(block, ...nodes) {
+  const added = nodes.map((node) => (typeof node === "string" ? document.createTextNode(node) : node));
+  (block.inner ?? block.element).append(...added);
+  return { block, nodes: added };
+}
+
+const item = (text) => make("li", {}, inline(text));
+const nextItem = (block, found) => extend(block, item(found.at(-1)));
+const nextLine = (block, found) => extend(block, make("br"), ...inline(found[1] ?? found.input).childNodes);
+
+/** How a line of each kind begins a block, and how more of its kind continue that. The first pattern that fits counts. */
+const KINDS = [
+  {
+    pattern: FENCE,
+    begin: ([, fence]) => {
+      const inner = make("code");
+      return { element: make("pre", { tabIndex: 0 }, inner), inner, fence, empty: true };
+    },
+  },
+  { pattern: HEADING, begin: (found) => ({ element: make("h4", {}, inline(found[2])) }) },
+  { pattern: BULLET, begin: (found) => ({ element: make("ul", {}, item(found[1])) }), more: nextItem },
+  {
+    pattern: NUMBERED,
+    begin: (found) => ({ element: make("ol", { start: Number(found[1]) }, item(found[2])) }),
+    more: nextItem,
+  },
+  { pattern: QUOTE, begin: (found) => ({ element: make("blockquote", {}, inline(found[1])) }), more: nextLine },
+  { pattern: PARAGRAPH, begin: (found) => ({ element: make("p", {}, inline(found.input)) }), more: nextLine },
+];
 
 // Each alternative is linear: nothing that repeats holds anything that repeats.
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*|\[([^\]\n]{1,300})\]\((https?:\/\/[^\s)]{1,2000})\)/;
@@ -105,8 +107,5 @@ function link(words, address) {
 }
 
 function plain(fragment, text) {
-  text.split("\n").forEach((line, index) => {
-    if (index) fragment.append(make("br"));
-    if (line) fragment.append(line);
-  });
+  if (text) fragment.append(text);
 }
