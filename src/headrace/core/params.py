@@ -85,10 +85,10 @@ class SamplingParams:
         stop: object = self.stop
         put(self, "stop", (stop,) if isinstance(stop, str) else _checked_tuple("stop", stop))
         put(self, "bad_words", _checked_words(self.bad_words))
-        put(self, "stop_token_ids", as_ids(_checked_tuple("stop_token_ids", self.stop_token_ids)))
+        put(self, "stop_token_ids", _checked_tuple("stop_token_ids", self.stop_token_ids))
         for name in ("allowed_token_ids", "banned_token_ids"):
             value = getattr(self, name)
-            put(self, name, None if value is None else as_ids(_checked_tuple(name, value)))
+            put(self, name, None if value is None else _checked_tuple(name, value))
         if self.logit_bias is not None:
             put(self, "logit_bias", _checked_bias(self.logit_bias))
         for name, (low, high) in _FLOAT_RANGES.items():
@@ -128,7 +128,8 @@ class SamplingParams:
             ids = getattr(self, name) or ()
             if len(ids) > MAX_TOKEN_LIST:
                 raise InvalidParams(f"{name} holds {len(ids)} ids, at most {MAX_TOKEN_LIST} are allowed")
-            _check_ids(f"each of {name}", ids)
+            if ids:
+                object.__setattr__(self, name, _checked_ids(f"each of {name}", ids))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParams("allowed_token_ids must not be empty")
 
@@ -232,11 +233,11 @@ def _checked_int(name: str, value: object, low: int, high: int) -> int:
     return number
 
 
-def _check_ids(name: str, ids: Sequence[object]) -> None:
+def _checked_ids(name: str, ids: tuple[Any, ...]) -> tuple[int, ...]:
     """A list without fault is passed in a few native calls; one by one, 65,536 ids would take 20 milliseconds."""
-    if not _are_ids(ids):
-        for token in ids:
-            _checked_int(name, token, 0, MAX_TOKENS_LIMIT)
+    if _are_ids(ids) or _are_ids(ids := as_ids(ids)):
+        return ids
+    return tuple(_checked_int(name, token, 0, MAX_TOKENS_LIMIT) for token in ids)
 
 
 def _are_ids(values: Sequence[Any]) -> bool:
@@ -256,7 +257,7 @@ def _checked_tuple(name: str, value: object) -> tuple[Any, ...]:
 
 def _checked_words(value: object) -> tuple[str | tuple[int, ...], ...]:
     words = tuple(
-        word if isinstance(word, str) else as_ids(_checked_tuple("each of bad_words", word))
+        word if isinstance(word, str) else _checked_tuple("each of bad_words", word)
         for word in _checked_tuple("bad_words", value)
     )
     texts = [word for word in words if isinstance(word, str)]
@@ -282,8 +283,9 @@ def _checked_words(value: object) -> tuple[str | tuple[int, ...], ...]:
     for ids in sequences:
         if not ids:
             raise InvalidParams("each of bad_words must hold at least one token id")
-        _check_ids("each token id of bad_words", ids)
-    return words
+    return tuple(
+        word if isinstance(word, str) else _checked_ids("each token id of bad_words", word) for word in words
+    )
 
 
 def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:

@@ -16,7 +16,7 @@ export function markdown(text) {
   return fragment;
 }
 
-/** Draws a text that grows at its end into `box`, line by line. Only the last line is drawn again: it may still change. */
+/** Draws a text that grows at its end into `box`, line by line. Only the line that has not ended is drawn again. */
 export class GrowingMarkdown {
   constructor(box) {
     this.box = box;
@@ -61,7 +61,7 @@ const item = (text) => make("li", {}, inline(text));
 const nextItem = (block, found) => extend(block, item(found.at(-1)));
 const nextLine = (block, found) => extend(block, make("br"), ...inline(found[1] ?? found.input).childNodes);
 
-/** How a line of each kind begins a block, and how more of its kind continue that. The first pattern that fits counts. */
+/** How a line of each kind begins a block, and how the next continues it. The first pattern that fits counts. */
 const KINDS = [
   {
     pattern: FENCE,
