@@ -37,7 +37,9 @@ def test_words_at_the_beginning_and_behind_a_space(tokenizer: Tokenizer) -> None
 def test_a_model_does_without_them(tale: ServeProcess, temperature: float) -> None:
     """Offline, alone and among others, and served."""
     llm = LLM("tale", num_threads=1, show_progress=False)
-    options: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 60}
+    options: dict[str, Any] = {
+        "temperature": temperature, "top_p": 1.0, "seed": 3, "max_tokens": 60,
+    }  # fmt: skip
     (free,) = llm.generate([PROMPT], SamplingParams(**options), use_tqdm=False)
     said = free.outputs[0].text
     words = [word.strip(".,!\"'") for word in said.split()[1:9]]
