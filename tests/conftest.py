@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"needs_isa names unknown flags: {', '.join(sorted(unknown))}")
     if missing := wanted - detect().flags:
         pytest.skip(f"this CPU lacks {', '.join(sorted(missing))}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """A shell starts its background jobs with SIGINT ignored, and Python then leaves it so."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
