@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
@@ -263,6 +264,8 @@ def test_a_short_call_does_not_wait_for_a_long_one(llm: LLM, expected: list[tupl
         stream = llm.stream(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=110, ignore_eos=True))
         next(stream)
         begun.set()
+        while not ended and llm.stats().running + llm.stats().waiting < 2:
+            time.sleep(0.001)  # until the other thread is there, however late it is scheduled
         list(stream)
         ended.append("long")
 
