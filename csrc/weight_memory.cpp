@@ -29,7 +29,7 @@ struct Chunks {
     // Never destroyed: Python may let go of a matrix after static destructors have run.
     static Chunks& all() {
         static Chunks* const chunks = [] {
-            // A fork waits for whoever holds the lock: the child gets chunks that nobody is changing.
+            // A fork waits for the holder of the lock, so the child gets consistent chunks.
             pthread_atfork([] { all().one.lock(); }, [] { all().one.unlock(); }, [] { all().one.unlock(); });
             return new Chunks;
         }();

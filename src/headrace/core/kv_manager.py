@@ -81,7 +81,7 @@ class KVManager:
         """Share the whole prompt of a sequence that has the same one; returns that sequence, None if there is none.
 
         A partly filled last block is shared too. Only the last prompt token is computed again, for its logits, and
-        not written; whoever then writes to the block first copies it.
+        not written; the next writer copies the block first.
         """
         source = self._prompts.get(request.prompt_key)
         if (

@@ -1,4 +1,4 @@
-"""vLLM's engine options that have another name here, or nothing to do: what people paste is accepted, and told of once.
+"""vLLM's engine options that have another name here, or nothing to do: pasted options are accepted with one warning.
 
 docs/options.md has the table. Options that would change an answer and cannot be obeyed are errors, not warnings.
 """

@@ -1,7 +1,7 @@
 """JSON written in parts of bounded size, so that the event loop can serve others between them.
 
 The encoder cannot be interrupted, and holds the interpreter's lock in whatever thread it runs: an answer of ten
-megabytes, written in one call, is a tenth of a second in which nobody else is served.
+megabytes, written in one call, blocks other callers for a tenth of a second.
 """
 
 from __future__ import annotations

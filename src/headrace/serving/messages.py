@@ -255,7 +255,7 @@ class Refused(Message, frozen=True):
 
 
 class Dropped(Message, frozen=True):
-    """An aborted request had not come to the engine: nothing was computed, and no Outputs will tell of its end."""
+    """A request was aborted before the engine had it: nothing was computed, and no Outputs will follow."""
 
     request_id: Name
 

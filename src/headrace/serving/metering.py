@@ -1,4 +1,4 @@
-"""What a request has used, reported once to whoever accounts for it."""
+"""What a request has used, reported once to its meter."""
 
 from __future__ import annotations
 

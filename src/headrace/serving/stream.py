@@ -60,7 +60,7 @@ class OutputStream:
         self.output_tokens = 0
         """Tokens that have come, of all completions."""
         self._meter = meter
-        self._paid = 0  # output tokens that the meter need not be told of
+        self._paid = 0  # output tokens that were reported to the meter
         self._unfinished = completions  # those that the engine has not reported the end of
         self._stats: dict[int, RequestStats] = {}  # the latest of each completion
         self._reads: ReadCounts | None = None

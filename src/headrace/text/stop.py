@@ -43,7 +43,7 @@ class StopAutomaton:
 
     @classmethod
     def of(cls, stops: Sequence[str]) -> StopAutomaton:
-        """The automaton of these stops, made anew only where nobody uses one: all completions of all prompts of a
+        """The automaton of these stops, built only where none is in use: all completions of all prompts of a
         request share theirs. Raises as the constructor."""
         key = _checked(stops)
         automaton = _IN_USE.get(key)

@@ -17,7 +17,7 @@ _WORDS = ("true", "false", "null")
 def complete_members(text: str) -> dict[str, Any]:
     """The members of an object that are complete, in objects and lists that are not, too; all of them in a whole text.
 
-    A string counts with its closing quote, and a number once something stands behind it: it could go on. Empty where
+    A string counts with its closing quote, and a number once something follows it, because it could go on. Empty where
     the text is the beginning of no object, or of one that cannot be
     written as JSON (NaN, half of a surrogate pair). Takes time in proportion to the text.
     """
