@@ -49,7 +49,7 @@ def phases(tiny: TinyServer) -> Counter[Phase]:
     return Counter(lane.phase for lane in tiny.call(client.view()).snapshot.lanes)
 
 
-def leave(tiny: TinyServer, phase: Phase, seconds: float = 5) -> Counter[Phase]:
+def leave(tiny: TinyServer, phase: Phase, seconds: float = 20) -> Counter[Phase]:
     """A crowd that leaves in the middle; returns in which phases they were. Their blocks must be free in time."""
     count, prompt, output, enough = CROWDS[phase]
     seen: Counter[Phase] = Counter()
@@ -67,7 +67,7 @@ def leave(tiny: TinyServer, phase: Phase, seconds: float = 5) -> Counter[Phase]:
         deadline = time.monotonic() + seconds
         while not together():
             assert time.monotonic() < deadline, f"no {enough} of {count} in {phase}, but {seen}"
-    until(lambda: tiny.idle, 2)
+    until(lambda: tiny.idle)
     return seen
 
 
