@@ -81,6 +81,7 @@ struct Panel {
     int start;                   // position of lane 0
     int valid;                   // lanes that hold a position
     int sinks;                   // lanes that are sinks
+    bool open;                   // every row sees every lane
     const float* key_scales;     // i8, else null
     const float* value_scales;
 };
@@ -90,7 +91,6 @@ struct Span {
     int segments;
     int columns;                 // of each segment; the last panels may be hidden
     int panels;                  // of all segments, hidden last ones left out
-    bool open;                   // every row sees every lane
     std::size_t row_stride;      // bytes between steps of two features (f32: one) of keys
     const void* values[kSpanPanels];      // a segment each
     const char* keys[kSpanPanels];        // a panel each
@@ -152,8 +152,6 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
     span.panels = 0;
     span.columns = shape.width(offset);
     span.row_stride = 4 * static_cast<std::size_t>(coded ? span.columns : kv.block_stride);
-    std::int64_t seen_from = INT64_MAX, seen_to = 0;
-    bool full = true;
     over_blocks(args, shape, tile, index, [&](std::int64_t start, std::size_t at) {
         const char* keys = static_cast<const char*>(kv.keys) + at * block_bytes + key_offset;
         const char* values = static_cast<const char*>(kv.values) + at * block_bytes + value_offset;
@@ -171,16 +169,13 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
                 .start = clamped(start + p - tile.lowest, -(1 << 30), 1 << 30),
                 .valid = clamped(held - p, 0, kPanel),
                 .sinks = clamped(args.sinks - start - p, 0, kPanel),
+                .open = held - p >= kPanel && start + p + kPanel - 1 <= tile.lowest &&
+                        (args.window == 0 || start + p > tile.highest - args.window),
                 .key_scales = coded ? kv.key_scales + scale : nullptr,
                 .value_scales = coded ? kv.value_scales + scale : nullptr,
             };
-            full = full && held - p >= kPanel;
-            if (start + p < seen_from) seen_from = start + p;
-            seen_to = start + p + kPanel - 1;
         }
     });
-    const bool in_window = args.window == 0 || seen_from > tile.highest - args.window;
-    span.open = full && in_window && seen_to <= tile.lowest;
 }
 
 // The memory of a span that comes next, fetched into the cache bit by bit while another one is computed: blocks lie

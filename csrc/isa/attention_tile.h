@@ -50,7 +50,6 @@ struct Sight {
         const std::int64_t at = static_cast<std::int64_t>(position) - panel.start;
         return {window > 0 ? clamped(at - window + 1, 0, kPanel) : 0, clamped(at + 1, 0, panel.valid), panel.sinks};
     }
-    bool all() const { return begin == 0 && end == kPanel; }
     bool lane(int i) const { return i < end && (i >= begin || i < sinks); }
 
     // Values of lanes that the row does not see become `hidden`.
@@ -93,12 +92,9 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
             }
             s.store(scores + 16 * p);
         }
-        if (!span.open) {
-            const Sight sight = Sight::of(panel, position, args.window);
-            if (!sight.all()) {
-                s = sight.hide(s, hidden);
-                s.store(scores + 16 * p);
-            }
+        if (!panel.open) {
+            s = Sight::of(panel, position, args.window).hide(s, hidden);
+            s.store(scores + 16 * p);
         }
         peaks = max(peaks, s);
     }
@@ -112,8 +108,9 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
         F32x16 e = shrink(fma(F32x16::load(scores + 16 * p), factor, shift));
         sum = sum + e;
         if (coded) {
-            e = e * F32x16::load(span.panel[p].value_scales);
-            if (!span.open) e = Sight::of(span.panel[p], position, args.window).hide(e, F32x16::zero());
+            const Panel& panel = span.panel[p];
+            e = e * F32x16::load(panel.value_scales);
+            if (!panel.open) e = Sight::of(panel, position, args.window).hide(e, F32x16::zero());
         }
         Step::store(out + 16 * p, e);
     }
@@ -171,13 +168,31 @@ inline void multiply_seen(const AttentionArgs& args, const Span& span, int posit
     }
 }
 
+// `count` is a multiple of 16.
 inline bool finite(const float* x, int count) {
-    F32x16 strange = F32x16::zero();
-    for (int i = 0; i < count; i += 16) {
-        const F32x16 v = F32x16::load(x + i);
-        strange = strange + (v - v);  // stays 0, or becomes NaN with the first infinity or NaN
+    const F32x16 zero = F32x16::zero();
+    F32x16 strange[4] = {zero, zero, zero, zero};  // stay 0, or become NaN with the first infinity or NaN
+    int i = 0;
+    for (; i + 64 <= count; i += 64) {
+        for (int j = 0; j < 4; ++j) strange[j] = fma(F32x16::load(x + i + 16 * j), zero, strange[j]);
     }
-    return reduce_add(strange) == 0.0f;
+    for (; i < count; i += 16) strange[0] = fma(F32x16::load(x + i), zero, strange[0]);
+    return reduce_add((strange[0] + strange[1]) + (strange[2] + strange[3])) == 0.0f;
+}
+
+// Multiplies the rows again whose products are not finite: nearly always none, which one look at all of them tells.
+template <typename Step>
+inline void mend(const AttentionArgs& args, const Tile& tile, const Span& span, const Workspace& work, const Partial& out) {
+    using Element = typename Step::Element;
+    const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
+    if (finite(out.mix, tile.rows * dim)) return;
+    for (int r = 0; r < tile.rows; ++r) {
+        float* mix = out.mix + static_cast<std::size_t>(r) * dim;
+        if (!(out.peak[r] > kHidden) || finite(mix, dim)) continue;
+        const auto* probabilities = reinterpret_cast<const Element*>(work.scores + static_cast<std::size_t>(r) * kScoreStride);
+        const std::int64_t at = args.step->positions[tile.first_token + (tile.first_row + r) / group];
+        multiply_seen<Step>(args, span, static_cast<int>(at - tile.lowest), probabilities, work.values, mix);
+    }
 }
 
 // The tile's softmax over one span, while the memory of the next one is fetched.
@@ -212,13 +227,7 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
     };
     Step::multiply(reinterpret_cast<const Element*>(work.scores), kScoreStride * sizeof(float), tile.rows, values,
                    dim / kPanel, out.mix, static_cast<std::size_t>(dim), false);
-    for (int r = 0; r < tile.rows && !coded; ++r) {  // codes are finite
-        float* mix = out.mix + static_cast<std::size_t>(r) * dim;
-        if (!(out.peak[r] > kHidden) || finite(mix, dim)) continue;
-        const auto* probabilities = reinterpret_cast<const Element*>(work.scores + static_cast<std::size_t>(r) * kScoreStride);
-        const std::int64_t at = args.step->positions[tile.first_token + (tile.first_row + r) / group];
-        multiply_seen<Step>(args, span, static_cast<int>(at - tile.lowest), probabilities, work.values, mix);
-    }
+    if (!coded) mend<Step>(args, tile, span, work, out);  // codes are finite
 }
 
 inline void clear_partial(const Partial& to, int rows, int dim) {
