@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 SETS = pytest.importorskip("headrace._native", reason="native kernels not built").available_kernels()
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
