@@ -31,6 +31,11 @@ def event(chunk: Chunk) -> bytes:
     return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_events(events: Sequence[Mapping[str, Any]]) -> bytes:
+    """Server-sent events whose names are their `type`, as the Responses and Messages APIs have them."""
+    return b"".join(b"event: %b\n%b" % (each["type"].encode(), event(each)) for each in events)
+
+
 def event_parts(chunk: Chunk) -> Iterator[bytes]:
     """An event of any size, in parts; it may hold JsonLists and JsonTexts."""
     yield b"data: "

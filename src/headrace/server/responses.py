@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from headrace.errors import HeadraceError, InvalidParams
 from headrace.server.choices import usage
 from headrace.server.disconnect import while_connected
-from headrace.server.events import EventStream, EventWriter, event, event_parts, failure_body
+from headrace.server.events import EventStream, EventWriter, event_parts, failure_body, named_events
 from headrace.server.job import Job
 from headrace.server.json_parts import json_response
 from headrace.server.logprobs import chat_logprobs
@@ -145,10 +145,10 @@ class _Events(EventWriter[tuple[int, Delta]]):
         return self._thread.keep(self._service, self._builder.response)
 
     def begin(self) -> bytes:
-        return _named(self._builder.begin())
+        return named_events(self._builder.begin())
 
     def write(self, item: tuple[int, Delta]) -> bytes:
-        return _named(self.added(item[1]))
+        return named_events(self.added(item[1]))
 
     def end(self) -> Iterable[bytes]:
         events = self.finished()
@@ -161,13 +161,9 @@ class _Events(EventWriter[tuple[int, Delta]]):
     def fail(self, error: Exception) -> bytes:
         told = failure_body(error)["error"]
         if not isinstance(error, HeadraceError):
-            return _named([self._builder.error(told)])
+            return named_events([self._builder.error(told)])
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        return _named(self._builder.fail(code, told["message"]))
-
-
-def _named(events: Sequence[Event]) -> bytes:
-    return b"".join(b"event: %b\n%b" % (each["type"].encode(), event(each)) for each in events)
+        return named_events(self._builder.fail(code, told["message"]))
 
 
 async def _drained(events: _Events, job: Job) -> None:

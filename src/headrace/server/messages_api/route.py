@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from headrace.errors import HeadraceError, RequestError
 from headrace.server.disconnect import while_connected
-from headrace.server.events import EventStream, EventWriter, event, failure_body
+from headrace.server.events import EventStream, EventWriter, failure_body, named_events
 from headrace.server.job import Job
 from headrace.server.json_parts import json_response
 from headrace.server.messages_api.cache_marks import CacheMark, cache_marks
@@ -156,14 +156,14 @@ class _Events(EventWriter[tuple[int, Delta]]):
             # Not before there is a token: now it is known what of the prompt was cached.
             self._begun = True
             begin = [{"type": "message_start", "message": self.message()}, {"type": "ping"}]
-        return _named(begin + self.added(item[1]))
+        return named_events(begin + self.added(item[1]))
 
     def end(self) -> Iterable[bytes]:
-        return (_named(self.finished()),)
+        return (named_events(self.finished()),)
 
     def fail(self, error: Exception) -> bytes:
         status = error.status if isinstance(error, HeadraceError) else 500
-        return _named([messages_error(status, failure_body(error), self._request_id)])
+        return named_events([messages_error(status, failure_body(error), self._request_id)])
 
     def _stop(self) -> tuple[str | None, str | None]:
         """(stop_reason, stop_sequence)."""
@@ -185,10 +185,6 @@ class _Events(EventWriter[tuple[int, Delta]]):
             "cache_read_input_tokens": read,
             "output_tokens": self._output_tokens,
         }
-
-
-def _named(events: Sequence[Event]) -> bytes:
-    return b"".join(b"event: %b\n%b" % (each["type"].encode(), event(each)) for each in events)
 
 
 async def _drained(events: _Events, job: Job) -> None:
