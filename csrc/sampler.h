@@ -1,5 +1,5 @@
 // The sampler: rows of logits in, one token a row out. Order of operations and results are those of
-// src/headrace/runner/sampler.py, which says what each means. A row's token depends on that row and its rules alone.
+// src/headrace/runner/sampling/sampler.py, which says what each means. A row's token depends on that row and its rules alone.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace headrace {
 
-// One of a sequence's uniform numbers in (0, 1): Philox4x32-10, see src/headrace/runner/randomness.py.
+// One of a sequence's uniform numbers in (0, 1): Philox4x32-10, see src/headrace/runner/sampling/randomness.py.
 double uniform(std::uint64_t seed, std::uint64_t position, std::uint32_t stream);
 
 // How one sequence's tokens are chosen: its parameters, checked and in the form that the sampler reads.

@@ -5,15 +5,13 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
 from headrace.ops.cpu_features import FLAGS, detect
-
-BUNDLED = Path(__file__).parent.parent / "src" / "headrace" / "bundled"
+from tests.places import BUNDLED
 
 _SIZES = {
     "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,

@@ -18,9 +18,9 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest, Output, Pooling
 from headrace.errors import RequestError
 from headrace.llm import EngineParts, assemble
-from headrace.runner.row_faults import NOT_SAMPLED, NOT_TAKEN_IN
-from headrace.runner.sample_output import INFINITE_LOGITS, NAN_LOGITS, NO_LOGITS
-from headrace.serving.stepper import Stepper
+from headrace.runner.sampling.output import INFINITE_LOGITS, NAN_LOGITS, NO_LOGITS
+from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_TAKEN_IN
+from headrace.serving.engine.stepper import Stepper
 
 VOCAB = 2048  # of the bundled model
 INTERNAL = (NOT_SAMPLED, NOT_TAKEN_IN, NAN_LOGITS, INFINITE_LOGITS, NO_LOGITS, "the executor")

@@ -10,11 +10,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.places import ROOT
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 RUN = [sys.executable, "-m", "headrace.cli"]

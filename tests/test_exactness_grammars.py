@@ -18,7 +18,7 @@ from headrace.core.executor import Executor
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest
-from headrace.runner.token_masks import Matcher
+from headrace.runner.sampling.token_masks import Matcher
 from headrace.text.tokenizer import Tokenizer
 from tests.server.conftest import TALE
 from tests.test_exactness import CASES, Guessing, Run, Tokens, alone, requests_for, run

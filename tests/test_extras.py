@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.places import ROOT
+
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import headrace
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = Path(headrace.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bundled" not in path.parts)
 
@@ -29,12 +29,12 @@ LATE_IMPORTS = {
     "uvloop": "extra: server",
     "msgspec": "extra: server",
     "headrace.server": "needs the server extra",
-    "headrace.server.seeing.spans": "extra: otel",
+    "headrace.server.observability.spans": "extra: otel",
     "headrace.serving": "needs the server extra",
     "headrace.runner.native_backend": "needs the C++ extension",
     "headrace.runner.torch_backend": "imports torch, which takes longer than a whole start without it",
     "tqdm": "only a bar needs it; as long to import as all that a start without a bar imports of its own",
-    "headrace.text.chat": "loads jinja2, which only a chat needs",
+    "headrace.text.templates.chat": "loads jinja2, which only a chat needs",
     "matplotlib": "extra: bench",
     "headrace.text.grammars": "loads llguidance, which only structured output needs",
     "huggingface_hub": "only a model named by hub id needs it, and it loads an HTTP stack",

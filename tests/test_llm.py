@@ -28,8 +28,8 @@ from headrace.errors import (
     TokenizerError,
     UnsupportedModel,
 )
+from tests.places import BUNDLED
 
-BUNDLED = Path(__file__).parent.parent / "src" / "headrace" / "bundled"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
 import headrace
 from headrace import errors
-
-ROOT = Path(__file__).parents[1]
+from tests.places import ROOT
 
 PUBLIC = {
     "Grammar": "headrace.core.grammar",

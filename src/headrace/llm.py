@@ -31,15 +31,15 @@ from headrace.plan.kv import streaming_spec
 from headrace.plan.kv_identity import kv_identity
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
-from headrace.serving.inprocess import Call, InProcessClient
-from headrace.serving.outputs import (
+from headrace.serving.client.inprocess import Call, InProcessClient
+from headrace.serving.requests.embedding import floats, shaped
+from headrace.serving.requests.outputs import (
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     RequestMetrics,
     RequestOutput,
 )
-from headrace.serving.vectors import floats, shaped
 from headrace.text.bad_words import with_bad_word_ids
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer

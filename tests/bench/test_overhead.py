@@ -11,7 +11,7 @@ from headrace.text.tokenizer import Tokenizer
 
 _native = pytest.importorskip("headrace._native", reason="native kernels not built")
 
-from headrace.runner.native_sampler import NativeSampler  # noqa: E402 (needs the extension)
+from headrace.runner.sampling.native import NativeSampler  # noqa: E402 (needs the extension)
 
 VOCAB = 32_000
 

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.soak import KINDS, Sample, slope_bytes_per_minute, soak
 from headrace.bench.serve import run
 from headrace.config import EngineConfig
-from headrace.serving.child import ENGINE_COMMAND
+from headrace.serving.client.child import ENGINE_COMMAND
 from tests.server.conftest import TALE, TinyServer
 
 LEAKY = (sys.executable, str(Path(__file__).parents[1] / "server" / "leaky_engine.py"))

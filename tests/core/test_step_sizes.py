@@ -11,7 +11,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
 from headrace.core.scheduler import STEP_SIZES
 from headrace.core.types import KVGroupSpec, NewRequest
-from headrace.serving.stepper import Stepper
+from headrace.serving.engine.stepper import Stepper
 from tests.serving.tiny_engine import VOCAB, TinyExecutor
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from headrace.core.types import NewSequence
-from headrace.runner.sample_output import SampleOutput
-from headrace.runner.sampler import Sampler
-from headrace.runner.sampling_state import SampleRow, SequenceState
-from headrace.runner.token_masks import TokenMasks
+from headrace.runner.sampling.output import SampleOutput
+from headrace.runner.sampling.sampler import Sampler
+from headrace.runner.sampling.state import SampleRow, SequenceState
+from headrace.runner.sampling.token_masks import TokenMasks
 
 try:
     from headrace import _native
-    from headrace.runner.native_sampler import NativeSampler
+    from headrace.runner.sampling.native import NativeSampler
 except ImportError:
     _native = None
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from tests.server.test_keys import flat
+from tests.server.access.test_keys import flat
 
 Schema = Mapping[str, Any]
 

@@ -21,17 +21,16 @@ import uvloop
 
 from headrace.config import EngineConfig
 from headrace.core.engine import EngineStats
+from headrace.server.access.traffic import Traffic, TrafficOptions
 from headrace.server.app import create_app
-from headrace.server.connection_limits import ConnectionLimits
-from headrace.server.listener import listen, url
+from headrace.server.http.connection import ConnectionLimits
+from headrace.server.http.listener import listen, url
 from headrace.server.run import Server, uvicorn_config
-from headrace.server.traffic import Traffic
-from headrace.server.traffic_options import TrafficOptions
-from headrace.serving.process_client import ProcessClient
+from headrace.serving.client.process import ProcessClient
 from headrace.text.tokenizer import Tokenizer
+from tests.places import TALE
 from tests.serving.tiny_engine import COMMAND
 
-TALE = Path(__file__).parents[2] / "src" / "headrace" / "bundled" / "tale"
 STEP_S = 0.002
 MAX_BODY_BYTES = 100_000
 MAX_IN_FLIGHT = 64

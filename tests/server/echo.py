@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.server.traffic_options import TrafficOptions
+from headrace.server.access.traffic import TrafficOptions
 from tests.server.conftest import TALE, TinyServer
 from tests.serving.echo_engine import COMMAND, END
 

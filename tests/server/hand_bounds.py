@@ -6,16 +6,16 @@ import math
 from typing import Any
 
 from headrace.core.grammar import MAX_CHOICES, MAX_GRAMMAR_CHARS, MAX_NESTING
-from headrace.server.response_schemas import (
+from headrace.server.openai.responses.schemas import (
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
 )
-from headrace.server.structured import MAX_SCHEMA_NAME_CHARS
-from headrace.text import messages
-from headrace.text.messages import MAX_MESSAGES, MAX_TOOLS
-from headrace.text.reply.call_json import MAX_NAME_CHARS
-from headrace.text.tools import MAX_DESCRIPTION_CHARS, MAX_WEIGHT
+from headrace.server.openai.structured import MAX_SCHEMA_NAME_CHARS
+from headrace.text.templates import messages
+from headrace.text.templates.messages import MAX_MESSAGES, MAX_TOOLS
+from headrace.text.tools.call_json import MAX_NAME_CHARS
+from headrace.text.tools.request import MAX_DESCRIPTION_CHARS, MAX_WEIGHT
 
 Fields = dict[str, Any]
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import httpx
 
-from headrace.server.caller import Caller
-from headrace.server.key_file import KeySources
-from headrace.server.keys import Key, digest_of
-from headrace.server.traffic import Rules
-from headrace.server.traffic_options import TrafficOptions
+from headrace.server.access.key_file import KeySources
+from headrace.server.access.keys import Caller, Key, digest_of
+from headrace.server.access.traffic import Rules, TrafficOptions
 from tests.server.conftest import TinyServer
 
 

@@ -12,13 +12,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, Field
 
-from headrace.server.body_limit import MAX_BODY_BYTES
-from headrace.server.body_work import COSTS, MAX_WORK
-from headrace.server.schemas import MAX_PROMPT_TOKENS, CompletionRequest, checked_prompts
+from headrace.server.http.body import COSTS, MAX_BODY_BYTES, MAX_WORK
+from headrace.server.openai.schemas import MAX_PROMPT_TOKENS, CompletionRequest, checked_prompts
 from tests.server.bounds import Case, Node, bodies, cases, unbounded
 from tests.server.conftest import TinyServer
 from tests.server.hand_bounds import BEYOND, TOO_LONG, WITHIN
-from tests.server.test_refusals import until
+from tests.server.openai.test_refusals import until
 
 BASE: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [1], "max_tokens": 2},

@@ -19,9 +19,9 @@ import openai
 import pytest
 
 from tests.server.conftest import ServeProcess, serve
+from tests.server.openai.test_refusals import until
 from tests.server.raw_http import answer, connect, post
-from tests.server.test_refusals import until
-from tests.serving.test_process_client import alive
+from tests.serving.client.test_process_client import alive
 
 START_S = 40  # most for a start on a crowded machine; it takes half a second on a quiet one
 STORY: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time there was", "temperature": 0.0}

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from headrace.errors import EngineDead, HeadraceError
-from headrace.server import errors
-from headrace.server.events import EventStream, EventWriter, event
+from headrace.server.http import errors
+from headrace.server.http.events import EventStream, EventWriter, event
 from tests.server.conftest import ServeProcess, TinyServer
 from tests.server.fuzz import BODIES, Case, cases
 from tests.server.leaks import leaks

@@ -23,7 +23,7 @@ from headrace.bench.serve_load import Load, Loaded
 from headrace.bench.serve_target import Target
 from headrace.bench.serve_workload import Lengths, WordRate, Workload
 from headrace.cli import main
-from headrace.server.connection_limits import ConnectionLimits
+from headrace.server.http.connection import ConnectionLimits
 from tests.server.conftest import ServeProcess, TinyServer, serve
 
 LAG_S = 0.1

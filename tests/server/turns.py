@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from starlette.types import Scope, Send
 
-from headrace.server import events
-from headrace.server.direct_write import Write
-from headrace.serving import process_client
+from headrace.server.http import events
+from headrace.server.http.events import Write
+from headrace.serving.client import process as process_client
 from tests.server.conftest import TinyServer
 
 

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from headrace.text.tokenizer import Tokenizer
-
-TALE = Path(__file__).parents[2] / "src" / "headrace" / "bundled" / "tale"
+from tests.places import TALE
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ if __name__ == "__main__":
 from headrace.core.kv_manager import KVManager
 from headrace.core.request import Request
 from headrace.core.types import Output
-from headrace.serving import outbox
-from headrace.serving.messages import Outputs
-from headrace.serving.translate import outputs_to_wire
+from headrace.serving.engine import outbox
+from headrace.serving.wire.messages import Outputs
+from headrace.serving.wire.translate import outputs_to_wire
 from tests.serving.tiny_engine import main
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.serving.generation import Generation
-from headrace.serving.growing_result import GrowingResult
-from headrace.serving.outputs import RequestOutput
-from headrace.serving.source import arrivals
+from headrace.serving.client.source import arrivals
+from headrace.serving.requests.generation import Generation
+from headrace.serving.requests.output_processor import GrowingResult
+from headrace.serving.requests.outputs import RequestOutput
 from headrace.text.tokenizer import Tokenizer
 
 

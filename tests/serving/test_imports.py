@@ -13,7 +13,8 @@ import pytest
     [
         ("headrace.server.run, headrace.cli.serve", ["torch", "numpy", "llguidance"]),
         (
-            "headrace.serving.inprocess, headrace.serving.output_processor, headrace.serving.outputs",
+            "headrace.serving.client.inprocess, headrace.serving.requests.output_processor, "
+            "headrace.serving.requests.outputs",
             ["torch", "msgspec", "fastapi", "uvicorn", "asyncio"],
         ),
     ],

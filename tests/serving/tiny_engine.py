@@ -20,11 +20,11 @@ from headrace.core.policy import Batching, Order, SchedulerConfig
 from headrace.core.types import KVGroupSpec, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
 from headrace.errors import ModelNotFound
 from headrace.runner.pooling import Pool, take_in
-from headrace.serving.connection import Connection, exit_with_parent
-from headrace.serving.engine_loop import EngineLoop
-from headrace.serving.facts import ModelFacts
-from headrace.serving.messages import Hello
-from headrace.serving.translate import failure_to_wire
+from headrace.serving.engine.loop import EngineLoop
+from headrace.serving.engine.state import ModelFacts
+from headrace.serving.wire.connection import Connection, exit_with_parent
+from headrace.serving.wire.messages import Hello
+from headrace.serving.wire.translate import failure_to_wire
 
 VOCAB = 2048
 MAX_MODEL_LEN = 512

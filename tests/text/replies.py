@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headrace.text.reply.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
+from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 
 
 @dataclass

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.core.grammar import Grammar
 from headrace.text.tokenizer import Tokenizer
+from tests.places import TALE
 
 pytest.importorskip("llguidance")
 
 from headrace.text.grammars import GrammarCompiler
 
-TALE = Path(__file__).parents[2] / "src" / "headrace" / "bundled" / "tale"
 VOCAB, EOS = 2048, 1
 
 

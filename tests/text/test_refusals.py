@@ -6,8 +6,7 @@ import pytest
 
 from headrace.core.grammar import MAX_GRAMMAR_CHARS, Grammar
 from headrace.errors import InvalidParams
-from headrace.text.grammar_store import GrammarStore
-from headrace.text.refusals import MAX_REFUSED, REMEMBERED_S, Refusals
+from headrace.text.grammar_store import MAX_REFUSED, REMEMBERED_S, GrammarStore, Refusals
 
 
 def test_the_oldest_is_forgotten_first_and_all_of_them_in_time() -> None:

@@ -20,11 +20,11 @@ from headrace.core.policy import SchedulerConfig
 from headrace.core.types import BlockCopy, KVGroupSpec, NewRequest, TokenLogprobs
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.model import Logits, StepSampler
-from headrace.runner.sample_output import SampleOutput
-from headrace.runner.sampling_state import SampleRow
+from headrace.runner.sampling.output import SampleOutput
+from headrace.runner.sampling.state import SampleRow
+from headrace.runner.sampling.token_masks import GrammarRunner, TokenMasks
 from headrace.runner.step import Step
-from headrace.runner.token_masks import GrammarRunner, TokenMasks
-from headrace.serving.output_processor import OutputProcessor
+from headrace.serving.requests.output_processor import OutputProcessor
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headrace.errors import ConfigError
-from headrace.server.connection_limits import ConnectionLimits
+from headrace.server.http.connection import ConnectionLimits
 
 MAX_SECONDS = 86_400
 

@@ -16,14 +16,14 @@ from headrace import __version__
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.llm import EngineParts, assemble
-from headrace.server.seeing.log_format import FORMATS, TEXT, formatter
-from headrace.serving.connection import Connection, ParentGone, exit_with_parent
-from headrace.serving.engine_loop import EXIT_FAILED, EXIT_OK, EngineLoop
-from headrace.serving.facts import ModelFacts
-from headrace.serving.grammar_checker import GrammarChecker
-from headrace.serving.grammar_gate import GrammarGate
-from headrace.serving.messages import Hello
-from headrace.serving.translate import failure_to_wire
+from headrace.server.observability.logs import FORMATS, TEXT, formatter
+from headrace.serving.engine.loop import EXIT_FAILED, EXIT_OK, EngineLoop
+from headrace.serving.engine.state import ModelFacts
+from headrace.serving.grammar.checker import GrammarChecker
+from headrace.serving.grammar.gate import GrammarGate
+from headrace.serving.wire.connection import Connection, ParentGone, exit_with_parent
+from headrace.serving.wire.messages import Hello
+from headrace.serving.wire.translate import failure_to_wire
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import argparse
 
 AUTO = "auto"
 
-# As in `headrace.text.reply.formats`, which takes longer to import than a start should.
+# As in `headrace.text.tools.formats`, which takes longer to import than a start should.
 TOOL_CALL_PARSERS = (AUTO, "mistral", "hermes", "llama3_json", "pythonic", "none")
 REASONING_PARSERS = (AUTO, "qwen3", "deepseek_r1", "mistral", "none")
 

@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, MissingDependency
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from headrace.server.batch import Progress
+    from headrace.server.batch.work import Progress
 
 EXAMPLES = """\
 examples:
@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     """Raises ConfigError for files that cannot be used, and ModelError where the model cannot be loaded."""
     config = engine_config(args)
     try:
-        from headrace.server.batch_run import MAX_CONCURRENCY, BatchOptions
-        from headrace.server.batch_run import run as run_all
+        from headrace.server.batch.run import MAX_CONCURRENCY, BatchOptions
+        from headrace.server.batch.run import run as run_all
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "headrace":
             raise

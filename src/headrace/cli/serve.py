@@ -19,8 +19,8 @@ from headrace.errors import ConfigError, MissingDependency
 from headrace.llm import survey
 from headrace.models.source import is_at_hand
 from headrace.plan.report import summary
-from headrace.server.seeing.log_format import FORMATS, TEXT
-from headrace.server.signals import held
+from headrace.server.observability.logs import FORMATS, TEXT
+from headrace.server.shutdown import held
 
 EXAMPLES = """\
 examples:
@@ -110,7 +110,7 @@ def _run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     try:
         from headrace.server.run import ServeOptions, serve
-        from headrace.serving.child import ENGINE_COMMAND
+        from headrace.serving.client.child import ENGINE_COMMAND
 
         traffic = traffic_options(args, os.environ.pop("HEADRACE_API_KEY", None))
     except ModuleNotFoundError as error:

@@ -60,8 +60,7 @@ def traffic_options(args: argparse.Namespace, environment_key: str | None) -> An
 
     Where there is a key file, SIGHUP waits from now on for the server that will read it again.
     """
-    from headrace.server.key_reload import hold_hangups
-    from headrace.server.traffic_options import TrafficOptions
+    from headrace.server.access.traffic import TrafficOptions, hold_hangups
 
     _check("max-queue", args.max_queue, 1, 1_000_000)
     _check("max-queue-tokens", args.max_queue_tokens, 1, MAX_QUEUE_TOKENS)

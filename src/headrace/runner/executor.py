@@ -20,11 +20,11 @@ from headrace.runner.block_tables import BlockTables
 from headrace.runner.model import Logits, StepModel, StepSampler
 from headrace.runner.packing import Rows, logits_rows, pack
 from headrace.runner.pooling import Pool, pooled_rows, take_in
-from headrace.runner.row_faults import NOT_SAMPLED, NOT_TAKEN_IN, RowFaults, told
-from headrace.runner.sample_output import NO_TOKEN, SampleOutput
-from headrace.runner.sampling_state import SampleRow, SequenceState
+from headrace.runner.sampling.output import NO_TOKEN, SampleOutput
+from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_TAKEN_IN, RowFaults, told
+from headrace.runner.sampling.state import SampleRow, SequenceState
+from headrace.runner.sampling.token_masks import GrammarRunner, Matcher
 from headrace.runner.step import Step
-from headrace.runner.token_masks import GrammarRunner, Matcher
 
 
 @dataclass(slots=True)

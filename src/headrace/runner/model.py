@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.types import BlockCopy, TokenLogprobs
-from headrace.runner.sample_output import SampleOutput
-from headrace.runner.sampling_state import SampleRow
+from headrace.runner.sampling.output import SampleOutput
+from headrace.runner.sampling.state import SampleRow
+from headrace.runner.sampling.token_masks import TokenMasks
 from headrace.runner.step import Step
-from headrace.runner.token_masks import TokenMasks
 
 Logits = TypeVar("Logits")
 ModelLogits = TypeVar("ModelLogits", covariant=True)

@@ -17,9 +17,9 @@ from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
-from headrace.runner.native_sampler import NativeSampler
+from headrace.runner.sampling.native import NativeSampler
+from headrace.runner.sampling.token_masks import GrammarRunner
 from headrace.runner.tape import TapeLimits
-from headrace.runner.token_masks import GrammarRunner
 from headrace.text.grammar_store import GrammarStore
 
 

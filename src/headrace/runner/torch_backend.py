@@ -16,8 +16,8 @@ from headrace.ops.table import Selection
 from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.kv_storage import KVStorage
-from headrace.runner.sampler import Sampler
-from headrace.runner.token_masks import GrammarRunner
+from headrace.runner.sampling.sampler import Sampler
+from headrace.runner.sampling.token_masks import GrammarRunner
 from headrace.runner.torch_model import TorchModel
 from headrace.text.grammar_store import GrammarStore
 

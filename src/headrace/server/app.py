@@ -10,42 +10,31 @@ from starlette.responses import Response
 from headrace import __version__
 from headrace.core.types import Pooling
 from headrace.errors import ConfigError
-from headrace.server import (
-    api_page,
-    chat,
-    completions,
-    embeddings,
-    errors,
-    health,
-    live,
-    models,
-    openapi,
-    page,
-    responses,
-    stored_responses,
-    tokens,
-    usage,
-)
-from headrace.server.body_limit import MAX_BODY_BYTES, BodyLimit
-from headrace.server.disconnect import CallerLeft
-from headrace.server.feed import Feed
-from headrace.server.head import HeadAsGet
-from headrace.server.hosts import ANY, HostCheck
-from headrace.server.key_check import KeyCheck
-from headrace.server.latencies import Arrival
-from headrace.server.messages_api import route as messages_api
-from headrace.server.origins import OriginCheck
-from headrace.server.pace import Pace
-from headrace.server.response_store import DEFAULT_BYTES, ResponseStore
-from headrace.server.seeing import route as metrics
-from headrace.server.seeing.observer import Observer, Sink
-from headrace.server.seeing.sight import Sight
+from headrace.server.access import usage
+from headrace.server.access.hosts import ANY, HostCheck, OriginCheck
+from headrace.server.access.key_check import KeyCheck
+from headrace.server.access.traffic import Traffic
+from headrace.server.anthropic import route as messages_api
+from headrace.server.http import errors
+from headrace.server.http.body import MAX_BODY_BYTES, BodyLimit
+from headrace.server.http.headers import HeadAsGet
+from headrace.server.http.pace import CallerLeft, Pace
+from headrace.server.observability import routes as health
+from headrace.server.observability import routes as metrics
+from headrace.server.observability.latencies import Arrival
+from headrace.server.observability.monitor import Sight
+from headrace.server.observability.observer import Observer, Sink
+from headrace.server.openai import chat, completions, embeddings, models, tokens
+from headrace.server.openai.responses import route as responses
+from headrace.server.openai.responses import route as stored_responses
+from headrace.server.openai.responses.store import DEFAULT_BYTES, ResponseStore
 from headrace.server.service import Service
-from headrace.server.traffic import Traffic
-from headrace.serving.client import AsyncClient
-from headrace.serving.facts import ModelFacts
-from headrace.text.reply.formats import ReplyFormats
+from headrace.server.ui import api_page, live, openapi, page
+from headrace.server.ui.live import Feed
+from headrace.serving.client.base import AsyncClient
+from headrace.serving.engine.state import ModelFacts
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools.formats import ReplyFormats
 
 _CLIENT_CLOSED_REQUEST = 499
 

@@ -19,31 +19,27 @@ from starlette.types import ASGIApp
 from headrace.config import EngineConfig
 from headrace.core.types import Pooling
 from headrace.errors import HeadraceError
-from headrace.server.answer_headers import EVERYWHERE
+from headrace.server.access.traffic import TrafficOptions, reload_on_hangup
+from headrace.server.anthropic.answers import MessagesDialect
 from headrace.server.app import create_app
-from headrace.server.body_limit import MAX_BODY_BYTES
-from headrace.server.connection_limits import ConnectionLimits
-from headrace.server.drain import Drain
-from headrace.server.guarded_protocol import GuardedProtocol
-from headrace.server.key_reload import reload_on_hangup
-from headrace.server.last_resort import LastResort
-from headrace.server.listener import allow_connections, listen, unusable, url
-from headrace.server.messages_api.dialect import MessagesDialect
-from headrace.server.response_store import DEFAULT_BYTES
-from headrace.server.seeing.log_format import TEXT
-from headrace.server.seeing.log_writer import LogWriter, logs
-from headrace.server.seeing.observer import Sink
-from headrace.server.seeing.tracing import tracing
-from headrace.server.signals import Ending
-from headrace.server.traffic_options import TrafficOptions
-from headrace.server.write_batch import WriteBatch
-from headrace.serving.child import ENGINE_COMMAND
-from headrace.serving.process_client import ProcessClient
-from headrace.serving.supervisor import Supervisor
-from headrace.serving.watchdog import DEFAULT_TIMEOUT_S, Watchdog
+from headrace.server.http.body import MAX_BODY_BYTES
+from headrace.server.http.connection import ConnectionLimits
+from headrace.server.http.headers import EVERYWHERE
+from headrace.server.http.listener import allow_connections, listen, unusable, url
+from headrace.server.http.protocol import GuardedProtocol
+from headrace.server.http.write_batch import WriteBatch
+from headrace.server.observability.logs import TEXT, LogWriter, logs
+from headrace.server.observability.observer import Sink
+from headrace.server.observability.tracing import tracing
+from headrace.server.openai.responses.store import DEFAULT_BYTES
+from headrace.server.shutdown import Drain, Ending, LastResort
+from headrace.serving.client.child import ENGINE_COMMAND
+from headrace.serving.client.process import ProcessClient
+from headrace.serving.client.supervisor import Supervisor
+from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S, Watchdog
 from headrace.text.grammar_store import missing_package
-from headrace.text.reply.formats import AUTO, ReplyFormats
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools.formats import AUTO, ReplyFormats
 
 _LAST_WORDS_S = 0.5
 """Time for the error events of streams that did not finish in time."""

@@ -10,16 +10,16 @@ from fastapi import Request
 
 from headrace.core.types import Pooling
 from headrace.errors import UnknownModelName
-from headrace.server.answer_size import HeldAnswers
-from headrace.server.caller import ANYONE, Caller, caller_of
-from headrace.server.gate import Gate
-from headrace.server.latencies import Latencies
-from headrace.server.response_store import ResponseStore
-from headrace.server.traffic import Traffic
-from headrace.serving.client import AsyncClient
-from headrace.serving.facts import ModelFacts
-from headrace.text.reply.formats import ReplyFormats
+from headrace.server.access.gate import Gate
+from headrace.server.access.keys import ANYONE, Caller, caller_of
+from headrace.server.access.traffic import Traffic
+from headrace.server.observability.latencies import Latencies
+from headrace.server.openai.responses.store import ResponseStore
+from headrace.server.openai.sizes import HeldAnswers
+from headrace.serving.client.base import AsyncClient
+from headrace.serving.engine.state import ModelFacts
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools.formats import ReplyFormats
 
 
 @dataclass(frozen=True, slots=True)

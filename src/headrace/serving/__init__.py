@@ -1,23 +1,11 @@
 """Between the core and its callers: results with text, and the clients that drive an engine.
 
-Modules, in reading order:
-
-- `outputs`: the public result types.
-- `request_metrics`: what a request's engine statistics mean to its caller.
-- `completion`: one completion's tokens as text, with stop strings.
-- `output_processor`: core outputs in, text and finished results out.
-- `clock`: time as an argument.
-- `stepper`: one step of engine and executor, and what happens when it fails.
-- `interrupts`, `turn`: one thread at a time, with signal handlers held back.
-- `inprocess`: the client of an engine in the same process, for callers of any thread.
-- `journal`: what has ended while somebody watches the engine.
-- `facts`, `frames`, `messages`, `translate`: what two processes say to each other, and how it is written;
-  `messages_snapshot`, `translate_snapshot`: its part about what the engine looks like.
-- `parent_death`, `connection`, `pace`, `engine_loop`: the engine process; `grammar_queue`, `grammar_worker`,
-  `grammar_checker`, `grammar_pool`, `grammar_gate`: requests whose grammar is compiled first.
-- `state`, `child`, `stream`, `process_client`: the client of an engine in another process; `client` is its contract.
-- `watchdog`, `backoff`, `supervisor`: a client whose engines may die.
-- `generation`, `embedding`, `vectors`: one request at such a client, from submission to result.
+- `requests/`: one request: admission, text of its completions, results, charges.
+- `engine/`: the engine process: its loop, its steps, what it sends.
+- `wire/`: the messages between the two processes.
+- `client/`: clients of an engine in this process or in another one, and a supervisor that restarts it.
+- `grammar/`: grammars are compiled in processes of their own, within limits.
+- `system`: clocks as arguments, and an end together with the parent process.
 
 Import from the modules; this package imports nothing by itself.
 """

@@ -1,10 +1,13 @@
-"""The compiled grammars of one model, each compiled once while it is in use or was used lately."""
+"""A model's compiled grammars: each is compiled once while in use, and failures are remembered for a time."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -12,11 +15,49 @@ from weakref import WeakValueDictionary
 from headrace.core.forks import watch_forks
 from headrace.core.grammar import Grammar
 from headrace.errors import InvalidParams, MissingDependency
-from headrace.text.refusals import Refusals
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from headrace.text.grammars import Compiled, GrammarCompiler
+
+MAX_REFUSED = 1024
+"""Most grammars that are remembered; the oldest is forgotten first."""
+REMEMBERED_S = 600.0
+"""How long: what took too much time or memory once may do with less on another day."""
+
+
+class Refusals:
+    """By digest, as a source may be long. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._reasons: OrderedDict[bytes, tuple[str, float]] = (
+            OrderedDict()
+        )  # why, and until when; oldest first
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def add(self, grammar: Grammar, reason: str) -> None:
+        digest = _digest(grammar)
+        self._reasons[digest] = (reason, self._clock() + REMEMBERED_S)
+        self._reasons.move_to_end(digest)
+        if len(self._reasons) > MAX_REFUSED:
+            self._reasons.popitem(last=False)
+
+    def reason(self, grammar: Grammar) -> str | None:
+        """Why the grammar was refused; None where it was not, or too long ago."""
+        digest = _digest(grammar)
+        reason, until = self._reasons.get(digest, (None, 0.0))
+        if reason is not None and until <= self._clock():
+            del self._reasons[digest]
+            return None
+        return reason
+
+
+def _digest(grammar: Grammar) -> bytes:
+    return hashlib.sha256(f"{grammar.kind} {grammar.source}".encode()).digest()
+
 
 MAX_COMPILED = 32
 """Most compiled grammars that are kept while nobody holds them."""

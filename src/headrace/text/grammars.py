@@ -2,7 +2,7 @@
 
 A grammar is a program that a stranger wrote, so everything it may cost is bounded: the size of its source by
 `headrace.core.grammar`, the work of the lexer and the parser by the limits here, and the time and memory of compiling,
-which llguidance does not bound, by `headrace.serving.grammar_worker`.
+which llguidance does not bound, by `headrace.serving.grammar.worker`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from headrace.core.grammar import CHOICE, JSON_OBJECT, JSON_SCHEMA, REGEX, Grammar
 from headrace.errors import InvalidParams
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tool_rules import JSON_LAYOUT
+from headrace.text.tools.grammar.words import JSON_LAYOUT
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -25,7 +25,7 @@ from headrace.text.tokenizer_files import (
 )
 
 if TYPE_CHECKING:
-    from headrace.text.chat import ChatTemplate
+    from headrace.text.templates.chat import ChatTemplate
 
 
 class Tokenizer:
@@ -232,7 +232,7 @@ class Tokenizer:
         return twice[len(once) :].encode("utf-8", "replace")
 
     def _template(self, wanted: str | None, with_tools: bool) -> ChatTemplate:
-        from headrace.text.chat import ChatTemplate
+        from headrace.text.templates.chat import ChatTemplate
 
         sources = self._files.chat_templates
         name = wanted or ("tool_use" if with_tools and "tool_use" in sources else "default")

@@ -1,0 +1,207 @@
+"""Drawing tokens from logits: temperature, min_p, top_k, top_p, then the inverse distribution function.
+
+A row's token depends only on that row: its parameters choose the path, every operation works within a row in
+an order that neither the number of rows nor the other rows can change, and sums are running sums in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.core.params import SamplingParams
+
+WIDTHS = (64, 256, 1024)
+"""Prefixes of the sorted row that are tried before a full sort. See `first_width`."""
+
+
+def first_width(k: int, vocab_size: int) -> int:
+    """The narrowest prefix that can settle the first k ranks with one witness behind them.
+
+    A partial selection pays off up to an eighth of the vocabulary; past that the whole row is sorted.
+    """
+    return next((w for w in WIDTHS if k < w <= vocab_size // 8), vocab_size)
+
+
+_ID_MASK = 0xFFFF_FFFF
+_MAGNITUDE = 0x7FFF_FFFF
+
+
+def rank(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The first `width` values and token ids of rows [N, V] float32, each [N, width], in the order above.
+
+    Exact for every value greater than the last one returned; of the tokens equal to the last one, some may be
+    missing unless width == V. -0.0 equals 0.0. Rows that hold NaN come out in an unspecified order.
+    """
+    if width < rows.shape[1]:
+        values, ids = rows.topk(width, dim=-1)
+    else:
+        values, ids = rows, torch.arange(width, device=rows.device).expand(rows.shape)
+    bits = (values + 0.0).view(torch.int32)  # adding 0.0 turns -0.0 into 0.0
+    rising = bits ^ ((bits >> 31) & _MAGNITUDE)  # as whole numbers these order like the floats
+    keys = ((~rising).to(torch.int64) << 32) | ids
+    ids = _sorted(keys) & _ID_MASK
+    return rows.gather(1, ids), ids
+
+
+def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The first k values and token ids of rows [N, V] float32, each [N, k], exact also among equal values."""
+    vocab_size = rows.shape[1]
+    width = first_width(k, vocab_size)
+    values, ids = rank(rows, width)
+    if width < vocab_size:
+        unsettled = (values[:, k - 1] <= values[:, -1]).nonzero().flatten()
+        if len(unsettled):
+            exact_values, exact_ids = rank(rows.index_select(0, unsettled), vocab_size)
+            values[unsettled] = exact_values[:, :width]
+            ids[unsettled] = exact_ids[:, :width]
+    return values[:, :k], ids[:, :k]
+
+
+def _sorted(keys: Tensor) -> Tensor:
+    # Keys are distinct, so both sorts give the same. NumPy's is vectorised and several times faster than
+    # torch's.
+    if keys.device.type == "cpu":
+        return torch.from_numpy(np.sort(keys.numpy(), axis=-1))
+    return torch.sort(keys, dim=-1).values
+
+
+CPU_PART, GPU_PART = 1 << 19, 1 << 24
+"""Elements of a float64 temporary over whole rows: on a CPU 4 MiB, or one row a thread, to stay near the cache."""
+
+_COLDEST = 1e-30  # anything lower could overflow float64; only the maximum has weight here already
+_KEEP_ALL = 2.0  # more than all of the mass
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Filters of N rows that are drawn the same way, each [N, 1]; None where no row uses the filter."""
+
+    temperature: Tensor  # float64
+    log_min_p: Tensor | None  # float64
+    top_k: Tensor | None  # int64, in all rows or in none
+    top_p: Tensor  # float64
+
+    @staticmethod
+    def of(params: Sequence[SamplingParams], ranked: bool, device: torch.device) -> Filters:
+        """The filters of N rows; `ranked` says that all of them have a top_k."""
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+
+        min_p = [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]
+        top_k = torch.tensor([p.top_k for p in params], device=device)[:, None] if ranked else None
+        return Filters(
+            temperature=column([max(p.temperature, _COLDEST) for p in params]),
+            log_min_p=column(min_p) if any(p.min_p > 0.0 for p in params) else None,
+            top_k=top_k,
+            top_p=column([p.top_p if p.top_p < 1.0 else _KEEP_ALL for p in params]),
+        )
+
+    def take(self, rows: Tensor | slice) -> Filters:
+        """The filters of some of the rows."""
+        return Filters(
+            temperature=self.temperature[rows],
+            log_min_p=None if self.log_min_p is None else self.log_min_p[rows],
+            top_k=None if self.top_k is None else self.top_k[rows],
+            top_p=self.top_p[rows],
+        )
+
+    def scale(self, logits: Tensor, highest: Tensor) -> Tensor:
+        """Logits [N, W] over temperature as float64, minus infinity below min_p; highest is [N, 1].
+
+        A token stays while its probability is at least min_p times the highest (Nguyen et al. 2024).
+        """
+        scaled = logits.to(torch.float64).div_(self.temperature)  # [N, W]
+        if self.log_min_p is not None:
+            floor = highest.to(torch.float64) / self.temperature + self.log_min_p  # [N, 1]
+            scaled.masked_fill_(scaled < floor, -math.inf)
+        return scaled
+
+
+def draw_whole(rows: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+    """Token ids [N] drawn from rows [N, V] without top_k and top_p, by running sums in order of token id.
+
+    uniform [N, 1] float64 is in (0, 1). Rows that hold NaN get an arbitrary id.
+    """
+    drawn = []
+    for part in _parts(rows):
+        running = _probabilities(rows[part], filters.take(part)).cumsum(-1)  # [n, V]
+        drawn.append(_invert(running, running[:, -1:], uniform[part]))
+    return torch.cat(drawn).flatten()
+
+
+def draw_sorted(rows: Tensor, filters: Filters, uniform: Tensor, width: int) -> Tensor:
+    """Token ids [N] drawn from rows [N, V] with top_k (exactly k tokens: ties go to the lowest ids) or top_p.
+
+    With both, top_p measures the mass within the top k. uniform [N, 1] float64 is in (0, 1); `width` is the
+    first prefix of the sorted row to try. Rows that it does not settle go on to a wider one, which cannot
+    change what a row gets: a prefix that settles a row holds the same numbers as the whole sorted row. Rows
+    that hold NaN get an arbitrary id.
+    """
+    drawn = []
+    for part in _parts(rows):
+        drawn.append(_draw_sorted_part(rows[part], filters.take(part), uniform[part], width))
+    return torch.cat(drawn).flatten()
+
+
+def _draw_sorted_part(rows: Tensor, filters: Filters, uniform: Tensor, width: int) -> Tensor:
+    vocab_size = rows.shape[1]
+    whole = _probabilities(rows, filters) if filters.top_k is None else None  # [N, V]
+    tokens, settled = _draw_prefix(rows, whole, filters, uniform, width)
+    while width < vocab_size:
+        left = (~settled).flatten().nonzero().flatten()  # [n]
+        if not len(left):
+            break
+        width = first_width(width, vocab_size)  # the next one, since it leaves room for a witness
+        sums = None if whole is None else whole.index_select(0, left)
+        part = _draw_prefix(rows.index_select(0, left), sums, filters.take(left), uniform[left], width)
+        tokens[left], settled[left] = part
+    return tokens
+
+
+def _draw_prefix(
+    rows: Tensor, whole: Tensor | None, filters: Filters, uniform: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """Draw from the first `width` ranks: token ids [N, 1], and whether [N, 1] the prefix was wide enough."""
+    values, ids = rank(rows, width)  # [N, width]
+    end = torch.full_like(ids[:, :1], width - 1)  # [N, 1]: the last rank that top_k keeps
+    if whole is not None:
+        mass = whole.gather(1, ids)
+    else:
+        assert filters.top_k is not None
+        end = torch.minimum(end, filters.top_k - 1)
+        scaled = filters.scale(values, values[:, :1])
+        mass = scaled.masked_fill_(torch.arange(width, device=rows.device) > end, -math.inf).softmax(-1)
+    running = mass.cumsum(-1)  # [N, width]
+    # top_p keeps the shortest prefix whose mass reaches it, the token that crosses the line included.
+    last = torch.minimum(torch.searchsorted(running, filters.top_p), end)  # [N, 1]
+    column = torch.minimum(_invert(running, running.gather(1, last), uniform), last)
+    # Ties with the prefix's own end may be incomplete, so the last kept value has to lie above it. Past a minus
+    # infinity nothing is left.
+    final = values[:, -1:]
+    settled = (values.gather(1, last) > final) | (final == -math.inf)
+    return ids.gather(1, column), settled
+
+
+def _parts(rows: Tensor) -> Iterator[slice]:
+    """Ranges of rows [N, V] to work on at a time; a row's result is the same in any."""
+    elements = CPU_PART if rows.device.type == "cpu" else GPU_PART
+    step = max(torch.get_num_threads(), elements // rows.shape[1])
+    return (slice(start, start + step) for start in range(0, len(rows), step))
+
+
+def _probabilities(rows: Tensor, filters: Filters) -> Tensor:
+    # softmax, not exp and sum: its kernels work on one row at a time, however many rows and threads there are.
+    return filters.scale(rows, rows.amax(-1, keepdim=True)).softmax(-1)
+
+
+def _invert(running: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
+    """First column [N, 1] whose running sum exceeds uniform * total; columns without mass are never it."""
+    column = torch.searchsorted(running, uniform * total, right=True)
+    return column.clamp_(max=running.shape[1] - 1)

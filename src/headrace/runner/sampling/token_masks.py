@@ -1,0 +1,221 @@
+"""Which tokens a grammar allows next: one matcher a sequence, and its masks, computed beside the forward pass."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.forks import watch_forks
+from headrace.core.types import UNFULFILLABLE, NewSequence
+from headrace.errors import RequestError
+from headrace.text.grammar_store import GrammarStore
+
+if TYPE_CHECKING:
+    from headrace.runner.sampling.state import SampleRow
+    from headrace.text.grammars import Compiled
+
+Bits = NDArray[np.uint32]
+
+STEP_S, BURST_S = 0.005, 0.1
+"""Processor time that a grammar may take for a token, on the whole and at once. All sequences of a step wait for it."""
+RENEWAL_S = 0.02
+"""Most that a grammar may have cost to compile for a matcher to compile it again between two steps."""
+TOO_SLOW = f"{UNFULFILLABLE}following the grammar takes too much time"
+
+_WORD_BITS = 32
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class TokenMasks:
+    """Bit t % 32 of word t // 32 says whether token t may come next. `errors`: rows whose grammar failed, and why."""
+
+    bits: Bits  # [M, W]
+    rows: list[int]  # [R]: the mask of each sampled row, -1 where every token may come
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class Matcher:
+    """Where one sequence stands in its grammar.
+
+    An end-of-sequence token may come where the grammar is satisfied, stop ids not before `min_tokens` and ids to
+    ignore never, unless there is nothing else that may come.
+    """
+
+    __slots__ = ("_compiled", "_inner", "_least", "_left_s", "_never", "_not_yet", "_renewed", "_taken")
+
+    def __init__(self, compiled: Compiled, new: NewSequence, eos_ids: frozenset[int]) -> None:
+        self._compiled = compiled
+        self._inner = compiled.start()
+        self._renewed = False
+        self._taken: list[int] = []
+        words = compiled.words
+        self._left_s = BURST_S
+        self._least = new.params.min_tokens
+        self._not_yet = _bits_of(new.stop_ids, words) if self._least else None
+        self._never = _bits_of(eos_ids, words) if new.params.ignore_eos else None
+
+    @property
+    def done(self) -> bool:
+        """Nothing can be added to what was put out."""
+        return bool(self._inner.is_stopped()) and self.error is None
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be followed any further."""
+        if self._left_s < 0:
+            return TOO_SLOW
+        if not self._inner.is_error():
+            return None
+        return f"{UNFULFILLABLE}the grammar ended in an error: {_first_line(self._inner.get_error())}"
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Take in emitted tokens; returns how many of them belong to the output: what follows its end does not."""
+        start, taken = time.thread_time(), 0
+        for token in tokens:
+            taken += 1
+            if not self._inner.consume_token(token) and self._renew():
+                self._inner.consume_token(token)
+            self._taken.append(token)
+            if self._inner.is_stopped():
+                break
+        self._spend(start, taken)
+        return taken
+
+    def fill(self, out: Bits, position: int, draft: Sequence[int]) -> None:
+        """The masks out [len(draft) + 1, W] at output position `position`, and behind each token of a draft.
+
+        Behind a draft token that the grammar does not allow masks mean nothing: it will not be accepted.
+        """
+        start, taken = time.thread_time(), 0
+        for index in range(len(out)):
+            self._fill(out[index], position + index)
+            if index < len(draft):
+                if self._inner.is_stopped() or self._inner.validate_tokens([draft[index]]) != 1:
+                    out[index + 1 :] = out[index]
+                    break
+                self._inner.consume_token(draft[index])
+                taken += 1
+        if taken:
+            self._inner.rollback(taken)
+        self._spend(start, len(out))
+        if self._inner.is_error() and self._renew():
+            self.fill(out, position, draft)
+
+    def _renew(self) -> bool:
+        """Begin again with what no other sequence has used up, so that a grammar fails by one's own output alone."""
+        if self._renewed:
+            return False
+        self._renewed = self._compiled.worn = True
+        if self._compiled.cost_s > RENEWAL_S:
+            return False
+        inner = self._compiled.fresh()
+        inner.consume_tokens(self._taken)
+        if inner.is_error():
+            return False
+        self._inner = inner
+        return True
+
+    def _spend(self, start: float, tokens: int) -> None:
+        if self._left_s >= 0:
+            self._left_s = min(BURST_S, self._left_s + tokens * STEP_S - (time.thread_time() - start))
+
+    def _fill(self, mask: Bits, position: int) -> None:  # mask [W]
+        self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._never is not None:
+            _remove(mask, self._never)
+        if self._not_yet is not None and position < self._least:
+            _remove(mask, self._not_yet)
+
+
+class GrammarRunner:
+    """The grammars of an executor's sequences."""
+
+    def __init__(self, store: GrammarStore) -> None:
+        self._store = store
+        self._words = 0
+        self._thread: ThreadPoolExecutor | None = None
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """In a child process: its thread is not there, the next grammar starts another one."""
+        self._thread = None
+
+    def start(self, new: NewSequence) -> Matcher | None:
+        """The matcher of a sequence, None without a grammar. What it has put out before a preemption is replayed.
+
+        Raises RequestError where that is impossible.
+        """
+        grammar = new.params.grammar
+        if grammar is None:
+            return None
+        compiled = self._store.get(grammar)
+        self._words = compiled.words
+        matcher = Matcher(compiled, new, self._store.eos_ids)
+        output = new.tokens[new.num_prompt :]
+        if matcher.advance(output) != len(output) or matcher.error is not None:
+            raise RequestError(matcher.error or "the output so far goes on behind the end of its grammar")
+        return matcher
+
+    def begin(self, rows: Sequence[SampleRow]) -> Future[TokenMasks] | None:
+        """Start to compute the masks of rows that will be sampled; None where there are none."""
+        if all(row.state.matcher is None for row in rows):
+            return None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="token-masks")
+        return self._thread.submit(self._compute, rows)
+
+    def _compute(self, rows: Sequence[SampleRow]) -> TokenMasks:
+        where = [-1] * len(rows)
+        limited = [row for row, (state, _) in enumerate(rows) if state.matcher is not None]
+        for mask, row in enumerate(limited):
+            where[row] = mask
+        masks = TokenMasks(np.zeros((len(limited), self._words), np.uint32), where)
+        at = 0
+        while at < len(limited):
+            # The rows of one sequence stand together: behind its output, then behind each token of its draft.
+            first = limited[at]
+            state = rows[first].state
+            count = 1
+            while at + count < len(limited) and rows[limited[at + count]].state is state:
+                count += 1
+            matcher = state.matcher
+            assert matcher is not None
+            try:
+                matcher.fill(
+                    masks.bits[at : at + count], state.num_output, rows[limited[at + count - 1]].assumed
+                )
+                error = matcher.error
+            except Exception as fault:  # one sequence's grammar is nobody else's trouble
+                _log.error("the mask of a grammar could not be computed", exc_info=fault)
+                error = "the grammar could not be followed"
+            if error is not None:
+                masks.errors.update(dict.fromkeys(limited[at : at + count], error))
+            at += count
+        return masks
+
+
+def _bits_of(tokens: frozenset[int], words: int) -> Bits:
+    bits = np.zeros(words, np.uint32)
+    for token in tokens:
+        if 0 <= token < words * _WORD_BITS:
+            bits[token // _WORD_BITS] |= np.uint32(1 << token % _WORD_BITS)
+    return bits
+
+
+def _remove(mask: Bits, tokens: Bits) -> None:
+    left = mask & ~tokens
+    if left.any():
+        mask[:] = left
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:200]

@@ -1,0 +1,163 @@
+"""Answers of the Messages API: content blocks, the events of a stream, and errors.
+
+Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.text.tools.json_text import complete_members
+from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
+
+PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def messages_error(status: int, body: dict[str, Any], request_id: str | None = None) -> dict[str, Any]:
+    """An error body of ours in Anthropic's shape."""
+    default = "api_error" if status >= 500 else "invalid_request_error"
+    error = {"type": _TYPES.get(status, default), "message": body["error"]["message"]}
+    return {"type": "error", "error": error, "request_id": request_id}
+
+
+class MessagesDialect:
+    """ASGI middleware: answers to requests of the Messages API have its errors, whatever refuses them, and name the
+    request as `request-id`, too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in PATHS:
+            await self._app(scope, receive, send)
+            return
+        start: Message = {}
+        body = bytearray()
+
+        async def translate(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": _named(message["headers"])}
+                if message["status"] >= 400:
+                    start = message
+                    return
+            elif start:
+                body.extend(message.get("body", b""))
+                if message.get("more_body", False):
+                    return
+                written = _translated(start, bytes(body))
+                await send({**start, "headers": _sized(start["headers"], len(written))})
+                message = {"type": "http.response.body", "body": written}
+            await send(message)
+
+        await self._app(scope, receive, translate)
+
+
+_Headers = list[tuple[bytes, bytes]]
+
+
+def _named(headers: _Headers) -> _Headers:
+    ids = [(b"request-id", value) for name, value in headers if name.lower() == b"x-request-id"]
+    return [*headers, *ids]
+
+
+def _sized(headers: _Headers, size: int) -> _Headers:
+    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    return [*kept, (b"content-length", str(size).encode())]
+
+
+def _translated(start: Message, body: bytes) -> bytes:
+    """The body in the other shape; as it is where it is none of ours."""
+    try:
+        given = json.loads(body)
+        name = next(
+            (value.decode("latin-1") for key, value in start["headers"] if key == b"request-id"), None
+        )
+        return json.dumps(messages_error(start["status"], given, name), ensure_ascii=False).encode()
+    except (ValueError, KeyError, TypeError):
+        return body
+
+
+Event = dict[str, Any]
+
+_STARTS: dict[str, dict[str, Any]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
+_FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
+_DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
+
+
+class MessageBuilder:
+    """Takes pieces of a reply in order. `blocks` are complete ones.
+
+    new_call_id: makes the ids of calls. thinks: thinking is shown.
+    """
+
+    def __init__(self, new_call_id: Callable[[], str], thinks: bool) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._new_call_id = new_call_id
+        self._thinks = thinks
+        self._open: dict[str, Any] | None = None
+        self._parts: list[str] = []
+
+    def add(self, pieces: Sequence[Piece]) -> list[Event]:
+        """What an addition means, as events."""
+        events: list[Event] = []
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    events += self._text("text", text)
+                case Reasoning(text) if self._thinks:
+                    events += self._text("thinking", text)
+                case CallBegins(_, name):
+                    call = {"type": "tool_use", "id": self._new_call_id(), "name": name, "input": {}}
+                    events += [*self.close(), self._begin(call)]
+                case CallArguments(_, text) if self._open is not None:
+                    events.append(self._delta(text))
+        return events
+
+    def close(self) -> list[Event]:
+        """End the open block, if there is one."""
+        block, self._open = self._open, None
+        if block is None:
+            return []
+        event = {"type": "content_block_stop", "index": len(self.blocks)}
+        text = "".join(self._parts)
+        kind = block["type"]
+        self.blocks.append(
+            block | ({"input": complete_members(text)} if kind == "tool_use" else {kind: text})
+        )
+        return [event]
+
+    def _text(self, kind: str, text: str) -> list[Event]:
+        events: list[Event] = []
+        if self._open is None or self._open["type"] != kind:
+            events += [*self.close(), self._begin(_STARTS[kind])]
+        return [*events, self._delta(text)]
+
+    def _begin(self, block: dict[str, Any]) -> Event:
+        self._open, self._parts = block, []
+        return {"type": "content_block_start", "index": len(self.blocks), "content_block": block}
+
+    def _delta(self, text: str) -> Event:
+        assert self._open is not None
+        self._parts.append(text)
+        kind = self._open["type"]
+        delta = {"type": _DELTAS[kind], _FIELDS[kind]: text}
+        return {"type": "content_block_delta", "index": len(self.blocks), "delta": delta}

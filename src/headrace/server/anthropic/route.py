@@ -1,0 +1,196 @@
+"""POST /v1/messages and /v1/messages/count_tokens: chats in Anthropic's dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from headrace.errors import HeadraceError, RequestError
+from headrace.server.anthropic.answers import Event, MessageBuilder, messages_error
+from headrace.server.anthropic.conversation import chat_messages
+from headrace.server.anthropic.schemas import CacheMark, CountTokensRequest, MessagesRequest, cache_marks
+from headrace.server.http.events import EventStream, EventWriter, failure_body, named_events
+from headrace.server.http.json_parts import json_response
+from headrace.server.http.pace import while_connected
+from headrace.server.observability.record import current
+from headrace.server.openai.job import Job
+from headrace.server.openai.prompts import Encoded, are_many, check_length, encode_chat, read_messages
+from headrace.server.openai.reply import Reading, Reply
+from headrace.server.service import Service, service_of
+from headrace.serving.client.source import arrivals
+from headrace.serving.requests.completion import Delta
+
+router = APIRouter()
+
+
+@router.post("/v1/messages")
+async def messages(
+    body: MessagesRequest, request: Request, service: Annotated[Service, Depends(service_of)]
+) -> Response:
+    model = service.model(body.model)
+    tools, params = body.tool_use, body.sampling
+    prompt, marks = await _encoded(service, body)
+    check_length(service, [prompt], params.max_tokens)
+    marked = await _tokens_of(service, body, marks[-1], prompt) if marks else 0
+    reading = Reading.of(service, tools, prompt.text or "", params, prompt.continued)
+    params = reading.held(service, params)
+    pin = (marked, max(mark.ttl_s for mark in marks)) if marked else None
+    job = await while_connected(
+        request.receive, Job.start(service, "msg", [prompt], params, body, reading.visible, pin=pin)
+    )
+    reply = Reply(reading)
+    events = _Events(job, model, reply, MessageBuilder(reply.new_call_id, body.thinks), len(prompt.ids))
+    if body.stream:
+        return EventStream(job, events, job.cancel)
+    await while_connected(request.receive, _drained(events, job))
+    return await json_response(events.message(), job.held)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(
+    body: CountTokensRequest, service: Annotated[Service, Depends(service_of)]
+) -> Response:
+    """How many tokens the request's prompt would have."""
+    service.model(body.model)
+    prompt, _ = await _encoded(service, body)
+    return JSONResponse({"input_tokens": len(prompt.ids)})
+
+
+async def _encoded(service: Service, body: CountTokensRequest) -> tuple[Encoded, list[CacheMark]]:
+    """The conversation as the model sees it, and what `cache_control` marks. Raises RequestError."""
+
+    def read() -> tuple[list[dict[str, Any]], list[CacheMark]]:
+        chat = chat_messages(body.messages, body.system)
+        body.form  # noqa: B018  # it is checked here, where tokens are only counted
+        return chat, cache_marks(body.messages, body.system, body.tools, body.cache_control)
+
+    tools = body.tool_use.tools
+    chat, marks = await read_messages(service, are_many(body.messages), read)
+    continued = chat[-1]["role"] == "assistant"
+    prompt = await encode_chat(
+        service, chat, not continued, body.template_variables, tools, continue_final_message=continued
+    )
+    return prompt, marks
+
+
+async def _tokens_of(service: Service, body: MessagesRequest, mark: CacheMark, prompt: Encoded) -> int:
+    """What the prompt has in common with that of the conversation up to a mark; a mark on no message, with that of a
+    conversation that goes on in another way."""
+    if mark.messages is body.messages:
+        return len(prompt.ids)
+    cut = mark.messages or [{"role": "user", "content": "?"}]
+    chat = await read_messages(service, are_many(cut), lambda: chat_messages(cut, mark.system))
+    try:
+        short = await encode_chat(service, chat, False, body.template_variables, body.tool_use.tools)
+    except RequestError:
+        return 0  # the template takes no conversation that ends there
+    return _common(prompt.ids, short.ids)
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    for at, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return at
+    return min(len(first), len(second))
+
+
+class _Events(EventWriter[tuple[int, Delta]]):
+    """The answer as it grows; events carry their `type` as their name, and no [DONE] ends them."""
+
+    def __init__(
+        self, job: Job, model: str, reply: Reply, builder: MessageBuilder, prompt_tokens: int
+    ) -> None:
+        self._job = job
+        self._model = model
+        self._reply = reply
+        self._builder = builder
+        self._prompt_tokens = prompt_tokens
+        record = current()
+        self._request_id = None if record is None else record.request_id
+        self._begun = False
+        self._output_tokens = 0
+        self._reason: str | None = None
+        self._stopped_by: int | str | None = None
+
+    def added(self, delta: Delta) -> list[Event]:
+        """What an addition means."""
+        self._output_tokens += len(delta.token_ids)
+        events = self._builder.add(self._reply.take(delta))
+        if delta.finish_reason is not None:
+            self._reason, self._stopped_by = delta.finish_reason, delta.stop_reason
+        return events
+
+    def message(self) -> dict[str, Any]:
+        """The answer so far."""
+        reason, by = self._stop()
+        return {
+            "id": self._job.name.replace("-", "_", 1),
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": self._builder.blocks,
+            "stop_reason": reason,
+            "stop_sequence": by,
+            "usage": self._usage(),
+        }
+
+    def finished(self) -> list[Event]:
+        """The end of the last block, why the answer ended, and what it took."""
+        events = self._builder.close()
+        reason, by = self._stop()
+        delta = {"stop_reason": reason, "stop_sequence": by}
+        return [
+            *events,
+            {"type": "message_delta", "delta": delta, "usage": self._usage()},
+            {"type": "message_stop"},
+        ]
+
+    def write(self, item: tuple[int, Delta]) -> bytes:
+        begin: list[Event] = []
+        if not self._begun:
+            # Not before there is a token: now it is known what of the prompt was cached.
+            self._begun = True
+            begin = [{"type": "message_start", "message": self.message()}, {"type": "ping"}]
+        return named_events(begin + self.added(item[1]))
+
+    def end(self) -> Iterable[bytes]:
+        return (named_events(self.finished()),)
+
+    def fail(self, error: Exception) -> bytes:
+        status = error.status if isinstance(error, HeadraceError) else 500
+        return named_events([messages_error(status, failure_body(error), self._request_id)])
+
+    def _stop(self) -> tuple[str | None, str | None]:
+        """(stop_reason, stop_sequence)."""
+        if self._reason is None:
+            return None, None
+        if self._reason == "length":
+            return "max_tokens", None
+        if isinstance(self._stopped_by, str):
+            return "stop_sequence", self._stopped_by
+        return "tool_use" if self._reply.called else "end_turn", None
+
+    def _usage(self) -> dict[str, Any]:
+        """Input tokens are those that were neither read from the cache nor are kept in it as marked."""
+        read = self._job.cached_tokens
+        created = max(0, self._job.pinned_tokens - read)
+        return {
+            "input_tokens": self._prompt_tokens - read - created,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": read,
+            "output_tokens": self._output_tokens,
+        }
+
+
+async def _drained(events: _Events, job: Job) -> None:
+    """Read an answer that is sent as a whole."""
+    try:
+        async for items in arrivals(job):
+            for _, delta in items:
+                events.added(delta)
+        events.finished()
+    finally:
+        job.cancel()

@@ -1,0 +1,86 @@
+"""A batch from its two files to its end: engine process, app, and the work between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config import EngineConfig
+from headrace.core.types import Pooling
+from headrace.errors import ConfigError
+from headrace.server.access.traffic import TrafficOptions
+from headrace.server.app import create_app
+from headrace.server.batch.input import MAX_LINE_BYTES, BatchInput
+from headrace.server.batch.output import BatchOutput, mark_of
+from headrace.server.batch.work import Progress, run_batch
+from headrace.server.run import load_tokenizer
+from headrace.serving.client.child import ENGINE_COMMAND
+from headrace.serving.client.process import ProcessClient
+from headrace.serving.client.supervisor import Supervisor
+from headrace.text.tools.formats import AUTO, ReplyFormats
+
+MAX_CONCURRENCY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """`concurrency` None: twice as many requests as the engine runs at once, so that it never waits for one."""
+
+    source: Path
+    output: Path
+    names: Sequence[str] = ()
+    concurrency: int | None = None
+    overwrite: bool = False
+    pooling: Pooling = Pooling.LAST
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+    engine_command: Sequence[str] = ENGINE_COMMAND
+
+
+def run(config: EngineConfig, options: BatchOptions, tell: Callable[[Progress], None]) -> Progress:
+    """Run the whole batch, or what an earlier run left of it.
+
+    Raises ConfigError for files that cannot be used, before the model is loaded, and what loading it raises.
+    """
+    if options.source.resolve() == options.output.resolve():
+        raise ConfigError("the output of a batch cannot be its input")
+    source = BatchInput(options.source)
+    try:
+        output = BatchOutput(options.output, overwrite=options.overwrite)
+        try:
+            output.check(source.entries)
+            if all(mark_of(entry) in output.done for entry in source.entries):
+                return Progress(len(source.entries), len(source.entries), output.failed)
+            return asyncio.run(_run(config, options, source, output, tell))
+        finally:
+            output.close()
+    finally:
+        source.close()
+
+
+async def _run(
+    config: EngineConfig,
+    options: BatchOptions,
+    source: BatchInput,
+    output: BatchOutput,
+    tell: Callable[[Progress], None],
+) -> Progress:
+    async def engine() -> ProcessClient:
+        return await ProcessClient.start(config.to_json(), command=options.engine_command)
+
+    client = await Supervisor.start(engine)
+    try:
+        folder = client.facts.tokenizer_folder
+        tokenizer = None if folder is None else await asyncio.to_thread(load_tokenizer, folder)
+        app = create_app(
+            client, tokenizer, tuple(options.names) or (config.model,), client.facts, max_body_bytes=MAX_LINE_BYTES,
+            replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
+            pooling=options.pooling, response_store_bytes=0,
+            traffic=TrafficOptions().traffic(client.facts),  # what could never be served is refused for good
+        )  # fmt: skip
+        concurrency = options.concurrency or min(MAX_CONCURRENCY, 2 * client.facts.max_num_seqs)
+        return await run_batch(app, source, output, concurrency=concurrency, tell=tell)
+    finally:
+        await client.aclose()

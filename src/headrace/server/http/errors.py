@@ -1,0 +1,142 @@
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from headrace.errors import HeadraceError
+from headrace.server.http.headers import NO_STORE
+from headrace.server.observability.record import current
+from headrace.server.openai.request_fields import REQUEST_FIELD
+
+GENERIC = "the server failed on this request"
+
+_INSIDE = re.compile(
+    r"""(?<![\w:/.])/\w[\w.\-]*/[\w.\-]   # a path
+      | \b0x[0-9a-fA-F]{5,}               # an address
+      | \b\w+\.(?:py|cpp|so)\b            # a source file
+      | Traceback | File\ "               # where it happened
+      | \b[A-Z]\w*(?:Error|Exception)\b   # a class
+    """,
+    re.VERBOSE,
+)
+
+_log = logging.getLogger(__name__)
+
+
+def safe(message: str) -> str:
+    """The message of a failure of ours, or a sentence without content where it shows the server's inside.
+
+    Such messages are written with care where they are raised; this is for the one that was not. The log has it all.
+    """
+    if _INSIDE.search(message) is None:
+        return message
+    _log.error("kept from a caller: %s", message)
+    return GENERIC
+
+
+MAX_MESSAGE_CHARS = 2000
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def error_body(
+    message: str, status: int, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """The body of an error answer."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    # A lone surrogate, quoted from a request, could not be written as UTF-8.
+    text = message[:MAX_MESSAGE_CHARS].encode("utf-8", "backslashreplace").decode()
+    return {"error": {"message": text, "type": kind, "param": param, "code": code}}
+
+
+def headrace_error_body(error: HeadraceError) -> dict[str, Any]:
+    """The body of an answer to one of our own errors."""
+    text = safe(str(error)) if error.status >= 500 else str(error)
+    return error_body(text, error.status, error.code)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app in this form."""
+    app.add_exception_handler(HeadraceError, _headrace_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+
+
+async def _headrace_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HeadraceError)
+    record = current()
+    if record is not None:
+        record.error = error.code
+    after = error.retry_after_s
+    headers = None if after is None else {"Retry-After": str(after)}
+    return JSONResponse(headrace_error_body(error), error.status, headers)
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    message, param = describe(error.errors())
+    return JSONResponse(error_body(message, 400, "invalid_request", param), 400)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods(request))
+    return JSONResponse(error_body(str(error.detail), error.status_code, code), error.status_code, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods of a path. Starlette names those of the path's first route."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return sorted(found)
+
+
+async def _bug(request: Request, error: Exception) -> JSONResponse:
+    """Says nothing of the inside; the server logs the traceback when it raises the error again."""
+    record = current()
+    headers = {"Cache-Control": NO_STORE}  # answers from further in have been given these already
+    if record is not None:
+        headers["X-Request-Id"] = record.request_id
+    return JSONResponse(error_body(GENERIC, 500, "internal_error"), 500, headers)
+
+
+def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
+    """(sentence, field) of the first thing that is wrong with a body."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}", None
+    path = [str(part) for part in first["loc"][1:] if isinstance(part, int) or not _is_branch(part)]
+    if first["type"] == REQUEST_FIELD:
+        path.append(first["ctx"]["field"])
+        return f"{'.'.join(path)} {first['ctx']['text']}", path[0]
+    if not path:
+        return "the body must be a JSON object, sent as application/json", None
+    if first["type"] == "missing":
+        return f"{'.'.join(path)} is missing", path[0]
+    text = str(first["msg"]).removeprefix("Value error, ")
+    if text.startswith("Input "):
+        return f"{'.'.join(path)}: {text[0].lower()}{text[1:]}", path[0]
+    return f"{'.'.join(path)} {text}", path[0]
+
+
+def _is_branch(part: str) -> bool:
+    """Names that pydantic gives to the alternatives of a type, which are no part of the body."""
+    return "[" in part or "-" in part

@@ -1,0 +1,189 @@
+"""What is known of one HTTP request: filled in while it is served, read once at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from headrace.core.params import SamplingParams
+from headrace.server.http.headers import request_id
+from headrace.server.observability.counts import Tallies
+from headrace.serving.requests.completion import Delta
+from headrace.serving.requests.generation import Generation
+from headrace.serving.requests.metering import Used
+from headrace.serving.requests.outputs import RequestMetrics
+from headrace.serving.system import Clock
+
+_current: ContextVar[RequestRecord | None] = ContextVar("headrace_request_record", default=None)
+
+
+def current() -> RequestRecord | None:
+    """The record of the request that is being handled; None outside of any."""
+    return _current.get()
+
+
+@dataclass(slots=True)
+class Seen:
+    """A completion so far: how many tokens, and when the last of them came."""
+
+    tokens: int
+    last: float
+
+
+@dataclass(slots=True)
+class Work:
+    """What a request has the engine do. `prompt_tokens`, `generations`: one entry a prompt.
+
+    Completion i of prompt p is choice p * n + i.
+    """
+
+    name: str
+    params: SamplingParams
+    prompt_tokens: tuple[int, ...]
+    generations: tuple[Generation, ...]
+    stream: bool
+    begun: set[int] = field(default_factory=set)  # prompts that have given a token
+    reasons: dict[int, str] = field(default_factory=dict)  # by choice
+    seen: dict[int, Seen] = field(default_factory=dict)  # by choice
+
+    @property
+    def metrics(self) -> list[RequestMetrics | None]:
+        """None for a prompt whose completions have not all ended."""
+        return [generation.metrics for generation in self.generations]
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """One entry a choice; None for one that had not ended."""
+        return [self.reasons.get(choice) for choice in range(len(self.generations) * self.params.n)]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(seen.tokens for seen in self.seen.values())
+
+
+class RequestRecord:
+    """Times in seconds on `clock`, but for `started`, which is Unix time. No text of any prompt or output is in it."""
+
+    __slots__ = (
+        "arrived", "caller", "clock", "embedded", "ended", "error", "first", "headers", "method", "request_id",
+        "route", "started",
+        "status", "tallies", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        tallies: Tallies,
+        clock: Clock,
+        started: float,
+    ) -> None:
+        self.request_id = request_id(headers)
+        self.clock = clock
+        self.arrived = clock()
+        self.started = started
+        self.ended: float | None = None  # the last part of the answer was handed on
+        self.first: float | None = None  # token
+        self.method = method
+        self.headers = headers
+        self.route: str | None = None  # None where the request met no route
+        self.status: int | None = None  # None where the answer had not begun
+        self.caller = ""
+        self.error: str | None = None  # the code of an error, also of one in the middle of a stream
+        self.work: Work | None = None
+        self.embedded: tuple[int, int] | None = (
+            None  # (prompt tokens, cached ones) of prompts that gave vectors
+        )
+        self.tallies = tallies
+
+    def make_current(self) -> None:
+        _current.set(self)
+
+    def began(
+        self,
+        name: str,
+        params: SamplingParams,
+        prompt_tokens: Sequence[int],
+        generations: Sequence[Generation],
+        stream: bool,
+    ) -> None:
+        """The engine has accepted the request. Of several pieces of work the last one is told."""
+        self.work = Work(name, params, tuple(prompt_tokens), tuple(generations), stream)
+
+    def gave_vectors(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Prompts were computed, and nothing was generated."""
+        self.embedded = (prompt_tokens, cached_tokens)
+
+    def settled(self, used: Used) -> None:
+        """One of its prompts has used this. Output that was delivered has been counted as it came."""
+        tallies = self.tallies
+        tallies.prompt_tokens += used.prompt_tokens
+        tallies.cached_tokens += used.cached_tokens
+        tallies.generation_tokens += used.output_tokens - used.delivered_tokens
+        if self.work is None or not used.prompt_tokens:
+            return
+        tallies.prompt_length.observe(used.prompt_tokens)
+        tallies.computed_length.observe(used.prompt_tokens - used.cached_tokens)
+        tallies.longest_output.observe(max(used.outputs))
+        for tokens in filter(None, used.outputs):
+            tallies.output_length.observe(tokens)
+
+    def saw(self, choice: int, delta: Delta) -> None:
+        """A piece of a choice has come. Called for every token."""
+        work, tallies = self.work, self.tallies
+        if work is None:
+            return
+        count = len(delta.token_ids)
+        if count:
+            now = self.clock()
+            seen = work.seen.get(choice)
+            if seen is None:
+                work.seen[choice] = Seen(count, now)
+                self._begun(work, choice // work.params.n, now)
+            else:
+                tallies.itl.observe(now - seen.last)
+                seen.last = now
+                seen.tokens += count
+            tallies.generation_tokens += count
+        if delta.finish_reason is not None:
+            work.reasons[choice] = delta.finish_reason
+
+    def _begun(self, work: Work, number: int, now: float) -> None:
+        """The first token of a completion of this prompt."""
+        if number not in work.begun:
+            work.begun.add(number)
+            if self.first is None:
+                self.first = now
+                self.tallies.ttft.observe(now - self.arrived)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first is None else self.first - self.arrived
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrival to the end of the answer, or to now."""
+        return (self.clock() if self.ended is None else self.ended) - self.arrived
+
+    @property
+    def aborted(self) -> bool:
+        """The caller left before the answer was complete."""
+        if self.work is not None:
+            return self.error is None and None in self.work.finish_reasons
+        return self.status in (None, 499)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the prefix cache, as far as that is known."""
+        if self.work is None:
+            return 0
+        return sum(one.num_cached_tokens for one in self.work.metrics if one is not None)
+
+    @property
+    def queue_s(self) -> float | None:
+        """The longest that any of the prompts waited."""
+        if self.work is None:
+            return None
+        waits = [one.queue_s for one in self.work.metrics if one is not None]
+        return max((wait for wait in waits if wait is not None), default=None)

@@ -1,0 +1,238 @@
+"""What is read out of a completion for one request: reasoning, content and calls, as the chat API writes them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.core.grammar import Grammar
+from headrace.core.params import SamplingParams
+from headrace.server.service import Service
+from headrace.serving.requests.completion import Delta
+from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools.formats import GENERIC, TOOL_CALL_FORMATS, ToolCallFormat
+from headrace.text.tools.grammar.fixed import answer_grammar
+from headrace.text.tools.grammar.free import free_call_grammar
+from headrace.text.tools.grammar.words import ToolSchema
+from headrace.text.tools.json_text import JsonSpan
+from headrace.text.tools.pieces import (
+    CallArguments,
+    CallBegins,
+    Content,
+    Parser,
+    Piece,
+    PlainParser,
+    Reasoning,
+)
+from headrace.text.tools.reader import LeadingCalls, OnlyCalls, ReplyReader
+from headrace.text.tools.reasoning import ReasoningFormat, ReasoningParser, Stage
+from headrace.text.tools.request import Tool, ToolUse
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the completions of one request are read. `calls` and `reasoning` None where none are looked for, and
+    `reasoning`, too, where it was over before the completions begin.
+
+    form: what the answer must look like; behind the reasoning, where there is some, and in place of calls. inside:
+    completions begin in the middle of the reasoning. visible: special tokens that mark calls and reasoning, so
+    that the text must show them; None where all text is content. hidden: the texts of these, where the request does
+    not want to see special tokens.
+    """
+
+    tools: ToolUse
+    calls: ToolCallFormat | None
+    reasoning: ReasoningFormat | None
+    form: Grammar | None
+    inside: bool
+    visible: frozenset[int] | None
+    hidden: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        service: Service,
+        tools: ToolUse,
+        prompt: str,
+        params: SamplingParams,
+        continued: str | None = None,
+    ) -> Reading:
+        """`prompt` as the chat template wrote it; `params` as the request has them, see `held`. `continued` is the text
+        of a last message that the completions go on with."""
+        calls = service.replies.calls if tools.tools else None
+        if tools.forced:
+            calls = calls or GENERIC
+            calls = TOOL_CALL_FORMATS[calls.forced or calls.name]
+        reasoning = service.replies.reasoning
+        stage = Stage.PAST if reasoning is None else reasoning.stage(prompt, continued)
+        if stage is Stage.PAST:
+            reasoning = None
+        markers = calls.markers if calls is not None else ()
+        marks = (reasoning.open, reasoning.close) if reasoning is not None else ()
+        special = _special(service.tokenizer, (*markers, *marks))
+        return cls(
+            tools, calls, reasoning, None if tools.forced else params.grammar,
+            stage is Stage.INSIDE, frozenset(special.values()) if calls or reasoning else None,
+            frozenset(special) if params.skip_special_tokens else frozenset(),
+        )  # fmt: skip
+
+    def reader(self) -> ReplyReader | None:
+        """A reader of one completion; None where all of it is content."""
+        if self.calls is None and self.reasoning is None:
+            return None
+        reasoning: ReasoningParser | None = None
+        calls: Parser | None = None
+        if self.reasoning is not None:
+            reasoning = ReasoningParser(self.reasoning, self.inside, self.hidden)
+        if self.calls is not None:
+            calls = self.calls.parser(self.tools.names, self.hidden)
+            if self.tools.forced:
+                calls = OnlyCalls(calls)
+            elif self.form is not None:
+                calls = LeadingCalls(calls)
+        elif self.hidden and self.form is None:
+            calls = PlainParser(self.hidden)
+        return ReplyReader(reasoning, calls, single=not self.tools.parallel)
+
+    def held(self, service: Service, params: SamplingParams) -> SamplingParams:
+        """Parameters under which a completion is what the request asks for: a call that must be made, a form, and no
+        call that breaks the schema of a strict tool.
+
+        Raises InvalidParams for schemas that are too large or that the model's way of calling cannot be held to.
+        """
+        tools = self.tools
+        name = "" if self.calls is None else self.calls.name
+        schemas = [
+            _schema(tool) if tool.strict or tools.forced else ToolSchema(tool.name) for tool in tools.tools
+        ]
+        if tools.forced or self.form is not None:
+            grammar = answer_grammar(
+                self.form, schemas if name else (), name, service.tokenizer,
+                parallel=tools.parallel, reasoning=self.reasoning, inside=self.inside,
+            )  # fmt: skip
+        elif tools.strict and name:
+            grammar = free_call_grammar(
+                schemas, name, service.tokenizer,
+                parallel=tools.parallel, reasoning=self.reasoning, inside=self.inside,
+            )  # fmt: skip
+        else:
+            return params
+        return replace(params, grammar=grammar)
+
+
+def _schema(tool: Tool) -> ToolSchema:
+    return ToolSchema(tool.name) if tool.parameters is None else ToolSchema(tool.name, tool.parameters)
+
+
+def _special(tokenizer: Tokenizer | None, markers: tuple[str, ...]) -> dict[str, int]:
+    """Those of the markers that are special tokens, with their ids."""
+    if tokenizer is None:
+        return {}
+    found = {marker: tokenizer.special_id(marker) for marker in markers}
+    return {marker: token for marker, token in found.items() if token is not None}
+
+
+class Reply:
+    """One completion as it grows. `take` gives every addition as pieces, and `message_delta` writes those down."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._format = reading.calls
+        self._reader = reading.reader()
+        self._arguments: list[JsonSpan] = []
+        """Those of each call."""
+        self.reasoning_tokens = 0
+
+    def take(self, delta: Delta) -> list[Piece]:
+        """What an addition means. The last one brings what was kept back."""
+        if self._reader is None:
+            return [Content(delta.text)] if delta.text else []
+        pieces: list[Piece] = []
+        for one in delta.by_token():
+            if self._reader.reasons:
+                self.reasoning_tokens += len(one.token_ids)
+            if one.text:
+                pieces += self._reader.push(one.text)
+        if delta.finish_reason is not None:
+            pieces += self._reader.finish()
+        for piece in pieces:
+            if isinstance(piece, CallBegins):
+                self._arguments.append(JsonSpan())
+            elif isinstance(piece, CallArguments) and not self._arguments[-1].ended:
+                self._arguments[-1].read(piece.text, 0)
+        return pieces
+
+    @property
+    def called(self) -> bool:
+        """Tools were called, and the arguments of every call have come to their end."""
+        return bool(self._arguments) and all(span.closed for span in self._arguments)
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """As OpenAI's API says it: an answer that stopped behind whole calls waits for the tools."""
+        return "tool_calls" if self.called and reason == "stop" else reason
+
+    def new_call_id(self) -> str:
+        return (self._format or GENERIC).new_id()
+
+
+def message_delta(pieces: list[Piece], reply: Reply, include_reasoning: bool = True) -> dict[str, Any]:
+    """Pieces as the `delta` of a chat chunk; empty where they say nothing."""
+    if len(pieces) == 1 and isinstance(pieces[0], Content):  # as nearly always
+        return {"content": pieces[0].text}
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+    delta: dict[str, Any] = {"content": content} if content else {}
+    thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    if thoughts and include_reasoning:
+        delta["reasoning_content"] = delta["reasoning"] = thoughts
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if isinstance(piece, CallBegins):
+            calls[piece.index] = {
+                "index": piece.index,
+                "id": reply.new_call_id(),
+                "type": "function",
+                "function": {"name": piece.name, "arguments": ""},
+            }
+        elif isinstance(piece, CallArguments):
+            call = calls.setdefault(piece.index, {"index": piece.index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += piece.text
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta
+
+
+class MessageBuilder:
+    """The deltas of a choice, put together: what is answered whole is what would have been streamed."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, io.StringIO] = {}
+        self._calls: list[dict[str, Any]] = []
+        self._arguments: list[io.StringIO] = []
+
+    def add(self, delta: dict[str, Any]) -> None:
+        for name in ("content", "reasoning_content"):
+            if name in delta:
+                self._texts.setdefault(name, io.StringIO()).write(delta[name])
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(self._calls):
+                self._calls.append(call)
+                self._arguments.append(io.StringIO())
+            self._arguments[call["index"]].write(call["function"]["arguments"])
+
+    def message(self) -> dict[str, Any]:
+        """The message. It has no content where it has calls and says nothing beside them."""
+        texts = {name: text.getvalue() for name, text in self._texts.items()}
+        content = texts.get("content", "")
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if self._calls else "")}
+        if "reasoning_content" in texts:
+            message["reasoning_content"] = message["reasoning"] = texts["reasoning_content"]
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {"name": call["function"]["name"], "arguments": arguments.getvalue()},
+                }
+                for call, arguments in zip(self._calls, self._arguments, strict=True)
+            ]
+        return message

@@ -1,0 +1,194 @@
+"""What happens to fields of OpenAI's and vLLM's requests that this server does not implement, and to unknown ones.
+
+A field that would change the answer is refused with 400 and its name, a harmless one is accepted, and a field that is
+in no table is refused as well: it may be a misspelled option. The table in docs/serving.md says the same to users.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from headrace.serving.wire.messages import is_unicode
+
+REQUEST_FIELD = "request_field"
+"""Type of the validation errors raised here; their context has the `field` and the whole sentence, `text`."""
+
+MAX_SHOWN_CHARS = 60
+
+EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that would change the answer. `neutral` are the values that ask for nothing."""
+
+    why: str
+    neutral: tuple[object, ...] = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """A field that changes nothing of the answer: accepted, whatever it holds."""
+
+    why: str
+
+
+Other = Refused | NoEffect
+
+_NO_BEAMS = NoEffect("only beam search reads it")
+_NO_MEDIA = NoEffect("only input other than text is affected")
+_NO_TIERS = NoEffect("there is one kind of service; see priority")
+_NAMED_BY_HEADER = NoEffect("the header X-Request-Id names a request")
+_CACHED_ANYWAY = NoEffect("equal prefixes are found in the prefix cache without it")
+_NOT_STORED = NoEffect("nothing is stored")
+_OWN_TEMPLATE = Refused("the model's own chat template is used")
+_NO_MODERATION = Refused("there is no moderation model")
+
+_SAMPLING: dict[str, Other] = {
+    "early_stopping": _NO_BEAMS,
+    "ec_transfer_params": Refused("there is no transfer of encoder caches between servers"),
+    "guided_decoding_backend": NoEffect("there is one backend"),
+    "guided_whitespace_pattern": Refused("write the white space into a regex or a grammar"),
+    "kv_transfer_params": Refused("there is no transfer of KV caches between servers"),
+    "length_penalty": _NO_BEAMS,
+    "logits_processors": Refused("requests bring no code"),
+    "logprob_token_ids": Refused("use logprobs"),
+    "mm_processor_kwargs": _NO_MEDIA,
+    "repetition_detection": Refused("use repetition_penalty or max_tokens"),
+    "request_id": _NAMED_BY_HEADER,
+    "return_mm_kwargs": NoEffect("only vLLM's render routes read it"),
+    "return_token_offsets": NoEffect("only vLLM's render routes read it"),
+    "return_tokens_as_token_ids": Refused("use return_token_ids"),
+    "routed_experts_prompt_start": NoEffect("no routing data is returned"),
+    "session_id": NoEffect("nothing is kept for a session"),
+    "spaces_between_special_tokens": NoEffect("text is what the tokens say, with nothing added"),
+    "stream_interval": NoEffect("the server's --stream-interval-s decides"),
+    "thinking_token_budget": Refused("use max_tokens", (None, -1)),
+    "use_beam_search": Refused("there is no beam search"),
+    "vllm_xargs": Refused("there are no custom extensions"),
+    "watermarking": Refused("there are no watermarks"),
+}  # fmt: skip
+"""vLLM's fields of completions and chats."""
+
+_ABOUT_CALLERS: dict[str, Other] = {
+    "metadata": _NOT_STORED,
+    "moderation": _NO_MODERATION,
+    "prompt_cache_key": _CACHED_ANYWAY,
+    "prompt_cache_options": _CACHED_ANYWAY,
+    "prompt_cache_retention": _CACHED_ANYWAY,
+    "safety_identifier": NoEffect("nothing is checked for safety; see user"),
+    "service_tier": _NO_TIERS,
+    "store": _NOT_STORED,
+}
+"""OpenAI's fields of chats and responses that are about the caller and the service."""
+
+STREAM_OPTIONS: dict[str, Other] = {
+    "include_obfuscation": NoEffect("events are not padded"),
+}
+
+COMPLETION: dict[str, Other] = _SAMPLING | {
+    "prompt_embeds": Refused("prompts are text or token ids"),
+    "suffix": Refused("there is no infilling"),
+}
+
+CHAT: dict[str, Other] = _SAMPLING | _ABOUT_CALLERS | {
+    "audio": Refused("answers are text"),
+    "best_of": Refused("all n are returned", (None, 1)),
+    "chat_template": _OWN_TEMPLATE,
+    "documents": Refused("give them to the chat template in chat_template_kwargs"),
+    "echo": Refused("see continue_final_message"),
+    "function_call": Refused("use tools and tool_choice", (None,)),
+    "functions": Refused("use tools and tool_choice", (None,)),
+    "media_io_kwargs": _NO_MEDIA,
+    "modalities": Refused("answers are text", (*EMPTY, ["text"])),
+    "prediction": NoEffect("it could only make the answer come faster"),
+    "return_prompt_text": Refused("use return_token_ids, or /tokenize"),
+    "verbosity": Refused("say in a message how long the answer should be", (None, "medium")),
+    "web_search_options": Refused("this server searches nothing", (None,)),
+}  # fmt: skip
+
+RESPONSES: dict[str, Other] = _ABOUT_CALLERS | {
+    "access_programs": Refused("there are no access programs"),
+    "background_options": Refused("nothing runs in the background", (*EMPTY, {"completion_window": "soonest"})),
+    "chat_template": _OWN_TEMPLATE,
+    "context_management": Refused("this server shortens no conversation by itself"),
+    "enable_response_messages": Refused("use /tokenize to see what the model sees"),
+    "image": _NO_MEDIA,
+    "kv_transfer_params": _SAMPLING["kv_transfer_params"],
+    "max_tool_calls": NoEffect("it limits tools that a server runs by itself, and this one runs none"),
+    "media_io_kwargs": _NO_MEDIA,
+    "mm_processor_kwargs": _NO_MEDIA,
+    "previous_input_messages": Refused("send the whole conversation as input"),
+    "previous_response": Refused("send the whole conversation as input"),
+    "request_id": _NAMED_BY_HEADER,
+    "vllm_xargs": _SAMPLING["vllm_xargs"],
+}  # fmt: skip
+
+EMBEDDING: dict[str, Other] = {
+    "embed_dtype": Refused("vectors are float32", (None, "float32")),
+    "endianness": Refused("base64 is little-endian", (None, "native", "little")),
+    "messages": Refused("embeddings are of text or token ids: see input", (None,)),
+    "mm_processor_kwargs": _NO_MEDIA,
+    "padding": Refused("prompts are not padded", (None, "do_not_pad")),
+    "request_id": _NAMED_BY_HEADER,
+    "use_activation": Refused("use normalize", (None, True)),
+}
+
+TOKENIZE: dict[str, Other] = {
+    "chat_template": _OWN_TEMPLATE,
+    "media_io_kwargs": _NO_MEDIA,
+    "mm_processor_kwargs": _NO_MEDIA,
+}
+
+
+class Strict(BaseModel):
+    """A request body, or an object in one. `others` are the fields that it knows without having them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    others: ClassVar[Mapping[str, Other]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _checked_fields(cls, data: Any) -> Any:
+        """The body without fields that have no effect. Names the first field at fault, and text that is no Unicode."""
+        if not isinstance(data, dict):
+            return data
+        kept = {}
+        for name, value in data.items():
+            _check_unicode(name, value)
+            if name in cls.model_fields:
+                kept[name] = value
+                continue
+            other = cls.others.get(name)
+            if isinstance(other, Refused) and value not in other.neutral:
+                raise _fault(name, f"is not supported by this server: {other.why}")
+            if other is None and value is not None:
+                raise _fault(name, f"is not a field of this request{_meant(name, cls)}")
+        return kept
+
+
+def _check_unicode(name: str, value: object) -> None:
+    """Raises for half of a surrogate pair anywhere in a field: no tokenizer, socket or answer could take it."""
+    try:
+        if is_unicode((name, value)):
+            return
+    except RecursionError:
+        raise _fault(name, "is nested too deep") from None
+    raise _fault(name, "holds half of a surrogate pair, which is no text")
+
+
+def _meant(name: str, kind: type[Strict]) -> str:
+    close = difflib.get_close_matches(name[:MAX_SHOWN_CHARS], kind.model_fields, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _fault(name: str, text: str) -> PydanticCustomError:
+    shown = name[:MAX_SHOWN_CHARS].encode("utf-8", "backslashreplace").decode()
+    return PydanticCustomError(REQUEST_FIELD, "{text}", {"field": shown, "text": text})

@@ -1,0 +1,266 @@
+"""The conversation of a response: its own input, after what the stored responses before it said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import InvalidParams, PreviousResponseNotFound, ResponseNotFound
+from headrace.server.http.body import MAX_WORK, BodyWork
+from headrace.server.http.json_parts import PART_CHARS, json_parts
+from headrace.server.openai.prompts import are_many
+from headrace.server.openai.responses.schemas import ResponsesRequest
+from headrace.server.openai.responses.store import MAX_ENTRY_BYTES, StoredItems, StoredResponse
+from headrace.server.service import Service
+from headrace.text.templates.messages import MAX_MESSAGES
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_ROLES = ("user", "assistant", "system", "developer")
+
+
+def chat_messages(given: Any, instructions: str | None) -> list[dict[str, Any]]:
+    """Messages for a chat template. What the model said in one turn, in several items, becomes one message.
+
+    given: a string, or a list of messages, function calls, their outputs, and reasoning.
+
+    Raises InvalidParams for items of another shape or type.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    if not isinstance(given, (list, tuple)) or not given:
+        raise InvalidParams("input must be a string or a list of items")
+    if len(given) > MAX_MESSAGES:
+        raise InvalidParams(f"input holds {len(given)} items; at most {MAX_MESSAGES} are allowed")
+    for number, item in enumerate(given):
+        where = f"input[{number}]"
+        if not isinstance(item, Mapping):
+            raise InvalidParams(f"{where} must be an object")
+        kind = item.get("type", "message")
+        read = _ITEMS.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            raise InvalidParams(f"{where} is of type {kind!r:.60}, which this server cannot use")
+        read(item, where, messages)
+    for message in messages:
+        if "content" not in message and "tool_calls" not in message:
+            message["content"] = ""  # reasoning that led to nothing
+    return messages
+
+
+def _message(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise InvalidParams(f"{where}.role must be one of {', '.join(_ROLES)}")
+    content = _text(item.get("content"), f"{where}.content")
+    if role == "assistant":
+        turn = _turn(messages, "content", "tool_calls")
+        turn["content"] = content
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _function_call(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
+    for name in ("call_id", "name", "arguments"):
+        if not isinstance(item.get(name), str):
+            raise InvalidParams(f"{where}.{name} must be a string")
+    call = {
+        "id": item["call_id"],
+        "type": "function",
+        "function": {"name": item["name"], "arguments": item["arguments"]},
+    }
+    _turn(messages).setdefault("tool_calls", []).append(call)
+
+
+def _function_call_output(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
+    if not isinstance(item.get("call_id"), str):
+        raise InvalidParams(f"{where}.call_id must be a string")
+    output = _text(item.get("output"), f"{where}.output")
+    messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
+
+
+def _reasoning(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
+    thoughts = _text(item.get("content") or item.get("summary") or [], f"{where}.content")
+    if thoughts:
+        _turn(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thoughts
+
+
+_ITEMS = {
+    "message": _message,
+    "function_call": _function_call,
+    "function_call_output": _function_call_output,
+    "reasoning": _reasoning,
+}
+
+
+def _turn(messages: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
+    """The message that the assistant is saying; a new one if it has said one of `unless` already."""
+    last = messages[-1] if messages else None
+    if last is not None and last["role"] == "assistant" and not any(name in last for name in unless):
+        return last
+    messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise InvalidParams(f"{where} must be a string or a list of text parts")
+    texts: list[str] = []
+    for number, part in enumerate(content):
+        if not isinstance(part, Mapping):
+            raise InvalidParams(f"{where}[{number}] must be an object")
+        kind = part.get("type")
+        text = part.get("refusal") if kind == "refusal" else part.get("text")
+        if kind != "refusal" and kind not in _TEXT_PARTS:
+            raise InvalidParams(f"{where}[{number}] is of type {kind!r:.40}; only text is supported")
+        if not isinstance(text, str):
+            raise InvalidParams(f"{where}[{number}].text must be a string")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+_PART_BYTES = 2**14
+"""Stored items are kept in JSON lists of about this size, and each is parsed on its own. A conversation of at most so
+many bytes is parsed on the event loop."""
+
+
+@dataclass(slots=True)
+class Thread:
+    """`before`: what stored responses have said. `given`: the request's input. `kept`: the response will be stored."""
+
+    before: StoredItems
+    given: Any
+    kept: bool
+    _written: StoredItems | None = (
+        None  # the conversation with the input, unless it is too large to be stored
+    )
+
+    @classmethod
+    def of(cls, service: Service, body: ResponsesRequest) -> Thread:
+        """Raises PreviousResponseNotFound, and InvalidParams where this server stores nothing."""
+        store, previous = service.responses, body.previous_response_id
+        kept = store.enabled and body.store is not False
+        if previous is None:
+            return cls(StoredItems(), body.input, kept)
+        if not store.enabled:
+            raise InvalidParams(
+                "previous_response_id is not supported: this server stores no responses; "
+                "send the whole conversation as input"
+            )
+        try:
+            return cls(store.get(service.caller.name, previous).items, body.input, kept)
+        except ResponseNotFound as error:
+            raise PreviousResponseNotFound(f"previous_response_id: {error}") from error
+
+    @property
+    def is_long(self) -> bool:
+        """`items` and `write` take long."""
+        return self.before.size > _PART_BYTES or are_many(self.given)
+
+    def items(self) -> Any:
+        """Input items, or the one text of a request that goes on from nothing."""
+        if not self.before.parts:
+            return self.given
+        return [item for part in self.before.parts for item in json.loads(part)] + _listed(self.given)
+
+    def write(self) -> None:
+        """Write the input down for `keep`."""
+        if self.kept:
+            self._written = _finished(_extended(self.before, _listed(self.given)))
+
+    def keep(self, service: Service, response: dict[str, Any]) -> Iterator[None]:
+        """Store a complete response with its conversation; where it is too large, the response says that it is not.
+
+        Yields from time to time, for others to be served.
+        """
+        if self.kept and not (yield from self._put(service, response)):
+            response["store"] = False
+
+    def _put(self, service: Service, response: dict[str, Any]) -> Generator[None, None, bool]:
+        if self._written is None:
+            return False
+        items = yield from _extended(self._written, map(_without_logprobs, response["output"]))
+        written = yield from _bounded(response)
+        if items is None or written is None:
+            return False
+        if service.caller.name not in service.traffic.names:  # the key was removed while the answer grew
+            return False
+        return service.responses.put(
+            service.caller.name, StoredResponse(response["id"], b"".join(written), items)
+        )
+
+
+def _extended(before: StoredItems, items: Iterable[Any]) -> Generator[None, None, StoredItems | None]:
+    """A conversation with more items; None where it is too large to be stored, or cannot be written.
+
+    What is stored costs no more to read than the body of one request may: see `body_work`.
+    """
+    parts, work = list(before.parts), BodyWork()
+    room = MAX_ENTRY_BYTES - before.size
+    tail = bytearray(b"[")
+    if parts and len(parts[-1]) < _PART_BYTES:
+        tail = bytearray(parts.pop()[:-1])
+    for item in items:
+        written = yield from _bounded(item, room)
+        if written is None:
+            return None
+        if len(tail) > 1:
+            tail += b","
+        for part in written:
+            tail += part
+            room -= len(part)
+            if before.work + work.add(part) > MAX_WORK:
+                return None
+        if len(tail) >= _PART_BYTES:
+            parts.append(bytes(tail + b"]"))
+            tail = bytearray(b"[")
+            yield
+    if len(tail) > 1:
+        parts.append(bytes(tail + b"]"))
+    return StoredItems(tuple(parts), before.work + work.units)
+
+
+def _bounded(value: Any, most: int = MAX_ENTRY_BYTES) -> Generator[None, None, list[bytes] | None]:
+    """A value as JSON; None where it has more than `most` bytes, or cannot be written."""
+    parts: list[bytes] = []
+    size, pause = 0, PART_CHARS
+    try:
+        for part in json_parts(value):
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                return None
+            if size >= pause:
+                pause = size + PART_CHARS
+                yield
+    except (ValueError, RecursionError):
+        return None
+    return parts
+
+
+def _finished(steps: Generator[None, None, StoredItems | None]) -> StoredItems | None:
+    """What a generator returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: StoredItems | None = end.value
+            return found
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    if "content" not in item:
+        return item
+    content = [{key: value for key, value in part.items() if key != "logprobs"} for part in item["content"]]
+    return item | {"content": content}
+
+
+def _listed(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -1,0 +1,329 @@
+"""What requests may hold: OpenAI's fields and vLLM's extras, each with a bound. `request_fields` knows the others.
+
+Types are strict: "1" is no number and 1 is no truth value. Null means the default. Long lists of mixed content are
+checked by hand, because a list of errors for each of a million elements is an attack, not an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from headrace.core.params import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_SEED,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_LIST,
+    MAX_TOKENS_LIMIT,
+    MIN_REPETITION_PENALTY,
+    SamplingParams,
+)
+from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S
+from headrace.errors import InvalidParams
+from headrace.server.access.key_file import priority_number
+from headrace.server.openai.request_fields import CHAT, COMPLETION, STREAM_OPTIONS, Strict
+from headrace.server.openai.structured import GUIDED, grammar_of
+from headrace.text.templates.messages import MAX_MESSAGES
+from headrace.text.tools.request import ToolUse, checked_tool_use
+
+MAX_MODEL_NAME_CHARS = 1024
+MAX_PROMPTS = 1024
+MAX_PROMPT_TOKENS = 2**24
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+def checked_prompts(value: object) -> list[Prompt]:
+    """One list entry a prompt. Raises ValueError unless it is a string, a list of them, token ids, or lists of them."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
+    if type(value[0]) is int:
+        return [_token_ids(value)]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"holds {len(value)} prompts; at most {MAX_PROMPTS} are allowed")
+    if all(isinstance(prompt, str) for prompt in value):
+        return value
+    return [_token_ids(prompt) for prompt in value]
+
+
+def _token_ids(value: object) -> list[int]:
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise ValueError("must not mix strings, token ids and lists")
+    if len(value) > MAX_PROMPT_TOKENS:
+        raise ValueError(f"has {len(value)} token ids; at most {MAX_PROMPT_TOKENS} are allowed")
+    if value and not (min(value) >= 0 and max(value) <= MAX_TOKENS_LIMIT):
+        raise ValueError(f"must hold token ids from 0 to {MAX_TOKENS_LIMIT}")
+    return value
+
+
+def checked_stop(value: object) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOP_STRINGS:
+        raise ValueError(f"must be a string or a list of at most {MAX_STOP_STRINGS} strings")
+    if not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_STRING_CHARS for stop in stops):
+        raise ValueError(f"must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters")
+    return tuple(stops)
+
+
+_Id = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT, json_schema_extra={"format": "token-id"})]
+_Ids = Annotated[list[_Id], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+_Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+_Rows = Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+Prompts = Annotated[
+    list[Prompt], PlainValidator(checked_prompts, json_schema_input_type=str | _Texts | _Ids | _Rows)
+]
+Token = Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT, json_schema_extra={"format": "token-id"})]
+TokenList = Annotated[list[Token], Field(max_length=MAX_TOKEN_LIST, fail_fast=True)]
+_Number = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Priority = Annotated[
+    _Number,
+    BeforeValidator(
+        priority_number, json_schema_input_type=_Number | Literal["urgent", "normal", "background"]
+    ),
+]
+Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
+TruncatedLength = Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)]
+Side = Literal["left", "right"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+_BIAS: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "maxProperties": MAX_TOKEN_LIST,
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        },
+        {"type": "null"},
+    ]
+}
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
+_Stops = Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)]
+
+
+class StreamOptions(Strict):
+    others: ClassVar = STREAM_OPTIONS
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(Strict):
+    """What completions, chats and responses have in common."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
+    stop: Annotated[
+        tuple[str, ...], PlainValidator(checked_stop, json_schema_input_type=_Stop | _Stops | None)
+    ] = ()
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[Any, WithJsonSchema(_BIAS)] = (
+        None  # SamplingParams checks it, up to its first fault
+    )
+    user: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+    # As in vLLM.
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
+    stop_token_ids: TokenList | None = None
+    allowed_token_ids: TokenList | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Priority | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+    # What the output must look like: OpenAI's field, then vLLM's. `headrace.server.openai.structured` checks them.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+    # Our own; the first two are seconds until the request must have been scheduled, and until it must have ended.
+    queue_timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
+    timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
+    explain: bool | None = None  # what the engine did, and why, in the usage block
+
+    @property
+    def streamed_usage(self) -> bool:
+        """The stream ends with a chunk that counts tokens."""
+        return bool(self.explain) or bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """And every other chunk counts those so far."""
+        return self.streamed_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
+    def check(self) -> None:
+        """Raises InvalidParams for fields that do not go together."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParams("stream_options is allowed with stream only")
+
+    def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        given = {name: getattr(self, name) for name in _SAMPLING_NAMES}
+        guided = {name: getattr(self, name) for name in GUIDED}
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            grammar=grammar_of(self.response_format, self.structured_outputs, guided),
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+
+_SAMPLING_NAMES = (
+    "n", "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "top_k",
+    "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words", "ignore_eos",
+    "include_stop_str_in_output", "skip_special_tokens",
+)  # fmt: skip
+
+
+class PromptFields(SamplingFields):
+    """What completions and chats alone have in common: vLLM's fields about the prompt."""
+
+    truncate_prompt_tokens: TruncatedLength | None = None
+    truncation_side: Side | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidParams("prompt_logprobs is not available in streams")
+
+
+class CompletionRequest(PromptFields):
+    """Body of POST /v1/completions."""
+
+    others: ClassVar = COMPLETION
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidParams("best_of other than n is not supported by this server: all n are returned")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidParams("max_tokens 0 is allowed with echo only: there would be nothing to answer")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Raises InvalidParams where the parameters do not fit together."""
+        length = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is None and self.min_tokens is not None:
+            length = max(length, self.min_tokens)
+        params = self._sampling(length, self.logprobs)
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return replace(params, prompt_logprobs=max((k for k in asked if k is not None), default=None))
+
+
+def template_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The variables of a chat template. By two of them templates know how much a model is to reason, as in vLLM."""
+    variables = dict(given or {})
+    if effort is not None:
+        variables.setdefault("enable_thinking", effort != "none")
+        variables["reasoning_effort"] = effort
+    return variables
+
+
+_TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+MESSAGES: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string"},
+            "content": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]
+            },
+        },
+    },
+}
+"""As `headrace.text.templates.messages` checks them; the model's chat template may ask for more."""
+
+
+class ChatRequest(PromptFields):
+    """Body of POST /v1/chat/completions. `headrace.text.templates.messages` checks the messages."""
+
+    others: ClassVar = CHAT
+
+    messages: Annotated[Any, WithJsonSchema(MESSAGES)]
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    tools: Any = None  # `headrace.text.tools` checks these two
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidParams for tools of a wrong shape."""
+        return checked_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParams("top_logprobs needs logprobs to be true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidParams("continue_final_message and add_generation_prompt cannot both be true")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template sees beside the conversation."""
+        return template_variables(self.reasoning_effort, self.chat_template_kwargs)
+
+    @property
+    def length(self) -> int | None:
+        """Most tokens to answer with; None for what is left of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Raises InvalidParams where the parameters do not fit together."""
+        params = self._sampling(self.length, (self.top_logprobs or 0) if self.logprobs else None)
+        return replace(params, prompt_logprobs=self.prompt_logprobs)

@@ -1,0 +1,290 @@
+"""GET /live: the engine as it runs, as server-sent events, sampled once for all watchers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.core.engine import EngineStats
+from headrace.core.snapshot import BlockMap, Lane
+from headrace.core.types import Output
+from headrace.errors import HeadraceError, Overloaded
+from headrace.server.access.usage import administrator
+from headrace.server.http.pace import CallerLeft, while_connected
+from headrace.server.observability.latencies import Latencies
+from headrace.serving.client.base import AsyncClient
+from headrace.serving.engine.state import View
+
+_KINDS = {"chatcmpl": "chat", "cmpl": "text", "resp": "response", "embd": "embedding"}
+_OTHER = "request"
+
+_FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
+
+
+def lane_name(request_id: str, index: int = 0) -> str:
+    """Such as "chat 3fa92c", and "chat 3fa92c.1" for its second completion.
+
+    `request_id` is the engine's: the answer's id and the number of the prompt. An id may hold what a caller wrote, so
+    it is never shown; whoever knows the answer's id can find its lane, and nobody can go back from here.
+    """
+    answer, _, prompt = request_id.rpartition("-")
+    kind = _KINDS.get(answer.partition("-")[0], _OTHER)
+    number = f"{_fnv(answer):08x}"[:6]
+    parts = [part for part in (prompt, str(index)) if part not in ("", "0") and part.isdecimal()]
+    return ".".join([f"{kind} {number}", *(part[:6] for part in parts)])
+
+
+def _fnv(text: str) -> int:
+    """FNV-1a of 32 bits, which a page can compute wherever it was loaded from; browsers keep SHA for secure origins."""
+    value = _FNV_OFFSET
+    for byte in text.encode("utf-8", "surrogatepass"):
+        value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+    return value
+
+
+INTERVAL_S = 0.2
+PATIENCE_S = 2.0
+"""How long an engine may take for its view, between two steps, before watchers are told that it says nothing."""
+MAX_WATCHERS = 128
+
+ENDED_S = 3.0
+"""Seconds for which an ending is told again, for watchers who miss a tick or come late."""
+MAX_ENDED = 96
+
+
+class Feed:
+    """One poller, which runs while anybody watches. All watchers get the same bytes; who is slow misses some.
+
+    A tick holds counts, times and names made up for the purpose: no prompt, no output, no id that a request knows.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        latencies: Latencies,
+        *,
+        interval_s: float = INTERVAL_S,
+        max_watchers: int = MAX_WATCHERS,
+    ) -> None:
+        self._client = client
+        self._latencies = latencies
+        self._interval_s = interval_s
+        self._max_watchers = max_watchers
+        self._watchers = 0
+        self._closed = False
+        self._event = b""
+        self._tick = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+        self._before: tuple[float, EngineStats] | None = None
+        self._ended: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MAX_ENDED)
+
+    def watch(self) -> Watch:
+        """Server-sent events until the feed is closed; the watch must be closed, too. Raises Overloaded where too many
+        watch."""
+        if self._watchers >= self._max_watchers:
+            raise Overloaded(f"{self._watchers} pages watch this engine already: try again later")
+        self._watchers += 1
+        if self._poller is None and not self._closed:
+            self._before = None
+            self._poller = asyncio.create_task(self._poll(), name="live-feed")
+        return Watch(self)
+
+    async def next_event(self) -> bytes | None:
+        """The next tick; None once the feed is closed."""
+        if not self._closed:
+            await self._tick.wait()
+        return None if self._closed else self._event
+
+    def leave(self) -> None:
+        """One watcher less."""
+        self._watchers -= 1
+        if not self._watchers and self._poller is not None:
+            self._poller.cancel()
+            self._poller = None
+
+    def close(self) -> None:
+        """End every watcher's stream: the server is about to end."""
+        self._closed = True
+        self._announce()
+
+    async def _poll(self) -> None:
+        while True:
+            content = await self._look()
+            data = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+            self._event = b"data: " + data.encode() + b"\n\n"
+            self._announce()
+            await asyncio.sleep(self._interval_s)
+
+    def _announce(self) -> None:
+        """Wake whoever waits now. Those who are still sending the last event see the next one."""
+        self._tick.set()
+        self._tick = asyncio.Event()
+
+    async def _look(self) -> dict[str, Any]:
+        state = self._client.state.value
+        try:
+            view = await asyncio.wait_for(self._client.view(), PATIENCE_S)
+        except TimeoutError:
+            return {"state": state, "silent": True}
+        except HeadraceError:
+            self._before = None
+            return {"state": self._client.state.value}
+        return {"state": state} | self._content(view)
+
+    def _content(self, view: View) -> dict[str, Any]:
+        now, stats = view.snapshot.now, view.snapshot.stats
+        before, self._before = self._before, (now, stats)
+        for output in view.ended:
+            self._ended.append((now, _ending(output)))
+        while self._ended and self._ended[0][0] < now - ENDED_S:
+            self._ended.popleft()
+        return {
+            "now": _rounded(now),
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "max_num_seqs": view.snapshot.max_num_seqs,
+            "max_num_batched_tokens": view.snapshot.max_num_batched_tokens,
+            **_rates(before, now, stats),
+            "output_tokens": stats.scheduler.output_tokens,
+            "preemptions": stats.scheduler.preemptions,
+            "prefix_queries": 0 if stats.cache is None else stats.cache.queries,
+            "prefix_hits": 0 if stats.cache is None else stats.cache.hits,
+            "evictions": 0 if stats.cache is None else stats.cache.evictions,
+            "ttft": asdict(self._latencies.ttft()),
+            "itl": asdict(self._latencies.itl()),
+            "lanes": [_lane(lane) for lane in view.snapshot.lanes],
+            "maps": [_map(one) for one in view.snapshot.maps],
+            "ended": [ending for _, ending in self._ended],
+        }
+
+
+class Watch:
+    """One watcher's events, each the newest at the time it is asked for."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._open = True
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> bytes:
+        event = await self._feed.next_event()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    def close(self) -> None:
+        """Closing twice does nothing."""
+        if self._open:
+            self._open = False
+            self._feed.leave()
+
+
+def _rates(before: tuple[float, EngineStats] | None, now: float, stats: EngineStats) -> dict[str, float]:
+    """Output tokens and steps a second, and tokens a step, since the tick before."""
+    if before is None or now <= before[0]:
+        return {"tokens_per_s": 0.0, "steps_per_s": 0.0, "tokens_per_step": 0.0}
+    seconds, old, new = now - before[0], before[1].scheduler, stats.scheduler
+    steps = new.steps - old.steps
+    return {
+        "tokens_per_s": round((new.output_tokens - old.output_tokens) / seconds, 1),
+        "steps_per_s": round(steps / seconds, 1),
+        "tokens_per_step": round((new.scheduled_tokens - old.scheduled_tokens) / steps, 2) if steps else 0.0,
+    }
+
+
+def _lane(lane: Lane) -> dict[str, Any]:
+    return {
+        "name": lane_name(lane.request_id, lane.index),
+        "phase": lane.phase.value,
+        "arrival": _rounded(lane.arrival_s),
+        "scheduled": _rounded(lane.first_scheduled_s),
+        "first": _rounded(lane.first_token_s),
+        "prompt": lane.num_prompt,
+        "computed": lane.num_computed,
+        "cached": lane.num_cached,
+        "output": lane.num_output,
+        "preemptions": lane.num_preemptions,
+    }
+
+
+def _ending(output: Output) -> dict[str, Any]:
+    stats, reason = output.stats, output.finish_reason
+    told: dict[str, Any] = {
+        "name": lane_name(output.request_id, output.index),
+        "reason": None if reason is None else reason.value,
+    }
+    if stats is not None:
+        told |= {
+            "arrival": _rounded(stats.arrival_s),
+            "scheduled": _rounded(stats.first_scheduled_s),
+            "first": _rounded(stats.first_token_s),
+            "finished": _rounded(stats.finished_s),
+            "prompt": stats.num_prompt,
+            "cached": stats.num_cached,
+            "output": stats.num_output,
+            "preemptions": stats.num_preemptions,
+        }
+    return told
+
+
+def _map(one: BlockMap) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "blocks": one.num_blocks,
+        "block_size": one.block_size,
+        "per_cell": one.blocks_per_cell,
+        "held": one.held,
+        "findable": one.findable,
+        "runs": one.runs,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+router = APIRouter()
+
+
+@router.get("/live", dependencies=[Depends(administrator)])
+async def live(request: Request) -> Response:
+    """Lanes, KV block maps, rates and latencies, up to five times a second, for as long as the caller listens.
+
+    They tell of every caller, so a key needs admin rights for them.
+    """
+    feed: Feed = request.app.state.feed
+    return LiveStream(feed.watch())
+
+
+class LiveStream(Response):
+    """Passes events on as they come. Sending waits for the caller, so a slow one gets fewer events, not late ones."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._stream(send))
+        except CallerLeft:
+            return
+        finally:
+            self._watch.close()
+
+    async def _stream(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._watch:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,80 @@
+"""The page at `/`, from files of this package: a fixed list, read once, with headers that keep foreign code out."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+INDEX = "index.html"
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+HEADERS = {
+    # Everything comes from here and goes back to here. No markup is ever made from text, which browsers that know
+    # trusted types enforce.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    # Asked for again at every visit, and answered with 304 as long as it is the same.
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    content: bytes
+    media_type: str
+    tag: str
+
+
+def load() -> dict[str, PageFile]:
+    """The page's files by name."""
+    loaded = {}
+    for entry in files("headrace.server.ui").joinpath("static").iterdir():
+        suffix = "." + entry.name.rpartition(".")[2]
+        if suffix in _TYPES:
+            content = entry.read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            loaded[entry.name] = PageFile(content, _TYPES[suffix], tag)
+    return loaded
+
+
+PAGE = load()
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    return _answer(PAGE[INDEX], request)
+
+
+@router.get("/page/{name}")
+async def page_file(name: str, request: Request) -> Response:
+    """A file of the page. Only names that were found when the server started exist."""
+    if name not in PAGE or name == INDEX:
+        raise HTTPException(404, "the page has no such file")
+    return _answer(PAGE[name], request)
+
+
+def _answer(file: PageFile, request: Request) -> Response:
+    headers = HEADERS | {"ETag": file.tag}
+    if request.headers.get("if-none-match") == file.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)

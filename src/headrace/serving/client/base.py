@@ -1,0 +1,56 @@
+"""What the server needs of an engine that runs elsewhere."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headrace.core.engine import EngineStats
+from headrace.core.types import NewRequest
+from headrace.serving.client.stream import OutputStream
+from headrace.serving.engine.state import EngineState, View
+from headrace.serving.requests.metering import Meter
+
+
+class Submitter(Protocol):
+    """Takes requests. Calls come from one event loop."""
+
+    async def submit(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
+        """Hand a request to the engine; returns when it was accepted.
+
+        The meter follows the request from here on; also one whose submission is cancelled. Where this raises a
+        HeadraceError, the engine has computed nothing, and the meter may not be called.
+
+        Raises RequestError where it cannot be served (Overloaded where too many are), EngineDead without an engine.
+        """
+        ...
+
+    def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
+        """End a request, or one of its completions. Its stream ends at once if all of it is meant. Never blocks."""
+        ...
+
+
+class AsyncClient(Submitter, Protocol):
+    """An engine, with what it says of itself."""
+
+    @property
+    def state(self) -> EngineState:
+        """Whether there is an engine, and whether it is for new callers."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """Engines that were started after the first."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no engine, in one sentence that anybody may read; None while there is one."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Raises EngineDead without an engine."""
+        ...
+
+    async def view(self) -> View:
+        """What the engine does now, and what has ended since the last view. Raises EngineDead without an engine."""
+        ...

@@ -1,0 +1,193 @@
+"""A client that outlives its engines: when one ends the next is started, after a growing pause."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from headrace.core.engine import EngineStats
+from headrace.core.types import NewRequest
+from headrace.errors import ConfigError, EngineDead, HeadraceError, MissingDependency, ModelError
+from headrace.serving.client.process import ProcessClient
+from headrace.serving.client.stream import OutputStream
+from headrace.serving.engine.state import EngineState, ModelFacts, View
+from headrace.serving.requests.metering import Meter
+from headrace.serving.system import MONOTONIC, Clock
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Delays of `first_s`, doubled each time up to `longest_s`; `healthy_s` without a failure forget the past."""
+
+    first_s: float = 1.0
+    longest_s: float = 30.0
+    healthy_s: float = 60.0
+    _last_s: float = 0.0
+
+    def after(self, lived_s: float) -> float:
+        """Seconds to wait, where what failed had run for `lived_s` seconds (0: it did not even start)."""
+        if lived_s >= self.healthy_s:
+            self._last_s = 0.0
+        self._last_s = min(self.longest_s, max(self.first_s, 2 * self._last_s))
+        return self._last_s
+
+
+Starter = Callable[[], Awaitable[ProcessClient]]
+"""Starts an engine process and waits until its model is loaded."""
+
+_TROUBLES: tuple[tuple[type[HeadraceError], str], ...] = (
+    (ConfigError, "the engine's options do not fit this machine any more"),
+    (ModelError, "the model cannot be loaded any more"),
+    (MissingDependency, "a package that the engine needs is missing"),
+    (EngineDead, "the engine ended while it started"),
+)
+"""What may be said of a failed start to anybody who asks: the errors themselves name folders. The log has those."""
+
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Owns one engine at a time; made by `start`, ended by `aclose`. An AsyncClient.
+
+    When the engine ends by itself, all its streams raise EngineDead, and so does `submit` until another one has loaded
+    its model. Starts are repeated with growing pauses and without end; a start that fails is told by `trouble`.
+    """
+
+    def __init__(
+        self, starter: Starter, engine: ProcessClient, backoff: Backoff, clock: Clock = MONOTONIC
+    ) -> None:
+        self._starter = starter
+        self._engine = engine
+        self._backoff = backoff
+        self._clock = clock
+        self._facts = engine.facts
+        self._started = clock()
+        self._next_start: float | None = None
+        self._trouble: str | None = None
+        self._draining = False
+        self._closed = False
+        self.restarts = 0
+        """Engines that were started after the first."""
+        self._watching = asyncio.create_task(self._watch(), name="engine-supervisor")
+
+    @classmethod
+    async def start(cls, starter: Starter, backoff: Backoff | None = None) -> Supervisor:
+        """Start the first engine. Raises what `starter` raises: without a first start there is nothing to repeat."""
+        return cls(starter, await starter(), backoff or Backoff())
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the first engine said of its model; later ones say the same of all that requests depend on."""
+        return self._facts
+
+    @property
+    def state(self) -> EngineState:
+        if self._closed:
+            return EngineState.DEAD
+        if self._engine.state.alive:
+            return EngineState.DRAINING if self._draining else EngineState.READY
+        return EngineState.DEAD if self._draining else EngineState.RESTARTING
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no engine; a start that failed hides the end before it."""
+        return None if self.state.alive else self._trouble or self._engine.trouble
+
+    @property
+    def pid(self) -> int:
+        """Process id of the latest engine process."""
+        return self._engine.pid
+
+    async def submit(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
+        """Hand over a request; see AsyncClient."""
+        return await self._running().submit(new, meter)
+
+    def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
+        """End a request, or one completion of it; see AsyncClient."""
+        self._engine.abort(request_id, index, stopped=stopped)
+
+    async def stats(self) -> EngineStats:
+        """A snapshot of the present engine; see AsyncClient."""
+        return await self._running().stats()
+
+    async def view(self) -> View:
+        """The present engine; see AsyncClient."""
+        return await self._running().view()
+
+    def drain(self) -> None:
+        """Start no further engine: what runs may finish, and then `aclose` comes."""
+        self._draining = True
+
+    async def aclose(self, grace_s: float | None = None) -> None:
+        """End the engine as `ProcessClient.aclose` does, and start no other one. Closing twice does nothing."""
+        self._closed = True
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+        await (self._engine.aclose() if grace_s is None else self._engine.aclose(grace_s))
+
+    # ---- Restarts ----
+
+    async def _watch(self) -> None:
+        while True:
+            await self._engine.ended.wait()
+            lived_s = self._clock() - self._started
+            await self._engine.aclose(0.0)  # no child is left before the next one comes
+            while not self._draining:
+                pause_s = self._backoff.after(lived_s)
+                self._next_start = self._clock() + pause_s
+                _log.warning("the next engine is started in %g s", pause_s)
+                await asyncio.sleep(pause_s)
+                if await self._restart():
+                    break
+                lived_s = 0.0
+            else:
+                return
+
+    async def _restart(self) -> bool:
+        """Start another engine; returns whether there is one now."""
+        try:
+            engine = await self._starter()
+        except HeadraceError as error:
+            _log.error("the engine could not be started again: %s", error)
+            self._trouble = _sentence(error)
+            return False
+        except OSError as error:  # out of processes, files or memory
+            _log.error("no engine process could be started: %s", error)
+            self._trouble = "no engine process could be started"
+            return False
+        if _identity(engine.facts) != _identity(self._facts):
+            # The tokenizer and the names that callers use belong to the model that was there first.
+            _log.error("the model on disk is not the one that was served: restart the server to serve it")
+            self._trouble = "the model on disk is not the one that was served"
+            await engine.aclose(0.0)
+            return False
+        self._engine, self._trouble, self._next_start = engine, None, None
+        self._started = self._clock()
+        self.restarts += 1
+        _log.warning("the engine runs again")
+        return True
+
+    def _running(self) -> ProcessClient:
+        """The engine. Raises EngineDead, with the time after which there may be one, while there is none."""
+        if self._engine.state.alive:
+            return self._engine
+        if self._draining or self._closed:
+            raise EngineDead("the engine has ended, and so will this server")
+        error = EngineDead(f"the engine is being restarted: {self.trouble}")
+        wait_s = 0.0 if self._next_start is None else self._next_start - self._clock()
+        error.retry_after_s = max(1, math.ceil(wait_s) + 1)
+        raise error
+
+
+def _sentence(error: HeadraceError) -> str:
+    for kind, sentence in _TROUBLES:
+        if isinstance(error, kind):
+            return sentence
+    return "the engine could not be started again"
+
+
+def _identity(facts: ModelFacts) -> tuple[object, ...]:
+    return facts.model, facts.vocab_size, facts.tokenizer_folder

@@ -1,0 +1,99 @@
+"""What the engine process sends: updates from short steps are coalesced where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headrace.core.types import Output
+from headrace.serving.requests.completion import entries
+from headrace.serving.system import Clock
+from headrace.serving.wire.connection import Connection
+from headrace.serving.wire.messages import Message
+from headrace.serving.wire.translate import MAX_ENTRIES_PER_MESSAGE, outputs_to_wire
+
+
+class Outbox:
+    """Sends messages in order; the updates of steps that end within `interval_s` seconds go out together.
+
+    Every message wakes the server, which then writes an event to every reader; where a step takes a millisecond, much
+    of the machine would be busy with that. What a completion gained in the meantime becomes one update, and so one
+    event. Steps of more than half the interval are sent one by one, and the first and last updates of a completion at
+    once. 0 sends every step by itself.
+    """
+
+    def __init__(self, connection: Connection, clock: Clock, interval_s: float) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._interval_s = interval_s
+        self._held: list[Output] = []
+        self._held_steps = 0
+        self._sent = 0.0  # when updates were last sent
+        self._stepped = 0.0  # when the last step ended
+        self._begun: set[str] = set()  # requests that have given a token
+
+    def add(self, outputs: list[Output]) -> None:
+        """The updates of a step that has just ended."""
+        now = self._clock()
+        step_s, self._stepped = now - self._stepped, now
+        self._held += outputs
+        self._held_steps += 1
+        urgent = sum(map(self._is_urgent, outputs))  # which looks at all of them
+        # The next step may take as long as this one did.
+        if urgent or now + step_s > self._sent + self._interval_s:
+            self.flush()
+            self._sent = now
+
+    def send(self, *messages: Message) -> None:
+        """Send messages after all that is held. Raises as `Connection.send`."""
+        held, self._held = self._held, []
+        steps, self._held_steps = self._held_steps, 0
+        if steps > 1:
+            held = merged(held)
+        self._connection.send(*outputs_to_wire(held), *messages)
+
+    def flush(self) -> None:
+        """Send what is held: there may be no next step, or not soon."""
+        if self._held:
+            self.send()
+
+    def forget(self, request_id: str) -> None:
+        """A request gives no more updates."""
+        self._begun.discard(request_id)
+
+    def _is_urgent(self, output: Output) -> bool:
+        if output.finish_reason is not None:
+            self._begun.discard(output.request_id)
+            return True
+        begins = output.request_id not in self._begun
+        self._begun.add(output.request_id)
+        return begins
+
+
+def merged(outputs: Iterable[Output]) -> list[Output]:
+    """One update for each completion, with all that its updates say; several where that is more than a message."""
+    found: list[Output] = []
+    last: dict[
+        tuple[str, int], tuple[int, int]
+    ] = {}  # of each completion: where it is in `found`, and its entries
+    for later in outputs:
+        key, size = (later.request_id, later.index), entries(later)
+        at, before = last.get(key, (-1, 0))
+        if at < 0 or before + size > MAX_ENTRIES_PER_MESSAGE:
+            last[key] = len(found), size
+            found.append(later)
+        else:
+            last[key] = at, before + size
+            found[at] = _joined(found[at], later)
+    return found
+
+
+def _joined(earlier: Output, later: Output) -> Output:
+    """Only the last update of a completion has an end, an error or a vector."""
+    return replace(
+        later,
+        tokens=earlier.tokens + later.tokens,
+        logprobs=earlier.logprobs + later.logprobs,
+        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
+        stats=later.stats or earlier.stats,
+    )

@@ -1,0 +1,73 @@
+"""One step of engine and executor. A failed step ends the engine, not just the requests in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.core.engine import Engine
+from headrace.core.executor import Executor
+from headrace.core.types import Output, StepPlan, StepResult
+from headrace.errors import EngineDead
+from headrace.serving.system import Clock
+
+MAX_IDLE_STEPS = 1000
+"""Steps in a row that may grant nothing, report nothing and name no time to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`wait_until`: nothing to run before this time on the stepper's clock, unless a request arrives."""
+
+    outputs: list[Output]
+    wait_until: float | None = None
+
+
+class Stepper:
+    """Drives an engine that has work. An exception of engine or executor leaves both in an unknown state, so it is
+    remembered, and every later step raises it again. `announce` is told of each plan before it is executed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        clock: Clock,
+        announce: Callable[[StepPlan], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self._executor = executor
+        self._clock = clock
+        self._announce = announce
+        self._idle_steps = 0
+        self.error: EngineDead | None = None
+
+    def check(self) -> None:
+        """Raises EngineDead if an earlier step failed."""
+        if self.error is not None:
+            raise self.error
+
+    def step(self) -> Step:
+        """Run one step. Raises EngineDead, with the exception that did it as its cause, if it fails."""
+        self.check()
+        try:
+            return self._step()
+        except BaseException as error:
+            what = str(error) or type(error).__name__
+            self.error = EngineDead(f"the engine ended in a step that failed: {what:.500}")
+            if not isinstance(error, Exception):
+                raise  # an interrupt stays one
+            raise self.error from error
+
+    def _step(self) -> Step:
+        plan = self.engine.begin(self._clock())
+        if self._announce is not None:
+            self._announce(plan)
+        result = StepResult(plan.step_id) if plan.empty else self._executor.execute(plan)
+        outputs = self.engine.finish(result, self._clock())
+        idle = plan.empty and not outputs and plan.wait_until is None
+        self._idle_steps = self._idle_steps + 1 if idle else 0
+        if self._idle_steps > MAX_IDLE_STEPS:
+            raise RuntimeError(
+                f"the scheduler granted nothing in {MAX_IDLE_STEPS} steps, although it has work"
+            )
+        return Step(outputs, plan.wait_until)

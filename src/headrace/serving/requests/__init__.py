@@ -1,0 +1,8 @@
+"""One request, from admission to result.
+
+- `admission`: the bounded queue. `metering`: what a request has used.
+- `completion`: one completion as text. `output_processor`: all of a step. `outputs`: the public result types.
+- `generation`, `embedding`: one request at a client of an engine.
+
+Import from the modules; this package imports nothing by itself.
+"""

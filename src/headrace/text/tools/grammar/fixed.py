@@ -1,0 +1,169 @@
+"""The grammar of an answer with a fixed form: reasoning first, then calls of tools, or text in the form asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.core.grammar import CHOICE, JSON_OBJECT, JSON_SCHEMA, LARK, REGEX, Grammar
+from headrace.errors import InvalidParams
+from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools import hermes, llama3, mistral
+from headrace.text.tools.grammar.pythonic import pythonic_calls
+from headrace.text.tools.grammar.words import (
+    JSON_LAYOUT,
+    Prose,
+    ToolSchema,
+    Words,
+    json_value,
+    object_rules,
+    quoted,
+)
+from headrace.text.tools.reasoning import ReasoningFormat
+
+MAX_CALLS = 32
+"""Most calls in one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How calls are written: `before` all of them, each between `opening` and `closing`, `between` two, `after`."""
+
+    arguments: str  # the key that holds them
+    before: str = ""
+    opening: str = ""
+    closing: str = ""
+    between: str = ""
+    after: str = ""
+
+
+_FORMS = {
+    "hermes": _Form("arguments", opening="<tool_call>\n", closing="\n</tool_call>", between="\n"),
+    "llama3_json": _Form("parameters", between="; "),
+    "mistral": _Form("arguments", before="[TOOL_CALLS][", between=", ", after="]"),
+}
+CALL_FORMATS = tuple(_FORMS)
+"""vLLM's names of the tool parsers that read these forms."""
+
+
+def call_rules(tools: Sequence[ToolSchema], call_format: str, words: Words, *, parallel: bool) -> list[str]:
+    """The rule `calls`, and those below it: one call of one of `tools`, or with `parallel` of up to MAX_CALLS, and
+    nothing around them. Order of keys: name, then arguments.
+
+    Markers that are tokens of the vocabulary are written as those tokens. Where these are special, their texts are left
+    out of what a detokenizer that skips special tokens gives.
+
+    Raises InvalidParams for an unknown format, no tools, and schemas that are not JSON.
+    """
+    form = _FORMS.get(call_format)
+    if form is None:
+        raise InvalidParams(
+            f"tool calls can be written as {', '.join(CALL_FORMATS)}, not {call_format!r:.80}"
+        )
+    if not tools:
+        raise InvalidParams("a tool call needs at least one tool")
+    literal = words.literal
+    more = f" ({literal(form.between)} call){{0,{MAX_CALLS - 1}}}" if parallel else ""
+    return [
+        f"calls: {literal(form.before)} call{more} {literal(form.after)}",
+        f"call: {literal(form.opening)} tool {literal(form.closing)}",
+        *object_rules(tools, form.arguments),
+    ]
+
+
+_MARKERS = (hermes.OPEN, hermes.CLOSE, mistral.OPEN)
+_GAP = r"/\s{0,2}/"
+"""White space between reasoning and answer: as much as models write, and no more, or one in doubt would go on."""
+
+
+def answer_grammar(
+    form: Grammar | None,
+    tools: Sequence[ToolSchema] = (),
+    call_format: str = "",
+    tokenizer: Tokenizer | None = None,
+    *,
+    parallel: bool = True,
+    reasoning: ReasoningFormat | None = None,
+    inside: bool = False,
+) -> Grammar:
+    """Text of `form`, or calls of `tools` as `call_format` has them; of the two, what there is. With `parallel` up to
+    MAX_CALLS calls.
+
+    With `reasoning` some may stand before the answer; it must end, and an answer must follow. `inside`: the text begins
+    in the middle of it. A form alone, without reasoning and tools, is its own grammar.
+
+    Raises InvalidParams for neither form nor tools, for an unknown format of calls, and for sources that are too large.
+    """
+    if form is not None and not tools and reasoning is None:
+        return form
+    words = Words(tokenizer, _MARKERS)
+    marks = () if reasoning is None else (reasoning.open, reasoning.close)
+    prose = Prose(words, marks)
+    rules: list[str] = []
+    kinds: list[str] = []
+    if tools or form is None:
+        kinds.append("calls")
+        rules += _calls(prose, tools, call_format, parallel, form)
+    if form is not None:
+        kinds.append("form")
+        rules.append(f"form: {_inline(form)}")
+    if reasoning is None:
+        start = ["start: answer"]
+    else:
+        first = "" if inside else f"{words.literal(reasoning.open)} "
+        thinks = f"{first}thought* until_closed {_GAP} answer"
+        start = [
+            f"start: {thinks}" if inside else f"start: {thinks} | answer",
+            f"thought: SAFE {prose.others((reasoning.close,))}",
+            *prose.until("until_closed", reasoning.close),
+        ]
+    lines = [*start, f"answer: {' | '.join(kinds)}", *rules, *prose.terminals()]
+    return Grammar(LARK, "\n".join(lines) + "\n")
+
+
+def _calls(
+    prose: Prose, tools: Sequence[ToolSchema], call_format: str, parallel: bool, form: Grammar | None
+) -> list[str]:
+    """The rule `calls`. Beside a form of JSON, a call that is JSON from its first character on is written as JSON too:
+    llguidance cannot choose between a literal and JSON that begin alike, but between JSON and JSON."""
+    if call_format == "pythonic":
+        return pythonic_calls(prose, tools, parallel)
+    if call_format != "llama3_json" or form is None or not tools:
+        return call_rules(tools, call_format, prose.words, parallel=parallel)
+    more = f' ("; " call){{0,{MAX_CALLS - 1}}}' if parallel else ""
+    return [
+        f"calls: call{more} | {prose.words.literal(llama3.TAG)} call",
+        "call: " + " | ".join(f"call_{index}" for index in range(len(tools))),
+        *(f"call_{index}: {json_value(_call_schema(index, tool), tool)}" for index, tool in enumerate(tools)),
+    ]
+
+
+def _call_schema(index: int, tool: ToolSchema) -> dict[str, object]:
+    # With an id of its own, the references in a tool's schema do not leave it.
+    arguments = {"$id": f"urn:tool:{index}", "type": "object", **tool.parameters}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "parameters": arguments},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+_REGEX_TEXT = re.compile(r"\\.|[/\n\r]", re.DOTALL)
+_ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
+
+
+def _inline(form: Grammar) -> str:
+    """A form as the body of a rule."""
+    if form.kind in (JSON_OBJECT, JSON_SCHEMA):
+        schema = {"type": "object"} if form.kind == JSON_OBJECT else json.loads(form.source)
+        return "%json " + json.dumps({**schema, "x-guidance": JSON_LAYOUT}, ensure_ascii=False)
+    if form.kind == CHOICE:
+        return " | ".join(quoted(choice) for choice in json.loads(form.source))
+    if form.kind == REGEX:
+        return f"/{_REGEX_TEXT.sub(lambda found: _ESCAPES.get(found[0], found[0]), form.source)}/"
+    if form.kind == LARK:
+        return f"%lark {{\n{form.source}\n}}"
+    raise InvalidParams(f"a {form.kind} grammar cannot follow reasoning or stand beside tools")

@@ -1,0 +1,104 @@
+"""A reply as it comes: reasoning first, then content and calls."""
+
+from __future__ import annotations
+
+from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Parser, Piece
+from headrace.text.tools.reasoning import ReasoningParser
+
+
+class ReplyReader:
+    """Takes the text of one completion in pieces and says what it is.
+
+    single: only the first call counts; what is said of others is dropped.
+    """
+
+    def __init__(
+        self, reasoning: ReasoningParser | None = None, calls: Parser | None = None, *, single: bool = False
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._single = single
+
+    @property
+    def reasons(self) -> bool:
+        """What comes next may be reasoning."""
+        return self._reasoning is not None and self._reasoning.reasons
+
+    def push(self, text: str) -> list[Piece]:
+        """The next piece of text."""
+        if self._reasoning is None:
+            pieces: list[Piece] = [Content(text)] if text else []
+        else:
+            pieces = self._reasoning.push(text)
+        return self._split(pieces)
+
+    def finish(self) -> list[Piece]:
+        """What is left, once no more text will come."""
+        pieces = [] if self._reasoning is None else self._split(self._reasoning.finish())
+        if self._calls is not None:
+            pieces += self._wanted(self._calls.finish())
+        return pieces
+
+    def _split(self, pieces: list[Piece]) -> list[Piece]:
+        if self._calls is None:
+            return pieces
+        split: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, Content):
+                split += self._wanted(self._calls.push(piece.text))
+            else:
+                split.append(piece)
+        return split
+
+    def _wanted(self, pieces: list[Piece]) -> list[Piece]:
+        if not self._single:
+            return pieces
+        return [
+            piece for piece in pieces if not (isinstance(piece, (CallBegins, CallArguments)) and piece.index)
+        ]
+
+
+class OnlyCalls:
+    """A parser of answers that a grammar holds to calls: text that is none is the beginning of one that was cut off."""
+
+    def __init__(self, calls: Parser) -> None:
+        self._calls = calls
+
+    def push(self, text: str) -> list[Piece]:
+        """See Parser."""
+        return [piece for piece in self._calls.push(text) if not isinstance(piece, Content)]
+
+    def finish(self) -> list[Piece]:
+        """See Parser."""
+        return [piece for piece in self._calls.finish() if not isinstance(piece, Content)]
+
+
+class LeadingCalls:
+    """A parser of answers that are either calls or content: what begins as no call is content to its end, whatever
+    markers stand in it, as in the strings of JSON. Where it begins as a call, `calls` reads it all."""
+
+    def __init__(self, calls: Parser) -> None:
+        self._calls: Parser | None = calls
+        self._undecided: list[str] | None = []
+
+    def push(self, text: str) -> list[Piece]:
+        """See Parser."""
+        if self._calls is None:
+            return [Content(text)]
+        return self._decided(text, self._calls.push(text))
+
+    def finish(self) -> list[Piece]:
+        """See Parser."""
+        return [] if self._calls is None else self._decided("", self._calls.finish())
+
+    def _decided(self, text: str, pieces: list[Piece]) -> list[Piece]:
+        if self._undecided is None:
+            return pieces
+        self._undecided.append(text)
+        if not pieces:
+            return []
+        said, self._undecided = "".join(self._undecided), None
+        if isinstance(pieces[0], Content):
+            self._calls = None
+            return [Content(said)]
+        return pieces

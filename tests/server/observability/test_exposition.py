@@ -1,0 +1,234 @@
+"""Hostile names cannot break /metrics, and callers cannot make it grow."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.server.access.keys import MAX_NAMES, OTHERS, KeyUsage
+from headrace.server.access.traffic import Traffic
+from headrace.server.app import create_app
+from headrace.server.observability import exposition
+from headrace.server.observability import monitor as sight_module
+from headrace.server.observability.counts import Tallies
+from headrace.server.observability.exposition import MAX_LABEL_CHARS, safe_label
+from headrace.server.observability.observer import Observer
+from tests.server.conftest import TinyServer
+from tests.server.observability.scrape import OPENMETRICS, Scrape
+
+HOSTILE = [
+    'a"} 1\nheadrace:prompt_tokens_total{model_name="b',
+    "back\\slash\\",
+    "new\nline\rreturn",
+    "\ud800 alone",
+    "\x00\x1b[31m",
+    "\u2028\u2029\x85",
+    "x" * 1024,
+    "# HELP evil",
+    "{}",
+]
+
+
+async def scraped(app: object, openmetrics: bool) -> httpx.Response:
+    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        return await http.get("/metrics", headers=OPENMETRICS if openmetrics else {})
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_models_and_keys_cannot_break_out(tiny: TinyServer, name: str, openmetrics: bool) -> None:
+    traffic = Traffic()
+    traffic.usage.of(name).refused[name] += 1
+    app = create_app(tiny.client, None, [name], tiny.client.facts, traffic=traffic)
+    plain = create_app(tiny.client, None, ["plain"], tiny.client.facts, traffic=Traffic())
+    body = tiny.call(scraped(app, openmetrics)).text
+    expected = set(Scrape.of(tiny.call(scraped(plain, openmetrics)).text, openmetrics).samples)
+    added = set(Scrape.of(body, openmetrics).samples) - expected
+    assert {sample for sample, _ in added} == {
+        "headrace:admission_rejections_total", "headrace:key_rejections_total", "headrace:key_requests_total",
+        "headrace:key_prompt_tokens_total", "headrace:key_cached_tokens_total",
+        "headrace:key_generation_tokens_total",
+    }  # fmt: skip
+    assert all(len(value) <= MAX_LABEL_CHARS for _, labels in added for _, value in labels)
+
+
+def test_names_as_they_are_would_break_out(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "safe_label", lambda text: text)
+    app = create_app(tiny.client, None, ["\ud800 alone"], tiny.client.facts)
+    with pytest.raises(UnicodeEncodeError):
+        tiny.call(scraped(app, False))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_safe_labels_are_one_line_of_utf8(name: str) -> None:
+    safe = safe_label(name)
+    safe.encode()
+    assert len(safe.splitlines()) == 1 and len(safe) <= MAX_LABEL_CHARS
+
+
+def test_names_that_become_the_same_are_added_up(tiny: TinyServer) -> None:
+    traffic = Traffic()
+    for end in ("a", "b"):
+        traffic.usage.of("x" * MAX_LABEL_CHARS + end).requests += 2
+    app = create_app(tiny.client, None, ["tiny"], tiny.client.facts, traffic=traffic)
+    scrape = Scrape.of(tiny.call(scraped(app, False)).text)
+    assert scrape.get("key_requests_total", key="x" * MAX_LABEL_CHARS) == 4
+
+
+def test_ordinary_names_stay() -> None:
+    for name in ("tale", "org/model-7b", "Ünïcode 模型", string.ascii_letters):
+        assert safe_label(name) == name
+
+
+def test_callers_cannot_add_series(tiny: TinyServer) -> None:
+    def send(number: int) -> None:
+        body = {"prompt": [4], "max_tokens": 1, "user": f"user {number}", "model": ["tiny", "alias"][number % 2],
+                "cache_salt": f"salt {number}"}  # fmt: skip
+        tiny.http.post("/v1/completions", json=body)
+        tiny.http.post("/v1/completions", json=body | {"model": f"model {number}"})
+        tiny.http.get(f"/path/{number}")
+        tiny.http.request(f"METHOD{number}", "/v1/completions")
+        tiny.http.request(f"METHOD{number}", "/elsewhere")
+
+    for number in range(2):
+        send(number)
+        Scrape.take(tiny.http)
+    before = set(Scrape.take(tiny.http).samples)
+    for number in range(2, 40):
+        send(number)
+    assert set(Scrape.take(tiny.http).samples) == before
+
+
+def test_a_planted_label_of_the_path_is_noticed(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(self: Observer, record: object, scope: dict[str, str]) -> None:
+        tallies: Tallies = self._tallies
+        tallies.http[scope["path"], "GET", "404"] += 1
+
+    before = set(Scrape.take(tiny.http).samples)
+    with monkeypatch.context() as patched:
+        patched.setattr(Observer, "_end", end)
+        for number in range(5):
+            tiny.http.get(f"/planted/{number}")
+        after = set(Scrape.take(tiny.http).samples)
+    for number in range(5):
+        del tiny.app.state.sight.tallies.http[f"/planted/{number}", "GET", "404"]
+    assert len({key for key in after - before if "planted" in str(key)}) == 5
+
+
+def test_names_of_keys_are_bounded() -> None:
+    usage = KeyUsage()
+    for number in range(MAX_NAMES + 100):
+        usage.of(f"key {number}").requests += 1
+    names = [name for name, _ in usage.items()]
+    assert len(names) == MAX_NAMES + 1 and usage.of(OTHERS).requests == 100
+
+
+def test_every_sample_names_the_model(tiny: TinyServer) -> None:
+    for family in text_string_to_metric_families(tiny.http.get("/metrics").text):
+        for sample in family.samples:
+            assert sample.name.startswith("process_") or sample.labels["model_name"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        (
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5",
+            "application/openmetrics-text",
+        ),
+        ("application/openmetrics-text;version=no-number", "application/openmetrics-text"),
+        ("text/plain;version=;escaping==,;;,", "text/plain"),
+        (",;=" * 1000, "text/plain"),
+    ],
+)
+def test_formats(tiny: TinyServer, accept: str, kind: str) -> None:
+    answer = tiny.http.get("/metrics", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(kind)
+    assert answer.text.endswith("# EOF\n") == ("openmetrics" in kind)
+
+
+def test_a_sink_that_fails_harms_nobody(tiny: TinyServer, caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+
+    def broken(record: object) -> None:
+        raise RuntimeError("the sink is broken")
+
+    async def run() -> httpx.Response:
+        inner = create_app(tiny.client, None, ["tiny"], tiny.client.facts)
+        return await scraped(Observer(inner, Tallies(), [broken, told.append]), False)
+
+    assert tiny.call(run()).status_code == 200
+    assert len(told) == 1
+    assert "could not be noted down" in caplog.text
+
+
+def test_a_bug_counts_as_an_error_of_the_server(tiny: TinyServer) -> None:
+    app = create_app(tiny.client, None, ["tiny"], tiny.client.facts)
+
+    async def bug() -> None:
+        raise RuntimeError("a bug")
+
+    app.get("/bug")(bug)
+
+    async def run() -> tuple[int, str]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return (await http.get("/bug")).status_code, (await http.get("/metrics")).text
+
+    status, text = tiny.call(run())
+    assert status == 500
+    assert Scrape.of(text).get("http_requests_total", route="/bug", method="GET", status="500") == 1
+
+
+def test_both_formats_hold_the_same(tiny: TinyServer) -> None:
+    async def both() -> tuple[httpx.Response, httpx.Response]:
+        await scraped(tiny.app, False)  # which is a request that metrics tell of, too
+        text, openmetrics = await asyncio.gather(scraped(tiny.app, False), scraped(tiny.app, True))
+        return text, openmetrics
+
+    text, openmetrics = tiny.call(both())
+    ours = [
+        {key for key in scrape.samples if key[0].startswith("headrace:")}
+        for scrape in (Scrape.of(text.text), Scrape.of(openmetrics.text, True))
+    ]
+    assert ours[0] - ours[1] == ours[1] - ours[0] == set()
+
+
+def longest_wait(server: TinyServer) -> float:
+    """The largest share of a scrape with many keys for which the event loop did nothing else."""
+    traffic = Traffic()
+    for number in range(MAX_NAMES):
+        traffic.usage.of(f"key {number}").requests += 1
+    app = create_app(server.client, None, ["tiny"], server.client.facts, traffic=traffic)
+
+    async def watched() -> float:
+        scraping, turns = asyncio.ensure_future(scraped(app, False)), [time.monotonic()]
+        while not scraping.done():
+            await asyncio.sleep(0.001)
+            turns.append(time.monotonic())
+        assert len(scraping.result().content) > 500_000
+        longest = max(after - before for before, after in pairwise(turns))
+        return longest / (turns[-1] - turns[0])
+
+    share: float = server.call(watched())
+    return share
+
+
+def test_a_long_text_does_not_stop_the_loop(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert min(longest_wait(tiny) for _ in range(3)) < 0.5
+
+    async def on_the_loop(call: Callable[[str], object], argument: str) -> object:
+        return call(argument)
+
+    monkeypatch.setattr(sight_module, "to_thread", on_the_loop)  # the planted fault
+    assert longest_wait(tiny) > 0.6

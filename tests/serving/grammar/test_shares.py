@@ -1,0 +1,211 @@
+"""One user's flood of explosive grammars at a real engine process: what a neighbour with a small schema notices."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from headrace.core.grammar import Grammar
+from headrace.core.params import SamplingParams
+from headrace.core.types import FinishReason, NewRequest
+from headrace.errors import InvalidParams, Overloaded
+from headrace.serving.client.child import ENGINE_COMMAND
+from headrace.serving.client.process import ProcessClient
+from headrace.serving.client.source import arrivals
+from headrace.serving.grammar.checker import GrammarChecker
+from headrace.serving.grammar.gate import GrammarGate
+from headrace.serving.grammar.queue import MAX_WAITING_OF_USER
+from headrace.text.grammar_store import GrammarStore
+from headrace.text.tokenizer import Tokenizer
+from tests.serving.grammar.test_pool import TALE, alive, children, until
+
+pytest.importorskip("llguidance")
+
+OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "max_model_len": 512}
+FLOOD, SMALL_FLOOD = 20, 5
+
+START = "import sys; from headrace.cli import main; from headrace.serving import grammar_gate, grammar_queue;"
+RUN = "main(['engine-process', *sys.argv[1:]])"
+ONE_WORKER = f"{START} grammar_gate.default_workers = lambda: 1; {RUN}"
+# The planted fault: all users stand in one line.
+UNFAIR = (
+    f"{START} join = grammar_queue.FairQueue.join;"
+    f"grammar_queue.FairQueue.join = lambda self, grammar, request_id, user: join(self, grammar, request_id, ''); {RUN}"
+)
+
+
+def explosive(number: int) -> Grammar:
+    """Refused after 0.4 s of processor time."""
+    return Grammar("json_schema", {"type": "integer", "multipleOf": 999_983 - 2 * number})  # type: ignore[arg-type]
+
+
+def small(number: int) -> Grammar:
+    names = {f"p{number}": {"type": "boolean"}}
+    return Grammar("json_schema", {"type": "object", "properties": names, "required": [*names]})  # type: ignore[arg-type]
+
+
+def request(name: str, user: str, grammar: Grammar, queue_timeout_s: float | None = None) -> NewRequest:
+    params = SamplingParams(grammar=grammar, max_tokens=4, seed=1)
+    return NewRequest(name, (7, 8, 9), params, user=user, queue_timeout_s=queue_timeout_s)
+
+
+def with_engine(body: Callable[[ProcessClient], Awaitable[None]], command: Sequence[str]) -> None:
+    async def run() -> None:
+        client = await ProcessClient.start(OPTIONS, command=command)
+        try:
+            await body(client)
+        finally:
+            await client.aclose()
+
+    asyncio.run(run())
+
+
+class Flood:
+    """A greedy user, who has sent everything at once; counts the answers, all of which are refusals."""
+
+    def __init__(self, client: ProcessClient, size: int = FLOOD) -> None:
+        self._client = client
+        self.refused = 0
+        self._tasks = [asyncio.ensure_future(self._send(i)) for i in range(size)]
+
+    async def _send(self, number: int) -> None:
+        with pytest.raises(InvalidParams, match="too much time"):
+            await self._client.submit(request(f"g{number}", "greedy", explosive(number)))
+        self.refused += 1
+
+    async def end(self) -> None:
+        await asyncio.gather(*self._tasks)
+        assert self.refused == len(self._tasks)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "most"), [(None, 1), (ONE_WORKER, 2), (UNFAIR, None)], ids=["two workers", "one", "unfair"]
+)
+def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
+    program: str | None, most: int | None
+) -> None:
+    """`most`: answers to the greedy user before the one to the neighbour."""
+    seen: list[tuple[int, float]] = []
+
+    async def body(client: ProcessClient) -> None:
+        # Both workers, where there are two, have been needed before, as at any server with some traffic.
+        await asyncio.gather(*(client.submit(request(f"w{i}", f"w{i}", small(100 + i))) for i in range(2)))
+        flood = Flood(client, FLOOD if most is not None else SMALL_FLOOD)
+        await asyncio.sleep(0.1)
+        for i in range(3):
+            before, started = flood.refused, time.monotonic()
+            stream = await client.submit(request(f"n{i}", "neighbour", small(i)))
+            seen.append((flood.refused - before, time.monotonic() - started))
+            async for _ in arrivals(stream):
+                pass
+            if most is None:
+                break
+        if most is None:
+            assert flood.refused == SMALL_FLOOD
+        await flood.stop()
+
+    with_engine(body, ENGINE_COMMAND if program is None else (sys.executable, "-P", "-c", program))
+    print(", ".join(f"{took:.3f} s, {answers} before" for answers, took in seen))
+    delayed = max(answers for answers, _ in seen)
+    if most is None:
+        assert delayed > 2
+    else:
+        assert delayed <= most
+
+
+def test_all_of_a_flood_is_answered_and_the_second_time_at_once() -> None:
+    async def body(client: ProcessClient) -> None:
+        await Flood(client, SMALL_FLOOD).end()
+        started = time.monotonic()
+        await Flood(client, SMALL_FLOOD).end()
+        assert time.monotonic() - started < 0.4  # what a single one takes
+
+    with_engine(body, ENGINE_COMMAND)
+
+
+def test_too_many_of_one_user_are_no_reason_to_refuse_another() -> None:
+    async def body(client: ProcessClient) -> None:
+        news = [request(f"g{i}", "greedy", explosive(i)) for i in range(MAX_WAITING_OF_USER + 10)]
+        tasks = [asyncio.ensure_future(client.submit(new)) for new in news]
+        done, waiting = await asyncio.wait(tasks, timeout=0.2)
+        assert 5 <= len([task for task in done if isinstance(task.exception(), Overloaded)]) <= 10
+        await client.submit(request("n", "neighbour", small(0)))
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        # The line is empty at once: nobody waits for the sixty grammars that were given up.
+        started = time.monotonic()
+        await client.submit(request("n2", "greedy", small(1)))
+        assert time.monotonic() - started < 6
+
+    with_engine(body, ENGINE_COMMAND)
+
+
+def test_a_deadline_that_passes_in_the_queue_is_kept() -> None:
+    async def body(client: ProcessClient) -> None:
+        flood = Flood(client)
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        stream = await client.submit(request("late", "greedy", small(0), queue_timeout_s=0.2))
+        outputs = [output async for step in arrivals(stream) for output in step]
+        took = time.monotonic() - started
+        assert [output.finish_reason for output in outputs] == [FinishReason.TIMEOUT]
+        assert "without being scheduled" in str(outputs[0].error)
+        assert 0.2 <= took < 2 and flood.refused < 5
+        # The name is free, and the grammar had not been compiled: it waits again.
+        stream = await client.submit(request("late", "neighbour", small(0)))
+        ends = [
+            output.finish_reason async for step in arrivals(stream) for output in step if output.finish_reason
+        ]
+        assert ends in ([FinishReason.LENGTH], [FinishReason.STOP])
+        await flood.stop()
+
+    with_engine(body, ENGINE_COMMAND)
+
+
+def test_shutdown_in_the_middle_leaves_no_process() -> None:
+    pids: list[int] = []
+
+    async def body(client: ProcessClient) -> None:
+        await asyncio.gather(*(client.submit(request(f"w{i}", f"w{i}", small(100 + i))) for i in range(2)))
+        flood = Flood(client)
+        await asyncio.sleep(0.2)
+        engine = client.pid
+        pids.extend([engine, *children(engine)])
+        pids.extend(child for worker in children(engine) for child in children(worker))
+        await flood.stop()
+
+    with_engine(body, ENGINE_COMMAND)
+    assert len(pids) >= 3
+    until(lambda: not any(alive(pid) for pid in pids), 2)
+
+
+def test_what_is_aborted_or_late_leaves_the_queue_at_once(tokenizer: Tokenizer) -> None:
+    store = GrammarStore(tokenizer, 2048, frozenset({1}))
+    gate = GrammarGate(store, lambda: GrammarChecker(str(TALE), 2048, frozenset({1})), workers=1)
+    queue = gate._others._queue
+    try:
+        gate.submit(request("first", "a", explosive(0)), 0.0)
+        until(lambda: queue.working == 1)
+        gate.submit(request("aborted", "a", explosive(1)), 0.0)
+        gate.submit(request("late", "a", explosive(2), queue_timeout_s=5.0), 1.0)
+        gate.submit(request("shared", "b", explosive(2)), 1.0)
+        assert len(queue) == 3
+        assert gate.abort("aborted") and len(queue) == 2
+        assert all(new.request_id == "first" for new, _, _ in gate.take(5.9))
+        ((late, arrival, error),) = [found for found in gate.take(6.0) if found[0].request_id == "late"]
+        assert arrival == 1.0 and error is None and late.params.grammar == explosive(2)
+        assert len(queue) >= 1 and gate.busy  # "shared" waits for the same grammar
+        assert gate.abort("shared")
+        assert len(queue) <= 1  # what is in work
+    finally:
+        gate.close()

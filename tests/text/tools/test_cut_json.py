@@ -1,0 +1,55 @@
+"""Arguments cut off anywhere: what is complete of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from headrace.text.tools.json_text import complete_members
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        ("", {}), ("{", {}), ('{"a', {}), ('{"a"', {}), ('{"a":', {}), ('{"a": "x', {}), ('{"a": "x\\"', {}),
+        ('{"a": "x"', {"a": "x"}), ('{"a": "x", ', {"a": "x"}), ('{"a": "x", "b', {"a": "x"}),
+        ('{"a": 12', {}), ('{"a": 12 ', {}), ('{"a": 12,', {"a": 12}), ('{"a": 12}', {"a": 12}),
+        ('{"a": tru', {}), ('{"a": true', {"a": True}), ('{"a": null', {"a": None}),
+        ('{"a": {', {"a": {}}), ('{"a": [1, 2', {"a": [1]}),
+        ('{"a": [[1], {"b": "c", "d": "e', {"a": [[1], {"b": "c"}]}),
+        ('{"a": {"b": "}"}, "c": "{', {"a": {"b": "}"}}), ('{"a": "x"} and so on', {"a": "x"}),
+        ('{"a": NaN}', {}), ('{"a": 1e999}', {}), ('{"a": "\\ud800"}', {}),
+        ("[1", {}), ('"a"', {}), ('{"a": x, "b": "c', {}), ('{"a" "b", "c', {}), ('{]', {}), ("}", {}), (",", {}),
+    ],
+)  # fmt: skip
+def test_complete_members(text: str, members: dict[str, Any]) -> None:
+    assert complete_members(text) == members
+
+
+def test_every_cut_of_an_object_gives_its_beginning() -> None:
+    """Members come, once and in order, and none changes but those that hold others."""
+    whole = {"a": [1, 2.5, {"b": 'x"\\y'}], "c": {}, "d": None, "e": "ü\u2028", "f": {"g": [True, "h"]}}
+    for text in (json.dumps(whole), json.dumps(whole, indent=1), json.dumps(whole, ensure_ascii=False)):
+        sizes = []
+        for cut in range(len(text) + 1):
+            given = complete_members(text[:cut])
+            assert list(given) == list(whole)[: len(given)]
+            assert all(given[key] == whole[key] for key in list(given)[:-1])
+            sizes.append(len(json.dumps(given)))
+        assert sizes == sorted(sizes) and complete_members(text) == whole
+
+
+def test_long_texts_take_linear_time() -> None:
+    for text in (
+        '{"a": "' + "x" * 10**6,
+        '{"a": "' + '\\"' * 10**5,
+        '{"a":' * 10**5,
+        "{" + " " * 10**6,
+        "[" * 10**5,
+    ):
+        started = time.process_time()
+        complete_members(text)
+        assert time.process_time() - started < 2.0
