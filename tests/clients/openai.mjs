@@ -16,7 +16,8 @@ const schema = {
   additionalProperties: false,
 };
 const tools = [{ type: "function", function: { name: "weather", parameters: schema } }];
-const flat = [{ type: "function", name: "weather", parameters: schema, strict: true }];
+// Not strict: the echoing engine compiles no grammars.
+const flat = [{ type: "function", name: "weather", parameters: schema, strict: false }];
 const call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>';
 
 const checks = {

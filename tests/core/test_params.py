@@ -83,7 +83,11 @@ def test_numbers_that_are_not_finite_or_enormous_are_refused(name: str, value: A
         SamplingParams(**{name: value})
 
 
-@pytest.mark.parametrize("value", ["1", b"1", True, False, [1], {}, (), 1j, object()], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    ["1", b"1", True, False, [1], {}, (), 1j, object()],
+    ids=lambda value: "object" if type(value) is object else repr(value),
+)
 @pytest.mark.parametrize("name", [*FLOATS, *INTS])
 def test_wrong_types_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidParams, match=name):
