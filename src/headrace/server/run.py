@@ -24,6 +24,7 @@ from headrace.server.anthropic.answers import MessagesDialect
 from headrace.server.app import create_app
 from headrace.server.http.body import MAX_BODY_BYTES
 from headrace.server.http.connection import ConnectionLimits
+from headrace.server.http.drain import Drain
 from headrace.server.http.headers import EVERYWHERE
 from headrace.server.http.listener import allow_connections, listen, unusable, url
 from headrace.server.http.protocol import GuardedProtocol
@@ -32,7 +33,7 @@ from headrace.server.observability.logs import TEXT, LogWriter, logs
 from headrace.server.observability.observer import Sink
 from headrace.server.observability.tracing import tracing
 from headrace.server.openai.responses.store import DEFAULT_BYTES
-from headrace.server.shutdown import Drain, Ending, LastResort
+from headrace.server.shutdown import Ending, LastResort
 from headrace.serving.client.child import ENGINE_COMMAND
 from headrace.serving.client.process import ProcessClient
 from headrace.serving.client.supervisor import Supervisor

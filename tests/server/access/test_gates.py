@@ -13,7 +13,7 @@ import headrace.server
 FOLDER = Path(headrace.server.__file__).parent
 
 GATE = "gate.py"
-SEEING = "seeing"
+OBSERVABILITY = "observability"
 """Hands the client on, to ask it for numbers; nothing in there makes requests."""
 
 OWN = {"self", "request"}
@@ -52,7 +52,7 @@ def test_requests_go_through_the_gate(path: Path) -> None:
     if path.name in (GATE, "service.py"):
         return
     found = detours(path.read_text())
-    if path.parent.name == SEEING:
+    if path.parent.name == OBSERVABILITY:
         found = (one for one in found if "submitted" in one)
         assert "Generation.start" not in path.read_text()
     assert list(found) == []

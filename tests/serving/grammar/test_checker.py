@@ -138,7 +138,7 @@ def test_a_child_that_is_killed_is_a_refusal(monkeypatch: pytest.MonkeyPatch) ->
     """The limits are what ends an explosion: without them this one takes seconds and hundreds of megabytes."""
     monkeypatch.setattr("headrace.serving.grammar.checker.ANSWER_S", 60.0)
     program = (
-        "import sys; from headrace.serving import grammar_worker as w;"
+        "import sys; from headrace.serving.grammar import worker as w;"
         "w.CPU_S, w.WALL_S, w._ADDRESS_SPACE_BYTES, w.MEMORY_BYTES = 60, 60, 1 << 40, 1 << 40; sys.exit(w.main())"
     )
     unlimited = GrammarChecker(str(TALE), 2048, frozenset({1}), (sys.executable, "-c", program))

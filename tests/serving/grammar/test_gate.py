@@ -142,7 +142,7 @@ def test_aborting_what_is_being_compiled(tokenizer: Tokenizer) -> None:
 
 # Compiles where it should not: in the engine's own thread, between two steps.
 ON_THE_STEP_PATH = (
-    "import sys; from headrace.cli import main; from headrace.serving import grammar_gate as gate;"
+    "import sys; from headrace.cli import main; from headrace.serving.grammar import gate;"
     "gate.GrammarGate.submit = lambda self, new, now: self._store.get(new.params.grammar) is not None;"
     "main(['engine-process', *sys.argv[1:]])"
 )

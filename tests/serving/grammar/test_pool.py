@@ -24,7 +24,7 @@ pytest.importorskip("llguidance")
 
 # Says how to be found before it compiles for as long as the test likes.
 UNLIMITED = (
-    "import sys; from headrace.serving import grammar_worker as w;"
+    "import sys; from headrace.serving.grammar import worker as w;"
     "w.CPU_S, w.WALL_S, w._ADDRESS_SPACE_BYTES, w.MEMORY_BYTES = 60, 60, 1 << 40, 1 << 40; sys.exit(w.main())"
 )
 
@@ -271,7 +271,7 @@ def test_a_model_without_an_end_follows_no_grammar(tokenizer: Tokenizer) -> None
 
 def test_a_busy_machine_is_not_the_grammars_fault(caller: Callable[..., Caller]) -> None:
     program = (
-        "import sys; from headrace.serving import grammar_worker as w;"
+        "import sys; from headrace.serving.grammar import worker as w;"
         "w.CPU_S, w.WALL_S, w._ADDRESS_SPACE_BYTES = 60, 0.2, 1 << 40; sys.exit(w.main())"
     )
     one = caller(program=program)

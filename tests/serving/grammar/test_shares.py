@@ -28,13 +28,13 @@ pytest.importorskip("llguidance")
 OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "max_model_len": 512}
 FLOOD, SMALL_FLOOD = 20, 5
 
-START = "import sys; from headrace.cli import main; from headrace.serving import grammar_gate, grammar_queue;"
+START = "import sys; from headrace.cli import main; from headrace.serving.grammar import gate, queue;"
 RUN = "main(['engine-process', *sys.argv[1:]])"
-ONE_WORKER = f"{START} grammar_gate.default_workers = lambda: 1; {RUN}"
+ONE_WORKER = f"{START} gate.default_workers = lambda: 1; {RUN}"
 # The planted fault: all users stand in one line.
 UNFAIR = (
-    f"{START} join = grammar_queue.FairQueue.join;"
-    f"grammar_queue.FairQueue.join = lambda self, grammar, request_id, user: join(self, grammar, request_id, ''); {RUN}"
+    f"{START} join = queue.FairQueue.join;"
+    f"queue.FairQueue.join = lambda self, grammar, request_id, user: join(self, grammar, request_id, ''); {RUN}"
 )
 
 

@@ -1,4 +1,4 @@
-"""Finds out in a process of its own whether a grammar can be compiled within limits; see `grammar_worker`."""
+"""Finds out in a process of its own whether a grammar can be compiled within limits; see `worker`."""
 
 from __future__ import annotations
 
