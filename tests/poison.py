@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from headrace.llm import EngineParts
+from headrace.build import EngineParts
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.native_kv import NativeKV

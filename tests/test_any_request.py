@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest, Output, Pooling
 from headrace.errors import RequestError
-from headrace.llm import EngineParts, assemble
 from headrace.runner.sampling.output import INFINITE_LOGITS, NAN_LOGITS, NO_LOGITS
 from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_TAKEN_IN
 from headrace.serving.engine.stepper import Stepper

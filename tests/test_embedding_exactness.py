@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headrace.build import assemble
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
-from headrace.llm import assemble
 from tests.test_exactness import ALONE, CASES, MODELS, Run, fitted, located, requests_for
 
 Vectors = dict[str, bytes]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.core.executor import Executor
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest, SliceResult, StepPlan, StepResult, TokenLogprobs
-from headrace.llm import EngineParts, assemble
 from tests.poison import Poison
 
 Tokens = dict[tuple[str, int], tuple[int, ...]]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from headrace import LLM, SamplingParams
+from headrace.build import survey
 from headrace.config import EngineConfig
 from headrace.errors import CheckpointError, ConfigError, ModelNotFound
-from headrace.llm import survey
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.plan.vllm_options import ACCEPTED, RENAMED, translate
 

@@ -1,36 +1,19 @@
-"""The offline API, and the place where an engine is put together."""
+"""The offline API: a model in this process."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
+from headrace.build import assemble
 from headrace.config import EngineConfig
-from headrace.config_resolve import resolve
-from headrace.core.engine import Engine, EngineStats
-from headrace.core.executor import Executor
+from headrace.core.engine import EngineStats
 from headrace.core.params import SamplingParams, as_ids, as_int
-from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.core.types import NewRequest, Pooling
 from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
-from headrace.models.generation_config import chosen_defaults
-from headrace.models.identity import weights_identity
-from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
-from headrace.models.spec import ModelSpec
-from headrace.models.stored import stored_spec
-from headrace.ops.candidates import DEFAULT_TABLE
-from headrace.ops.table import DENSE, Selection
-from headrace.plan.hardware import this_machine
-from headrace.plan.kernels import op_facts
-from headrace.plan.kv import streaming_spec
-from headrace.plan.kv_identity import kv_identity
-from headrace.plan.ledger import Ledger, ledger
-from headrace.plan.resolved import ResolvedConfig
 from headrace.serving.client.inprocess import Call, InProcessClient
 from headrace.serving.requests.embedding import floats, shaped
 from headrace.serving.requests.outputs import (
@@ -41,7 +24,6 @@ from headrace.serving.requests.outputs import (
     RequestOutput,
 )
 from headrace.text.bad_words import with_bad_word_ids
-from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -51,17 +33,12 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "EmbeddingRequestOutput",
-    "EngineParts",
     "RequestMetrics",
     "RequestOutput",
-    "Survey",
-    "assemble",
-    "survey",
 ]
 
 Prompt = str | Sequence[int] | Mapping[str, object]
 Message = Mapping[str, object]
-Progress = Callable[[int, int], None]
 
 
 _REQUEST_FIELDS = ("priority", "user", "cache_salt", "cache_pin_tokens", "cache_pin_ttl_s")
@@ -69,106 +46,6 @@ _REQUEST_FIELDS = ("priority", "user", "cache_salt", "cache_pin_tokens", "cache_
 
 _BYTES = (bytes, bytearray, memoryview)
 """Sequences of whole numbers for Python; as a prompt they are text that was not decoded, and refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What is known of an engine before any weight is read."""
-
-    source: ModelSource
-    spec: ModelSpec  # with streaming options put in
-    resolved: ResolvedConfig
-    ledger: Ledger
-    ops: Selection
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """A loaded model with everything that runs it. `tokenizer` is None for `shape:` models."""
-
-    engine: Engine
-    executor: Executor
-    resolved: ResolvedConfig
-    spec: ModelSpec
-    source: ModelSource
-    tokenizer: Tokenizer | None
-    grammars: GrammarStore
-    tokenizer_folder: Path | None
-    sampling_defaults: Mapping[str, Any]  # fields of SamplingParams that nobody has to give
-
-
-def survey(config: EngineConfig) -> Survey:
-    """Find the model and settle every option; reads no weights.
-
-    Raises ModelError where the model cannot be used and ConfigError where an option is wrong.
-    """
-    source = resolve_model(config.model, HubOptions(config.revision, config.download_dir))
-    if config.hf_overrides:
-        source = replace(source, config={**source.config, **config.hf_overrides})
-    stored = stored_spec(source)
-    machine = this_machine()
-    resolved = resolve(config, stored, machine)
-    spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
-    weights = resolved.weight_format
-    ops = DEFAULT_TABLE.select(
-        device=resolved.device,
-        dtype=resolved.dtype,
-        formats=(DENSE if weights is None else weights.name,),
-        facts=op_facts(spec, machine),
-        force=resolved.ops_force,
-    )
-    return Survey(source, spec, resolved, ledger(spec, resolved), ops)
-
-
-def assemble(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
-    """Load a model and build its engine. `progress` is told (tensors read, tensors in all)."""
-    plan = survey(config)
-    resolved, spec, source = plan.resolved, plan.spec, plan.source
-    defaults = chosen_defaults(source, config.generation_config, config.override_generation_config)
-    folder = source.path
-    if config.tokenizer is not None:
-        folder = tokenizer_folder(config.tokenizer, HubOptions(download_dir=config.download_dir))
-    tokenizer = None if folder is None else Tokenizer.from_folder(folder)
-    eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
-    grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
-    executor = _load_executor(plan, grammars, progress)
-    engine = Engine(
-        _scheduler_config(resolved, spec.vocab_size, eos_ids),
-        resolved.kv_groups,
-        prefix_caching=resolved.enable_prefix_caching,
-        cache_scope=kv_identity(weights_identity(source, resolved.seed), spec, resolved),
-    )
-    return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars, folder, defaults)
-
-
-def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | None) -> Executor:
-    if plan.resolved.kernels is not None:
-        from headrace.runner import native_backend
-
-        return native_backend.load_executor(plan.source, plan.spec, plan.resolved, grammars, progress)
-    from headrace.runner import torch_backend
-
-    return torch_backend.load_executor(plan.source, plan.spec, plan.resolved, plan.ops, grammars, progress)
-
-
-def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        max_model_len=resolved.max_model_len,
-        vocab_size=vocab_size,
-        eos_ids=eos_ids,
-        batching=Batching(resolved.batching),
-        batch_size=resolved.batch_size,
-        batch_wait_s=resolved.batch_wait_s,
-        batch_max_tokens=resolved.batch_max_tokens,
-        order=Order(resolved.scheduling_policy),
-        victim=Victim(resolved.preemption_victim),
-        chunked_prefill=resolved.enable_chunked_prefill,
-        kv_cache=resolved.kv_cache,
-        seed=resolved.seed,
-        max_logprobs=resolved.max_logprobs,
-    )
 
 
 class LLM:

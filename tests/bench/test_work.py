@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from headrace.bench.work import ModelWork, SliceShape, decode_shape, model_work, visible
+from headrace.build import survey
 from headrace.config import EngineConfig
 from headrace.core.types import Retention
-from headrace.llm import survey
 from headrace.models.spec import KVLayout
 
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest
-from headrace.llm import EngineParts, assemble
 
 _native = pytest.importorskip("headrace._native", reason="native kernels not built")
 

@@ -79,7 +79,7 @@ import sys, torch
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
-from headrace.llm import assemble
+from headrace.build import assemble
 def memory(field):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(field))
 def step(name, scored):
@@ -102,8 +102,8 @@ print(memory("VmHWM") - before)
 @pytest.mark.parametrize("ops", ["torch", "reference"])
 def test_the_ledger_covers_what_a_step_makes_on_the_torch_path(ops: str) -> None:
     """The peak of a step that scores a prompt of 1,000 tokens, most of it attention scratch and logits."""
+    from headrace.build import survey
     from headrace.config import EngineConfig
-    from headrace.llm import survey
 
     plan = survey(
         EngineConfig.from_kwargs(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.build import assemble
 from headrace.config import EngineConfig
-from headrace.llm import assemble
 from headrace.plan.activations import activation_bytes
 from headrace.plan.formats import memory_format
 from headrace.plan.ledger import ledger

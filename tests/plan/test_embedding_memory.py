@@ -7,12 +7,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from headrace.build import assemble
 from headrace.config import EngineConfig
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
-from headrace.llm import assemble
 from headrace.plan.ledger import ledger
 
 TOKENS, SEQUENCES = 512, 4

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.build import assemble
 from headrace.config import EngineConfig
 from headrace.core.prefix_cache import BlockKeys
-from headrace.llm import assemble
 from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import BUNDLED_FOLDER
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace import LLM, SamplingParams
+from headrace.build import Survey, survey
 from headrace.config import EngineConfig
-from headrace.llm import Survey, survey
 from headrace.plan.formats import memory_format
 from headrace.plan.weights import total_weight_bytes
 from headrace.quant.format import F32

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from headrace.bench.measure import Measured, percentile, run_workload
 from headrace.bench.workload import Arrival
+from headrace.build import assemble
 from headrace.config import EngineConfig
-from headrace.llm import assemble
 from headrace.plan.report import table
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import format_bytes, milliseconds

@@ -21,9 +21,10 @@ def main(words: list[str]) -> int:
     which all processes of a machine share, and the peak of resident memory in bytes."""
     job = json.loads(words[0])
     llm_module: Any = importlib.import_module("headrace.llm")
+    build_module: Any = importlib.import_module("headrace.build")
     config_module: Any = importlib.import_module("headrace.config")
     imported = time.monotonic()
-    llm_module.survey(config_module.EngineConfig.from_kwargs(**job["options"]))
+    build_module.survey(config_module.EngineConfig.from_kwargs(**job["options"]))
     configured = time.monotonic()
     llm = llm_module.LLM(show_progress=False, **job["options"])
     loaded = time.monotonic()

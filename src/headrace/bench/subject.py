@@ -11,9 +11,9 @@ from headrace.bench.report import Row
 from headrace.bench.roofline import Roofline, Work, measure_roofline
 from headrace.bench.work import ModelWork, model_work
 from headrace.bench.workload import Arrival
+from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
-from headrace.llm import EngineParts, assemble
 from headrace.plan.units import format_bytes
 
 

@@ -13,9 +13,9 @@ import sys
 from typing import Any, NoReturn
 
 from headrace import __version__
+from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
-from headrace.llm import EngineParts, assemble
 from headrace.server.observability.logs import FORMATS, TEXT, formatter
 from headrace.serving.engine.loop import EXIT_FAILED, EXIT_OK, EngineLoop
 from headrace.serving.engine.state import ModelFacts

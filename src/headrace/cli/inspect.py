@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from headrace.build import survey
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
-from headrace.llm import survey
 from headrace.ops.cpu_features import detect
 from headrace.plan.report import report
 

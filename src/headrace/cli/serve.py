@@ -9,6 +9,7 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
+from headrace.build import survey
 from headrace.cli.connection_flags import add_connection_flags, connection_limits
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
 from headrace.cli.reply_flags import add_reply_flags
@@ -16,7 +17,6 @@ from headrace.cli.standard_streams import complete, say
 from headrace.cli.traffic_flags import add_traffic_flags, traffic_options
 from headrace.core.types import Pooling
 from headrace.errors import ConfigError, MissingDependency
-from headrace.llm import survey
 from headrace.models.source import is_at_hand
 from headrace.plan.report import summary
 from headrace.server.observability.logs import FORMATS, TEXT

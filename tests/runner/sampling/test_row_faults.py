@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest
 from headrace.errors import EngineDead
-from headrace.llm import EngineParts, assemble
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.sampling.output import NAN_LOGITS
 from headrace.runner.sampling.row_faults import MAX_LOST_STEPS, NOT_SAMPLED, NOT_TAKEN_IN
