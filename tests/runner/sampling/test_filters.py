@@ -24,10 +24,10 @@ from transformers.generation.logits_process import (
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
 from headrace.runner.sampling import draw as sampling_draw
-from headrace.runner.sampling import draw as sampling_width
-from headrace.runner.sampling.draw import Filters, draw_sorted, draw_whole, first_width, rank, top
+from headrace.runner.sampling import state as sampling_state
+from headrace.runner.sampling.draw import Filters, draw_sorted, draw_whole, rank, top
 from headrace.runner.sampling.randomness import uniforms
-from headrace.runner.sampling.state import SampleRow
+from headrace.runner.sampling.state import SampleRow, first_width
 
 Make = Callable[[int], Any]
 
@@ -39,7 +39,7 @@ def widths(request: pytest.FixtureRequest) -> Iterator[None]:
     """Small vocabularies are sorted whole; narrow prefixes make them take every path that large ones take."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "many widths":
-            patch.setattr(sampling_width, "WIDTHS", (2, 3, 5))
+            patch.setattr(sampling_state, "WIDTHS", (2, 3, 5))
         yield
 
 

@@ -15,18 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.params import SamplingParams
-
-WIDTHS = (64, 256, 1024)
-"""Prefixes of the sorted row that are tried before a full sort. See `first_width`."""
-
-
-def first_width(k: int, vocab_size: int) -> int:
-    """The narrowest prefix that can settle the first k ranks with one witness behind them.
-
-    A partial selection pays off up to an eighth of the vocabulary; past that the whole row is sorted.
-    """
-    return next((w for w in WIDTHS if k < w <= vocab_size // 8), vocab_size)
-
+from headrace.runner.sampling.state import first_width
 
 _ID_MASK = 0xFFFF_FFFF
 _MAGNITUDE = 0x7FFF_FFFF

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.runner.sampling.draw import Filters, first_width
+from headrace.runner.sampling.draw import Filters
 from headrace.runner.sampling.edits import Edits
 from headrace.runner.sampling.randomness import UniformTable
-from headrace.runner.sampling.state import Draw, SequenceState
+from headrace.runner.sampling.state import Draw, SequenceState, first_width
 
 
 @dataclass(frozen=True, slots=True)

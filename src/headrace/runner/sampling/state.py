@@ -13,13 +13,23 @@ from numpy.typing import NDArray
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
 from headrace.runner.sampling.bad_words import BadWords
-from headrace.runner.sampling.draw import first_width
 
 if TYPE_CHECKING:
     from headrace._native import SampleRules
     from headrace.runner.sampling.token_masks import Matcher
 
 _FIRST_CAPACITY = 64
+
+WIDTHS = (64, 256, 1024)
+"""Prefixes of the sorted row that are tried before a full sort. See `first_width`."""
+
+
+def first_width(k: int, vocab_size: int) -> int:
+    """The narrowest prefix that can settle the first k ranks with one witness after them.
+
+    A partial selection pays off up to an eighth of the vocabulary; past that the whole row is sorted.
+    """
+    return next((w for w in WIDTHS if k < w <= vocab_size // 8), vocab_size)
 
 
 class Draw(enum.IntEnum):
