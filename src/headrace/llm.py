@@ -13,9 +13,9 @@ from headrace.config import EngineConfig
 from headrace.core.engine import EngineStats
 from headrace.core.params import SamplingParams, as_ids, as_int
 from headrace.core.types import NewRequest, Pooling
+from headrace.core.vectors import floats, shaped
 from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
 from headrace.serving.client.inprocess import Call, InProcessClient
-from headrace.serving.requests.embedding import floats, shaped
 from headrace.serving.requests.outputs import (
     CompletionOutput,
     EmbeddingOutput,

@@ -12,9 +12,10 @@ import pytest
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
+from headrace.core.vectors import floats, packed, shaped
 from headrace.errors import HeadraceError, PromptTooLong
 from headrace.serving.client.process import ProcessClient
-from headrace.serving.requests.embedding import Embedding, embed, floats, packed, shaped
+from headrace.serving.requests.embedding import Embedding, embed
 from tests.serving.tiny_engine import COMMAND, FAIL, MAX_MODEL_LEN, hidden_state
 
 

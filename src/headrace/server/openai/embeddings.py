@@ -14,6 +14,7 @@ from pydantic import Field
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import MAX_NAME_CHARS, MAX_TIMEOUT_S, NO_USER, NewRequest, Pooling
+from headrace.core.vectors import packed, shaped
 from headrace.errors import InvalidParams
 from headrace.server.http.json_parts import JsonList, json_response
 from headrace.server.http.pace import Slices, while_connected
@@ -23,7 +24,7 @@ from headrace.server.openai.prompts import Encoded, check_length, encode_prompts
 from headrace.server.openai.request_fields import EMBEDDING, Strict
 from headrace.server.openai.schemas import MAX_MODEL_NAME_CHARS, Priority, Prompts, Side, TruncatedLength
 from headrace.server.service import Service, service_of
-from headrace.serving.requests.embedding import Embedding, embed, packed, shaped
+from headrace.serving.requests.embedding import Embedding, embed
 
 router = APIRouter()
 
