@@ -1,7 +1,8 @@
-"""What the README and the examples say is true: the tree, the links, and every command."""
+"""The README, the pages in docs/ and the examples: the tree, links, anchors and commands are right."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
@@ -10,35 +11,50 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.places import ROOT
+from tools import reference
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-RUN = [sys.executable, "-m", "headrace.cli"]
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
+BIN = Path(sys.executable).parent
 
 
-def blocks(language: str) -> list[str]:
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    return [text for kind, text in fences if kind == language]
+def blocks(language: str, text: str = README) -> list[str]:
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for kind, block in fences if kind == language]
 
 
-def commands() -> list[str]:
-    lines = [line.split("    #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
-    return [line for line in lines if line]
+def commands(text: str = README) -> list[str]:
+    """The lines of a page's shell blocks, as they are typed."""
+    joined = "\n".join(blocks("bash", text)).replace("\\\n", " ")
+    lines = [re.sub(r"\s+# .*", "", line).strip() for line in joined.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def run(words: list[str], stdin: str = "", timeout: float = 170.0) -> subprocess.CompletedProcess[str]:
+    """A program in the repository's root, with the commands of this environment on PATH."""
+    environ = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
-        words, input=stdin, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False
+        words,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
+        env=environ,
+        check=False,
     )
 
 
 def test_every_command_is_of_a_known_kind() -> None:
     kinds = {line.split()[0] for line in commands()}
-    assert kinds == {"make", "headrace"}
+    assert kinds == {"make", "headrace", "."}
     assert {"generate", "chat", "inspect", "bench", "serve"} <= {
         line.split()[1] for line in commands() if line.startswith("headrace")
     }
@@ -55,9 +71,45 @@ def test_make_targets_exist(line: str) -> None:
     [line for line in commands() if line.startswith("headrace") and not line.startswith("headrace serve")],
 )
 def test_readme_commands_run(line: str) -> None:
-    done = run([*RUN, *shlex.split(line)[1:]], stdin="Hello!\n/stats\n/exit\n")
+    done = run(["bash", "-c", line], stdin="Hello!\n/stats\n/exit\n")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 40
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_line_is_accepted(page: str) -> None:
+    """The flags and arguments after `headrace` exist, on every page; the commands are not run."""
+    for line in commands((ROOT / page).read_text(encoding="utf-8")):
+        for words in headrace_calls(line):
+            try:
+                reference.parser().parse_args(words)
+            except SystemExit as error:
+                assert error.code == 0, line
+
+
+def headrace_calls(line: str) -> list[list[str]]:
+    """The arguments of each call of headrace in a line of shell."""
+    calls: list[list[str]] = []
+    inside = False
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    for word in lexer:
+        if set(word) <= set("|&;<>"):
+            inside = False
+        elif Path(word).name == "headrace" and not inside:
+            calls.append([])
+            inside = True
+        elif inside:
+            calls[-1].append(word)
+    return calls
+
+
+def test_an_unknown_flag_is_noticed() -> None:
+    assert headrace_calls("echo hi | .venv/bin/headrace generate --chat - > out &") == [
+        ["generate", "--chat", "-"]
+    ]
+    with pytest.raises(SystemExit):
+        reference.parser().parse_args(["generate", "Once", "--no-such-flag"])
 
 
 @pytest.mark.parametrize("code", blocks("python"))
@@ -82,7 +134,7 @@ def served() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [str(port) if word == "8000" else word for word in shlex.split(line)[1:]]
-    with subprocess.Popen([*RUN, *words], stdout=subprocess.DEVNULL, cwd=ROOT) as server:
+    with subprocess.Popen([BIN / "headrace", *words], stdout=subprocess.DEVNULL, cwd=ROOT) as server:
         try:
             deadline = time.monotonic() + 120
             while True:
@@ -120,21 +172,20 @@ def test_the_tree_names_what_is_there() -> None:
     assert there <= named, sorted(path.name for path in there - named)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "docs/architecture.md",
-        "docs/security.md",
-        "docs/serving.md",
-    ],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", re.sub(r"`[^`\n]*`", "", text)):
         if "://" not in target:
-            assert ((ROOT / page).parent / target).exists(), target
-    for path in re.findall(r"`((?:core|models|runner|ops|tests|serving)/[\w./]+)`", text):
-        assert (ROOT / path).exists() or (ROOT / "src" / "headrace" / path).exists(), path
+            path = (ROOT / page).parent / target if target else ROOT / page
+            assert path.exists(), target
+            if anchor:
+                assert anchor in anchors(path.read_text(encoding="utf-8")), f"{target}#{anchor}"
+    for name in re.findall(r"`((?:core|models|runner|ops|tests|serving|server)/[\w./]+)`", text):
+        assert (ROOT / name).exists() or (ROOT / "src" / "headrace" / name).exists(), name
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

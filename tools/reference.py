@@ -119,13 +119,13 @@ def _sampling() -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     options = {field.name for field in fields(config.EngineConfig)} - {"model"}
-    for words, parser in _parsers():
+    for words, command in _parsers(parser()):
         yield f"## headrace {words}"
         yield ""
-        if parser.description:
-            yield _escaped(" ".join(parser.description.split()))
+        if command.description:
+            yield _escaped(" ".join(command.description.split()))
             yield ""
-        shown = [one for one in parser._actions if one.help != argparse.SUPPRESS and one.dest != "help"]
+        shown = [one for one in command._actions if one.help != argparse.SUPPRESS and one.dest != "help"]
         takes_options = options <= {one.dest for one in shown}
         rows = [
             (_flag(one), _help(one))
@@ -147,24 +147,28 @@ def _environment() -> Iterator[str]:
     )
 
 
-def _parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Each subcommand that users see, and each kind of `bench`, with the words that call it."""
+def parser() -> argparse.ArgumentParser:
+    """The command line with all subcommands that users see."""
     root = argparse.ArgumentParser(prog="headrace")
+    root.add_argument("--version", action="store_true")
     commands = root.add_subparsers()
     for command in COMMANDS:
-        if command.summary is None:
-            continue
-        importlib.import_module(command.module).add_parser(commands)
-        parser = commands.choices[command.name]
-        yield command.name, parser
-        for action in parser._actions:
-            if _is_choice_of_commands(action) and isinstance(action.choices, Mapping):
-                for name, nested in action.choices.items():
-                    yield f"{command.name} {name}", nested
+        if command.summary is not None:
+            importlib.import_module(command.module).add_parser(commands)
+    return root
+
+
+def _parsers(of: argparse.ArgumentParser, words: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Each subcommand, then what is below it (the kinds of `bench`), with the words that call it."""
+    for action in of._actions:
+        if _is_choice_of_commands(action) and isinstance(action.choices, Mapping):
+            for name, nested in action.choices.items():
+                yield f"{words} {name}".strip(), nested
+                yield from _parsers(nested, f"{words} {name}")
 
 
 def _actions(words: str) -> Iterable[argparse.Action]:
-    return next(parser._actions for name, parser in _parsers() if name == words)
+    return next(command._actions for name, command in _parsers(parser()) if name == words)
 
 
 def _is_choice_of_commands(action: argparse.Action) -> bool:
