@@ -19,14 +19,11 @@ from headrace.server.http import errors
 from headrace.server.http.body import MAX_BODY_BYTES, BodyLimit
 from headrace.server.http.headers import HeadAsGet
 from headrace.server.http.pace import CallerLeft, Pace
-from headrace.server.observability import routes as health
-from headrace.server.observability import routes as metrics
-from headrace.server.observability.latencies import Arrival
+from headrace.server.observability import routes as health_and_metrics
 from headrace.server.observability.monitor import Sight
 from headrace.server.observability.observer import Observer, Sink
 from headrace.server.openai import chat, completions, embeddings, models, tokens
 from headrace.server.openai.responses import route as responses
-from headrace.server.openai.responses import route as stored_responses
 from headrace.server.openai.responses.store import DEFAULT_BYTES, ResponseStore
 from headrace.server.service import Service
 from headrace.server.ui import api_page, live, openapi, page
@@ -58,9 +55,9 @@ def create_app(
 
     replies: how the model writes reasoning and calls; None for what its chat template suggests.
 
-    response_store_bytes: what stored responses may hold, 0 to store none.
+    response_store_bytes: memory for stored responses, 0 to store none.
 
-    sinks: they are told of each request that has ended.
+    sinks: called with each request that has ended.
 
     Raises ConfigError without a name.
     """
@@ -79,16 +76,15 @@ def create_app(
         responses=ResponseStore(response_store_bytes),
     )
     traffic.on_reload(service.responses.keep)
-    app.state.feed = Feed(client, service.latencies)
     app.state.sight = sight = Sight(service, sinks)
-    # From the inside to the outside: what is added last sees a request first.
+    app.state.feed = Feed(client, sight.tallies)
+    # From the inside to the outside: the middleware that is added last sees a request first.
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, limit=max_body_bytes)
     app.add_middleware(KeyCheck, traffic=traffic)
     app.add_middleware(OriginCheck, allowed=tuple(allowed_origins))
     app.add_middleware(HostCheck, allowed=tuple(allowed_hosts))
     app.add_middleware(Pace)
-    app.add_middleware(Arrival)
     app.add_middleware(Observer, tallies=sight.tallies, sinks=sight.sinks)
     errors.install(app)
     app.add_exception_handler(CallerLeft, _nobody_listens)
@@ -96,19 +92,17 @@ def create_app(
         completions,
         chat,
         responses,
-        stored_responses,
         messages_api,
         embeddings,
         tokens,
         models,
-        health,
+        health_and_metrics,
         live,
-        metrics,
         page,
         usage,
+        api_page,
     ):
         app.include_router(routes.router)
-    app.include_router(api_page.router)
     openapi.install(app)
     return app
 

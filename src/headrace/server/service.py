@@ -10,12 +10,10 @@ from fastapi import Request
 
 from headrace.core.types import Pooling
 from headrace.errors import UnknownModelName
-from headrace.server.access.gate import Gate
+from headrace.server.access.gate import Gate, HeldAnswers
 from headrace.server.access.keys import ANYONE, Caller, caller_of
 from headrace.server.access.traffic import Traffic
-from headrace.server.observability.latencies import Latencies
 from headrace.server.openai.responses.store import ResponseStore
-from headrace.server.openai.sizes import HeldAnswers
 from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import ModelFacts
 from headrace.text.tokenizer import Tokenizer
@@ -38,7 +36,6 @@ class Service:
     facts: ModelFacts
     replies: ReplyFormats = field(default_factory=ReplyFormats)
     started: int = field(default_factory=lambda: int(time.time()))
-    latencies: Latencies = field(default_factory=Latencies)
     traffic: Traffic = field(default_factory=Traffic)
     caller: Caller = ANYONE
     pooling: Pooling = Pooling.LAST

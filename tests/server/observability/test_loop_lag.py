@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from headrace.server.observability.latencies import INTERVAL_S, LONGEST_S, LoopLag
+from headrace.server.observability.counts import LAG_INTERVAL_S, LONGEST_LAG_S, LoopLag
 from tests.server.conftest import TinyServer
 from tests.server.observability.scrape import Scrape
 
@@ -41,7 +41,7 @@ def test_a_machine_that_slept_counts_once() -> None:
     due = clock.now
     clock.now += 8 * 3600
     assert lag.note(due) == clock.now
-    assert lag.histogram.count == 1 and lag.histogram.total > LONGEST_S
+    assert lag.histogram.count == 1 and lag.histogram.total > LONGEST_LAG_S
 
 
 def test_a_blocked_server_shows_it(tiny: TinyServer) -> None:
@@ -55,6 +55,6 @@ def test_a_blocked_server_shows_it(tiny: TinyServer) -> None:
     tiny.loop.call_soon_threadsafe(time.sleep, 0.6)
     time.sleep(0.7)
     blocked = Scrape.take(tiny.http)
-    assert calm.since(before)["event_loop_lag_seconds_count"] >= 0.5 / INTERVAL_S - 2
+    assert calm.since(before)["event_loop_lag_seconds_count"] >= 0.5 / LAG_INTERVAL_S - 2
     # The ticks of the first 0.5 of 0.6 seconds are more than 0.1 late; a busy machine adds some of its own.
-    assert 0.5 / INTERVAL_S - 2 <= late(blocked.since(calm)) < 3 * 0.5 / INTERVAL_S
+    assert 0.5 / LAG_INTERVAL_S - 2 <= late(blocked.since(calm)) < 3 * 0.5 / LAG_INTERVAL_S

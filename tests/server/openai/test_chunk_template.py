@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.server.http.events import event
-from headrace.server.openai.chat import HOLE, ChunkTemplate
+from headrace.server.openai.choices import HOLE, ChunkTemplate
 from tests.server.conftest import TinyServer
 
 

@@ -14,9 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.server.observability.latencies import MAX_SAMPLES, WINDOW_S, Latencies
+from headrace.core.params import SamplingParams
+from headrace.server.observability.counts import MAX_SAMPLES, WINDOW_S, Tallies, Window
+from headrace.server.observability.record import RequestRecord
 from headrace.server.ui import live as feed_module
 from headrace.server.ui.live import Feed, lane_name
+from headrace.serving.requests.completion import Delta
 from tests.server.conftest import TinyServer, serve
 
 SECRET = "The bear's password is honeycomb"
@@ -139,17 +142,18 @@ def test_watchers_share_one_poller(tiny: TinyServer, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tiny.client, "view", counted, raising=False)
 
-    async def crowd() -> list[bytes]:
+    async def crowd() -> list[bytes | None]:
         feed: Feed = tiny.feed
-        watches = [feed.watch() for _ in range(100)]
+        for _ in range(100):
+            feed.join()
         try:
-            events = []
+            events: list[bytes | None] = []
             for _ in range(5):
-                events += await asyncio.gather(*(watch.__anext__() for watch in watches))
+                events += await asyncio.gather(*(feed.next_event() for _ in range(100)))
             return events
         finally:
-            for watch in watches:
-                watch.close()
+            for _ in range(100):
+                feed.leave()
 
     events = tiny.call(crowd())
     assert len(events) == 500
@@ -208,17 +212,18 @@ def test_an_open_page_does_not_hold_up_the_end() -> None:
 def test_watchers_are_bounded(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny.feed, "_max_watchers", 2)
 
-    async def fill() -> list[Any]:
-        return [tiny.feed.watch(), tiny.feed.watch()]
+    async def fill() -> None:
+        tiny.feed.join()
+        tiny.feed.join()
 
-    watches = tiny.call(fill())
+    tiny.call(fill())
     try:
         refused = tiny.http.get("/live")
         assert refused.status_code == 429 and "Retry-After" in refused.headers
         assert "already" in refused.json()["error"]["message"]
     finally:
-        for watch_ in watches:
-            tiny.loop.call_soon_threadsafe(watch_.close)
+        for _ in range(2):
+            tiny.loop.call_soon_threadsafe(tiny.feed.leave)
     next(ticks(tiny))
 
 
@@ -259,33 +264,36 @@ def test_endings_are_told_for_a_while_and_bounded() -> None:
 
 def test_percentiles_of_the_last_minute() -> None:
     now = 0.0
-    latencies = Latencies(lambda: now)
-    assert latencies.ttft().p50 is None
+    window = Window(lambda: now)
+    assert window.percentiles() == {"count": 0, "p50": None, "p90": None, "p99": None}
     for number in range(1, 101):
-        latencies.ttfts.append((now, number / 100))
-    told = latencies.ttft()
-    assert (told.count, told.p50, told.p90, told.p99) == (100, 0.5, 0.9, 0.99)
+        window.add(now, number / 100)
+    assert window.percentiles() == {"count": 100, "p50": 0.5, "p90": 0.9, "p99": 0.99}
     now = WINDOW_S + 1
-    latencies.ttfts.append((now, 7.0))
-    assert latencies.ttft().p50 == 7.0
-    assert latencies.ttft().count == 1
+    window.add(now, 7.0)
+    assert window.percentiles() == {"count": 1, "p50": 7.0, "p90": 7.0, "p99": 7.0}
 
 
 def test_samples_are_bounded() -> None:
-    latencies = Latencies(lambda: 0.0)
+    window = Window(lambda: 0.0)
     for _ in range(MAX_SAMPLES + 10):
-        latencies.itls.append((0.0, 1.0))
-    assert latencies.itl().count == MAX_SAMPLES
+        window.add(0.0, 1.0)
+    assert window.percentiles()["count"] == MAX_SAMPLES
 
 
-def test_a_stream_has_one_first_token_and_gaps_for_each_choice() -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stream_has_one_first_token_and_gaps_for_each_choice(stream: bool) -> None:
     clock = iter([10.0, 11.0, 11.5, 12.0, 13.5])
-    latencies = Latencies(lambda: next(clock, 14.0))
-    times = latencies.stream()
+    tallies = Tallies()
+    tallies.recent_ttft, tallies.recent_itl = Window(lambda: 14.0), Window(lambda: 14.0)
+    record = RequestRecord("POST", (), tallies, lambda: next(clock), 0.0)
+    record.began("cmpl-0", SamplingParams(n=2), [1], (), stream)
     for index in (0, 1, 0, 1):
-        times.saw(index)
-    assert (latencies.ttft().count, latencies.ttft().p50) == (1, 1.0)
-    assert (latencies.itl().count, latencies.itl().p50, latencies.itl().p99) == (2, 1.0, 2.0)
+        record.on_delta(index, Delta("cmpl-0-0", index, "a", (7,), (), None, None, None, (), ()))
+    assert (tallies.ttft.count, tallies.itl.count) == (1, 2)
+    ttft, itl = tallies.recent_ttft.percentiles(), tallies.recent_itl.percentiles()
+    assert (ttft["count"], ttft["p50"]) == ((1, 1.0) if stream else (0, None))
+    assert (itl["count"], itl["p50"], itl["p99"]) == ((2, 1.0, 2.0) if stream else (0, None, None))
 
 
 def test_the_server_measures_what_a_client_measures(doomed: TinyServer) -> None:

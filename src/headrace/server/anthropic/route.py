@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -20,7 +20,6 @@ from headrace.server.openai.job import Job
 from headrace.server.openai.prompts import Encoded, are_many, check_length, encode_chat, read_messages
 from headrace.server.openai.reply import Reading, Reply
 from headrace.server.service import Service, service_of
-from headrace.serving.client.source import arrivals
 from headrace.serving.requests.completion import Delta
 
 router = APIRouter()
@@ -35,17 +34,17 @@ async def messages(
     prompt, marks = await _encoded(service, body)
     check_length(service, [prompt], params.max_tokens)
     marked = await _tokens_of(service, body, marks[-1], prompt) if marks else 0
-    reading = Reading.of(service, tools, prompt.text or "", params, prompt.continued)
-    params = reading.held(service, params)
+    reading, params = Reading.of(service, tools, prompt, params)
     pin = (marked, max(mark.ttl_s for mark in marks)) if marked else None
-    job = await while_connected(
-        request.receive, Job.start(service, "msg", [prompt], params, body, reading.visible, pin=pin)
-    )
+    stream = bool(body.stream)
+    starting = Job.start(service, "msg", [prompt], params, body, stream, reading.visible, pin=pin)
+    job = await while_connected(request.receive, starting)
     reply = Reply(reading)
     events = _Events(job, model, reply, MessageBuilder(reply.new_call_id, body.thinks), len(prompt.ids))
     if body.stream:
         return EventStream(job, events, job.cancel)
-    await while_connected(request.receive, _drained(events, job))
+    await job.read(request.receive, events.add)
+    events.finish()
     return await json_response(events.message(), job.held)
 
 
@@ -87,18 +86,12 @@ async def _tokens_of(service: Service, body: MessagesRequest, mark: CacheMark, p
         short = await encode_chat(service, chat, False, body.template_variables, body.tool_use.tools)
     except RequestError:
         return 0  # the template takes no conversation that ends there
-    return _common(prompt.ids, short.ids)
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    for at, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return at
-    return min(len(first), len(second))
+    pairs = enumerate(zip(prompt.ids, short.ids, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(prompt.ids), len(short.ids)))
 
 
 class _Events(EventWriter[tuple[int, Delta]]):
-    """The answer as it grows; events carry their `type` as their name, and no [DONE] ends them."""
+    """The answer as it grows. The name of an event is its `type`; there is no [DONE]."""
 
     def __init__(
         self, job: Job, model: str, reply: Reply, builder: MessageBuilder, prompt_tokens: int
@@ -115,8 +108,8 @@ class _Events(EventWriter[tuple[int, Delta]]):
         self._reason: str | None = None
         self._stopped_by: int | str | None = None
 
-    def added(self, delta: Delta) -> list[Event]:
-        """What an addition means."""
+    def add(self, index: int, delta: Delta) -> list[Event]:
+        """The events of an addition."""
         self._output_tokens += len(delta.token_ids)
         events = self._builder.add(self._reply.take(delta))
         if delta.finish_reason is not None:
@@ -137,8 +130,8 @@ class _Events(EventWriter[tuple[int, Delta]]):
             "usage": self._usage(),
         }
 
-    def finished(self) -> list[Event]:
-        """The end of the last block, why the answer ended, and what it took."""
+    def finish(self) -> list[Event]:
+        """The last events."""
         events = self._builder.close()
         reason, by = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": by}
@@ -151,13 +144,13 @@ class _Events(EventWriter[tuple[int, Delta]]):
     def write(self, item: tuple[int, Delta]) -> bytes:
         begin: list[Event] = []
         if not self._begun:
-            # Not before there is a token: now it is known what of the prompt was cached.
+            # With the first token it is known how much of the prompt was cached.
             self._begun = True
             begin = [{"type": "message_start", "message": self.message()}, {"type": "ping"}]
-        return named_events(begin + self.added(item[1]))
+        return named_events(begin + self.add(*item))
 
     def end(self) -> Iterable[bytes]:
-        return (named_events(self.finished()),)
+        return (named_events(self.finish()),)
 
     def fail(self, error: Exception) -> bytes:
         status = error.status if isinstance(error, HeadraceError) else 500
@@ -183,14 +176,3 @@ class _Events(EventWriter[tuple[int, Delta]]):
             "cache_read_input_tokens": read,
             "output_tokens": self._output_tokens,
         }
-
-
-async def _drained(events: _Events, job: Job) -> None:
-    """Read an answer that is sent as a whole."""
-    try:
-        async for items in arrivals(job):
-            for _, delta in items:
-                events.added(delta)
-        events.finished()
-    finally:
-        job.cancel()

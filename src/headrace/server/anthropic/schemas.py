@@ -16,11 +16,11 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from headrace.core.grammar import Grammar
 from headrace.core.params import MAX_SEED, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, SamplingParams
-from headrace.core.types import MAX_NAME_CHARS, MAX_TIMEOUT_S
+from headrace.core.types import MAX_NAME_CHARS
 from headrace.errors import InvalidParams
 from headrace.server.anthropic.conversation import chat_tools
 from headrace.server.openai.request_fields import NoEffect, Other, Refused, Strict
-from headrace.server.openai.schemas import MAX_MODEL_NAME_CHARS, Length, Priority, checked_stop
+from headrace.server.openai.schemas import MAX_MODEL_NAME_CHARS, Length, WorkFields, checked_stop
 from headrace.server.openai.structured import format_grammar
 from headrace.text.templates.messages import MAX_MESSAGES
 from headrace.text.tools.request import ToolUse, checked_tool_use
@@ -143,7 +143,7 @@ class OutputConfig(Strict):
 
 
 class CountTokensRequest(Strict):
-    """Body of POST /v1/messages/count_tokens. `messages_api.conversation` checks messages, system and tools."""
+    """Body of POST /v1/messages/count_tokens. `conversation` checks messages, system and tools."""
 
     others: ClassVar = OTHERS
 
@@ -188,8 +188,8 @@ class CountTokensRequest(Strict):
         return given | (self.chat_template_kwargs or {})
 
 
-class MessagesRequest(CountTokensRequest):
-    """Body of POST /v1/messages. The last fields are vLLM's and our own."""
+class MessagesRequest(CountTokensRequest, WorkFields):
+    """Body of POST /v1/messages; `seed` and the fields of every request are extensions."""
 
     max_tokens: Length
     stop_sequences: Annotated[
@@ -200,14 +200,7 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     metadata: Metadata | None = None
-
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
-    priority: Priority | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
-    queue_timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
-    timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
-
-    explain: ClassVar[bool | None] = None
 
     @property
     def user(self) -> str | None:

@@ -32,6 +32,10 @@ def encoded(value: Any) -> bytes:
     return _ENCODER.encode(value).encode()
 
 
+def rounded(seconds: float | None, digits: int = 6) -> float | None:
+    return None if seconds is None else round(seconds, digits)
+
+
 class JsonList:
     """A list that grows and is kept as the bytes it will be written as: a fraction of what its objects would take."""
 

@@ -1,26 +1,36 @@
-"""Counters and histograms of a server's whole life."""
+"""What a server counts: histograms and totals since its start, percentiles of the last minute, event loop lag."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 from headrace.core.types import FinishReason
+from headrace.serving.system import MONOTONIC, Clock
 
 SECONDS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
 )  # fmt: skip
-"""Bounds for times: from a token of a small model to a prompt of a large one."""
+"""Bounds for times, from a token of a small model to a prompt of a large one."""
 
 TOKENS = tuple(float(2**power) for power in range(0, 22))
 COUNTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
+WINDOW_S = 60.0
+MAX_SAMPLES = 4096
+"""Samples that a window keeps; at a high rate it covers less time."""
+
+LAG_INTERVAL_S = 0.05
+LONGEST_LAG_S = 60.0
+"""Longer gaps, such as a suspended machine, count once."""
+
 
 class Histogram:
-    """`bounds` rise; a value belongs to the first bound that is not below it. Not for several threads."""
+    """`bounds` are ascending; a value belongs to the first bound that is not below it. Not thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
@@ -39,55 +49,94 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, int]]:
-        """(bound, values up to it), the last one without a bound: as Prometheus wants them."""
+        """(bound, values up to it), the last one without a bound, as in Prometheus."""
         return cumulative(self._bounds, self._counts)
 
 
 def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
-    """As `Histogram.buckets`, of counts that are one longer than the bounds."""
+    """As `Histogram.buckets`; there is one more count than bounds."""
     names = [*(repr(float(bound)) for bound in bounds), "+Inf"]
     return list(zip(names, accumulate(counts), strict=True))
 
 
-def _seconds() -> Histogram:
-    return Histogram(SECONDS)
+class Window:
+    """Samples of the last minute, in seconds."""
+
+    def __init__(self, clock: Clock = MONOTONIC) -> None:
+        self._clock = clock
+        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+
+    def add(self, now: float, value: float) -> None:
+        self._samples.append((now, value))
+
+    def percentiles(self) -> dict[str, float | None]:
+        """`count`, and p50, p90 and p99 by nearest rank; None without a sample."""
+        samples, begin = self._samples, self._clock() - WINDOW_S
+        while samples and samples[0][0] < begin:
+            samples.popleft()
+        values = sorted(value for _, value in samples)
+        found: dict[str, float | None] = {"count": len(values)}
+        for percent in (50, 90, 99):
+            rank = max(0, math.ceil(percent / 100 * len(values)) - 1)
+            found[f"p{percent}"] = values[rank] if values else None
+        return found
 
 
-def _tokens() -> Histogram:
-    return Histogram(TOKENS)
+class LoopLag:
+    """Ticks at fixed times, and records how late each tick runs.
+
+    Ticks that fall into a stall are recorded with the lag that each would have had, so that the share of samples
+    above a bound is the share of time, and one long stall does not count as one late tick.
+    """
+
+    def __init__(self, interval_s: float = LAG_INTERVAL_S, clock: Clock = MONOTONIC) -> None:
+        self.histogram = Histogram(SECONDS)
+        self._interval_s = interval_s
+        self._clock = clock
+
+    async def watch(self) -> None:
+        """Runs until it is cancelled."""
+        due = self._clock()
+        while True:
+            due += self._interval_s
+            wait_s = due - self._clock()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            due = self.note(due)
+
+    def note(self, due: float) -> float:
+        """Record the ticks that are due now, the first of them at `due`; returns the time of the last one."""
+        now = self._clock()
+        if now - due > LONGEST_LAG_S:
+            self.histogram.observe(now - due)
+            return now
+        self.histogram.observe(max(0.0, now - due))
+        while due + self._interval_s <= now:
+            due += self._interval_s
+            self.histogram.observe(now - due)
+        return due
 
 
-def _counts() -> Histogram:
-    return Histogram(COUNTS)
-
-
-@dataclass(slots=True)
 class Tallies:
-    """Times in seconds. `http` by (route, method, status); `finished` by finish reason, of completions."""
+    """What requests add up to. See `metrics` for what each count means."""
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generation_tokens: int = 0
-    http: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    finished: Counter[str] = field(
-        default_factory=lambda: Counter({reason.value: 0 for reason in FinishReason})
-    )
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.http: Counter[tuple[str, str, str]] = Counter()
+        """(route, method, status) of every request that has ended."""
+        self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
 
-    # As callers see them: from the arrival of the HTTP request on.
-    ttft: Histogram = field(default_factory=_seconds)
-    itl: Histogram = field(default_factory=_seconds)
-    e2e: Histogram = field(default_factory=_seconds)
+        # As callers see them: from the arrival of the HTTP request. Windows have the samples of streams alone.
+        self.ttft, self.itl, self.e2e = (Histogram(SECONDS) for _ in range(3))
+        self.recent_ttft, self.recent_itl = Window(), Window()
 
-    # Of each prompt, on the engine's clock.
-    tpot: Histogram = field(default_factory=_seconds)
-    queue: Histogram = field(default_factory=_seconds)
-    prefill: Histogram = field(default_factory=_seconds)
-    decode: Histogram = field(default_factory=_seconds)
-    inference: Histogram = field(default_factory=_seconds)
+        # Of each prompt, by the engine's clock.
+        self.tpot, self.queue, self.prefill, self.decode, self.inference = (
+            Histogram(SECONDS) for _ in range(5)
+        )
 
-    prompt_length: Histogram = field(default_factory=_tokens)
-    computed_length: Histogram = field(default_factory=_tokens)
-    output_length: Histogram = field(default_factory=_tokens)
-    longest_output: Histogram = field(default_factory=_tokens)
-    max_tokens: Histogram = field(default_factory=_tokens)
-    n: Histogram = field(default_factory=_counts)
+        self.prompt_length, self.computed_length = Histogram(TOKENS), Histogram(TOKENS)
+        self.output_length, self.longest_output = Histogram(TOKENS), Histogram(TOKENS)
+        self.max_tokens, self.n = Histogram(TOKENS), Histogram(COUNTS)

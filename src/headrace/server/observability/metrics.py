@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from headrace.core.scheduler import STEP_SIZES
 from headrace.server.access.traffic import Traffic
-from headrace.server.observability.counts import Histogram, Tallies, cumulative
+from headrace.server.observability.counts import Histogram, LoopLag, Tallies, cumulative
 from headrace.server.observability.engine_totals import EngineTotals
-from headrace.server.observability.latencies import LoopLag
 from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import EngineState, ModelFacts
 

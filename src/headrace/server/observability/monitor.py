@@ -6,10 +6,9 @@ import asyncio
 from asyncio import to_thread
 from collections.abc import Sequence
 
-from headrace.server.observability.counts import Tallies
+from headrace.server.observability.counts import LoopLag, Tallies
 from headrace.server.observability.engine_totals import EngineTotals
 from headrace.server.observability.exposition import Exposition
-from headrace.server.observability.latencies import LoopLag
 from headrace.server.observability.logs import LogWriter
 from headrace.server.observability.metrics import Sources
 from headrace.server.observability.observer import Sink, tally

@@ -43,7 +43,6 @@ class Work:
     prompt_tokens: tuple[int, ...]
     generations: tuple[Generation, ...]
     stream: bool
-    begun: set[int] = field(default_factory=set)  # prompts that have given a token
     reasons: dict[int, str] = field(default_factory=dict)  # by choice
     seen: dict[int, Seen] = field(default_factory=dict)  # by choice
 
@@ -129,8 +128,8 @@ class RequestRecord:
         for tokens in filter(None, used.outputs):
             tallies.output_length.observe(tokens)
 
-    def saw(self, choice: int, delta: Delta) -> None:
-        """A piece of a choice has come. Called for every token."""
+    def on_delta(self, choice: int, delta: Delta) -> None:
+        """Count an addition to a choice. Called for every token."""
         work, tallies = self.work, self.tallies
         if work is None:
             return
@@ -140,22 +139,20 @@ class RequestRecord:
             seen = work.seen.get(choice)
             if seen is None:
                 work.seen[choice] = Seen(count, now)
-                self._begun(work, choice // work.params.n, now)
+                if self.first is None:
+                    self.first = now
+                    tallies.ttft.observe(now - self.arrived)
+                    if work.stream:
+                        tallies.recent_ttft.add(now, now - self.arrived)
             else:
                 tallies.itl.observe(now - seen.last)
+                if work.stream:
+                    tallies.recent_itl.add(now, now - seen.last)
                 seen.last = now
                 seen.tokens += count
             tallies.generation_tokens += count
         if delta.finish_reason is not None:
             work.reasons[choice] = delta.finish_reason
-
-    def _begun(self, work: Work, number: int, now: float) -> None:
-        """The first token of a completion of this prompt."""
-        if number not in work.begun:
-            work.begun.add(number)
-            if self.first is None:
-                self.first = now
-                self.tallies.ttft.observe(now - self.arrived)
 
     @property
     def ttft_s(self) -> float | None:

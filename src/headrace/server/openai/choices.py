@@ -1,146 +1,29 @@
-"""The parts that answers are made of, whole or in chunks: choices, usage, and the `headrace` block that explains it."""
+"""What answers of completions and chats are made of, whole or in chunks: choices, usage, the `headrace` block."""
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from json.encoder import encode_basestring
 from typing import Any, Protocol
 
-from headrace.server.http.json_parts import JsonList
+from headrace.server.http.events import DONE, Chunk, EventWriter, event
+from headrace.server.http.json_parts import JsonList, rounded
 from headrace.server.openai.job import Job
-from headrace.serving.client.source import arrivals
+from headrace.server.openai.schemas import PromptFields
 from headrace.serving.requests.completion import Delta
-from headrace.serving.requests.outputs import RequestMetrics
 
-_DIGITS = 6
+_TIMES = ("queue_s", "prefill_s", "decode_s", "ttft_s", "tpot_s", "e2e_s")
 
 
-def explanation(metrics: Sequence[RequestMetrics]) -> dict[str, Any]:
-    """One entry a prompt. Times in seconds on the engine's clock, null where it did not come to that.
+def usage(job: Job, explain: bool | None) -> dict[str, Any]:
+    """Token counts of a complete answer.
 
-    `cache_miss` is null where every block that can be shared was; it never tells of what callers with another salt or
-    key have sent.
+    With `explain`, one entry a prompt says what the engine did: times are in seconds, null for phases that were not
+    reached, and `cache_miss` is null where every block that can be shared was. It contains nothing about requests
+    with another salt or key.
     """
-    return {"prompts": [_prompt(one) for one in metrics]}
-
-
-def _prompt(metrics: RequestMetrics) -> dict[str, Any]:
-    return {
-        "prompt_tokens": metrics.num_prompt_tokens,
-        "cached_tokens": metrics.num_cached_tokens,
-        "cache_miss": metrics.cache_miss,
-        "output_tokens": metrics.num_output_tokens,
-        "preemptions": metrics.num_preemptions,
-        "queue_s": _rounded(metrics.queue_s),
-        "prefill_s": _rounded(metrics.prefill_s),
-        "decode_s": _rounded(metrics.decode_s),
-        "ttft_s": _rounded(metrics.ttft_s),
-        "tpot_s": _rounded(metrics.tpot_s),
-        "e2e_s": _rounded(metrics.e2e_s),
-    }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, _DIGITS)
-
-
-class Column(Protocol):
-    """Something of each of a choice's tokens, written down as they come: log-probabilities, say."""
-
-    def add(self, delta: Delta) -> None: ...
-
-    def value(self) -> Any:
-        """All of it, for `json_parts`."""
-        ...
-
-
-class Choice:
-    """One completion as it grows. `logprobs` None: none are shown. `extras` are vLLM's further fields of a choice."""
-
-    def __init__(
-        self, index: int, logprobs: Column | None = None, extras: Mapping[str, Column] | None = None
-    ) -> None:
-        self.index = index
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self._logprobs = logprobs
-        self._extras = extras or {}
-        self._text = io.StringIO()
-
-    def add(self, delta: Delta) -> None:
-        self._text.write(delta.text)
-        if self._logprobs is not None:
-            self._logprobs.add(delta)
-        for column in self._extras.values():
-            column.add(delta)
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-
-    @property
-    def text(self) -> str:
-        return self._text.getvalue()
-
-    @property
-    def logprobs(self) -> Any:
-        return None if self._logprobs is None else self._logprobs.value()
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        return {name: column.value() for name, column in self._extras.items()}
-
-
-class TokenIds:
-    """`token_ids` of a whole answer's choice."""
-
-    def __init__(self) -> None:
-        self._ids = JsonList()
-
-    def add(self, delta: Delta) -> None:
-        self._ids.extend(delta.token_ids)
-
-    def value(self) -> JsonList:
-        return self._ids
-
-
-async def gather(job: Job, choices: Sequence[Choice]) -> None:
-    """Read a job to its end. Ends the job's work if it is cancelled or fails."""
-    try:
-        async for items in arrivals(job):
-            for index, delta in items:
-                choices[index].add(delta)
-    finally:
-        job.cancel()
-
-
-def shows(delta: Delta) -> bool:
-    """Something in it is for the caller; a token may be the middle of a character."""
-    return bool(delta.text or delta.logprobs or delta.prompt_logprobs or delta.finish_reason)
-
-
-def head(kind: str, job: Job, model: str) -> dict[str, Any]:
-    """The fields that all chunks of an answer share."""
-    return {"id": job.name, "object": kind, "created": int(time.time()), "model": model}
-
-
-class UsageSoFar:
-    """Token counts of an answer that still grows."""
-
-    def __init__(self, prompt_tokens: int) -> None:
-        self._prompt = prompt_tokens
-        self._output = 0
-
-    def add(self, delta: Delta) -> dict[str, Any]:
-        """The counts with this addition."""
-        self._output += len(delta.token_ids)
-        return {
-            "prompt_tokens": self._prompt,
-            "completion_tokens": self._output,
-            "total_tokens": self._prompt + self._output,
-        }
-
-
-def usage(job: Job) -> dict[str, Any]:
-    """Token counts of a whole answer, with an explanation where one was asked for."""
     metrics = job.metrics
     prompt = sum(one.num_prompt_tokens for one in metrics)
     output = sum(one.num_output_tokens for one in metrics)
@@ -150,6 +33,143 @@ def usage(job: Job) -> dict[str, Any]:
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in metrics)},
     }
-    if job.explain:
-        counts["headrace"] = explanation(metrics)
+    if explain:
+        explained: list[dict[str, Any]] = [
+            {
+                "prompt_tokens": one.num_prompt_tokens,
+                "cached_tokens": one.num_cached_tokens,
+                "cache_miss": one.cache_miss,
+                "output_tokens": one.num_output_tokens,
+                "preemptions": one.num_preemptions,
+            }
+            | {name: rounded(getattr(one, name)) for name in _TIMES}
+            for one in metrics
+        ]
+        counts["headrace"] = {"prompts": explained}
     return counts
+
+
+def head(kind: str, job: Job, model: str) -> dict[str, Any]:
+    """The fields that all chunks of an answer share."""
+    return {"id": job.name, "object": kind, "created": int(time.time()), "model": model}
+
+
+class Column(Protocol):
+    """One field of a choice, as it grows."""
+
+    def add(self, delta: Delta) -> None: ...
+
+    def value(self) -> Any:
+        """All of it, for `json_parts`."""
+        ...
+
+
+class Rows:
+    """A column with an entry a token, kept as JSON. `first`: entries before those of any token."""
+
+    def __init__(self, entries: Callable[[Delta], Sequence[Any]], first: Sequence[Any] = ()) -> None:
+        self._entries = entries
+        self._list = JsonList()
+        self._list.extend(first)
+
+    def add(self, delta: Delta) -> None:
+        self._list.extend(self._entries(delta))
+
+    def value(self) -> Any:
+        return self._list
+
+
+class Text:
+    """A column with a completion's text."""
+
+    def __init__(self) -> None:
+        self._text = io.StringIO()
+
+    def add(self, delta: Delta) -> None:
+        self._text.write(delta.text)
+
+    def value(self) -> str:
+        return self._text.getvalue()
+
+
+def token_ids() -> Rows:
+    """The column `token_ids`, as in vLLM."""
+    return Rows(lambda delta: delta.token_ids)
+
+
+class Choice:
+    """One completion of an answer that is sent whole."""
+
+    def __init__(self, index: int, columns: Mapping[str, Column]) -> None:
+        self.index = index
+        self._columns = columns
+        self._finish_reason: str | None = None
+        self._stop_reason: int | str | None = None
+
+    def add(self, delta: Delta) -> None:
+        for column in self._columns.values():
+            column.add(delta)
+        self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
+
+    def fields(self) -> dict[str, Any]:
+        reasons = {"finish_reason": self._finish_reason, "stop_reason": self._stop_reason}
+        columns = {name: column.value() for name, column in self._columns.items()}
+        return {"index": self.index, "logprobs": None} | columns | reasons
+
+
+HOLE = "\ue000text\ue000"
+"""Marks the place of the text in the chunk that a template is made from; a private-use character."""
+
+_HOLE = encode_basestring(HOLE).encode()
+
+
+class ChunkTemplate:
+    """Made from a chunk that holds HOLE once, as a whole value. Raises ValueError for any other."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._before, self._after = event(chunk).split(_HOLE)
+
+    def event(self, text: str) -> bytes:
+        """The event of the chunk with this text in the place of HOLE."""
+        return self._before + encode_basestring(text).encode() + self._after
+
+
+class ChunkWriter(EventWriter[tuple[int, Delta]]):
+    """The chunks of a streamed answer; a chunk with usage and [DONE] end it.
+
+    `plain`: chunks of this stream differ in their text alone, but for the first and the last of a choice, so that
+    `templates` can write them.
+    """
+
+    def __init__(
+        self, kind: str, job: Job, model: str, body: PromptFields, prompt_tokens: int, logprobs: bool
+    ) -> None:
+        self.job = job
+        self.body = body
+        self.common = head(kind, job, model)
+        if body.streamed_usage:
+            self.common["usage"] = None
+        self.with_ids = bool(body.return_token_ids)
+        self.templates: dict[int, ChunkTemplate] = {}
+        self.plain = not (logprobs or body.continuous_usage or self.with_ids)
+        self._continuous_usage = body.continuous_usage
+        self._prompt_tokens, self._output_tokens = prompt_tokens, 0
+
+    def count(self, delta: Delta) -> None:
+        """With `continuous_usage_stats`, every chunk counts the tokens so far."""
+        if self._continuous_usage:
+            self._output_tokens += len(delta.token_ids)
+            prompt, output = self._prompt_tokens, self._output_tokens
+            total = prompt + output
+            counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total}
+            self.common["usage"] = counts
+
+    def usage(self) -> dict[str, Any]:
+        return usage(self.job, self.body.explain)
+
+    def end(self) -> Iterable[bytes]:
+        if self.body.streamed_usage:
+            yield event(self.common | {"choices": [], "usage": self.usage()})
+        yield DONE

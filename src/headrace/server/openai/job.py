@@ -4,80 +4,105 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, TypeVar
+
+from starlette.types import Receive
 
 from headrace.core.params import SamplingParams
-from headrace.core.types import NO_USER, UNFULFILLABLE, FinishReason, NewRequest
+from headrace.core.types import UNFULFILLABLE, FinishReason, NewRequest
 from headrace.errors import DeadlineExceeded, HeadraceError, InvalidParams
-from headrace.server.http.pace import Slices
-from headrace.server.observability.latencies import StreamTimes
+from headrace.server.access.gate import HeldAnswer, bounded, check_parameters, ids_and_chars
+from headrace.server.http.pace import Slices, while_connected
 from headrace.server.observability.record import current
 from headrace.server.openai.models import with_model_defaults
 from headrace.server.openai.prompts import Encoded
-from headrace.server.openai.sizes import HeldAnswer, bounded, check_parameters, size_of
+from headrace.server.openai.schemas import WorkFields
 from headrace.server.service import Service
+from headrace.serving.client.source import arrivals
 from headrace.serving.requests.completion import Delta, entries
 from headrace.serving.requests.generation import Generation
 from headrace.serving.requests.outputs import RequestMetrics
 from headrace.text.bad_words import with_bad_word_ids
 
 MAX_TAKEN_ENTRIES = 2048
-"""Tokens and log-probabilities after which what is left is taken in the next turn of the event loop. More than arrives
-in a turn, see `process_client.MAX_TURN_BYTES`: who takes all the time never lags."""
+"""Tokens and log-probabilities per turn of the event loop; the rest is taken in the next one. More than arrives in a
+turn (`serving.client.process.MAX_TURN_BYTES`), so that a reader who keeps up never lags."""
 
 DELTA_ENTRIES = 4
 LAST_DELTA_ENTRIES = 24
-"""What an addition takes beside its entries, and the last one of a completion, which is counted and measured, too."""
+"""What an addition counts beside its entries; more for the last one of a completion, which is also recorded."""
 
-STARTED_A_TURN = 64
-"""Completions that are handed to the engine in a turn of the event loop. IDS_A_COMPLETION ids or characters of a
-request count for one more."""
+_STARTED_A_TURN = 64
+"""Completions that are submitted in a turn of the event loop. _IDS_A_COMPLETION ids or characters of a request count
+for one more."""
 
-IDS_A_COMPLETION = 1024
+_IDS_A_COMPLETION = 1024
+
+Started = TypeVar("Started")
 
 
-class Submission(Protocol):
-    """What a request says of its work, beside the prompt and how to sample."""
+async def new_requests(
+    name: str, prompts: Sequence[Encoded], params: SamplingParams, body: WorkFields, **more: Any
+) -> list[NewRequest]:
+    """A request to the engine for each prompt; `more` are further fields of them."""
+    slices = Slices(_STARTED_A_TURN)
+    news: list[NewRequest] = []
+    for number, prompt in enumerate(prompts):
+        new = NewRequest(
+            f"{name}-{number}", prompt.ids, params, body.priority or 0, body.end_user, body.cache_salt or "",
+            queue_timeout_s=body.queue_timeout, timeout_s=body.timeout, **more,
+        )  # fmt: skip
+        news.append(new)
+        await slices.add(1)
+    return news
 
-    @property
-    def stream(self) -> bool | None: ...
-    @property
-    def priority(self) -> int | None: ...
-    @property
-    def user(self) -> str | None: ...
-    @property
-    def cache_salt(self) -> str | None: ...
-    @property
-    def queue_timeout(self) -> float | None: ...
-    @property
-    def timeout(self) -> float | None: ...
-    @property
-    def explain(self) -> bool | None: ...
+
+async def started(
+    service: Service,
+    news: Sequence[NewRequest],
+    start: Callable[[NewRequest], Awaitable[Started]],
+    cancel: Callable[[Started], None] = lambda _: None,
+) -> list[Started]:
+    """The results of `start`, which submits a request, for all requests; if one fails or the caller leaves, all are
+    cancelled. Raises the first error."""
+    async with service.gate.reserved(news):
+        tasks: list[asyncio.Future[Started]] = []
+        slices = Slices(_STARTED_A_TURN)
+        params = news[0].params  # of all of them
+        each = params.n + sum(ids_and_chars(params)) // _IDS_A_COMPLETION
+        try:
+            for new in news:
+                tasks.append(asyncio.ensure_future(start(new)))
+                await slices.add(each + len(new.prompt) // _IDS_A_COMPLETION)
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                if not isinstance(outcome, BaseException):
+                    cancel(outcome)
+            raise
 
 
 class Job:
-    """A source of (choice, addition); made by `start`. `cancel` must be called when nobody takes any more.
+    """A source of (choice, addition); made by `start`. Call `cancel` when nothing more will be taken.
 
-    Choice i of prompt p has the index p * n + i. Taking raises HeadraceError when the engine fails, or one of the
-    completions does.
+    Choice i of prompt p has the index p * n + i. `take` raises HeadraceError when the engine or one of the
+    completions fails. `held` is the memory of an answer that is sent whole, to be kept until it was sent.
     """
 
     def __init__(
-        self, name: str, generations: Sequence[Generation], n: int, times: StreamTimes | None = None
+        self, name: str, generations: Sequence[Generation], n: int, held: HeldAnswer | None = None
     ) -> None:
         self.name = name
+        self.held = held
         self._generations = tuple(generations)
         self._n = n
-        self._times = times
         self._record = current()
-        self.explain = False
-        """The answer's usage says what the engine did, and why."""
-        self.held: HeldAnswer | None = None
-        """Memory of an answer that is sent whole; to be kept until it was sent."""
         self._left = set(range(len(self._generations)))  # prompts that are not exhausted
-        self._ready: dict[int, None] = {}  # prompts with something to take, in the order in which it came
+        self._ready: dict[int, None] = {}  # prompts with something to take, in the order of arrival
         self._error: HeadraceError | None = None
         self.waiting = False
         """See Source."""
@@ -85,7 +110,7 @@ class Job:
         """See Source."""
         self._listener: Callable[[], None] | None = None
         for number, generation in enumerate(self._generations):
-            generation.listen(partial(self._came, number))
+            generation.listen(partial(self._arrived, number))
 
     @classmethod
     async def start(
@@ -94,65 +119,53 @@ class Job:
         kind: str,
         prompts: Sequence[Encoded],
         params: SamplingParams,
-        body: Submission,
+        body: WorkFields,
+        stream: bool,
         visible: frozenset[int] | None = None,
         echo: bool = False,
         prompt_ids: int = 0,
         pin: tuple[int, float] | None = None,
     ) -> Job:
-        """Submit all prompts, or none: raises the first error after taking back the others.
+        """Submit all prompts, or none: raises the first error after cancelling the others.
 
-        `visible` are special tokens that the text shows, see Completion. `echo`: the answer holds the prompts, too.
-        `prompt_ids` is how often it holds the ids of each of them. `pin`: how many tokens of each prompt shall stay
+        `visible` are special tokens that the text shows, see Completion. `echo`: the answer contains the prompts.
+        `prompt_ids` is how often it contains the ids of each of them. `pin`: how many tokens of each prompt to keep
         in the prefix cache, and for how many seconds.
 
-        Raises InvalidParams for an answer that could be too large, see `answer_size`, and for parameters that are, and
-        Overloaded where there is no memory for it.
+        Raises InvalidParams for an answer or parameters beyond their bounds, and Overloaded for lack of memory.
         """
         params = with_bad_word_ids(params, service.tokenizer)
         check_parameters(params, len(prompts))
         lengths = [len(prompt.ids) for prompt in prompts]
         context = service.facts.max_model_len
         params = with_model_defaults(params, body, service.facts.sampling_defaults, lengths, context)
-        params = bounded(params, lengths, context, echo=echo, stream=bool(body.stream), prompt_ids=prompt_ids)
-        held = None if body.stream else HeldAnswer(service.answers, ids=prompt_ids > 0)
-        if held is not None:
-            held.add_prompts(lengths)
+        params = bounded(params, lengths, context, echo=echo, stream=stream, prompt_ids=prompt_ids)
+        held = None if stream else HeldAnswer(service.answers, lengths if prompt_ids else None)
         name = f"{kind}-{uuid.uuid4().hex}"
-        times = service.latencies.stream() if body.stream else None
-        slices = Slices(STARTED_A_TURN)
-        news: list[NewRequest] = []
-        for number, prompt in enumerate(prompts):
-            new = NewRequest(
-                f"{name}-{number}", prompt.ids, params, body.priority or 0, body.user or NO_USER, body.cache_salt or "",
-                queue_timeout_s=body.queue_timeout, timeout_s=body.timeout,
-                cache_pin_tokens=0 if pin is None else pin[0], cache_pin_ttl_s=None if pin is None else pin[1],
-            )  # fmt: skip
-            news.append(new)
-            await slices.add(1)
-        async with service.gate.reserved(news):
-            starting: list[asyncio.Future[Generation]] = []
-            try:
-                each = params.n + size_of(params) // IDS_A_COMPLETION
-                for new in news:
-                    task = asyncio.ensure_future(
-                        Generation.start(service.gate, service.tokenizer, new, visible)
-                    )
-                    starting.append(task)
-                    await slices.add(each + len(new.prompt) // IDS_A_COMPLETION)
-                job = cls(name, await asyncio.gather(*starting), params.n, times)
-            except BaseException:
-                for one in starting:
-                    one.cancel()
-                for outcome in await asyncio.gather(*starting, return_exceptions=True):
-                    if isinstance(outcome, Generation):
-                        outcome.cancel()
-                raise
-        job.explain = bool(body.explain)
-        job.held = held
+        pinned = {} if pin is None else {"cache_pin_tokens": pin[0], "cache_pin_ttl_s": pin[1]}
+        news = await new_requests(name, prompts, params, body, **pinned)
+
+        def submit(new: NewRequest) -> Awaitable[Generation]:
+            return Generation.start(service.gate, service.tokenizer, new, visible)
+
+        generations = await started(service, news, submit, Generation.cancel)
+        job = cls(name, generations, params.n, held)
         if job._record is not None:
-            job._record.began(name, params, lengths, job._generations, bool(body.stream))
+            job._record.began(name, params, lengths, job._generations, stream)
         return job
+
+    async def read(self, receive: Receive, add: Callable[[int, Delta], object]) -> None:
+        """Pass all additions to `add`. Cancels the work when the caller leaves, then raises CallerLeft."""
+
+        async def all_of_it() -> None:
+            async for items in arrivals(self):
+                for index, delta in items:
+                    add(index, delta)
+
+        try:
+            await while_connected(receive, all_of_it())
+        finally:
+            self.cancel()
 
     def listen(self, call: Callable[[], None] | None) -> None:
         """See Source."""
@@ -188,7 +201,7 @@ class Job:
 
     @property
     def metrics(self) -> list[RequestMetrics]:
-        """Times and counts of each prompt, once all is taken."""
+        """Times and counts of each prompt, complete when the job is exhausted."""
         return [generation.metrics for generation in self._generations if generation.metrics is not None]
 
     @property
@@ -202,35 +215,33 @@ class Job:
         return sum(generation.num_pinned_tokens for generation in self._generations)
 
     def cancel(self) -> None:
-        """Free what is still held at the engine. Nothing is taken any more."""
+        """Free what the engine still holds. Call no `take` after it."""
         for generation in self._generations:
             generation.cancel()
             generation.listen(None)
 
-    def _came(self, number: int) -> None:
-        """There is something to take of a prompt's generation."""
+    def _arrived(self, number: int) -> None:
+        """A prompt's generation has something to take."""
         self._ready[number] = None
         self.waiting = True
         if self._listener is not None:
             self._listener()
 
     def _take(self, number: int, items: list[tuple[int, Delta]]) -> int:
-        """Take what one prompt's generation has; gives the entries of it."""
-        generation, record, times = self._generations[number], self._record, self._times
+        """Take from one prompt's generation. Returns the number of entries."""
+        generation, record = self._generations[number], self._record
         deltas = generation.take()
         for delta in deltas:
             choice = number * self._n + delta.index
             if record is not None:
-                record.saw(choice, delta)
+                record.on_delta(choice, delta)
             if delta.finish_reason is not None:
                 _check(delta)
-            if times is not None and delta.text:
-                times.saw(choice)
             if self.held is not None:
                 self.held.add(delta)
             items.append((choice, delta))
         if len(deltas) == 1 and deltas[0].finish_reason is None and not generation.waiting:
-            return DELTA_ENTRIES + entries(deltas[0])  # as nearly always
+            return DELTA_ENTRIES + entries(deltas[0])  # the usual case
         if generation.exhausted:
             self._left.discard(number)
             self.exhausted = not self._left
@@ -245,7 +256,7 @@ def _weight(delta: Delta) -> int:
 
 
 def _check(delta: Delta) -> None:
-    """Raises HeadraceError where a completion has ended otherwise than it should."""
+    """Raises HeadraceError if a completion was ended by a fault or a deadline."""
     if delta.finish_reason == FinishReason.TIMEOUT.value:
         raise DeadlineExceeded(delta.error)
     if delta.error is not None and delta.error.startswith(UNFULFILLABLE):

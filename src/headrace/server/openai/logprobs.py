@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms of OpenAI's API."""
+"""Log-probabilities as OpenAI's API has them, for completions and for chats, and vLLM's `prompt_logprobs`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from headrace.core.types import TokenLogprobs
 from headrace.server.http.json_parts import JsonList
+from headrace.server.openai.choices import Rows
+from headrace.server.openai.prompts import Encoded
 from headrace.serving.requests.completion import Delta
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.tokenizer import Tokenizer
@@ -15,52 +17,61 @@ LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot write; vLLM uses the same number."""
 
 
-class TextOffsets:
-    """Where each token's text begins, in characters of the whole text, as its tokens come in order.
+class TextLogprobs:
+    """`logprobs` of a choice of /v1/completions, with `count` alternatives; a column.
 
-    A token that goes on with a character begins where that character does. `before` are ids whose text comes before.
+    `text_offset` is where each token's text begins, in characters of the choice's text; a token that completes a
+    character has the offset of that character. With `echo`, the prompt's tokens come first; nothing predicts the
+    first of them, which has no log-probability.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, skip_special_tokens: bool, before: Sequence[int] = ()
+        self, tokenizer: Tokenizer | None, skip_special_tokens: bool, prompt: Encoded, count: int, echo: bool
     ) -> None:
-        self._text = (
-            None if tokenizer is None else IncrementalDetokenizer(tokenizer, skip_special_tokens, before)
-        )
+        self._tokenizer = tokenizer
+        self._count = count
+        self._text: IncrementalDetokenizer | None = None
+        if tokenizer is not None:
+            before = () if echo else prompt.ids
+            self._text = IncrementalDetokenizer(tokenizer, skip_special_tokens, before)
         self._offset = 0
+        self._echo = echo
+        self._first: tuple[int, ...] = prompt.ids[:1] if echo else ()
+        self._whole: dict[str, JsonList] = {}
 
-    def take(self, token: int) -> int:
-        """The offset of the next token."""
-        offset = self._offset
-        if self._text is not None:
-            self._offset += len(self._text.push((token,)))
-        return offset
+    def add(self, delta: Delta) -> None:
+        for name, values in self.take(delta).items():
+            self._whole.setdefault(name, JsonList()).extend(values)
 
+    def value(self) -> dict[str, JsonList]:
+        return self._whole
 
-def completion_logprobs(
-    entries: Sequence[TokenLogprobs | int], count: int, tokenizer: Tokenizer | None, offsets: TextOffsets
-) -> dict[str, Any]:
-    """`logprobs` of /v1/completions, with `count` alternatives. A bare number is a token that nothing predicts, the
-    first of a prompt."""
-    tokens: list[str] = []
-    chosen: list[float | None] = []
-    top: list[dict[str, float] | None] = []
-    begins: list[int] = []
-    for entry in entries:
-        token = entry if isinstance(entry, int) else entry.token
-        text = _text(token, tokenizer)
-        tokens.append(text)
-        begins.append(offsets.take(token))
-        if isinstance(entry, int):
-            chosen.append(None)
-            top.append(None)
-            continue
-        alternatives = {text: _finite(entry.logprob)}
-        for other, logprob, _ in entry.top[:count]:
-            alternatives.setdefault(_text(other, tokenizer), _finite(logprob))
-        chosen.append(_finite(entry.logprob))
-        top.append(alternatives)
-    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": begins}
+    def take(self, delta: Delta) -> dict[str, list[Any]]:
+        """The entries of new tokens."""
+        tokens: list[str] = []
+        chosen: list[float | None] = []
+        top: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        prompt: Sequence[TokenLogprobs] = delta.prompt_logprobs if self._echo else ()
+        entries: list[TokenLogprobs | int] = [*self._first, *prompt, *delta.logprobs]
+        for entry in entries:
+            token = entry if isinstance(entry, int) else entry.token
+            text = _text(token, self._tokenizer)
+            tokens.append(text)
+            offsets.append(self._offset)
+            if self._text is not None:
+                self._offset += len(self._text.push((token,)))
+            if isinstance(entry, int):
+                chosen.append(None)
+                top.append(None)
+                continue
+            alternatives = {text: _finite(entry.logprob)}
+            for other, logprob, _ in entry.top[: self._count]:
+                alternatives.setdefault(_text(other, self._tokenizer), _finite(logprob))
+            chosen.append(_finite(entry.logprob))
+            top.append(alternatives)
+        self._first = ()
+        return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -74,43 +85,29 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None)
     }
 
 
-class ChatLogprobs:
-    """`logprobs` of a whole answer's choice."""
+class ChatLogprobs(Rows):
+    """`logprobs` of a whole choice of /v1/chat/completions."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        self._content = JsonList()
-
-    def add(self, delta: Delta) -> None:
-        self._content.extend(chat_logprobs(delta.logprobs, self._tokenizer)["content"])
+        super().__init__(lambda delta: chat_logprobs(delta.logprobs, tokenizer)["content"])
 
     def value(self) -> dict[str, Any]:
-        return {"content": self._content}
+        return {"content": super().value()}
 
 
-class PromptLogprobs:
+def prompt_logprobs(count: int, tokenizer: Tokenizer | None) -> Rows:
     """vLLM's `prompt_logprobs` of a whole answer, with `count` alternatives: an object a prompt token, null for the
-    first."""
+    first, which nothing predicts."""
 
-    def __init__(self, count: int, tokenizer: Tokenizer | None) -> None:
-        self._count = count
-        self._tokenizer = tokenizer
-        self._entries = JsonList()
-        self._entries.extend([None])
-
-    def add(self, delta: Delta) -> None:
-        self._entries.extend([self._by_token(entry) for entry in delta.prompt_logprobs])
-
-    def value(self) -> JsonList:
-        return self._entries
-
-    def _by_token(self, entry: TokenLogprobs) -> dict[str, Any]:
+    def by_token(entry: TokenLogprobs) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *entry.top[: self._count]):
+        for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *entry.top[:count]):
             if str(token) not in found:
-                text = None if self._tokenizer is None else _text(token, self._tokenizer)
+                text = None if tokenizer is None else _text(token, tokenizer)
                 found[str(token)] = {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
         return found
+
+    return Rows(lambda delta: list(map(by_token, delta.prompt_logprobs)), [None])
 
 
 def _described(token: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is read out of a completion for one request: reasoning, content and calls, as the chat API writes them."""
+"""Completions parsed into reasoning, content and tool calls, and written as the chat API writes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
+from headrace.server.openai.prompts import Encoded
 from headrace.server.service import Service
 from headrace.serving.requests.completion import Delta
 from headrace.text.tokenizer import Tokenizer
@@ -32,13 +33,12 @@ from headrace.text.tools.request import Tool, ToolUse
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the completions of one request are read. `calls` and `reasoning` None where none are looked for, and
-    `reasoning`, too, where it was over before the completions begin.
+    """How to parse the completions of one request. `calls` and `reasoning` are None if the completions have none;
+    `reasoning` also if it ended in the prompt.
 
-    form: what the answer must look like; behind the reasoning, where there is some, and in place of calls. inside:
-    completions begin in the middle of the reasoning. visible: special tokens that mark calls and reasoning, so
-    that the text must show them; None where all text is content. hidden: the texts of these, where the request does
-    not want to see special tokens.
+    form: the grammar of the answer, after any reasoning and instead of calls. inside: completions begin in the middle
+    of the reasoning. visible: special tokens that mark calls and reasoning, so that the text must contain them; None
+    if all text is content. hidden: the texts of these tokens, if the request skips special tokens.
     """
 
     tools: ToolUse
@@ -51,34 +51,34 @@ class Reading:
 
     @classmethod
     def of(
-        cls,
-        service: Service,
-        tools: ToolUse,
-        prompt: str,
-        params: SamplingParams,
-        continued: str | None = None,
-    ) -> Reading:
-        """`prompt` as the chat template wrote it; `params` as the request has them, see `held`. `continued` is the text
-        of a last message that the completions go on with."""
+        cls, service: Service, tools: ToolUse, prompt: Encoded, params: SamplingParams
+    ) -> tuple[Reading, SamplingParams]:
+        """How to read completions of a prompt, and parameters under which they are what the request asks for: a call
+        that must be made, a form, and no call that breaks the schema of a strict tool.
+
+        Raises InvalidParams for schemas that are too large or that the model's call format cannot follow.
+        """
         calls = service.replies.calls if tools.tools else None
         if tools.forced:
             calls = calls or GENERIC
             calls = TOOL_CALL_FORMATS[calls.forced or calls.name]
         reasoning = service.replies.reasoning
-        stage = Stage.PAST if reasoning is None else reasoning.stage(prompt, continued)
+        stage = Stage.PAST if reasoning is None else reasoning.stage(prompt.text or "", prompt.continued)
         if stage is Stage.PAST:
             reasoning = None
-        markers = calls.markers if calls is not None else ()
-        marks = (reasoning.open, reasoning.close) if reasoning is not None else ()
-        special = _special(service.tokenizer, (*markers, *marks))
-        return cls(
+        markers = (() if calls is None else tuple(calls.markers)) + (
+            () if reasoning is None else (reasoning.open, reasoning.close)
+        )
+        special = _special(service.tokenizer, markers)
+        reading = cls(
             tools, calls, reasoning, None if tools.forced else params.grammar,
             stage is Stage.INSIDE, frozenset(special.values()) if calls or reasoning else None,
             frozenset(special) if params.skip_special_tokens else frozenset(),
         )  # fmt: skip
+        return reading, reading._constrained(service.tokenizer, params)
 
     def reader(self) -> ReplyReader | None:
-        """A reader of one completion; None where all of it is content."""
+        """A parser for one completion; None if all of it is content."""
         if self.calls is None and self.reasoning is None:
             return None
         reasoning: ReasoningParser | None = None
@@ -95,12 +95,7 @@ class Reading:
             calls = PlainParser(self.hidden)
         return ReplyReader(reasoning, calls, single=not self.tools.parallel)
 
-    def held(self, service: Service, params: SamplingParams) -> SamplingParams:
-        """Parameters under which a completion is what the request asks for: a call that must be made, a form, and no
-        call that breaks the schema of a strict tool.
-
-        Raises InvalidParams for schemas that are too large or that the model's way of calling cannot be held to.
-        """
+    def _constrained(self, tokenizer: Tokenizer | None, params: SamplingParams) -> SamplingParams:
         tools = self.tools
         name = "" if self.calls is None else self.calls.name
         schemas = [
@@ -108,12 +103,12 @@ class Reading:
         ]
         if tools.forced or self.form is not None:
             grammar = answer_grammar(
-                self.form, schemas if name else (), name, service.tokenizer,
+                self.form, schemas if name else (), name, tokenizer,
                 parallel=tools.parallel, reasoning=self.reasoning, inside=self.inside,
             )  # fmt: skip
         elif tools.strict and name:
             grammar = free_call_grammar(
-                schemas, name, service.tokenizer,
+                schemas, name, tokenizer,
                 parallel=tools.parallel, reasoning=self.reasoning, inside=self.inside,
             )  # fmt: skip
         else:
@@ -126,7 +121,7 @@ def _schema(tool: Tool) -> ToolSchema:
 
 
 def _special(tokenizer: Tokenizer | None, markers: tuple[str, ...]) -> dict[str, int]:
-    """Those of the markers that are special tokens, with their ids."""
+    """The markers that are special tokens, with their ids."""
     if tokenizer is None:
         return {}
     found = {marker: tokenizer.special_id(marker) for marker in markers}
@@ -134,17 +129,16 @@ def _special(tokenizer: Tokenizer | None, markers: tuple[str, ...]) -> dict[str,
 
 
 class Reply:
-    """One completion as it grows. `take` gives every addition as pieces, and `message_delta` writes those down."""
+    """Parses one completion as it grows."""
 
     def __init__(self, reading: Reading) -> None:
         self._format = reading.calls
         self._reader = reading.reader()
-        self._arguments: list[JsonSpan] = []
-        """Those of each call."""
+        self._arguments: list[JsonSpan] = []  # of each call
         self.reasoning_tokens = 0
 
     def take(self, delta: Delta) -> list[Piece]:
-        """What an addition means. The last one brings what was kept back."""
+        """The pieces of an addition. The last addition also returns text that was held back."""
         if self._reader is None:
             return [Content(delta.text)] if delta.text else []
         pieces: list[Piece] = []
@@ -164,11 +158,11 @@ class Reply:
 
     @property
     def called(self) -> bool:
-        """Tools were called, and the arguments of every call have come to their end."""
+        """Tools were called, and the arguments of every call are complete."""
         return bool(self._arguments) and all(span.closed for span in self._arguments)
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """As OpenAI's API says it: an answer that stopped behind whole calls waits for the tools."""
+        """As in OpenAI's API: an answer that stopped after complete calls has the reason "tool_calls"."""
         return "tool_calls" if self.called and reason == "stop" else reason
 
     def new_call_id(self) -> str:
@@ -176,8 +170,8 @@ class Reply:
 
 
 def message_delta(pieces: list[Piece], reply: Reply, include_reasoning: bool = True) -> dict[str, Any]:
-    """Pieces as the `delta` of a chat chunk; empty where they say nothing."""
-    if len(pieces) == 1 and isinstance(pieces[0], Content):  # as nearly always
+    """Pieces as the `delta` of a chat chunk."""
+    if len(pieces) == 1 and isinstance(pieces[0], Content):  # the usual case
         return {"content": pieces[0].text}
     content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
     delta: dict[str, Any] = {"content": content} if content else {}
@@ -202,7 +196,7 @@ def message_delta(pieces: list[Piece], reply: Reply, include_reasoning: bool = T
 
 
 class MessageBuilder:
-    """The deltas of a choice, put together: what is answered whole is what would have been streamed."""
+    """Joins the deltas of a choice into its message."""
 
     def __init__(self) -> None:
         self._texts: dict[str, io.StringIO] = {}
@@ -220,7 +214,7 @@ class MessageBuilder:
             self._arguments[call["index"]].write(call["function"]["arguments"])
 
     def message(self) -> dict[str, Any]:
-        """The message. It has no content where it has calls and says nothing beside them."""
+        """The message; `content` is null if it has calls and no text."""
         texts = {name: text.getvalue() for name, text in self._texts.items()}
         content = texts.get("content", "")
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if self._calls else "")}

@@ -25,7 +25,7 @@ from headrace.core.params import (
     MIN_REPETITION_PENALTY,
     SamplingParams,
 )
-from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S
+from headrace.core.types import MAX_NAME_CHARS, MAX_PRIORITY, MAX_TIMEOUT_S, NO_USER
 from headrace.errors import InvalidParams
 from headrace.server.access.key_file import priority_number
 from headrace.server.openai.request_fields import CHAT, COMPLETION, STREAM_OPTIONS, Strict
@@ -92,6 +92,7 @@ Priority = Annotated[
         priority_number, json_schema_input_type=_Number | Literal["urgent", "normal", "background"]
     ),
 ]
+User = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
 TruncatedLength = Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)]
 Side = Literal["left", "right"]
@@ -122,10 +123,26 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Strict):
-    """What completions, chats and responses have in common."""
+class WorkFields(Strict):
+    """What every request to the engine may say, beside its prompt. Timeouts are in seconds: until the request must
+    have been scheduled, and until it must have ended."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    priority: Priority | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    queue_timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
+    timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
+
+    @property
+    def end_user(self) -> str:
+        """Whom the caller sends the request for, by its `user` field."""
+        return getattr(self, "user", None) or NO_USER
+
+
+class SamplingFields(WorkFields):
+    """What completions, chats and responses have in common."""
+
+    user: User | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -140,7 +157,6 @@ class SamplingFields(Strict):
     logit_bias: Annotated[Any, WithJsonSchema(_BIAS)] = (
         None  # SamplingParams checks it, up to its first fault
     )
-    user: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     # As in vLLM.
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
@@ -153,8 +169,6 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Priority | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
     # What the output must look like: OpenAI's field, then vLLM's. `headrace.server.openai.structured` checks them.
     response_format: Any = None
@@ -164,10 +178,7 @@ class SamplingFields(Strict):
     guided_choice: Any = None
     guided_grammar: Any = None
 
-    # Our own; the first two are seconds until the request must have been scheduled, and until it must have ended.
-    queue_timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
-    timeout: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
-    explain: bool | None = None  # what the engine did, and why, in the usage block
+    explain: bool | None = None  # our own: what the engine did, and why, in the usage block
 
     @property
     def streamed_usage(self) -> bool:

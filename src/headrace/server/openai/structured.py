@@ -28,7 +28,9 @@ def grammar_of(
 
     `guided` holds the fields of GUIDED. Raises InvalidParams for what is no such field's value, and for several.
     """
-    found = {name: _grammar(GUIDED[name], value, name) for name, value in guided.items() if value is not None}
+    found = {
+        name: named_grammar(GUIDED[name], value, name) for name, value in guided.items() if value is not None
+    }
     by_format = format_grammar(response_format)
     if by_format is not None:
         found["response_format"] = by_format
@@ -78,7 +80,7 @@ def _named_schema(value: object, field: str) -> Grammar:
         return Grammar(JSON_OBJECT)
     if not isinstance(schema, dict):
         raise InvalidParams(f"{field}.schema must be a JSON schema, an object")
-    return _grammar(JSON_SCHEMA, schema, f"{field}.schema")
+    return named_grammar(JSON_SCHEMA, schema, f"{field}.schema")
 
 
 def _outputs_grammar(value: object) -> Grammar | None:
@@ -87,7 +89,7 @@ def _outputs_grammar(value: object) -> Grammar | None:
     if not isinstance(value, dict):
         raise InvalidParams("structured_outputs must be an object")
     found = [
-        _grammar(kind, value[key], f"structured_outputs.{key}")
+        named_grammar(kind, value[key], f"structured_outputs.{key}")
         for key, kind in _OUTPUTS.items()
         if value.get(key) is not None
     ]
@@ -100,8 +102,8 @@ def _outputs_grammar(value: object) -> Grammar | None:
     return found[0]
 
 
-def _grammar(kind: str, source: Any, field: str) -> Grammar:
-    """Grammar checks what it is given itself; here it is said where that was found."""
+def named_grammar(kind: str, source: Any, field: str) -> Grammar:
+    """A grammar whose errors name the field that it came from. Raises InvalidParams."""
     try:
         return Grammar(kind, source)
     except InvalidParams as error:

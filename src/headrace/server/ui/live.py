@@ -1,11 +1,9 @@
-"""GET /live: the engine as it runs, as server-sent events, sampled once for all watchers."""
+"""GET /live: the state of the engine as server-sent events, sampled once for all watchers."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -17,22 +15,45 @@ from headrace.core.snapshot import BlockMap, Lane
 from headrace.core.types import Output
 from headrace.errors import HeadraceError, Overloaded
 from headrace.server.access.usage import administrator
+from headrace.server.http.events import event
+from headrace.server.http.json_parts import rounded
 from headrace.server.http.pace import CallerLeft, while_connected
-from headrace.server.observability.latencies import Latencies
+from headrace.server.observability.counts import Tallies
 from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import View
 
+INTERVAL_S = 0.2
+PATIENCE_S = 2.0
+"""Time for the engine's reply, which it sends between two steps; after it the tick says that the engine is silent."""
+
+MAX_WATCHERS = 128
+
+ENDED_S = 3.0
+"""Time for which each tick repeats an ending, for watchers who miss a tick or come late."""
+
+MAX_ENDED = 96
+
 _KINDS = {"chatcmpl": "chat", "cmpl": "text", "resp": "response", "embd": "embedding"}
 _OTHER = "request"
-
 _FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
+
+router = APIRouter()
+
+
+@router.get("/live", dependencies=[Depends(administrator)])
+async def live(request: Request) -> Response:
+    """Lanes, KV block maps, rates and latencies, up to five times a second, for as long as the caller listens.
+
+    They show the requests of every caller, so a key needs admin rights for them.
+    """
+    return LiveStream(request.app.state.feed)
 
 
 def lane_name(request_id: str, index: int = 0) -> str:
     """Such as "chat 3fa92c", and "chat 3fa92c.1" for its second completion.
 
-    `request_id` is the engine's: the answer's id and the number of the prompt. An id may hold what a caller wrote, so
-    it is never shown; whoever knows the answer's id can find its lane, and nobody can go back from here.
+    `request_id` is the engine's: the answer's id and the number of the prompt. An id may contain text that a caller
+    wrote, so it is hashed: the caller who knows the answer's id can find its lane, but a lane does not reveal the id.
     """
     answer, _, prompt = request_id.rpartition("-")
     kind = _KINDS.get(answer.partition("-")[0], _OTHER)
@@ -42,39 +63,29 @@ def lane_name(request_id: str, index: int = 0) -> str:
 
 
 def _fnv(text: str) -> int:
-    """FNV-1a of 32 bits, which a page can compute wherever it was loaded from; browsers keep SHA for secure origins."""
+    """FNV-1a of 32 bits: pages can compute it anywhere, while browsers offer SHA to secure origins only."""
     value = _FNV_OFFSET
     for byte in text.encode("utf-8", "surrogatepass"):
         value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
     return value
 
 
-INTERVAL_S = 0.2
-PATIENCE_S = 2.0
-"""How long an engine may take for its view, between two steps, before watchers are told that it says nothing."""
-MAX_WATCHERS = 128
-
-ENDED_S = 3.0
-"""Seconds for which an ending is told again, for watchers who miss a tick or come late."""
-MAX_ENDED = 96
-
-
 class Feed:
-    """One poller, which runs while anybody watches. All watchers get the same bytes; who is slow misses some.
+    """One poller, which runs while there are watchers. All watchers get the same bytes; slow ones miss some ticks.
 
-    A tick holds counts, times and names made up for the purpose: no prompt, no output, no id that a request knows.
+    A tick contains counts, times and made-up names: no prompt, no output, and no id of a request.
     """
 
     def __init__(
         self,
         client: AsyncClient,
-        latencies: Latencies,
+        tallies: Tallies,
         *,
         interval_s: float = INTERVAL_S,
         max_watchers: int = MAX_WATCHERS,
     ) -> None:
         self._client = client
-        self._latencies = latencies
+        self._tallies = tallies
         self._interval_s = interval_s
         self._max_watchers = max_watchers
         self._watchers = 0
@@ -85,19 +96,17 @@ class Feed:
         self._before: tuple[float, EngineStats] | None = None
         self._ended: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MAX_ENDED)
 
-    def watch(self) -> Watch:
-        """Server-sent events until the feed is closed; the watch must be closed, too. Raises Overloaded where too many
-        watch."""
+    def join(self) -> None:
+        """One watcher more, which must `leave`. Raises Overloaded if there are too many."""
         if self._watchers >= self._max_watchers:
             raise Overloaded(f"{self._watchers} pages watch this engine already: try again later")
         self._watchers += 1
         if self._poller is None and not self._closed:
             self._before = None
             self._poller = asyncio.create_task(self._poll(), name="live-feed")
-        return Watch(self)
 
     async def next_event(self) -> bytes | None:
-        """The next tick; None once the feed is closed."""
+        """The next tick; None when the feed is closed."""
         if not self._closed:
             await self._tick.wait()
         return None if self._closed else self._event
@@ -110,24 +119,22 @@ class Feed:
             self._poller = None
 
     def close(self) -> None:
-        """End every watcher's stream: the server is about to end."""
+        """End every watcher's stream, before the server ends."""
         self._closed = True
         self._announce()
 
     async def _poll(self) -> None:
         while True:
-            content = await self._look()
-            data = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-            self._event = b"data: " + data.encode() + b"\n\n"
+            self._event = event(await self._content())
             self._announce()
             await asyncio.sleep(self._interval_s)
 
     def _announce(self) -> None:
-        """Wake whoever waits now. Those who are still sending the last event see the next one."""
+        """Wake all watchers that wait now. Those that are still sending the last event see the next one."""
         self._tick.set()
         self._tick = asyncio.Event()
 
-    async def _look(self) -> dict[str, Any]:
+    async def _content(self) -> dict[str, Any]:
         state = self._client.state.value
         try:
             view = await asyncio.wait_for(self._client.view(), PATIENCE_S)
@@ -136,9 +143,9 @@ class Feed:
         except HeadraceError:
             self._before = None
             return {"state": self._client.state.value}
-        return {"state": state} | self._content(view)
+        return {"state": state} | self._described(view)
 
-    def _content(self, view: View) -> dict[str, Any]:
+    def _described(self, view: View) -> dict[str, Any]:
         now, stats = view.snapshot.now, view.snapshot.stats
         before, self._before = self._before, (now, stats)
         for output in view.ended:
@@ -146,7 +153,7 @@ class Feed:
         while self._ended and self._ended[0][0] < now - ENDED_S:
             self._ended.popleft()
         return {
-            "now": _rounded(now),
+            "now": rounded(now, 3),
             "running": stats.running,
             "waiting": stats.waiting,
             "max_num_seqs": view.snapshot.max_num_seqs,
@@ -157,39 +164,42 @@ class Feed:
             "prefix_queries": 0 if stats.cache is None else stats.cache.queries,
             "prefix_hits": 0 if stats.cache is None else stats.cache.hits,
             "evictions": 0 if stats.cache is None else stats.cache.evictions,
-            "ttft": asdict(self._latencies.ttft()),
-            "itl": asdict(self._latencies.itl()),
+            "ttft": self._tallies.recent_ttft.percentiles(),
+            "itl": self._tallies.recent_itl.percentiles(),
             "lanes": [_lane(lane) for lane in view.snapshot.lanes],
             "maps": [_map(one) for one in view.snapshot.maps],
             "ended": [ending for _, ending in self._ended],
         }
 
 
-class Watch:
-    """One watcher's events, each the newest at the time it is asked for."""
+class LiveStream(Response):
+    """Sending waits for the caller, so a slow one gets fewer events, not late ones. Raises what `Feed.join` raises."""
+
+    media_type = "text/event-stream"
 
     def __init__(self, feed: Feed) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        feed.join()
         self._feed = feed
-        self._open = True
 
-    def __aiter__(self) -> Watch:
-        return self
-
-    async def __anext__(self) -> bytes:
-        event = await self._feed.next_event()
-        if event is None:
-            raise StopAsyncIteration
-        return event
-
-    def close(self) -> None:
-        """Closing twice does nothing."""
-        if self._open:
-            self._open = False
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._stream(send))
+        except CallerLeft:
+            return
+        finally:
             self._feed.leave()
+
+    async def _stream(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        while (part := await self._feed.next_event()) is not None:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _rates(before: tuple[float, EngineStats] | None, now: float, stats: EngineStats) -> dict[str, float]:
-    """Output tokens and steps a second, and tokens a step, since the tick before."""
+    """Output tokens and steps a second, and tokens a step, since the previous tick."""
     if before is None or now <= before[0]:
         return {"tokens_per_s": 0.0, "steps_per_s": 0.0, "tokens_per_step": 0.0}
     seconds, old, new = now - before[0], before[1].scheduler, stats.scheduler
@@ -205,9 +215,9 @@ def _lane(lane: Lane) -> dict[str, Any]:
     return {
         "name": lane_name(lane.request_id, lane.index),
         "phase": lane.phase.value,
-        "arrival": _rounded(lane.arrival_s),
-        "scheduled": _rounded(lane.first_scheduled_s),
-        "first": _rounded(lane.first_token_s),
+        "arrival": rounded(lane.arrival_s, 3),
+        "scheduled": rounded(lane.first_scheduled_s, 3),
+        "first": rounded(lane.first_token_s, 3),
         "prompt": lane.num_prompt,
         "computed": lane.num_computed,
         "cached": lane.num_cached,
@@ -218,22 +228,22 @@ def _lane(lane: Lane) -> dict[str, Any]:
 
 def _ending(output: Output) -> dict[str, Any]:
     stats, reason = output.stats, output.finish_reason
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "name": lane_name(output.request_id, output.index),
         "reason": None if reason is None else reason.value,
     }
     if stats is not None:
-        told |= {
-            "arrival": _rounded(stats.arrival_s),
-            "scheduled": _rounded(stats.first_scheduled_s),
-            "first": _rounded(stats.first_token_s),
-            "finished": _rounded(stats.finished_s),
+        described |= {
+            "arrival": rounded(stats.arrival_s, 3),
+            "scheduled": rounded(stats.first_scheduled_s, 3),
+            "first": rounded(stats.first_token_s, 3),
+            "finished": rounded(stats.finished_s, 3),
             "prompt": stats.num_prompt,
             "cached": stats.num_cached,
             "output": stats.num_output,
             "preemptions": stats.num_preemptions,
         }
-    return told
+    return described
 
 
 def _map(one: BlockMap) -> dict[str, Any]:
@@ -246,45 +256,3 @@ def _map(one: BlockMap) -> dict[str, Any]:
         "findable": one.findable,
         "runs": one.runs,
     }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
-
-
-router = APIRouter()
-
-
-@router.get("/live", dependencies=[Depends(administrator)])
-async def live(request: Request) -> Response:
-    """Lanes, KV block maps, rates and latencies, up to five times a second, for as long as the caller listens.
-
-    They tell of every caller, so a key needs admin rights for them.
-    """
-    feed: Feed = request.app.state.feed
-    return LiveStream(feed.watch())
-
-
-class LiveStream(Response):
-    """Passes events on as they come. Sending waits for the caller, so a slow one gets fewer events, not late ones."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._watch = watch
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await while_connected(receive, self._stream(send))
-        except CallerLeft:
-            return
-        finally:
-            self._watch.close()
-
-    async def _stream(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in self._watch:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -33,9 +33,8 @@ from headrace.server.openai.responses.builder import Event, ResponseBuilder
 from headrace.server.openai.responses.conversation import Thread, chat_messages
 from headrace.server.openai.responses.schemas import ResponsesRequest
 from headrace.server.service import Service, service_of
-from headrace.serving.client.source import arrivals
 from headrace.serving.requests.completion import Delta
-from headrace.text.tools.request import Tool, checked_tool_choice
+from headrace.text.tools.request import Tool, ToolUse, checked_tool_choice
 
 router = APIRouter()
 
@@ -59,7 +58,10 @@ async def responses(
     if body.stream:
         return EventStream(job, events, job.cancel)
     builder.begin()
-    await while_connected(request.receive, _drained(events, job))
+    await job.read(request.receive, events.add)
+    events.finish()
+    for _ in thread.keep(service, builder.response):
+        await asyncio.sleep(0)
     return await json_response(builder.response, job.held)
 
 
@@ -86,24 +88,26 @@ async def _prompt(service: Service, body: ResponsesRequest, thread: Thread) -> E
 
 
 async def _start(service: Service, body: ResponsesRequest, prompt: Encoded) -> tuple[Job, Reading, bool]:
-    """The job, how it is read, and whether functions are strict that do not say: they are, as in OpenAI's API, unless
-    no grammar can follow their schemas."""
+    """The job, how to parse it, and whether functions without `strict` are strict: they are, as in OpenAI's API,
+    unless no grammar can follow their schemas."""
+
+    async def attempt(tools: ToolUse) -> tuple[Job, Reading, bool]:
+        reading, params = Reading.of(service, tools, prompt, body.sampling)
+        stream = bool(body.stream)
+        job = await Job.start(service, "resp", [prompt], params, body, stream, reading.visible)
+        return job, reading, tools is strict
+
     strict, free = body.tool_use(), body.tool_use(strict=False)
-    ways = [strict] if strict == free or strict.forced else [strict, free]
-    for tools in ways:
-        reading = Reading.of(service, tools, prompt.text or "", body.sampling)
-        try:
-            params = reading.held(service, body.sampling)
-            job = await Job.start(service, "resp", [prompt], params, body, reading.visible)
-            return job, reading, tools is strict
-        except InvalidParams:
-            if tools is ways[-1]:
-                raise
-    raise AssertionError
+    if strict == free or strict.forced:
+        return await attempt(strict)
+    try:
+        return await attempt(strict)
+    except InvalidParams:
+        return await attempt(free)
 
 
 class _Events(EventWriter[tuple[int, Delta]]):
-    """The answer as it grows; events carry their `type` as their name, and no [DONE] ends them."""
+    """The answer as it grows. The name of an event is its `type`; there is no [DONE]."""
 
     def __init__(
         self,
@@ -121,66 +125,57 @@ class _Events(EventWriter[tuple[int, Delta]]):
         self._builder = builder
         self._thread = thread
         self._reason: str | None = None
-        self._waiting: list[Any] = []  # log-probabilities of tokens whose text is not known yet
+        self._waiting: list[Any] = []  # log-probabilities of tokens whose text is incomplete
 
-    def added(self, delta: Delta) -> list[Event]:
-        """What an addition means."""
+    def add(self, index: int, delta: Delta) -> list[Event]:
+        """The events of an addition."""
         self._reason = delta.finish_reason or self._reason
         if not (self._body.logprobs and delta.logprobs):
             return self._builder.add(self._reply.take(delta))
         events: list[Event] = []
-        for one in delta.by_token():  # each log-probability goes where its token's text does
+        for one in delta.by_token():  # each log-probability belongs to its token's text
             pieces = self._reply.take(one)
-            # Kept until their text is known: a token may be the middle of a character.
+            # Kept until their text is complete: a token may be the middle of a character.
             self._waiting += chat_logprobs(one.logprobs, self._service.tokenizer)["content"]
             events += self._builder.add(pieces, self._waiting)
             if pieces:
                 self._waiting = []
         return events
 
-    def finished(self) -> list[Event]:
-        """The answer is complete."""
-        events = self._builder.finish(self._reason, _usage(self._job, self._reply))
-        events[-1]["response"] = self._builder.response
-        return events
-
-    def kept(self) -> Iterator[None]:
-        """Store the complete answer; yields from time to time, for others to be served."""
-        return self._thread.keep(self._service, self._builder.response)
+    def finish(self) -> list[Event]:
+        """The last events."""
+        counted = usage(self._job, self._body.explain)
+        explained = {name: counted[name] for name in ("headrace",) if name in counted}
+        used = explained | {
+            "input_tokens": counted["prompt_tokens"],
+            "input_tokens_details": counted["prompt_tokens_details"],
+            "output_tokens": counted["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._reply.reasoning_tokens},
+            "total_tokens": counted["total_tokens"],
+        }
+        return self._builder.finish(self._reason, used)
 
     def begin(self) -> bytes:
         return named_events(self._builder.begin())
 
     def write(self, item: tuple[int, Delta]) -> bytes:
-        return named_events(self.added(item[1]))
+        return named_events(self.add(*item))
 
     def end(self) -> Iterable[bytes]:
-        events = self.finished()
-        for _ in self.kept():
+        events = self.finish()
+        events[-1]["response"] = self._builder.response  # which `keep` may change
+        for _ in self._thread.keep(self._service, self._builder.response):
             yield b""
         for each in events:
             yield b"event: %b\n" % each["type"].encode()
             yield from event_parts(each)
 
     def fail(self, error: Exception) -> bytes:
-        told = failure_body(error)["error"]
+        body = failure_body(error)["error"]
         if not isinstance(error, HeadraceError):
-            return named_events([self._builder.error(told)])
+            return named_events([self._builder.error(body)])
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        return named_events(self._builder.fail(code, told["message"]))
-
-
-async def _drained(events: _Events, job: Job) -> None:
-    """Read an answer that is sent as a whole."""
-    try:
-        async for items in arrivals(job):
-            for _, delta in items:
-                events.added(delta)
-        events.finished()
-        for _ in events.kept():
-            await asyncio.sleep(0)
-    finally:
-        job.cancel()
+        return named_events(self._builder.fail(code, body["message"]))
 
 
 def _described(body: ResponsesRequest, model: str, thread: Thread) -> dict[str, Any]:
@@ -240,18 +235,6 @@ def _flat(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "strict": tool.strict} | function
 
 
-def _usage(job: Job, reply: Reply) -> dict[str, Any]:
-    counted = usage(job)
-    explained = {name: counted[name] for name in ("headrace",) if name in counted}
-    return explained | {
-        "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": counted["prompt_tokens_details"],
-        "output_tokens": counted["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
-        "total_tokens": counted["total_tokens"],
-    }
-
-
 @router.get("/v1/responses/{response_id}")
 async def stored_response(
     response_id: str, service: Annotated[Service, Depends(service_of)], stream: bool = False
@@ -267,5 +250,4 @@ async def stored_response(
 async def delete_response(response_id: str, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Forget a response. Those that went on from it have its text in their own conversation."""
     service.responses.delete(service.caller.name, response_id)
-    deleted: dict[str, Any] = {"id": response_id, "object": "response", "deleted": True}
-    return JSONResponse(deleted)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
