@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.core.grammar import Grammar
-from headrace.core.params import SamplingParams
+from headrace.core.params import RequestOutputKind, SamplingParams
 from headrace.core.types import FinishReason, NewRequest, Output, Pooling
 from headrace.errors import RequestError
 from headrace.runner.sampling.output import INFINITE_LOGITS, NAN_LOGITS, NO_LOGITS
@@ -71,6 +71,7 @@ PARAMS: dict[str, st.SearchStrategy[Any]] = {
     "logprobs": maybe(st.sampled_from([0, 1, 5, 64])),
     "prompt_logprobs": maybe(st.sampled_from([0, 1, 5, 64])),
     "skip_special_tokens": st.booleans(),
+    "output_kind": st.sampled_from(RequestOutputKind),
     "grammar": maybe(st.sampled_from(GRAMMARS)),
 }
 PROMPT = st.one_of(

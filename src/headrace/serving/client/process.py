@@ -11,6 +11,7 @@ from headrace import __version__
 from headrace.core.engine import EngineStats
 from headrace.core.types import NewRequest
 from headrace.errors import EngineDead, HeadraceError, InvalidParams, Overloaded
+from headrace.serving.client.base import GRACE_S
 from headrace.serving.client.child import ENGINE_COMMAND, Child, describe_exit
 from headrace.serving.client.pending import NumberedQuestions, OpenStreams, Questions
 from headrace.serving.client.stream import MAX_UNREAD_BYTES, OutputStream
@@ -65,7 +66,6 @@ _log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _EXIT_CODE_WAIT_S = 0.5
-_GRACE_S = 5.0
 
 
 class ProcessClient:
@@ -184,6 +184,7 @@ class ProcessClient:
             return
         if index is None:
             self._streams.close(request_id)
+            self._accepting.answer(request_id, None)  # `submit` returns a stream that has ended
         self._tell(Abort(request_id, index, stopped))
 
     async def stats(self) -> EngineStats:
@@ -196,7 +197,10 @@ class ProcessClient:
         self._check_alive()
         return await self._viewing.ask_next(lambda number: self._send(SnapshotRequest(number)))
 
-    async def aclose(self, grace_s: float = _GRACE_S) -> None:
+    def drain(self) -> None:
+        """Does nothing: an engine that has ended is not started again here."""
+
+    async def aclose(self, grace_s: float = GRACE_S) -> None:
         """Ask the engine process to end, kill it if it does not within `grace_s` seconds; no child is left.
 
         Streams that are still open raise EngineDead. Closing twice does nothing.
@@ -237,7 +241,7 @@ class ProcessClient:
         if self._error is None and self._ready.done():
             _log.error("the engine is dead: %s", error)
         self._die(error)
-        await self._child.stop(_GRACE_S)
+        await self._child.stop(GRACE_S)
 
     def _dispatch(self, message: FromEngine) -> None:
         if self._watchdog is not None:
