@@ -29,9 +29,9 @@ from headrace.runner.native_kv import NativeKV  # noqa: E402
 from headrace.runner.tape import TapeLimits  # noqa: E402
 from tests.conformance.test_families import CASES, Case, expected_logits, prompt  # noqa: E402
 from tests.conformance.test_streaming import SINKS, WINDOW, published  # noqa: E402
+from tests.instruction_sets import SETS  # noqa: E402
 from tests.native.steps import PagedRun, groups_of  # noqa: E402
 
-SETS = _native.available_kernels()
 BLOCK_SIZE = 16
 MAX_TOKENS = 256
 

@@ -13,11 +13,12 @@ from headrace.quant.grouped import Quantized
 
 native = pytest.importorskip("headrace._native")
 
+from tests.instruction_sets import SETS, parameters  # noqa: E402
+
 QUANTIZE = {"int8": int8.quantize, "int4": int4.quantize}
-SETS = native.available_kernels()
 GROUPS = (0, 32, 64, 128)
 CASES = list(itertools.product(QUANTIZE, GROUPS, (True, False)))
-sets = pytest.mark.parametrize("name", SETS)
+sets = pytest.mark.parametrize("name", parameters())
 cases = pytest.mark.parametrize(("format", "group", "symmetric"), CASES)
 
 

@@ -9,6 +9,8 @@ import pytest
 
 native = pytest.importorskip("headrace._native")
 
+from tests.instruction_sets import parameters  # noqa: E402
+
 ROWS = [1, 2, 5, 6, 7, 16, 17, 33, 100]
 FORMATS = {  # what activations become, and how far a product may be from float64, relative to its largest value
     ("f32", "f32"): 1e-5,
@@ -20,7 +22,7 @@ FORMATS = {  # what activations become, and how far a product may be from float6
     ("int4", "i8"): 2e-5,
     ("int4", "bf16"): 2e-5,
 }
-sets = pytest.mark.parametrize("name", native.available_kernels())
+sets = pytest.mark.parametrize("name", parameters())
 formats = pytest.mark.parametrize(("format", "input"), FORMATS)
 
 

@@ -16,6 +16,8 @@ from headrace.quant.format import F32
 
 native = pytest.importorskip("headrace._native")
 
+from tests.instruction_sets import parameters  # noqa: E402
+
 FLOAT32_SETS = [name for name in ("avx512_vnni", "avx2", "portable") if name in native.available_kernels()]
 Restored = Callable[..., Path]
 
@@ -24,7 +26,7 @@ def surveyed(model: Path | str, **options: object) -> Survey:
     return survey(EngineConfig.from_kwargs(model=str(model), **{"kv_cache_memory": "8MiB", **options}))
 
 
-@pytest.mark.parametrize("name", FLOAT32_SETS)
+@pytest.mark.parametrize("name", parameters(FLOAT32_SETS))
 def test_a_bfloat16_checkpoint_is_stored_as_it_is(name: str) -> None:
     plan = surveyed("tale", ops_force=name)
     resolved = plan.resolved
@@ -43,7 +45,7 @@ def test_a_bfloat16_checkpoint_is_stored_as_it_is(name: str) -> None:
     assert {line.name: line.bytes for line in plan.ledger.weights}["head"] == 0
 
 
-@pytest.mark.parametrize("name", native.available_kernels())
+@pytest.mark.parametrize("name", parameters())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tokens_and_logprobs_are_those_of_float32_storage(restored: Restored, name: str, dtype: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=2, prompt_logprobs=1)
