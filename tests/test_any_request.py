@@ -21,6 +21,7 @@ from headrace.errors import RequestError
 from headrace.runner.sampling.output import INFINITE_LOGITS, NAN_LOGITS, NO_LOGITS
 from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_TAKEN_IN
 from headrace.serving.engine.stepper import Stepper
+from tests import needs
 
 VOCAB = 2048  # of the bundled model
 INTERNAL = (NOT_SAMPLED, NOT_TAKEN_IN, NAN_LOGITS, INFINITE_LOGITS, NO_LOGITS, "the executor")
@@ -180,7 +181,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    pytest.importorskip("llguidance")
+    needs.package("llguidance")
     yield Machine()
 
 

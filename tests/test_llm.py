@@ -28,6 +28,7 @@ from headrace.errors import (
     TokenizerError,
     UnsupportedModel,
 )
+from tests import needs
 from tests.places import BUNDLED
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -345,7 +346,7 @@ assert not loaded & {"torch", "transformers", "huggingface_hub", "fastapi", "mat
 @pytest.mark.parametrize("quantization", [None, "int4"])
 def test_the_native_path_never_loads_torch(quantization: str | None) -> None:
     """Importing it alone takes longer than a whole start without it."""
-    pytest.importorskip("headrace._native")
+    needs.native()
     done = subprocess.run(
         [sys.executable, "-c", NATIVE % quantization], capture_output=True, text=True, check=False
     )

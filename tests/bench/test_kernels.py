@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("headrace._native", reason="native kernels not built")
-
 from headrace.bench import kernels as subject
 from headrace.bench.report import Report
 from headrace.bench.roofline import measure_roofline
@@ -16,7 +14,10 @@ from headrace.bench.tape_step import BLOCK_SIZE, TapeStep
 from headrace.cli import main
 from headrace.models.families import read_spec
 from headrace.models.source import resolve_model
+from tests import needs
 from tests.instruction_sets import parameters
+
+needs.native()
 
 SMALL = ["--repeats", "1", "--num-threads", "1", "-m", "shape:tiny"]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import parameters
+
+_native = needs.native()
 
 from headrace.bench.roofline import (  # noqa: E402
     BUFFER_BYTES,
@@ -16,7 +19,6 @@ from headrace.bench.roofline import (  # noqa: E402
     measure_roofline,
 )
 from headrace.plan.units import GIB, MIB  # noqa: E402
-from tests.instruction_sets import parameters  # noqa: E402
 
 
 def by_hand(read: float = 10e9, **peaks: float) -> Roofline:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.server.conftest import ServeProcess, TinyServer, tale, tiny
 from tests.server.echo import echo
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("node and npm are not installed")
+        needs.lacking("npm", "node and npm are not installed")
     folder = tmp_path_factory.mktemp("npm")
     (folder / "package.json").write_text('{"private": true}')
     done = subprocess.run(
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=folder, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     if done.returncode:
-        pytest.skip(f"npm could not install the client: {done.stderr.strip()[-300:]}")
+        needs.lacking("npm", f"npm could not install the client: {done.stderr.strip()[-300:]}")
     shutil.copy(SCRIPT, folder)
     return folder
 

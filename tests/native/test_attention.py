@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import SETS, parameters
 
-from tests.instruction_sets import SETS, parameters  # noqa: E402
+_native = needs.native()
+
 from tests.native.paged import Problem, Shape  # noqa: E402
 
 KINDS = {"f32": 1e-5, "bf16": 1e-2, "i8": 1e-2}

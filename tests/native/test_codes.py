@@ -10,10 +10,11 @@ import torch
 
 from headrace.quant import grouped, int4, int8
 from headrace.quant.grouped import Quantized
+from tests import needs
+from tests.instruction_sets import SETS, parameters
 
-native = pytest.importorskip("headrace._native")
+native = needs.native()
 
-from tests.instruction_sets import SETS, parameters  # noqa: E402
 
 QUANTIZE = {"int8": int8.quantize, "int4": int4.quantize}
 GROUPS = (0, 32, 64, 128)

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import BEST, SETS, parameters
+
+_native = needs.native()
 
 from headrace.core.executor import Executor  # noqa: E402
 from headrace.core.types import NewRequest  # noqa: E402
@@ -26,7 +29,6 @@ from headrace.runner.executor import ModelExecutor  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.step import Step  # noqa: E402
 from headrace.runner.tape import TapeLimits  # noqa: E402
-from tests.instruction_sets import BEST, SETS, parameters  # noqa: E402
 from tests.test_exactness import CASES, Guessing, Run, Wrap, requests_for, run  # noqa: E402
 
 # How weights and KV are kept -> the options that ask for it.

@@ -21,10 +21,11 @@ from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest
+from tests import needs
+from tests.instruction_sets import SETS, parameters
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+_native = needs.native()
 
-from tests.instruction_sets import SETS, parameters  # noqa: E402
 from tests.native.paged import Problem, Shape  # noqa: E402
 
 KINDS = ("f32", "bf16", "i8")

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
-native = pytest.importorskip("headrace._native")
+from tests import needs
+from tests.instruction_sets import parameters
 
-from tests.instruction_sets import parameters  # noqa: E402
+native = needs.native()
+
 
 ROWS = [1, 2, 5, 6, 7, 16, 17, 33, 100]
 FORMATS = {  # what activations become, and how far a product may be from float64, relative to its largest value

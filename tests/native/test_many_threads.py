@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import parameters
 
-from tests.instruction_sets import parameters  # noqa: E402
+_native = needs.native()
+
 from tests.native.paged import Problem, Shape  # noqa: E402
 
 SIZES = (3, 5, 16, 64)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import SETS, parameters
+
+_native = needs.native()
 
 from headrace.ops import reference  # noqa: E402
-from tests.instruction_sets import SETS, parameters  # noqa: E402
 from tests.native.paged import aligned, from_bf16, from_panels  # noqa: E402
 
 EPS = 1e-6

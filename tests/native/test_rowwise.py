@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import parameters
 
-from tests.instruction_sets import parameters  # noqa: E402
+_native = needs.native()
+
 
 SHAPES = [(1, 1), (1, 16), (3, 17), (7, 64), (33, 100), (5, 576), (40, 2048), (300, 130)]
 

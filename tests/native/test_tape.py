@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import BEST, parameters
+
+_native = needs.native()
 
 from headrace.core.types import BlockCopy  # noqa: E402
-from tests.instruction_sets import BEST, parameters  # noqa: E402
 from tests.native.steps import BLOCKS, PagedRun, groups_of  # noqa: E402
 from tests.native.tiny_models import (  # noqa: E402
     MAX_TOKENS,

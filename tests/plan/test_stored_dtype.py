@@ -13,10 +13,11 @@ from headrace.config import EngineConfig
 from headrace.plan.formats import memory_format
 from headrace.plan.weights import total_weight_bytes
 from headrace.quant.format import F32
+from tests import needs
+from tests.instruction_sets import parameters
 
-native = pytest.importorskip("headrace._native")
+native = needs.native()
 
-from tests.instruction_sets import parameters  # noqa: E402
 
 FLOAT32_SETS = [name for name in ("avx512_vnni", "avx2", "portable") if name in native.available_kernels()]
 Restored = Callable[..., Path]
@@ -74,7 +75,7 @@ def test_tokens_and_logprobs_are_those_of_float32_storage(restored: Restored, na
 
 def widened(folder: Path, restored: Restored) -> Path:
     """The same model with its tensors in float32."""
-    files = pytest.importorskip("safetensors.torch")
+    files = needs.package("safetensors.torch")
     wide = restored("float32")
     tensors = files.load_file(folder / "model.safetensors")
     files.save_file({name: tensor.float() for name, tensor in tensors.items()}, wide / "model.safetensors")

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 
+from tests import needs
 from tests.server.conftest import ServeProcess
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 ANSWER_S = 8.0
 """Most that one may take. Alone on the machine the worst takes about half a second; what is tried out has a limit of

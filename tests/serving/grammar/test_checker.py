@@ -16,9 +16,10 @@ from headrace.core.grammar import MAX_GRAMMAR_CHARS, Grammar
 from headrace.errors import InvalidParams, Overloaded
 from headrace.serving.grammar.checker import GrammarChecker
 from headrace.serving.grammar.worker import MEMORY_BYTES, TOO_MUCH
+from tests import needs
 from tests.places import TALE
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 REFUSED_S = 1.0
 

@@ -24,9 +24,10 @@ from headrace.serving.grammar.gate import GrammarGate
 from headrace.serving.requests.generation import Generation
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
+from tests import needs
 from tests.serving.read import read
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "max_model_len": 512}
 SCHEMA = {

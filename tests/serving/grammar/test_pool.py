@@ -18,9 +18,10 @@ from headrace.serving.grammar.checker import WORKER_COMMAND, GrammarChecker
 from headrace.serving.grammar.pool import MAX_WORKERS, MIN_WORKERS, GrammarPool, default_workers
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
+from tests import needs
 from tests.places import TALE
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 # Says how to be found before it compiles for as long as the test likes.
 UNLIMITED = (

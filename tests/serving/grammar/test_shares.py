@@ -21,9 +21,10 @@ from headrace.serving.grammar.gate import GrammarGate
 from headrace.serving.grammar.queue import MAX_WAITING_OF_USER
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
+from tests import needs
 from tests.serving.grammar.test_pool import TALE, alive, children, until
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "max_model_len": 512}
 FLOOD, SMALL_FLOOD = 20, 5
