@@ -8,7 +8,6 @@ import operator
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -233,10 +232,10 @@ BAD_REQUESTS: dict[str, tuple[Callable[[LLM], object], type[HeadraceError]]] = {
 def test_a_bad_request_fails_alone_and_at_once(llm: LLM, name: str) -> None:
     call, kind = BAD_REQUESTS[name]
     before = generate(llm, "Once upon a time")
-    began = time.monotonic()
+    steps = llm.stats().scheduler.steps
     with pytest.raises(kind) as caught:
         call(llm)
-    assert time.monotonic() - began < 1.0
+    assert llm.stats().scheduler.steps == steps
     assert_one_sentence(caught.value)
     assert generate(llm, "Once upon a time") == before
 
@@ -306,13 +305,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", BAD_FOLDERS)
-def test_a_bad_folder_is_refused_at_once(folder: Path, name: str) -> None:
+def test_a_bad_folder_is_refused(folder: Path, name: str) -> None:
     spoil, kind = BAD_FOLDERS[name]
     spoil(folder)
-    began = time.monotonic()
     with pytest.raises(kind) as caught:
         LLM(str(folder), show_progress=False)
-    assert time.monotonic() - began < 1.0
     assert_one_sentence(caught.value)
 
 

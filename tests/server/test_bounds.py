@@ -17,7 +17,7 @@ from headrace.server.openai.schemas import MAX_PROMPT_TOKENS, CompletionRequest,
 from tests.server.bounds import Case, Node, bodies, cases, unbounded
 from tests.server.conftest import TinyServer
 from tests.server.hand_bounds import BEYOND, TOO_LONG, WITHIN
-from tests.server.openai.test_refusals import until
+from tests.waiting import until
 
 BASE: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [1], "max_tokens": 2},

@@ -26,7 +26,7 @@ from headrace.server.access.traffic import Traffic
 from headrace.server.app import create_app
 from tests.server.conftest import TinyServer, serve
 from tests.server.keyring import bearer, code, complete, keyed, secret
-from tests.server.openai.test_refusals import until
+from tests.waiting import until
 
 OPEN = {"/health", "/ready", "/"}
 """All that may be had without a key, besides the files of the page."""
