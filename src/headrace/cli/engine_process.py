@@ -16,6 +16,8 @@ from headrace import __version__
 from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
+from headrace.models.identity import weights_identity
+from headrace.plan.weights import parameter_count, total_weight_bytes
 from headrace.server.observability.logs import FORMATS, TEXT, formatter
 from headrace.serving.engine.loop import EXIT_FAILED, EXIT_OK, EngineLoop
 from headrace.serving.engine.state import ModelFacts
@@ -109,4 +111,9 @@ def _facts(parts: EngineParts) -> ModelFacts:
         num_kv_blocks=resolved.num_kv_blocks,
         hidden_size=parts.spec.hidden_size,
         sampling_defaults=dict(parts.sampling_defaults),
+        family=parts.spec.family,
+        num_parameters=parameter_count(parts.spec),
+        weight_format=resolved.dtype if resolved.weight_format is None else resolved.weight_format.name,
+        weight_bytes=total_weight_bytes(parts.spec, resolved.memory_format),
+        weights_id=weights_identity(parts.source, resolved.seed).hex(),
     )

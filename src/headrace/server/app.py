@@ -23,6 +23,8 @@ from headrace.server.http.pace import CallerLeft, Pace
 from headrace.server.observability import routes as health_and_metrics
 from headrace.server.observability.monitor import Sight
 from headrace.server.observability.observer import Observer, Sink
+from headrace.server.ollama import about as ollama_about
+from headrace.server.ollama import route as ollama
 from headrace.server.openai import chat, completions, embeddings, models, tokens
 from headrace.server.openai.responses import route as responses
 from headrace.server.openai.responses.store import DEFAULT_BYTES, ResponseStore
@@ -88,6 +90,8 @@ def create_app(
         chat,
         responses,
         messages_api,
+        ollama,
+        ollama_about,
         embeddings,
         tokens,
         models,

@@ -20,10 +20,11 @@ from headrace.async_llm import AsyncLLM, ProcessOptions
 from headrace.config import EngineConfig
 from headrace.core.types import Pooling
 from headrace.server.access.traffic import TrafficOptions, reload_on_hangup
-from headrace.server.anthropic.answers import MessagesDialect
+from headrace.server.anthropic.answers import DIALECT as ANTHROPIC
 from headrace.server.app import create_app
 from headrace.server.http.body import MAX_BODY_BYTES
 from headrace.server.http.connection import ConnectionLimits
+from headrace.server.http.dialect import ErrorDialects
 from headrace.server.http.drain import Drain
 from headrace.server.http.headers import EVERYWHERE
 from headrace.server.http.listener import allow_connections, listen, unusable, url
@@ -32,6 +33,7 @@ from headrace.server.http.write_batch import WriteBatch
 from headrace.server.observability.logs import TEXT, LogWriter, logs
 from headrace.server.observability.observer import Sink
 from headrace.server.observability.tracing import tracing
+from headrace.server.ollama.answers import DIALECT as OLLAMA
 from headrace.server.openai.responses.store import DEFAULT_BYTES
 from headrace.server.shutdown import Ending, LastResort
 from headrace.serving.client.child import ENGINE_COMMAND
@@ -188,7 +190,7 @@ def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uv
     both a streamed event takes half of the time that it takes with h11 on asyncio's loop (4.6 for 9.4 microseconds).
     """
     return uvicorn.Config(
-        MessagesDialect(app),  # the outermost: it translates errors of whatever is inside
+        ErrorDialects(app, (ANTHROPIC, OLLAMA)),  # the outermost: it translates errors of whatever is inside
         http=cast(
             type[asyncio.Protocol], functools.partial(GuardedProtocol, limits=limits, batch=WriteBatch())
         ),

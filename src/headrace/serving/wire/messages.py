@@ -279,6 +279,11 @@ class Ready(Message, frozen=True):
     num_kv_blocks: Count
     hidden_size: Count
     sampling_defaults: dict[Name, float | int]
+    family: Name
+    num_parameters: Count
+    weight_format: Name
+    weight_bytes: Count
+    weights_id: Name
 
 
 class Accepted(Message, frozen=True):
