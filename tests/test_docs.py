@@ -194,6 +194,12 @@ def test_links_lead_somewhere(page: str) -> None:
         assert (ROOT / name).exists() or (ROOT / "src" / "headrace" / name).exists(), name
 
 
+def test_the_formulas_hold() -> None:
+    (code,) = blocks("python", (ROOT / "docs" / "from-the-guides.md").read_text(encoding="utf-8"))
+    assert code.count("assert ") >= 12
+    exec(compile(code, "docs/from-the-guides.md", "exec"), {})
+
+
 def test_every_error_class_has_its_remedy() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     classes = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
