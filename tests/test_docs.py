@@ -194,6 +194,19 @@ def test_links_lead_somewhere(page: str) -> None:
         assert (ROOT / name).exists() or (ROOT / "src" / "headrace" / name).exists(), name
 
 
+def test_the_python_of_the_api_pages_runs() -> None:
+    """All blocks in one process, because a start of Python takes longer than most of them."""
+    pages = [
+        (ROOT / "docs" / name).read_text(encoding="utf-8")
+        for name in ("python-api.md", "structured-output.md")
+    ]
+    code = [block for page in pages for block in blocks("python", page)]
+    assert len(code) >= 6
+    done = run([sys.executable, "-c", "\n".join(code)])
+    assert done.returncode == 0, done.stderr
+    assert "the prompt has 2000 tokens" in done.stdout
+
+
 def test_the_formulas_hold() -> None:
     (code,) = blocks("python", (ROOT / "docs" / "from-the-guides.md").read_text(encoding="utf-8"))
     assert code.count("assert ") >= 12
