@@ -24,8 +24,7 @@ from headrace.serving.engine.state import ModelFacts
 from headrace.serving.grammar.checker import GrammarChecker
 from headrace.serving.grammar.gate import GrammarGate
 from headrace.serving.wire.connection import Connection, ParentGone, exit_with_parent
-from headrace.serving.wire.messages import Hello
-from headrace.serving.wire.translate import failure_to_wire
+from headrace.serving.wire.messages import Hello, failed
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def serve(connection: Connection) -> int:
         # A HeadraceError is told by the parent in one sentence; anything else is a bug, and shows where it is.
         if not isinstance(error, HeadraceError):
             _log.error("the engine did not start", exc_info=error)
-        connection.send(failure_to_wire(error))
+        connection.send(failed(error))
         return EXIT_FAILED
     grammars = _grammars(parts)
     loop = EngineLoop(

@@ -33,9 +33,8 @@ from headrace.serving.client.process import MAX_UNSENT_BYTES, ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.engine.state import EngineState
-from headrace.serving.wire.frames import frame
-from headrace.serving.wire.messages import Hello, encode
-from headrace.serving.wire.translate import request_to_wire
+from headrace.serving.wire.connection import frame
+from headrace.serving.wire.messages import Add, Hello, encode
 from tests.serving.tiny_engine import COMMAND, CRASH, FAIL
 from tests.waiting import LONG_S
 
@@ -365,7 +364,7 @@ def test_the_engine_process_ends_with_its_parent(busy: bool) -> None:
     ours.sendall(frame(encode(Hello(__version__, f'{{"step_s": {step_s}}}'))))
     assert ours.recv(4)  # ready
     if busy:
-        ours.sendall(frame(encode(request_to_wire(NewRequest("r", (1,), LONG)))))
+        ours.sendall(frame(encode(Add(NewRequest("r", (1,), LONG)))))
         time.sleep(0.3)
     ours.close()
     assert process.wait(LONG_S) == 0

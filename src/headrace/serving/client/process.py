@@ -18,10 +18,11 @@ from headrace.serving.client.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.engine.state import EngineState, ModelFacts, View
 from headrace.serving.engine.watchdog import Verdict, Watchdog
 from headrace.serving.requests.metering import Meter
-from headrace.serving.wire.frames import FrameBuffer, WireError, frame
+from headrace.serving.wire.connection import FrameBuffer, frame
 from headrace.serving.wire.messages import (
     Abort,
     Accepted,
+    Add,
     Dropped,
     Failed,
     FromEngine,
@@ -38,16 +39,10 @@ from headrace.serving.wire.messages import (
     Stats,
     StatsRequest,
     StepBegun,
+    WireError,
     decode_from_engine,
     encode,
-)
-from headrace.serving.wire.translate import (
-    error_from_wire,
-    facts_from_wire,
-    outputs_from_wire,
-    request_to_wire,
-    stats_from_wire,
-    view_from_wire,
+    error_of,
 )
 
 MAX_IN_FLIGHT = 2048
@@ -59,7 +54,7 @@ DEFAULT_START_TIMEOUT_S = 1800.0
 MAX_UNSENT_BYTES = 64 * 2**20
 """Most bytes that may wait for an engine that does not take in messages, as in a long step."""
 
-MAX_TURN_BYTES = 2**13
+MAX_TURN_BYTES = 10 * 2**10
 """Bytes of messages after which the event loop has a turn for others: about 500 log-probabilities."""
 
 _log = logging.getLogger(__name__)
@@ -220,7 +215,7 @@ class ProcessClient:
                 for payload in frames.feed(data):
                     message = decode_from_engine(payload)
                     if isinstance(message, Failed):
-                        error = error_from_wire(message)
+                        error = error_of(message)
                     else:
                         self._dispatch(message)
                     taken += len(payload)
@@ -248,18 +243,18 @@ class ProcessClient:
             self._watchdog.heard()
         match message:
             case Outputs():
-                for output in outputs_from_wire(message):
+                for output in message.outputs:
                     if not self._streams.put(output):
                         self._tell(Abort(output.request_id, None, False))
             case Accepted():
                 self._accepting.answer(message.request_id, None)
             case Refused():
                 self._streams.refused(message.request_id)
-                self._accepting.refuse(message.request_id, error_from_wire(message))
+                self._accepting.refuse(message.request_id, error_of(message))
             case Dropped():
                 self._streams.dropped(message.request_id)
             case Stats():
-                self._counting.answer(message.number, stats_from_wire(message))
+                self._counting.answer(message.number, message.stats)
             case StepBegun():
                 if self._watchdog is not None:
                     self._watchdog.step_begun(message.tokens, message.expected_s)
@@ -267,11 +262,11 @@ class ProcessClient:
                 if self._watchdog is not None:
                     self._watchdog.answered()
             case Snapshot():
-                self._viewing.answer(message.number, view_from_wire(message))
+                self._viewing.answer(message.number, message.view)
             case Ready():
                 if self._ready.done():
                     raise WireError("a second Ready message")
-                self._ready.set_result(facts_from_wire(message))
+                self._ready.set_result(message.facts)
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 
@@ -339,6 +334,6 @@ class ProcessClient:
 
 def _payload(new: NewRequest) -> bytes:
     try:
-        return frame(encode(request_to_wire(new)))
+        return frame(encode(Add(new)))
     except WireError as error:
         raise InvalidParams(f"the request cannot be sent to the engine: {error}") from error
