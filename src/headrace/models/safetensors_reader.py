@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CheckpointError
+from headrace.models.source import why_incomplete
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,7 +136,9 @@ class Checkpoint:
                         f"{INDEX_FILE} places tensor {name!r:.200} in {shard}, which lacks it"
                     )
         else:
-            raise CheckpointError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+            raise CheckpointError(
+                f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}{why_incomplete(folder)}"
+            )
 
     def names(self) -> Iterable[str]:
         return self._file_of.keys()

@@ -30,6 +30,14 @@ TOKENIZER_FILES = tuple(name for name in HUB_FILES if name != "*.safetensors")
 HUB_SECOND_COPIES = ("consolidated*.safetensors", "*/consolidated*.safetensors", "original/*")
 """What is not: the same weights once more, under names that only their authors' own code reads."""
 
+_NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"}
+"""Pickled files that a training run leaves beside a model."""
+
+_NO_GGUF = (
+    "that this version does not read: give the folder or hub id of the original model with safetensors; "
+    "--quantization int4 makes its weights as small while they are loaded"
+)
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 SourceKind = Literal["bundled", "folder", "hub", "shape"]
@@ -67,16 +75,18 @@ def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
         return _from_folder("bundled", name, BUNDLED_FOLDER / name)
     if name.startswith(SHAPE_PREFIX):
         return _from_shape(name)
-    if name.endswith(".gguf"):
-        raise UnsupportedModel("loading GGUF files is not in this version; give a folder with safetensors")
     # os.path answers where the methods of Path raise: an unknown user, a name too long.
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):  # noqa: PTH112
         return _from_folder("folder", name, path)
     if os.path.isfile(path):  # noqa: PTH113
         raise UnsupportedModel(
-            f"{name} is a file; give the folder that holds config.json and model.safetensors"
+            f"{name} is a GGUF file, a format {_NO_GGUF}"
+            if name.endswith(".gguf")
+            else f"{name} is a file; give the folder that holds config.json and model.safetensors"
         )
+    if name.endswith(".gguf"):
+        raise ModelNotFound(f"there is no file {name!r:.200}, and GGUF is a format {_NO_GGUF}")
     if _HUB_ID.fullmatch(name):
         return _from_folder("hub", name, _fetch(name, hub, HUB_FILES))
     raise ModelNotFound(
@@ -116,8 +126,35 @@ def _from_folder(kind: SourceKind, name: str, path: Path) -> ModelSource:
         raise ModelNotFound(f"the folder of model {name} is missing: {path}")
     config = _read_json(path / "config.json")
     if config is None:
-        raise CheckpointError(f"{path} holds no config.json")
+        raise CheckpointError(f"{path} holds no config.json{why_incomplete(path)}")
     return ModelSource(kind, name, path, config, _read_json(path / "generation_config.json") or {})
+
+
+def why_incomplete(folder: Path) -> str:
+    """What a folder without a config or weights is instead, and what to do, to go on a sentence that says what it
+    lacks; "" where nothing is known."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return ""
+    if "adapter_config.json" in names:
+        base = (_read_json(folder / "adapter_config.json") or {}).get("base_model_name_or_path")
+        of = f" for {base!r:.200}" if isinstance(base, str) and base else ""
+        return (
+            f": it is an adapter (LoRA){of}, which needs its base model: merge the two, for example with "
+            "merge_and_unload() of the package peft, and give the folder of the merged model"
+        )
+    gguf = [name for name in names if name.endswith(".gguf")]
+    if gguf:
+        return f": it holds GGUF files ({gguf[0]:.200}), a format {_NO_GGUF}"
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth")) and name not in _NO_WEIGHTS]
+    if pickled:
+        return (
+            f": its weights are pickled ({pickled[0]:.200}), and unpickling can run any code; if you trust them, "
+            f"convert them once with the package transformers: "
+            f"AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        )
+    return ""
 
 
 def read_generation_config(folder: str) -> dict[str, Any]:
