@@ -110,7 +110,7 @@ def test_no_extra(tmp_path: Path, wheel: Path) -> None:
     here = Environment(tmp_path / "venv", wheel, "")
     here.works(GENERATE)
     outcome = here.run("headrace", "serve", "tale")
-    assert outcome.returncode == 1 and "pip install headrace[server]" in outcome.stderr
+    assert outcome.returncode == 1 and "pip install 'headrace[server]'" in outcome.stderr
     outcome = here.run("python", "-c", GRAMMAR)
     assert outcome.returncode == 1 and "pip install 'headrace[grammar]'" in outcome.stderr
 

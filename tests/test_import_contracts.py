@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import headrace
-from tests import needs
 from tests.places import ROOT
 
 PACKAGE = Path(headrace.__file__).parent
@@ -44,6 +43,9 @@ LATE_IMPORTS = {
     "triton": "comes with torch on CUDA machines only",
     "ray": "only for more than one machine",
 }
+
+# A module of the command line imports what runs a command inside functions, so that help imports little.
+COMMAND_LINE = (PACKAGE / "cli", PACKAGE / "__main__.py")
 
 
 def lint_imports(source: Path) -> subprocess.CompletedProcess[str]:
@@ -131,6 +133,7 @@ def test_no_imports_inside_functions_but_for_optional_packages():
         for path in MODULES
         for line, name in late_imports(ast.parse(path.read_text()))
         if not below(name, LATE_IMPORTS)
+        if not (below(name, ["headrace"]) and {path, *path.parents} & {*COMMAND_LINE})
     ]
     assert not wrong, "imports inside functions (LATE_IMPORTS lists what may be):\n" + "\n".join(wrong)
 
@@ -153,7 +156,8 @@ def test_importing_headrace_loads_nothing_heavy():
 def test_torch_free_packages_load_without_torch(package: str):
     """What the contract reads from the sources, seen at run time, package __init__ files included."""
     files = [path for path in MODULES if PACKAGE / package in path.parents and path.name != "__main__.py"]
-    assert files
+    if not files:
+        pytest.skip(f"headrace.{package} is not there")
     names = [
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
         for path in files
@@ -162,7 +166,7 @@ def test_torch_free_packages_load_without_torch(package: str):
 
 
 def test_generating_on_the_native_path_loads_neither_torch_nor_what_only_chats_and_servers_need():
-    needs.native()
+    pytest.importorskip("headrace._native", reason="native kernels not built")
     statement = (
         "from headrace.cli import main\n"
         "assert main(['generate', 'Once upon a time', '--max-tokens', '3', '--temperature', '0.5']) == 0"

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from headrace import LLM, Grammar, InvalidParams, SamplingParams
-from tests import needs
 
-needs.package("llguidance")
+pytest.importorskip("llguidance")
 
 
 @pytest.fixture(scope="module")

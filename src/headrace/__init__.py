@@ -6,7 +6,6 @@ Everything public is here; `LLM` and its companions load torch on first use, not
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from headrace.errors import (
     CheckpointError,
@@ -30,17 +29,18 @@ from headrace.errors import (
     UnsupportedModel,
 )
 
+TYPE_CHECKING = (
+    False  # type checkers know the name; to import it from typing takes longer than all the rest here
+)
 if TYPE_CHECKING:
-    from headrace.async_llm import AsyncLLM
     from headrace.core.grammar import Grammar
-    from headrace.core.params import RequestOutputKind, SamplingParams
+    from headrace.core.params import SamplingParams
     from headrace.llm import LLM, RequestOutput
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
-    "AsyncLLM",
     "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
@@ -58,7 +58,6 @@ __all__ = [
     "RateLimited",
     "RequestError",
     "RequestOutput",
-    "RequestOutputKind",
     "ResponseNotFound",
     "SamplingParams",
     "TokenizerError",
@@ -68,11 +67,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncLLM": "headrace.async_llm",
     "Grammar": "headrace.core.grammar",
     "LLM": "headrace.llm",
     "RequestOutput": "headrace.llm",
-    "RequestOutputKind": "headrace.core.params",
     "SamplingParams": "headrace.core.params",
 }
 
@@ -80,14 +77,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        if name != "AsyncLLM" or error.name != "msgspec":
-            raise
-        raise MissingDependency(
-            "AsyncLLM needs the package msgspec: pip install 'headrace[server]'"
-        ) from error
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value  # the next access does not come through here
     return value
 

@@ -80,14 +80,19 @@ def survey(config: EngineConfig) -> Survey:
     return Survey(source, spec, resolved, ledger(spec, resolved), ops)
 
 
+def find_tokenizer(config: EngineConfig, source: ModelSource) -> Path | None:
+    """The folder with the model's tokenizer; None for a `shape:` model unless the option `tokenizer` names one."""
+    if config.tokenizer is None:
+        return source.path
+    return tokenizer_folder(config.tokenizer, HubOptions(download_dir=config.download_dir))
+
+
 def assemble(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
     """Load a model and build its engine. `progress` is told (tensors read, tensors in all)."""
     plan = survey(config)
     resolved, spec, source = plan.resolved, plan.spec, plan.source
     defaults = chosen_defaults(source, config.generation_config, config.override_generation_config)
-    folder = source.path
-    if config.tokenizer is not None:
-        folder = tokenizer_folder(config.tokenizer, HubOptions(download_dir=config.download_dir))
+    folder = find_tokenizer(config, source)
     tokenizer = None if folder is None else Tokenizer.from_folder(folder)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)

@@ -150,7 +150,7 @@ def test_an_interrupt_prints_what_is_known(
         yield next(closed_rows(*args, **options))  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headrace.cli.bench_model.closed_rows", interrupted)
+    monkeypatch.setattr("headrace.bench.throughput.closed_rows", interrupted)
     path = tmp_path / "out.json"
     words = ["bench", "throughput", "-m", "shape:tiny", *SMALL, *CLOSED, *MIXED, "--json", str(path)]
     assert main(words) == 130

@@ -8,9 +8,8 @@ from headrace.bench.overhead import PARTS, SAMPLING, measure_overhead, overhead_
 from headrace.bench.wide_tokenizer import widened
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.text.tokenizer import Tokenizer
-from tests import needs
 
-_native = needs.native()
+_native = pytest.importorskip("headrace._native", reason="native kernels not built")
 
 from headrace.runner.sampling.native import NativeSampler  # noqa: E402 (needs the extension)
 
@@ -53,7 +52,7 @@ def test_rows_name_every_part_and_the_whole(sampler: NativeSampler, tokenizer: T
 
 
 def test_grammars_are_followed_by_what_is_measured(tokenizer: Tokenizer) -> None:
-    needs.package("llguidance")
+    pytest.importorskip("llguidance")
     wide = widened(tokenizer, 5000)
     assert wide.vocab_size == 5000 and wide.eos_ids == tokenizer.eos_ids
     assert wide.token_bytes(4999) and len({wide.token_bytes(i) for i in range(6, 5000)}) == 4994

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests import needs
-from tests.instruction_sets import parameters
-
-_native = needs.native()
-
-from headrace.bench.roofline import (  # noqa: E402
+from headrace import _native
+from headrace.bench.roofline import (
     BUFFER_BYTES,
     PRODUCTS,
     Measurement,
@@ -18,7 +14,7 @@ from headrace.bench.roofline import (  # noqa: E402
     buffer_bytes,
     measure_roofline,
 )
-from headrace.plan.units import GIB, MIB  # noqa: E402
+from headrace.plan.units import GIB, MIB
 
 
 def by_hand(read: float = 10e9, **peaks: float) -> Roofline:
@@ -66,7 +62,7 @@ def test_the_measured_roofline_is_sane() -> None:
     assert "GB/s" in roofline.describe()
 
 
-@pytest.mark.parametrize("kernels", parameters())
+@pytest.mark.parametrize("kernels", _native.available_kernels())
 def test_every_set_tells_its_peak(kernels: str) -> None:
     for product in PRODUCTS:
         runs = _native.measure_peak(kernels, product, threads=1, seconds=0.001, runs=3)

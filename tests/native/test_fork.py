@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests import needs
+import pytest
 
-needs.native()
+pytest.importorskip("headrace._native", reason="native kernels not built")
 
 PROLOGUE = """
 import os, signal, threading, time

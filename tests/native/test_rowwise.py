@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests import needs
-from tests.instruction_sets import parameters
+_native = pytest.importorskip("headrace._native", reason="native kernels not built")
 
-_native = needs.native()
-
-
+SETS = _native.available_kernels()
 SHAPES = [(1, 1), (1, 16), (3, 17), (7, 64), (33, 100), (5, 576), (40, 2048), (300, 130)]
 
 Array = NDArray[Any]
 
 
-@pytest.fixture(params=parameters())
+@pytest.fixture(params=SETS)
 def kernels(request: pytest.FixtureRequest) -> Any:
     return _native.Kernels(request.param)
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import needs
-
-_native = needs.native()
+_native = pytest.importorskip("headrace._native", reason="native kernels not built")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

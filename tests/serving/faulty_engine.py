@@ -14,6 +14,7 @@ from headrace.core.request import Request
 from headrace.core.types import Output
 from headrace.serving.engine import outbox
 from headrace.serving.wire.messages import Outputs
+from headrace.serving.wire.translate import outputs_to_wire
 from tests.serving.tiny_engine import main
 
 
@@ -31,13 +32,12 @@ def leak() -> None:
 
 
 def mute() -> None:
-    """The last output of every request is lost."""
-    in_messages = outbox.in_messages
+    """The last news of every request are lost."""
 
-    def muted(outputs: Iterable[Output]) -> Iterator[Outputs]:
-        return in_messages(output for output in outputs if output.finish_reason is None)
+    def to_wire(outputs: Iterable[Output]) -> Iterator[Outputs]:
+        return outputs_to_wire(output for output in outputs if output.finish_reason is None)
 
-    outbox.in_messages = muted  # type: ignore[assignment]
+    outbox.outputs_to_wire = to_wire  # type: ignore[assignment]
 
 
 FAULTS: dict[str, Callable[[], None]] = {"leak": leak, "mute": mute}

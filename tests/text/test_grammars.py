@@ -11,12 +11,11 @@ import pytest
 
 from headrace.core.grammar import Grammar
 from headrace.text.tokenizer import Tokenizer
-from tests import needs
 from tests.places import TALE
 
-needs.package("llguidance")
+pytest.importorskip("llguidance")
 
-from headrace.text.grammars import GrammarCompiler  # noqa: E402
+from headrace.text.grammars import GrammarCompiler
 
 VOCAB, EOS = 2048, 1
 

@@ -9,6 +9,7 @@ from headrace.bench.metrics import METRICS
 from headrace.bench.report import Report, Row
 from headrace.bench.serve_plot import draw_rates
 from headrace.errors import ConfigError, MissingDependency
+from headrace.extras import install_command
 
 _DRAWN = (
     "decode_tokens_per_s", "output_tokens_per_s", "prefill_tokens_per_s", "bytes_per_s", "perplexity", "seconds"
@@ -20,14 +21,20 @@ _PHASES = ("launch_s", "import_s", "config_s", "load_s", "first_token_s")
 _FORMATS = ("png", "svg", "pdf")
 
 
-def plot_report(report: Report, path: str) -> None:
-    """Draw the rows as bars. Raises MissingDependency without matplotlib, ConfigError for a bad path."""
+def check_plot(path: str) -> Any:
+    """matplotlib's Figure. Raises ConfigError for an unknown format, MissingDependency without matplotlib."""
+    if not path.endswith(tuple(f".{name}" for name in _FORMATS)):
+        raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}; {path!r:.200} is none of them")
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingDependency("--plot needs matplotlib: pip install 'headrace[bench]'") from None
-    if not path.endswith(tuple(f".{name}" for name in _FORMATS)):
-        raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}; {path!r:.200} is none of them")
+        raise MissingDependency(f"--plot needs matplotlib: {install_command('bench')}") from None
+    return Figure
+
+
+def plot_report(report: Report, path: str) -> None:
+    """Draw the rows as bars. Raises what `check_plot` raises, and ConfigError where nothing can be drawn or written."""
+    Figure = check_plot(path)
     if report.kind == "serve":
         save(draw_rates(Figure, report), path)
         return

@@ -1,15 +1,21 @@
-"""The command line. Each subcommand is a thin file; only the one that is called is imported."""
+"""The command line: which subcommands there are, and how each ends.
+
+A module of a subcommand imports only what its help needs; its function run() imports what runs it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace import __version__
+from headrace.cli.parser import Parser, program, typed
 from headrace.errors import HeadraceError
 
 DESCRIPTION = """\
@@ -24,8 +30,7 @@ Headrace runs open-weight language models on the hardware you own.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     name: str
     module: str
     summary: str | None  # None: for other processes, not listed
@@ -46,12 +51,36 @@ COMMANDS = (
     Command("engine-process", "headrace.cli.engine_process", None),
 )
 
+_WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="headrace", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Run one command; returns the exit status: 0, 1 for an error, 2 for wrong usage, or the command's own.
+
+    Raises SystemExit after help and for wrong usage, and KeyboardInterrupt.
+    """
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except HeadraceError as error:
+        _complain(typed(str(error)))
+    except OSError as error:
+        if error.filename is not None or error.errno not in _WRITE_ERRORS:
+            raise
+        # Python would try to write the rest of the output once more at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        why = "its reader closed the pipe" if error.errno == errno.EPIPE else error.strerror
+        _complain(f"the output could not be written: {why}")
+    return 1
+
+
+def _run(words: list[str]) -> int:
+    parser = Parser(
+        prog=program(),
+        description=typed(DESCRIPTION),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -64,20 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif command.summary is not None:
             commands.add_parser(command.name, help=command.summary)
     args = parser.parse_args(words)
-    if module is None:
-        parser.error(f"unknown command {called!r}")
-    try:
-        status: int = module.run(args)
-        if sys.stdout is not None:  # closed before we came
-            sys.stdout.flush()
-        return status
-    except HeadraceError as error:
-        print(f"headrace: error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `headrace inspect … | head`. Nothing may be flushed into the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 130
+    assert module is not None  # argparse has refused every other word
+    status: int = module.run(args)
+    return status
+
+
+def _complain(sentence: str) -> None:
+    with contextlib.suppress(OSError):  # standard error on a full disk
+        print(f"headrace: error: {sentence}", file=sys.stderr, flush=True)

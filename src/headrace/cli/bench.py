@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.bench.plot import plot_report
-from headrace.bench.progress import ProgressBar
-from headrace.bench.report import Row, make_report
 from headrace.cli.bench_kind import Kind
 from headrace.cli.bench_model import MODEL_KINDS
 from headrace.cli.bench_native import NATIVE_KINDS
-from headrace.cli.bench_quality import QUALITY_KINDS
 from headrace.cli.bench_serve import SERVE_KINDS
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag
+from headrace.cli.parser import add_command, check_writable
+
+if TYPE_CHECKING:
+    from headrace.bench.report import Row
 
 EXAMPLES = """\
 examples:
@@ -23,25 +23,23 @@ examples:
   headrace bench throughput -m shape:tinyllama-1.1b --quantization int4 --json result.json
   headrace bench profile --help
 """
-KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **QUALITY_KINDS, **SERVE_KINDS}
+KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **SERVE_KINDS}
 INTERRUPTED = 130
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "bench", help="measure speed, start-up, kernels", epilog=EXAMPLES,
+    parser = add_command(
+        commands, "bench", "KIND ...", summary="measure speed, start-up, kernels", examples=EXAMPLES,
         description="Measure this machine. Prompts are random token ids from a seed; every request is greedy and "
         "runs to its full length, so that two runs do the same work. Each figure stands beside its roofline: the "
         "memory bandwidth and the peak of the matrix units, measured in the same minute. Ctrl-C ends a run and "
         "prints what is known by then.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, prog=parser.prog)
     for name, kind in KINDS.items():
-        added = kinds.add_parser(
-            name, help=kind.summary, description=kind.description,
-            epilog="examples:\n" + "".join(f"  headrace bench {name}{rest}\n" for rest in kind.examples),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+        added = add_command(
+            kinds, name, "[options]", summary=kind.summary, description=kind.description,
+            examples="examples:\n" + "".join(f"  headrace bench {name}{rest}\n" for rest in kind.examples),
         )  # fmt: skip
         kind.add_flags(added)
         if kind.takes_repeats:
@@ -59,8 +57,17 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from headrace.bench.plot import check_plot, plot_report
+    from headrace.bench.progress import ProgressBar
+    from headrace.bench.report import make_report
+
     kind = KINDS[args.kind]
     kind.check(args)
+    if args.json and args.json != "-":
+        check_writable("the result", args.json)
+    if args.plot:
+        check_plot(args.plot)
+        check_writable("the plot", args.plot)
     rows: list[Row] = []
     prepared = kind.prepare(args)
     complete = True

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.bench.latency import Progress
-from headrace.bench.report import Row
-from headrace.bench.roofline import Roofline
-from headrace.bench.subject import Subject, load_subject
 from headrace.cli.engine_flags import engine_config
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.bench.latency import Progress
+    from headrace.bench.report import Row
+    from headrace.bench.roofline import Roofline
+    from headrace.bench.subject import Subject
 
 Flags = argparse.ArgumentParser
 NO_ROOFLINE = "no roofline: the native kernels that measure it are missing"
@@ -20,7 +22,7 @@ NO_ROOFLINE = "no roofline: the native kernels that measure it are missing"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A benchmark ready to run. `rows` measures while it is iterated; `runs` is how often it will tell its progress.
+    """A benchmark ready to run. `rows` measures while it is iterated; `runs` is how often it will call Progress.
 
     head: lines for people above the table; notes: lines below it, which the JSON keeps as well.
     """
@@ -47,7 +49,7 @@ class Kind:
     more_columns: Sequence[str] = ()
     options: Sequence[str] = ()
     least: Mapping[str, int] = field(default_factory=dict)
-    """The smallest value of an argument, or of each of its values; 1 where nothing is said."""
+    """The smallest value of an argument, or of each of its values; 1 where it is not listed."""
     ranges: Sequence[str] = ()
     """Arguments that are a low and a high value."""
     repeats: int = 3
@@ -85,6 +87,8 @@ def prepare_subject(
     roofline: bool = True,
 ) -> Prepared:
     """Load the model that the arguments name and measure its limits."""
+    from headrace.bench.subject import load_subject
+
     subject = load_subject(engine_config(args), roofline=roofline)
     limits = subject.roofline
     return Prepared(

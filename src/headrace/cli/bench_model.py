@@ -1,4 +1,4 @@
-"""Benchmarks of a whole model: latency, throughput, prefill, startup."""
+"""Benchmarks of a whole model: latency, throughput, prefill, startup, perplexity."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from headrace.bench.latency import Progress, latency_rows
-from headrace.bench.prefill import prefill_rows
-from headrace.bench.report import Row
-from headrace.bench.startup import startup_rows
-from headrace.bench.subject import Subject, load_subject
-from headrace.bench.throughput import Mixed, closed_rows, mixed_rows
 from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
 from headrace.cli.engine_flags import engine_config, engine_options
+
+if TYPE_CHECKING:
+    from headrace.bench.latency import Progress
+    from headrace.bench.report import Row
+    from headrace.bench.subject import Subject
+    from headrace.bench.throughput import Mixed
 
 # ---- latency ----
 
@@ -33,6 +35,8 @@ def _latency_flags(parser: Flags) -> None:
 
 
 def _latency(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.latency import latency_rows
+
     def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
         return latency_rows(
             subject, input_lens=args.input_len, batch_sizes=args.batch_sizes, output_len=args.output_len,
@@ -48,7 +52,7 @@ def _latency(args: argparse.Namespace) -> Prepared:
 def _throughput_flags(parser: Flags) -> None:
     parser.add_argument(
         "--batch-sizes", type=int, nargs="*", default=[1, 8, 32], metavar="B",
-        help="closed batches, each of so many equal requests (default: 1 8 32); nothing behind it: none",
+        help="closed batches, each of so many equal requests (default: 1 8 32); without a number: none",
     )  # fmt: skip
     parser.add_argument(
         "--input-len", type=int, default=128, metavar="N", help="their prompts (default: %(default)s)"
@@ -71,6 +75,8 @@ def _throughput_flags(parser: Flags) -> None:
 
 
 def _throughput(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.throughput import closed_rows, mixed_rows
+
     def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
         closed = closed_rows(
             subject, batch_sizes=args.batch_sizes, input_len=args.input_len, output_len=args.output_len,
@@ -87,6 +93,8 @@ def _throughput(args: argparse.Namespace) -> Prepared:
 
 def _mixed(args: argparse.Namespace, max_model_len: int) -> Mixed:
     """The lengths that were asked for; those that were not, cut to the model's length."""
+    from headrace.bench.throughput import Mixed
+
     fitting = Mixed(args.num_prompts).within(max_model_len)
     inputs, outputs = args.mixed_input_len, args.mixed_output_len
     return replace(
@@ -114,6 +122,9 @@ def _prefill_flags(parser: Flags) -> None:
 
 
 def _prefill(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.prefill import prefill_rows
+    from headrace.bench.subject import load_subject
+
     def measured(subject: Subject, progress: Progress) -> Iterator[Row]:
         return prefill_rows(
             subject,
@@ -148,14 +159,55 @@ def _startup_flags(parser: Flags) -> None:
 
 
 def _startup(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.startup import startup_rows
+
     options = {"model": args.model, **engine_options(args)}
-    engine_config(args)  # wrong options are told before anything is launched
+    engine_config(args)  # refuses wrong options before anything is launched
 
     def rows(progress: Progress) -> Iterator[Row]:
         return startup_rows(options, input_len=args.input_len, repeats=args.repeats, progress=progress)
 
     return Prepared(
         rows, args.repeats + 1, options, head=[f"{args.model}: launch of a process to its first token"]
+    )
+
+
+# ---- perplexity ----
+
+
+def _perplexity_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--text", type=Path, metavar="PATH",
+        help="a .jsonl file with a text a line, or plain text (default: text held out of the bundled models' training)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--weights", nargs="+", default=["float32", "bfloat16", "int8", "int4"], metavar="FORMAT",
+        help="compute types, or formats as --quantization takes them (default: float32 bfloat16 int8 int4)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kv", nargs="+", default=["auto"], metavar="TYPE",
+        help="types of keys and values, as --kv-cache-dtype takes them (default: auto)",
+    )  # fmt: skip
+
+
+def _perplexity(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.perplexity import HELD_OUT, perplexity_rows, read_documents, variant
+
+    config = engine_config(args)
+    path = args.text or HELD_OUT
+    texts = read_documents(path)
+    for weights in args.weights:  # refuses wrong names before the first model is loaded
+        for kv in args.kv:
+            variant(config, weights, kv)
+
+    def rows(progress: Progress) -> Iterator[Row]:
+        return perplexity_rows(config, texts, weights=args.weights, kv=args.kv, progress=progress)
+
+    return Prepared(
+        rows,
+        len(args.weights) * len(args.kv),
+        {**config.to_json(), "weights": args.weights, "kv": args.kv},
+        head=[f"{args.model}: {len(texts)} texts of {path.name}"],
     )
 
 
@@ -222,6 +274,21 @@ MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
             add_flags=_startup_flags,
             prepare=_startup,
             options=("input_len",),
+        ),
+        "perplexity": Kind(
+            summary="perplexity of a text under several weight formats and KV types",
+            description="Every token of the texts is predicted from those before it by the engine as it serves: "
+            "batched, chunked, with the kernels and formats asked for. Perplexity is exp of the mean loss; the ratio "
+            "is to the first row. Nothing is sampled, so that one run is enough.",
+            examples=(
+                "",
+                " --weights bfloat16 int8 int4 int4-g32 int4-asym --kv auto int8",
+                " -m ./my-model --text my.txt --weights bfloat16 int4",
+            ),
+            add_flags=_perplexity_flags,
+            prepare=_perplexity,
+            columns=("perplexity", "ratio"),
+            repeats=1,
         ),
     }
 )  # fmt: skip

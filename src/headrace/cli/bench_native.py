@@ -5,26 +5,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from headrace.bench.kernels import OPS, kernel_rows
-from headrace.bench.latency import Progress
-from headrace.bench.overhead import SAMPLING, overhead_rows, prepared_logits
-from headrace.bench.profile import profile_rows, tape_of
-from headrace.bench.report import Row
-from headrace.bench.roofline import Roofline, kernel_names, measure_roofline, native_module
-from headrace.bench.subject import Subject
-from headrace.bench.wide_tokenizer import widened
 from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
 from headrace.errors import ConfigError
-from headrace.models.families import read_spec
-from headrace.models.source import BUNDLED_FOLDER, resolve_model
-from headrace.models.spec import ModelSpec
-from headrace.ops.cpu_features import detect
-from headrace.quant.format import FLOAT_FORMATS, WeightFormat, parse_format
-from headrace.runner.executor import ModelExecutor
-from headrace.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from headrace.bench.latency import Progress
+    from headrace.bench.report import Row
+    from headrace.bench.roofline import Roofline
+    from headrace.bench.subject import Subject
+    from headrace.quant.format import WeightFormat
 
 DEFAULT_SHAPE = "shape:tinyllama-1.1b"
+OPS = ("linear", "attention", "encode")
+SAMPLING = ("greedy", "top-p", "top-k", "grammar")
+"""As in `headrace.bench.kernels` and `overhead`, which take longer to import than help should; a test compares them."""
 
 # ---- kernels ----
 
@@ -57,7 +53,7 @@ def _kernels_flags(parser: Flags) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--instruction-sets", nargs="+", default=["best"], metavar="NAME",
-        help=f"best, all, or of {', '.join(kernel_names()) or 'none that is here'} (default: best)",
+        help="best, all, or names such as avx2; a wrong name lists those of this machine (default: best)",
     )  # fmt: skip
     parser.add_argument(
         "--num-threads", type=int, default=None, metavar="N", help="CPU threads (default: all cores)"
@@ -68,11 +64,18 @@ def _kernels_flags(parser: Flags) -> None:
 
 
 def _kernels(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.kernels import kernel_rows
+    from headrace.bench.roofline import native_module
+    from headrace.models.families import read_spec
+    from headrace.models.source import resolve_model
+    from headrace.ops.cpu_features import detect
+
     native = native_module()
     if native is None:
         raise ConfigError(f"there are no native kernels to measure: {detect().note}")
     formats = [_format(name) for name in args.formats]
-    spec = _spec(args.model)
+    source = resolve_model(args.model)
+    spec = read_spec(source.config, source.generation_config)
     rooflines = [_roofline(name, args.num_threads) for name in _sets(args.instruction_sets)]
 
     def rows(progress: Progress) -> Iterator[Row]:
@@ -92,6 +95,8 @@ def _kernels(args: argparse.Namespace) -> Prepared:
 
 def _sets(names: list[str]) -> list[str]:
     """Raises ConfigError for an instruction set that is not here. The emulation is only taken by name: it is slow."""
+    from headrace.bench.roofline import kernel_names
+
     here = kernel_names()
     if names == ["best"]:
         return [here[0]]
@@ -104,18 +109,17 @@ def _sets(names: list[str]) -> list[str]:
 
 
 def _roofline(kernels: str, threads: int | None) -> Roofline:
+    from headrace.bench.roofline import measure_roofline
+
     roofline = measure_roofline(kernels, threads)
     assert roofline is not None  # the native kernels are here
     return roofline
 
 
 def _format(name: str) -> WeightFormat:
+    from headrace.quant.format import FLOAT_FORMATS, parse_format
+
     return FLOAT_FORMATS[name] if name in FLOAT_FORMATS else parse_format(name)
-
-
-def _spec(model: str) -> ModelSpec:
-    source = resolve_model(model)
-    return read_spec(source.config, source.generation_config)
 
 
 # ---- profile ----
@@ -135,6 +139,8 @@ def _profile_flags(parser: Flags) -> None:
 
 
 def _profile(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.profile import profile_rows, tape_of
+
     def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
         tape = tape_of(subject.parts.executor)
         if tape is None:
@@ -162,7 +168,7 @@ def _overhead_flags(parser: Flags) -> None:
         help="sequences (default: 1 8 32)",
     )
     parser.add_argument(
-        "--sampling", nargs="+", choices=tuple(SAMPLING), default=["greedy", "top-p"], metavar="NAME",
+        "--sampling", nargs="+", choices=SAMPLING, default=["greedy", "top-p"], metavar="NAME",
         help=f"of {', '.join(SAMPLING)} (default: greedy top-p)",
     )  # fmt: skip
     parser.add_argument(
@@ -171,6 +177,13 @@ def _overhead_flags(parser: Flags) -> None:
 
 
 def _overhead(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.overhead import SAMPLING, overhead_rows, prepared_logits
+    from headrace.bench.profile import tape_of
+    from headrace.bench.wide_tokenizer import widened
+    from headrace.models.source import BUNDLED_FOLDER
+    from headrace.runner.executor import ModelExecutor
+    from headrace.text.tokenizer import Tokenizer
+
     def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
         executor = subject.parts.executor
         if tape_of(executor) is None or not isinstance(executor, ModelExecutor):

@@ -7,19 +7,18 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.bench.latency import Progress
-from headrace.bench.report import Row
-from headrace.bench.serve import Plan, run, serve_rows
-from headrace.bench.serve_arrivals import MAX_RATE, Arrivals, parse_rates
-from headrace.bench.serve_figures import Promise
-from headrace.bench.serve_http import Address
-from headrace.bench.serve_target import BACKENDS, COMPLETIONS, Target, find_model, measure_words
-from headrace.bench.serve_workload import MAX_LEN, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Lengths, Workload
 from headrace.cli.bench_kind import Flags, Kind, Prepared
 from headrace.errors import ConfigError
 
+if TYPE_CHECKING:
+    from headrace.bench.latency import Progress
+    from headrace.bench.report import Row
+    from headrace.bench.serve_workload import Lengths, Workload
+
+BACKENDS = ("openai", "openai-chat")
+"""As in `headrace.bench.serve_target`, which takes longer to import than help should; a test compares them."""
 MAX_REQUESTS = 1_000_000
 MAX_CLIENTS = 10_000
 MAX_TURNS = 1000
@@ -37,8 +36,8 @@ def _flags(parser: Flags) -> None:
     )
     server.add_argument(
         "--backend",
-        choices=tuple(BACKENDS),
-        default=COMPLETIONS,
+        choices=BACKENDS,
+        default=BACKENDS[0],
         help="completions or chats (default: %(default)s)",
     )
     server.add_argument(
@@ -117,6 +116,12 @@ def _flags(parser: Flags) -> None:
 
 
 def _serve(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.serve import Plan, run, serve_rows
+    from headrace.bench.serve_arrivals import Arrivals, parse_rates
+    from headrace.bench.serve_figures import Promise
+    from headrace.bench.serve_http import Address
+    from headrace.bench.serve_target import BACKENDS, Target, find_model, measure_words
+
     rates = parse_rates(args.request_rate)
     _check(args)
     promise = Promise.parse(args.goodput)
@@ -151,12 +156,14 @@ def _serve(args: argparse.Namespace) -> Prepared:
         rows,
         None if args.duration is not None else requests,
         config,
-        head=[f"{name} at {args.base_url}, {BACKENDS[args.backend]}: {_told(workload)}"],
+        head=[f"{name} at {args.base_url}, {BACKENDS[args.backend]}: {_describe_lengths(workload)}"],
         notes=notes,
     )
 
 
 def _workload(args: argparse.Namespace) -> Workload:
+    from headrace.bench.serve_workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Lengths, Workload
+
     fixed = args.dataset_name == "random"
     inputs, outputs = SHAREGPT_INPUT, SHAREGPT_OUTPUT
     if args.input_len is not None or fixed:
@@ -168,7 +175,7 @@ def _workload(args: argparse.Namespace) -> Workload:
     return Workload(inputs, outputs, turns=args.num_turns if args.dataset_name == "multi_turn" else 1)
 
 
-def _told(workload: Workload) -> str:
+def _describe_lengths(workload: Workload) -> str:
     parts = [
         f"{what} of {lengths.high} tokens" if lengths.sigma == 0 else
         f"{what} of {lengths.low} to {lengths.high} tokens, lognormal (median {lengths.median:g}, "
@@ -198,6 +205,9 @@ def _extra(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises ConfigError for a number above its maximum, and for options that do not go together."""
+    from headrace.bench.serve_arrivals import MAX_RATE
+    from headrace.bench.serve_workload import MAX_LEN
+
     limits = {
         "num_prompts": MAX_REQUESTS, "num_warmups": MAX_REQUESTS, "max_concurrency": MAX_CLIENTS,
         "burst_size": MAX_REQUESTS, "num_turns": MAX_TURNS, "num_prefixes": MAX_REQUESTS, "input_len": MAX_LEN,

@@ -9,14 +9,16 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from headrace.cli.completions import add_sampling_flags, check_text_model, print_stream, sampling_params
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_options
-from headrace.cli.sampling_flags import add_sampling_flags, sampling_params
-from headrace.cli.stream import print_stream
+from headrace.cli.parser import add_command, typed
 from headrace.core.params import SamplingParams
 from headrace.errors import HeadraceError, PromptTooLong, RequestError
-from headrace.llm import LLM, RequestOutput
+
+if TYPE_CHECKING:
+    from headrace.llm import LLM, RequestOutput
 
 try:
     import readline  # line editing and history for input()
@@ -29,19 +31,23 @@ examples:
   headrace chat ./my-model --system "Answer in one sentence." --temperature 0.3
 
 inside the chat:
-  /reset       forget the conversation        /system TEXT   set the system prompt, and reset
-  /retry       another answer                 /set NAME X    change temperature, top_p, max_tokens, …
-  /stats       prefix cache and engine        /help          this list
-  /exit        leave (also Ctrl-D); Ctrl-C stops an answer and keeps what was said
+  /help         this list
+  /reset        forget the conversation
+  /retry        another answer
+  /system TEXT  set system prompt, reset
+  /set NAME X   change temperature,
+                top_p, max_tokens, …
+  /stats        prefix cache and engine
+  /exit         leave (also Ctrl-D)
+  Ctrl-C        stop an answer, keep it
 """
-HELP = EXAMPLES.split("inside the chat:\n")[1]
+HELP = EXAMPLES.split("inside the chat:\n")[1].rstrip("\n")  # at most 40 columns wide
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "chat", help="talk to a model in the terminal", epilog=EXAMPLES,
+    parser = add_command(
+        commands, "chat", "[options] [MODEL]", summary="talk to a model in the terminal", examples=EXAMPLES,
         description="Talk to a model; answers stream, and each turn reuses the KV of the turns before.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
@@ -50,8 +56,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    sampling_params(args)  # what is wrong is said before the model is loaded
-    llm = LLM(args.model, show_progress=sys.stderr.isatty(), **engine_options(args))
+    from headrace.llm import LLM
+
+    sampling_params(args)  # wrong values are refused before the model is loaded
+    options = engine_options(args)
+    check_text_model(args.model, options, chat=True)
+    llm = LLM(args.model, show_progress=True, **options)
     params = sampling_params(args, llm.parts.sampling_defaults)
     chat = Chat(llm, params, args.system)
     if sys.stdin.isatty():
@@ -69,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
             return 0
         if line:
             try:
-                chat.take(line)
+                chat.handle(line)
             except HeadraceError as error:
-                print(f"error: {error}", file=sys.stderr)
+                print(f"error: {typed(str(error))}", file=sys.stderr)
 
 
 class Chat:
@@ -87,8 +97,8 @@ class Chat:
             "/stats": self._stats, "/help": lambda _: print(HELP),
         }  # fmt: skip
 
-    def take(self, line: str) -> None:
-        """Answer what the person said, or obey a command. Raises RequestError where that is impossible."""
+    def handle(self, line: str) -> None:
+        """Answer a message or run a command. Raises RequestError where that is impossible."""
         if not line.startswith("/"):
             self._answer(line)
             return
@@ -105,7 +115,7 @@ class Chat:
                 output = print_stream(until(stop, self._llm.stream_chat([*system, *turns], self._params)))
         except PromptTooLong:
             raise PromptTooLong(
-                "the conversation has outgrown the model's context: /reset starts anew"
+                "the conversation is longer than the model's context: /reset starts a new one"
             ) from None
         self._turns = [*turns, {"role": "assistant", "content": output.outputs[0].text}]
 

@@ -7,17 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tqdm import tqdm
-
-from headrace import SamplingParams
-from headrace.bench.baselines import BASELINES, BATCH, MAX_MODEL_LEN, compare, kv_token_bytes, render
-from headrace.bench.workload import shared_prompt_chats, total_tokens
+from headrace.cli.completions import print_stream
 from headrace.cli.engine_flags import DEFAULT_MODEL
-from headrace.cli.stream import print_stream
+from headrace.cli.parser import add_command, typed
 from headrace.errors import ConfigError
-from headrace.llm import LLM
-from headrace.ops.cpu_features import detect
-from headrace.plan.units import format_bytes
 
 EXAMPLES = """\
 examples:
@@ -31,11 +24,10 @@ STORY = "Tell me a story about a fox who wants a boat."
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "demo", help="a story, then one workload run five ways", epilog=EXAMPLES,
+    parser = add_command(
+        commands, "demo", "[options]", summary="a story, then one workload run five ways", examples=EXAMPLES,
         description="Stream one story from the bundled model, then serve one workload five ways, each adding one "
         "technique to the one before, and compare them in one table.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
         "--requests", type=int, default=None,
@@ -49,6 +41,15 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from headrace.bench.baselines import BASELINES, BATCH, MAX_MODEL_LEN, compare, kv_token_bytes, render
+    from headrace.bench.workload import shared_prompt_chats, total_tokens
+    from headrace.core.params import SamplingParams
+    from headrace.llm import LLM
+    from headrace.ops.cpu_features import detect
+    from headrace.plan.units import format_bytes
+
     if (args.requests is not None and args.requests < 1) or (
         args.rate is not None and not 0 < args.rate <= MAX_RATE
     ):
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         f"output tokens,\narriving at {rate:g} a second, each way with {format_bytes(memory)} of KV memory.\n"
         f"{detect().brand or 'unknown CPU'}, {resolved.num_threads} threads, {resolved.dtype}.\n"
     )
-    with tqdm(total=output * len(BASELINES), unit="tok", file=sys.stderr, leave=False) as bar:
+    with tqdm(total=output * len(BASELINES), unit="tok", file=sys.stderr, leave=False, disable=None) as bar:
 
         def count(tokens: int) -> None:
             bar.update(tokens)
@@ -82,7 +83,11 @@ def run(args: argparse.Namespace) -> int:
         rows = compare(DEFAULT_MODEL, arrivals, memory, on_start, **options)
     print(render(rows))
     print(
-        "\nNext: `headrace chat` to talk to it, `headrace serve` for an OpenAI-compatible server, or"
-        "\n`headrace inspect` to see where the memory goes and why each setting is what it is."
+        typed(
+            "\nNext:\n"
+            "  headrace chat          talk to it\n"
+            "  headrace serve tale    an OpenAI-compatible server\n"
+            "  headrace inspect       where the memory goes, and why each setting is what it is"
+        )
     )
     return 0

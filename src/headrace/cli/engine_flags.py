@@ -130,7 +130,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 def engine_options(args: argparse.Namespace) -> dict[str, object]:
     """The options that were given, by EngineConfig's names, without the model.
 
-    Says on standard error which of them have no effect. Raises ConfigError for one that cannot be obeyed.
+    Prints to standard error which of them have no effect. Raises ConfigError for one that cannot be used.
     """
     names = (*(flag.field for flag in _FLAGS), *RENAMED, *ACCEPTED)
     options, unheeded = translate({name: getattr(args, name) for name in names if hasattr(args, name)})

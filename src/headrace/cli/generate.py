@@ -9,11 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.completions import add_sampling_flags, check_text_model, print_stream, sampling_params
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag, engine_options
-from headrace.cli.sampling_flags import add_sampling_flags, sampling_params
-from headrace.cli.stream import print_stream
+from headrace.cli.parser import add_command
 from headrace.errors import RequestError
-from headrace.llm import LLM
 
 EXAMPLES = """\
 examples:
@@ -21,19 +20,22 @@ examples:
   headrace generate "Tell me a story about a duck." --chat --temperature 0
   headrace generate --file prompts.txt --json --max-tokens 32
   headrace generate -m ./my-model "The capital of France is" --dtype bfloat16
+  echo "Once upon a time" | headrace generate
 """
+
+STDIN = "-"
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "generate", help="complete prompts", epilog=EXAMPLES,
+    parser = add_command(
+        commands, "generate", "[options] [PROMPT ...]", summary="complete prompts", examples=EXAMPLES,
         description="Complete one prompt, streamed, or several in one batch.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", help="text to complete; - reads standard input"
-    )
-    parser.add_argument("--file", type=Path, metavar="PATH", help="one prompt a line")
+        "prompts", nargs="*", metavar="PROMPT",
+        help="text to complete; - reads standard input, as no prompt does where that is a pipe or a file",
+    )  # fmt: skip
+    parser.add_argument("--file", metavar="PATH", help="one prompt a line; - is standard input")
     parser.add_argument("--chat", action="store_true", help="wrap each prompt in the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt")
     add_model_flag(parser)
@@ -42,9 +44,13 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    sampling_params(args)  # what is wrong is said before the model is loaded
+    from headrace.llm import LLM
+
+    sampling_params(args)  # wrong values are refused before the model is loaded
     prompts = _prompts(args)
-    llm = LLM(args.model, show_progress=sys.stderr.isatty(), **engine_options(args))
+    options = engine_options(args)
+    check_text_model(args.model, options, chat=args.chat)
+    llm = LLM(args.model, show_progress=True, **options)
     params = sampling_params(args, llm.parts.sampling_defaults)
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     if len(prompts) == 1 and params.n == 1 and not args.json:
@@ -61,12 +67,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompts]
+    given = list(args.prompts)
+    if not given and args.file is None and not sys.stdin.isatty():
+        given = [STDIN]
+    if [*given, args.file].count(STDIN) > 1:
+        raise RequestError("standard input can be read only once: give - only once")
+    # A shell's echo and here-documents end in a newline that nobody means.
+    prompts = [_read(STDIN).removesuffix("\n") if prompt == STDIN else prompt for prompt in given]
     if args.file is not None:
-        try:
-            prompts += args.file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"the prompt file {args.file} cannot be read: {error}") from None
-    if not prompts:
-        raise RequestError('there is no prompt: give one, such as headrace generate "Once upon a time"')
+        prompts += [line for line in _read(args.file).splitlines() if line.strip()]
+    if not prompts or prompts == [""]:
+        raise RequestError('there is no prompt: give one, such as `headrace generate "Once upon a time"`')
     return prompts
+
+
+def _read(source: str) -> str:
+    try:
+        return sys.stdin.read() if source == STDIN else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        where = "standard input" if source == STDIN else f"the prompt file {source}"
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise RequestError(f"{where} cannot be read: {why}") from None

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from headrace.build import survey
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
-from headrace.ops.cpu_features import detect
-from headrace.plan.report import report
+from headrace.cli.parser import add_command
 
 EXAMPLES = """\
 examples:
@@ -19,17 +17,21 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "inspect", help="print spec, memory ledger, ops and settings with their reasons", epilog=EXAMPLES,
+    parser = add_command(
+        commands, "inspect", "[options] [MODEL]", examples=EXAMPLES,
+        summary="print spec, memory ledger, ops and settings with their reasons",
         description="Print a model's spec, where its memory goes, which implementation serves each op, and every "
         "setting with the reason for its value.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add_model_argument(parser)
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from headrace.build import survey
+    from headrace.ops.cpu_features import detect
+    from headrace.plan.report import report
+
     plan = survey(engine_config(args))
     print(detect().describe(), end="\n\n")
     print(report(plan.spec, plan.resolved, plan.ledger, plan.ops.rows()), end="")

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag, engine_config
-from headrace.cli.reply_flags import add_reply_flags
-from headrace.core.types import Pooling
-from headrace.errors import ConfigError, MissingDependency
+from headrace.cli.parser import add_command, check_range, needs_extra
+from headrace.cli.serve_flags import add_reply_flags
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -35,13 +34,12 @@ _QUIET_S = 10.0
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "run-batch", help="answer a file of requests", epilog=EXAMPLES,
+    parser = add_command(
+        commands, "run-batch", "[options] IN OUT", summary="answer a file of requests", examples=EXAMPLES,
         description="Answer the requests of a file in OpenAI's batch format, with the routes of the server but "
         "without HTTP. Answers are appended as they come, so that a run which was killed goes on where it was. Lines "
         "that cannot be answered become error entries. The exit code is 1 unless every line has an answer with "
         "status 200.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("input", type=Path, metavar="IN", help="requests, one JSON object a line")
     parser.add_argument("output", type=Path, metavar="OUT", help="answers; those that are there already stay")
@@ -66,18 +64,13 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises ConfigError for files that cannot be used, and ModelError where the model cannot be loaded."""
+    from headrace.core.types import Pooling
+
     config = engine_config(args)
-    try:
+    with needs_extra("server", "headrace run-batch"):
         from headrace.server.batch.run import MAX_CONCURRENCY, BatchOptions
         from headrace.server.batch.run import run as run_all
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "headrace":
-            raise
-        raise MissingDependency(
-            f"headrace run-batch needs the package {error.name}: pip install headrace[server]"
-        ) from error
-    if args.concurrency is not None and not 1 <= args.concurrency <= MAX_CONCURRENCY:
-        raise ConfigError(f"--concurrency must be between 1 and {MAX_CONCURRENCY}, got {args.concurrency}")
+    check_range("concurrency", args.concurrency, 1, MAX_CONCURRENCY)
     options = BatchOptions(
         args.input, args.output, tuple(args.served_model_name), args.concurrency, args.overwrite,
         Pooling(args.pooling), args.tool_call_parser, args.reasoning_parser,

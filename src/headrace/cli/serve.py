@@ -6,21 +6,24 @@ import argparse
 import json
 import os
 import shlex
+import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.build import survey
-from headrace.cli.connection_flags import add_connection_flags, connection_limits
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
-from headrace.cli.reply_flags import add_reply_flags
-from headrace.cli.standard_streams import complete, say
-from headrace.cli.traffic_flags import add_traffic_flags, traffic_options
-from headrace.core.types import Pooling
-from headrace.errors import ConfigError, MissingDependency
-from headrace.models.source import is_at_hand
-from headrace.plan.report import summary
+from headrace.cli.parser import add_command, check_range, needs_extra
+from headrace.cli.serve_flags import (
+    add_connection_flags,
+    add_reply_flags,
+    add_traffic_flags,
+    connection_limits,
+    traffic_options,
+)
+from headrace.config import EngineConfig
 from headrace.server.observability.logs import FORMATS, TEXT
-from headrace.server.shutdown import held
+
+if TYPE_CHECKING:
+    from headrace.server.run import ServeOptions
 
 EXAMPLES = """\
 examples:
@@ -36,11 +39,10 @@ Then, from anything that speaks the OpenAI API:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "serve", help="serve a model with the OpenAI API", epilog=EXAMPLES,
+    parser = add_command(
+        commands, "serve", "[options] [MODEL]", summary="serve a model with the OpenAI API", examples=EXAMPLES,
         description="Serve a model over HTTP with the OpenAI API: completions, chat completions and models, "
         "streamed or whole. Ends on Ctrl-C or SIGTERM, after running requests have finished.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add_model_argument(parser)
     group = parser.add_argument_group("server")
@@ -95,30 +97,20 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Raises ConfigError or ModelError where that cannot begin."""
-    with held():
-        return _run(args)
+    from headrace.core.types import Pooling
 
-
-def _run(args: argparse.Namespace) -> int:
-    complete()
-    _check_range("port", args.port, 0, 65_535)
-    _check_range("max-body-bytes", args.max_body_bytes, 1, 2**31)
-    _check_range("response-store-bytes", args.response_store_bytes, 0, 2**40)
-    _check_range("shutdown-timeout", args.shutdown_timeout, 0, 86_400)
-    _check_range("engine-timeout", args.engine_timeout, 0, 86_400)
-    limits = connection_limits(args)
-    config = engine_config(args)
-    try:
-        from headrace.server.run import ServeOptions, serve
+    check_range("port", args.port, 0, 65_535)
+    check_range("max-body-bytes", args.max_body_bytes, 1, 2**31)
+    check_range("response-store-bytes", args.response_store_bytes, 0, 2**40)
+    check_range("shutdown-timeout", args.shutdown_timeout, 0, 86_400)
+    check_range("engine-timeout", args.engine_timeout, 0, 86_400)
+    with needs_extra("server", "headrace serve"):
+        from headrace.server.run import ServeOptions
         from headrace.serving.client.child import ENGINE_COMMAND
 
+        limits = connection_limits(args)
+        config = engine_config(args)
         traffic = traffic_options(args, os.environ.pop("HEADRACE_API_KEY", None))
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "headrace":
-            raise
-        raise MissingDependency(
-            f"headrace serve needs the package {error.name}: pip install headrace[server]"
-        ) from error
     options = ServeOptions(
         host=args.host,
         port=args.port,
@@ -137,17 +129,26 @@ def _run(args: argparse.Namespace) -> int:
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         engine_command=(*ENGINE_COMMAND, "--log-format", args.log_format),
     )
-    name = options.names[0] if options.names else config.model
     if traffic.rules.keys.several and not hasattr(args, "scheduling_policy"):
-        config = replace(
-            config, scheduling_policy="fair"
-        )  # among several callers the greediest is not the first
-    if is_at_hand(config.model):  # what does not fit is said before anything else is started
-        plan = survey(config)
-        say(f"headrace: loading {config.model}: {summary(plan.resolved, plan.ledger)}")
-    else:
-        say(f"headrace: loading {config.model}")
-    return serve(config, options, lambda url: _announce(url, name))
+        config = replace(config, scheduling_policy="fair")  # no caller gets more by sending more
+    return _serve(config, options)
+
+
+def _serve(config: EngineConfig, options: ServeOptions) -> int:
+    from headrace.build import survey
+    from headrace.models.source import is_at_hand
+    from headrace.plan.report import summary
+    from headrace.server.run import serve
+    from headrace.server.shutdown import held
+
+    name = options.names[0] if options.names else config.model
+    with held():
+        if is_at_hand(config.model):  # a model that does not fit is refused before a process is started
+            plan = survey(config)
+            say(f"headrace: loading {config.model}: {summary(plan.resolved, plan.ledger)}")
+        else:
+            say(f"headrace: loading {config.model}")
+        return serve(config, options, lambda url: _announce(url, name))
 
 
 def _announce(url: str, name: str) -> None:
@@ -159,6 +160,11 @@ def _announce(url: str, name: str) -> None:
     )
 
 
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"--{name} must be between {low} and {high}, got {value}")
+def say(text: str) -> None:
+    """Print a line. The server goes on where nobody reads its output any more or the disk is full: then nothing is
+    printed from now on."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        # Python keeps what could not be written, and would fail again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

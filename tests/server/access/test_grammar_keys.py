@@ -10,11 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import needs
 from tests.server.conftest import ServeProcess, serve
 from tests.server.keyring import bearer, secret
 
-needs.package("llguidance")
+pytest.importorskip("llguidance")
 
 FLOOD = 8
 

@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from headrace.async_llm import AsyncLLM
 from headrace.cli import main
 from headrace.server.app import create_app
 from headrace.server.observability.spans import SPAN, Spans
@@ -39,7 +38,7 @@ class Traced:
         self._exporter = InMemorySpanExporter()
         spans = Spans("tiny", SimpleSpanProcessor(self._exporter))
         self._app = create_app(
-            AsyncLLM.over(server.client, Tokenizer.from_folder(TALE)), ["tiny"], sinks=[spans]
+            server.client, Tokenizer.from_folder(TALE), ["tiny"], server.client.facts, sinks=[spans]
         )
 
     def post(
@@ -202,8 +201,10 @@ def test_a_collector_that_is_away_holds_nobody_up() -> None:
     with httpx.Client(base_url=url, timeout=30) as http:
         for _ in range(5):
             assert http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3}).status_code == 200
+    begun = time.monotonic()
     process.terminate()
-    assert process.wait(60) == 0
+    assert process.wait(30) == 0
+    assert time.monotonic() - begun < 8
 
 
 @pytest.mark.parametrize(
@@ -223,4 +224,4 @@ def test_without_the_package_it_is_named() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode != 0
-    assert "pip install headrace[otel]" in done.stderr and "Traceback" not in done.stderr
+    assert "[otel]'" in done.stderr and "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.cli import reply_flags
+from headrace.cli import serve_flags
 from headrace.errors import ConfigError
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools import formats
@@ -83,8 +83,8 @@ def test_what_is_refused(echo: TinyServer, fields: dict[str, Any]) -> None:
 
 
 def test_parsers_by_name() -> None:
-    assert reply_flags.TOOL_CALL_PARSERS == formats.TOOL_CALL_PARSERS
-    assert reply_flags.REASONING_PARSERS == formats.REASONING_PARSERS
+    assert serve_flags.TOOL_CALL_PARSERS == formats.TOOL_CALL_PARSERS
+    assert serve_flags.REASONING_PARSERS == formats.REASONING_PARSERS
     tokenizer = Tokenizer.from_folder(TALE)
     calls = ReplyFormats.of(tokenizer, "mistral", "deepseek_r1")
     assert calls.calls is not None and calls.calls.name == "mistral"

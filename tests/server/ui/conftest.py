@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests import needs
 from tests.server.conftest import TinyServer
 
-playwright = needs.package("playwright.sync_api")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the package playwright is not installed; it comes with the extra test"
+)
 
 from tests.server.ui.visit import Visit  # noqa: E402  (it needs playwright)
 
@@ -21,7 +22,7 @@ def chromium() -> Iterator[object]:
     """One browser a module: while Playwright runs, its event loop occupies this thread."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
-        needs.lacking("browser", "there is no Chromium on this machine: `make browser` installs Debian's")
+        pytest.skip("there is no Chromium on this machine: `make browser` installs Debian's")
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=arguments)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -22,11 +21,9 @@ from headrace.serving.grammar.gate import GrammarGate
 from headrace.serving.grammar.queue import MAX_WAITING_OF_USER
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
-from tests import needs
-from tests.serving.grammar.test_pool import TALE, alive, children
-from tests.waiting import until
+from tests.serving.grammar.test_pool import TALE, alive, children, until
 
-needs.package("llguidance")
+pytest.importorskip("llguidance")
 
 OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "max_model_len": 512}
 FLOOD, SMALL_FLOOD = 20, 5
@@ -41,26 +38,14 @@ UNFAIR = (
 )
 
 
-EXPLOSIVE_S = 0.4
-
-
 def explosive(number: int) -> Grammar:
-    """Refused after EXPLOSIVE_S of processor time."""
+    """Refused after 0.4 s of processor time."""
     return Grammar("json_schema", {"type": "integer", "multipleOf": 999_983 - 2 * number})  # type: ignore[arg-type]
 
 
 def small(number: int) -> Grammar:
     names = {f"p{number}": {"type": "boolean"}}
     return Grammar("json_schema", {"type": "object", "properties": names, "required": [*names]})  # type: ignore[arg-type]
-
-
-def spent(client: ProcessClient) -> float:
-    """Processor time of what the engine's workers have forked and seen end."""
-    ticks = 0
-    for pid in children(client.pid):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[13]) + int(fields[14])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def request(name: str, user: str, grammar: Grammar, queue_timeout_s: float | None = None) -> NewRequest:
@@ -109,7 +94,7 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
     program: str | None, most: int | None
 ) -> None:
     """`most`: answers to the greedy user before the one to the neighbour."""
-    seen: list[int] = []
+    seen: list[tuple[int, float]] = []
 
     async def body(client: ProcessClient) -> None:
         # Both workers, where there are two, have been needed before, as at any server with some traffic.
@@ -117,9 +102,9 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
         flood = Flood(client, FLOOD if most is not None else SMALL_FLOOD)
         await asyncio.sleep(0.1)
         for i in range(3):
-            before = flood.refused
+            before, started = flood.refused, time.monotonic()
             stream = await client.submit(request(f"n{i}", "neighbour", small(i)))
-            seen.append(flood.refused - before)
+            seen.append((flood.refused - before, time.monotonic() - started))
             async for _ in arrivals(stream):
                 pass
             if most is None:
@@ -129,8 +114,8 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
         await flood.stop()
 
     with_engine(body, ENGINE_COMMAND if program is None else (sys.executable, "-P", "-c", program))
-    print(f"refusals before: {seen}")
-    delayed = max(seen)
+    print(", ".join(f"{took:.3f} s, {answers} before" for answers, took in seen))
+    delayed = max(answers for answers, _ in seen)
     if most is None:
         assert delayed > 2
     else:
@@ -140,9 +125,9 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
 def test_all_of_a_flood_is_answered_and_the_second_time_at_once() -> None:
     async def body(client: ProcessClient) -> None:
         await Flood(client, SMALL_FLOOD).end()
-        before = spent(client)
+        started = time.monotonic()
         await Flood(client, SMALL_FLOOD).end()
-        assert spent(client) == before
+        assert time.monotonic() - started < 0.4  # what a single one takes
 
     with_engine(body, ENGINE_COMMAND)
 
@@ -157,10 +142,10 @@ def test_too_many_of_one_user_are_no_reason_to_refuse_another() -> None:
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
-        # The line is empty at once: the sixty grammars that were given up are not compiled first.
-        before = spent(client)
+        # The line is empty at once: nobody waits for the sixty grammars that were given up.
+        started = time.monotonic()
         await client.submit(request("n2", "greedy", small(1)))
-        assert spent(client) - before < 10 * EXPLOSIVE_S
+        assert time.monotonic() - started < 6
 
     with_engine(body, ENGINE_COMMAND)
 
@@ -169,11 +154,13 @@ def test_a_deadline_that_passes_in_the_queue_is_kept() -> None:
     async def body(client: ProcessClient) -> None:
         flood = Flood(client)
         await asyncio.sleep(0.1)
+        started = time.monotonic()
         stream = await client.submit(request("late", "greedy", small(0), queue_timeout_s=0.2))
         outputs = [output async for step in arrivals(stream) for output in step]
+        took = time.monotonic() - started
         assert [output.finish_reason for output in outputs] == [FinishReason.TIMEOUT]
         assert "without being scheduled" in str(outputs[0].error)
-        assert flood.refused < FLOOD / 2
+        assert 0.2 <= took < 2 and flood.refused < 5
         # The name is free, and the grammar had not been compiled: it waits again.
         stream = await client.submit(request("late", "neighbour", small(0)))
         ends = [
@@ -199,7 +186,7 @@ def test_shutdown_in_the_middle_leaves_no_process() -> None:
 
     with_engine(body, ENGINE_COMMAND)
     assert len(pids) >= 3
-    until(lambda: not any(alive(pid) for pid in pids))
+    until(lambda: not any(alive(pid) for pid in pids), 2)
 
 
 def test_what_is_aborted_or_late_leaves_the_queue_at_once(tokenizer: Tokenizer) -> None:

@@ -14,10 +14,9 @@ from headrace.errors import InvalidParams
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.grammar.fixed import CALL_FORMATS, answer_grammar
 from headrace.text.tools.grammar.words import ToolSchema
-from tests import needs
 from tests.places import TALE
 
-llguidance = needs.package("llguidance")
+llguidance = pytest.importorskip("llguidance")
 
 TOOLS = [
     ToolSchema(

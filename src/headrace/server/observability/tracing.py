@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.errors import MissingDependency
+from headrace.extras import install_command
 from headrace.server.observability.observer import Sink
 
 
@@ -24,7 +25,7 @@ def tracing(endpoint: str | None, model_name: str) -> Iterator[tuple[Sink, ...]]
         if error.name is None or error.name.split(".")[0] == "headrace":
             raise
         raise MissingDependency(
-            f"--otlp-traces-endpoint needs the package {error.name}: pip install headrace[otel]"
+            f"--otlp-traces-endpoint needs the package {error.name}: {install_command('otel')}"
         ) from error
     spans = Spans.sent_to(endpoint, model_name)
     try:

@@ -17,6 +17,7 @@ from headrace.serving.engine.watchdog import TOKENS_PER_TIMEOUT
 from headrace.serving.grammar.gate import POLL_S, GrammarGate
 from headrace.serving.system import MONOTONIC, Clock
 from headrace.serving.wire.connection import Connection, ParentGone
+from headrace.serving.wire.frames import WireError
 from headrace.serving.wire.messages import (
     Abort,
     Accepted,
@@ -25,17 +26,19 @@ from headrace.serving.wire.messages import (
     Message,
     Ping,
     Pong,
-    Ready,
     Shutdown,
-    Snapshot,
     SnapshotRequest,
-    Stats,
     StatsRequest,
     StepBegun,
     ToEngine,
-    WireError,
-    failed,
-    refused,
+)
+from headrace.serving.wire.translate import (
+    facts_to_wire,
+    failure_to_wire,
+    refusal_to_wire,
+    request_from_wire,
+    stats_to_wire,
+    view_to_wire,
 )
 
 EXIT_OK = 0
@@ -74,7 +77,7 @@ class EngineLoop:
     def run(self, facts: ModelFacts) -> int:
         """Announce the model, then serve. Returns the exit code of the process."""
         try:
-            self._connection.send(Ready(facts))
+            self._connection.send(facts_to_wire(facts))
             while self._turn():
                 pass
         except ParentGone:
@@ -123,16 +126,18 @@ class EngineLoop:
     def _handle(self, message: ToEngine) -> Message | None:
         match message:
             case Add():
-                return self._add(message.request)
+                return self._add(message)
             case Abort():
                 return self._abort(message)
             case Ping():
                 return Pong()
             case StatsRequest():
-                return Stats(message.number, self._engine.stats())
+                return stats_to_wire(message.number, self._engine.stats())
             case SnapshotRequest():
                 now = self._clock()
-                return Snapshot(message.number, View(snapshot(self._engine, now), self._journal.take(now)))
+                return view_to_wire(
+                    message.number, View(snapshot(self._engine, now), self._journal.take(now))
+                )
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 
@@ -144,15 +149,16 @@ class EngineLoop:
         self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
         return None
 
-    def _add(self, new: NewRequest) -> Message | None:
+    def _add(self, message: Add) -> Message | None:
         try:
+            new = request_from_wire(message)
             if new.params.grammar is not None and not self._compiled(new):
                 return None
             self._engine.add(new, self._clock())
         except HeadraceError as error:
-            return refused(new.request_id, error)
+            return refusal_to_wire(message.request_id, error)
         self._wait_until = None
-        return Accepted(new.request_id)
+        return Accepted(message.request_id)
 
     def _compiled(self, new: NewRequest) -> bool:
         """The engine may have a request with a grammar; False where that has to be compiled first."""
@@ -173,7 +179,7 @@ class EngineLoop:
                 self._engine.add(new, arrival)  # its deadlines ran meanwhile
             except HeadraceError as refusal:
                 self._grammars.let_go(new.request_id)
-                answers.append(refused(new.request_id, refusal))
+                answers.append(refusal_to_wire(new.request_id, refusal))
                 continue
             self._wait_until = None
             answers.append(Accepted(new.request_id))
@@ -193,6 +199,6 @@ class EngineLoop:
         ):  # what went wrong inside is for the log, not for those who lose their streams
             error = EngineDead("the engine ended in a step that failed")
         try:
-            self._outbox.send(failed(error))
+            self._outbox.send(failure_to_wire(error))
         except (ParentGone, WireError):
             return  # it cannot be told, and need not be: it sees the socket close

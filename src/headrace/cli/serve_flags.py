@@ -1,0 +1,149 @@
+"""Options of `headrace serve`: traffic and keys, connections, and how replies are parsed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from headrace.cli.parser import check_range
+
+if TYPE_CHECKING:
+    from headrace.server.access.traffic import TrafficOptions
+    from headrace.server.http.connection import ConnectionLimits
+
+# ---- Traffic and keys ----
+
+MAX_QUEUE_TOKENS = 2**40
+MAX_SECONDS = 7 * 86_400
+
+
+def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("traffic and keys")
+    group.add_argument(
+        "--max-queue", type=int, default=2048, metavar="N",
+        help="completions that may run or wait before requests are refused with 429 (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-queue-tokens", type=int, default=None, metavar="N",
+        help="tokens of all of them: prompts, and output that is expected or generated (default: 16 times what the KV "
+        "cache holds, 131072 at least)",
+    )  # fmt: skip
+    group.add_argument(
+        "--queue-timeout", type=float, default=None, metavar="S",
+        help="seconds that a request may wait without being scheduled (default: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--request-timeout", type=float, default=None, metavar="S",
+        help="seconds that a request may take in all (default: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help="a key that callers must send; may be given several times; HEADRACE_API_KEY is one more, and is not seen "
+        "in the list of processes",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-key-file", default=None, metavar="FILE",
+        help="TOML or JSON with named keys, their weights, limits and rights; SIGHUP reads it again",
+    )  # fmt: skip
+    group.add_argument(
+        "--share-prefix-across-keys", action="store_true",
+        help="let callers with different keys share the KV of equal prefixes; the time to the first token then tells "
+        "them what others sent",
+    )  # fmt: skip
+    group.add_argument(
+        "--allowed-hosts", nargs="+", default=None, metavar="NAME",
+        help="names under which the server answers; '*' for all (default: all with keys, or where other machines can "
+        "connect; else localhost)",
+    )  # fmt: skip
+    group.add_argument(
+        "--allowed-origins", nargs="+", default=[], metavar="ORIGIN",
+        help="web pages that may call the server, such as https://example.org; '*' for all (default: its own only)",
+    )  # fmt: skip
+
+
+def traffic_options(args: argparse.Namespace, environment_key: str | None) -> TrafficOptions:
+    """server.access.traffic.TrafficOptions of the flags. Raises ConfigError where one is wrong.
+
+    With a key file, SIGHUP is blocked from now on, until the server that reads the file again unblocks it.
+    """
+    from headrace.server.access.traffic import TrafficOptions, hold_hangups
+
+    check_range("max-queue", args.max_queue, 1, 1_000_000)
+    check_range("max-queue-tokens", args.max_queue_tokens, 1, MAX_QUEUE_TOKENS)
+    check_range("queue-timeout", args.queue_timeout, 0, MAX_SECONDS)
+    check_range("request-timeout", args.request_timeout, 0, MAX_SECONDS)
+    options = TrafficOptions.made(
+        max_queue=args.max_queue,
+        max_queue_tokens=args.max_queue_tokens,
+        queue_timeout_s=args.queue_timeout,
+        request_timeout_s=args.request_timeout,
+        api_keys=args.api_key,
+        environment_key=environment_key,
+        api_key_file=args.api_key_file,
+        share_prefix=args.share_prefix_across_keys,
+        allowed_hosts=args.allowed_hosts,
+        allowed_origins=args.allowed_origins,
+    )
+    if args.api_key_file is not None:
+        hold_hangups()
+    return options
+
+
+# ---- Connections ----
+
+_CONNECTION_FLAGS: tuple[tuple[str, str, float, float, float, str], ...] = (
+    ("max-connections", "max_connections", 1, 1_000_000, 4096, "open connections; the next ones get 503"),
+    ("max-header-bytes", "max_header_bytes", 1024, 2**24, 64 * 2**10,
+     "largest head of a request; larger ones get 431"),
+    ("header-timeout", "header_timeout_s", 0.1, 86_400, 10.0,
+     "seconds that the head of a request may take to arrive"),
+    ("body-timeout", "body_timeout_s", 0.1, 86_400, 30.0,
+     "seconds that each MiB of a request's body may take to arrive"),
+    ("keep-alive-timeout", "keep_alive_timeout_s", 1, 86_400, 75.0, "seconds that an idle connection is kept"),
+    ("slow-reader-timeout", "slow_reader_timeout_s", 0.1, 86_400, 30.0,
+     "seconds that a stalled client gets to read 32 KiB; then its request is aborted"),
+)  # fmt: skip
+"""(flag, field of ConnectionLimits, least, most, default, help). The defaults are those of ConnectionLimits, which
+loads an HTTP server and so cannot be imported for help; a test compares them."""
+
+
+def add_connection_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("connections")
+    for flag, name, least, _, default, text in _CONNECTION_FLAGS:
+        group.add_argument(
+            f"--{flag}", dest=name, type=int if isinstance(least, int) else float, metavar="N", default=default,
+            help=f"{text} (default: %(default)g)",
+        )  # fmt: skip
+
+
+def connection_limits(args: argparse.Namespace) -> ConnectionLimits:
+    """Raises ConfigError for a limit out of its range."""
+    from headrace.server.http.connection import ConnectionLimits
+
+    for flag, name, least, most, _, _ in _CONNECTION_FLAGS:
+        check_range(flag, getattr(args, name), least, most)
+    return ConnectionLimits(**{name: getattr(args, name) for _, name, *_ in _CONNECTION_FLAGS})
+
+
+# ---- Replies ----
+
+AUTO = "auto"
+
+# As in `headrace.text.tools.formats`, which takes longer to import than help should; a test compares them.
+TOOL_CALL_PARSERS = (AUTO, "mistral", "hermes", "llama3_json", "pythonic", "none")
+REASONING_PARSERS = (AUTO, "qwen3", "deepseek_r1", "mistral", "none")
+
+
+def add_reply_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("replies")
+    group.add_argument(
+        "--tool-call-parser", default=AUTO, choices=TOOL_CALL_PARSERS,
+        help="how the model writes tool calls; auto asks its chat template (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--reasoning-parser", default=AUTO, choices=REASONING_PARSERS,
+        help="how the model marks its reasoning; auto asks its chat template (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--enable-auto-tool-choice", action="store_true", help="as for vLLM; here it is always possible"
+    )
