@@ -35,6 +35,7 @@ LATE_IMPORTS = {
     "headrace.runner.torch_backend": "imports torch, which takes longer than a whole start without it",
     "tqdm": "only a bar needs it; as long to import as all that a start without a bar imports of its own",
     "headrace.text.templates.chat": "loads jinja2, which only a chat needs",
+    "headrace.text.templates.trial": "the same",
     "matplotlib": "extra: bench",
     "headrace.text.grammars": "loads llguidance, which only structured output needs",
     "huggingface_hub": "only a model named by hub id needs it, and it loads an HTTP stack",

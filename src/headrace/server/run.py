@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from headrace.config import EngineConfig
 from headrace.core.types import Pooling
-from headrace.errors import HeadraceError
+from headrace.errors import RequestError, TokenizerError
 from headrace.server.access.traffic import TrafficOptions, reload_on_hangup
 from headrace.server.anthropic.answers import MessagesDialect
 from headrace.server.app import create_app
@@ -158,10 +158,14 @@ def load_tokenizer(folder: str) -> Tokenizer:
     """A folder's tokenizer, with what its first users would else wait for."""
     tokenizer = Tokenizer.from_folder(folder)
     _ = tokenizer.longest_token_chars  # looked for now, not while a first caller waits
-    with contextlib.suppress(HeadraceError):  # a model without a chat template is none for chats
+    try:
         tokenizer.apply_chat_template(
             [{"role": "user", "content": "Hello"}]
-        )  # compiled now, for the same reason
+        )  # tried and compiled now, for the same reason
+    except RequestError:
+        pass  # no chat template, or one that rejects this conversation
+    except TokenizerError as error:
+        _log.error("chats are refused, completions work: %s", error)
     return tokenizer
 
 

@@ -183,7 +183,7 @@ class Tokenizer:
         variables: further names that the template sees, such as enable_thinking=False.
 
         Raises RequestError for messages that are malformed or that the template refuses, and where the folder has no
-        template; TokenizerError where the folder's template is damaged.
+        template; TokenizerError where the folder's template is damaged or fails its trial.
         """
         template = self._template(chat_template, bool(tools))
         return template.render(
@@ -233,12 +233,15 @@ class Tokenizer:
 
     def _template(self, wanted: str | None, with_tools: bool) -> ChatTemplate:
         from headrace.text.templates.chat import ChatTemplate
+        from headrace.text.templates.trial import refusal
 
         sources = self._files.chat_templates
         name = wanted or ("tool_use" if with_tools and "tool_use" in sources else "default")
         if name in self._templates:
             return self._templates[name]
         if name in sources:
+            if reason := refusal(sources[name], tuple(self._files.tokens.items())):
+                raise TokenizerError(reason)
             template = self._templates[name] = ChatTemplate(sources[name], self._files.tokens)
             return template
         if wanted is None:

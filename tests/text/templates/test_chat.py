@@ -10,9 +10,9 @@ from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
 from headrace.errors import InvalidParams, RequestError, TokenizerError
-from headrace.text.templates.budget import TemplateLimits
 from headrace.text.templates.chat import ChatTemplate
 from headrace.text.templates.messages import MAX_MESSAGES, MAX_NESTING, MAX_TOOLS
+from headrace.text.templates.sandbox import TemplateLimits
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -361,4 +361,4 @@ def test_limits_are_parameters() -> None:
     with pytest.raises(TokenizerError, match="longer than 10 characters"):
         ChatTemplate("x" * 11, limits=TemplateLimits(source_chars=10))
     with pytest.raises(RequestError, match="prints too much"):
-        ChatTemplate("x" * 11, limits=TemplateLimits(output_chars=10)).render(TALK)
+        ChatTemplate("x" * 501, limits=TemplateLimits(value_chars=500)).render(TALK[:1])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import time
+import re
+import shutil
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from headrace.errors import HeadraceError, RequestError
-from headrace.text.templates.budget import Budget, TemplateLimitExceeded, TemplateLimits
+from headrace.errors import HeadraceError, RequestError, TokenizerError
+from headrace.models.source import BUNDLED_FOLDER
+from headrace.server.run import load_tokenizer
 from headrace.text.templates.chat import ChatTemplate
+from headrace.text.templates.sandbox import TemplateLimits
+from headrace.text.templates.trial import refusal
+from headrace.text.tokenizer import Tokenizer
+
+TALE = BUNDLED_FOLDER / "tale"
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -113,8 +119,8 @@ HOSTILE = {
     "endless macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "doubling macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(50) }}",
     "endless block": "{% block a %}{{ self.a() }}{% endblock %}",
-    "literal text": "{% for i in range(99999) %}" + "x" * 200_000 + "{% endfor %}",
-    "literal text caught": "{% macro f() %}" + "x" * 200_000 + "{% endmacro %}"
+    "literal text": "{% for i in range(99999) %}" + "x" * 100_000 + "{% endfor %}",
+    "literal text caught": "{% macro f() %}" + "x" * 100_000 + "{% endmacro %}"
     "{% for i in range(99999) %}{% set x = f() %}{% endfor %}",
     "repeat": "{{ 'a' * 10**9 }}",
     "repeat from the right": "{{ 10**9 * 'a' }}",
@@ -131,7 +137,7 @@ HOSTILE = {
     "format width": "{{ '{:1000000000}'.format(1) }}",
     "format width from a value": "{{ '{:{}}'.format(1, 1000000000) }}",
     "format braces": "{{ ('{' * 4000000).format() }}",
-    "percent signs": "{{ ('%%' * 1000000) % () }}",
+    "percent signs": "{{ ('%%' * 2000000) % () }}",
     "center": "{{ 'a'|center(10**9) }}",
     "ljust": "{{ 'a'.ljust(10**9) }}",
     "zfill": "{{ 'a'.zfill(10**9) }}",
@@ -180,21 +186,12 @@ HOSTILE = {
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_templates_end_in_an_error(source: str) -> None:
-    # A fifth of the usual work, to save the tests' time: what ends within it ends within five times of it too.
-    limits = TemplateLimits(units=TemplateLimits().units // 5, cpu_s=TemplateLimits().cpu_s / 5)
-    started = time.thread_time()
+    limits = TemplateLimits(
+        cpu_s=0.1
+    )  # to save the tests' time: without an end these take hours or all memory
     with pytest.raises(RequestError) as caught:
         ChatTemplate(source, limits=limits).render(MESSAGES)
-    # Without bounds these take minutes or all memory, so the assertion can be generous.
-    assert time.thread_time() - started < 5
     assert len(str(caught.value)) < 500
-
-
-def test_the_usual_limits_end_within_seconds() -> None:
-    started = time.thread_time()
-    with pytest.raises(RequestError, match="too"):
-        render(HOSTILE["doubling macro"])
-    assert time.thread_time() - started < 10
 
 
 @pytest.mark.parametrize(
@@ -212,43 +209,62 @@ def test_long_chains_are_freed_without_recursion(body: str, end: str) -> None:
     assert render(source) == end
 
 
-def test_the_clock_ends_what_units_do_not_foresee() -> None:
+def test_the_clock_ends_a_rendering() -> None:
     template = ChatTemplate("{% for i in range(99999) %}{% endfor %}", limits=TemplateLimits(cpu_s=0.0))
     with pytest.raises(RequestError, match="too long"):
         template.render(MESSAGES)
 
 
 def test_an_ordinary_long_chat_is_far_from_the_limits() -> None:
-    source = "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content|trim }}<|im_end|>\n{% endfor %}"
+    source = (
+        "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [m] %}{% endfor %}"
+        "{% for m in ns.all %}<|im_start|>{{ m.role + '\n' + m.content|trim }}<|im_end|>\n{% endfor %}"
+    )
     messages = [{"role": "user", "content": "word " * 200}] * 1000
-    text = ChatTemplate(source, limits=TemplateLimits(units=TemplateLimits().units // 4)).render(messages)
-    assert text.count("<|im_start|>") == 1000
+    limits = TemplateLimits(cpu_s=TemplateLimits().cpu_s / 4, all_chars=TemplateLimits().all_chars // 8)
+    assert ChatTemplate(source, limits=limits).render(messages).count("<|im_start|>") == 1000
 
 
-# ---- The purse ----
+# ---- The trial ----
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=12,
+UNHOOKED = "{% set a = ['x'] * 1000000 %}{% set b = ['x'] * 1000000 %}{{ [" + "a == b, " * 8000 + "] }}"
+"""Comparisons have no hook. Each of these takes milliseconds."""
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        pytest.param(UNHOOKED, "processor time", marks=pytest.mark.long),
+        (HOSTILE["empty loops"], "trial: .* takes too long"),
+        (HOSTILE["repeat"], "trial: .* too large"),
+        ("{% if tools %}" + HOSTILE["repeat"] + "{% endif %}", "trial: .* too large"),
+        ("{% include 'x' %}", "damaged"),
+    ],
+    ids=["no hook", "time", "size", "only with tools", "damaged"],
 )
+def test_a_trial_refuses(source: str, reason: str) -> None:
+    assert re.search(reason, refusal(source) or "")
 
 
-@given(VALUES)
-@settings(max_examples=100, deadline=None)
-def test_weights_bound_what_is_printed(value: object) -> None:
-    weight = Budget(TemplateLimits()).weigh(value)
-    # `repr` escapes a character with up to ten, and puts quotes, brackets and separators around items.
-    assert len(repr(value)) <= 10 * weight.total + 4 * weight.nodes
-    assert weight.nodes >= 1 and weight.depth <= weight.nodes
+def test_a_trial_accepts_templates_that_reject_or_fail() -> None:
+    assert refusal("{{ raise_exception('no') }}") is None
+    assert refusal("{{ messages[7].content }}{{ 1 // 0 }}") is None
+    assert refusal("{{ bos_token }}{{ messages[0].content }}", (("bos_token", "<s>"),)) is None
 
 
-def test_weights_are_remembered() -> None:
-    budget = Budget(TemplateLimits())
-    value = ["x"] * 1000
-    budget.weigh(value)
-    left = budget._left
-    assert budget.weigh(value).total == 2001
-    assert budget._left == left
-    with pytest.raises(TemplateLimitExceeded):
-        budget.spend(left + 1)
+def test_a_models_template_is_tried_before_its_first_use(tmp_path: Path) -> None:
+    folder = shutil.copytree(TALE, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(HOSTILE["repeat"] + "{# another #}")
+    tokenizer = Tokenizer.from_folder(folder)
+    tried = refusal.cache_info().misses
+    for _ in range(2):
+        with pytest.raises(TokenizerError, match="refused in a trial"):
+            tokenizer.apply_chat_template(MESSAGES)
+    assert refusal.cache_info().misses == tried + 1
+
+
+def test_a_server_says_why_it_refuses_chats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = shutil.copytree(TALE, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(HOSTILE["repeat"])
+    assert load_tokenizer(str(folder)).encode("Once")
+    assert "chats are refused, completions work: the chat template was refused in a trial" in caplog.text

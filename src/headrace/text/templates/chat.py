@@ -1,7 +1,7 @@
 """Chat templates: a model's Jinja template, compiled once and rendered within limits.
 
-The environment and its limits are in `template_sandbox` and `template_budget`; whatever a template does, using it ends
-in text or in one of two errors: TokenizerError when it cannot be compiled, RequestError when it cannot be rendered.
+Using a template ends in text or in one of two errors: TokenizerError when it cannot be compiled, RequestError when it
+cannot be rendered.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
+from jinja2 import TemplateSyntaxError, nodes
 
 from headrace.errors import InvalidParams, RequestError, TokenizerError
-from headrace.text.templates.budget import TemplateLimitExceeded, TemplateLimits, spending
-from headrace.text.templates.compiler import lists_are_read
+from headrace.text.templates.features import RaisedByTemplate
 from headrace.text.templates.messages import PlainCopier, checked_messages, checked_tools
-from headrace.text.templates.sandbox import RaisedByTemplate, TemplateEnvironment
+from headrace.text.templates.sandbox import TemplateEnvironment, TemplateLimitExceeded, TemplateLimits
 
 
 class ChatTemplate:
@@ -42,12 +41,14 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         if len(source) > self._limits.source_chars:
             raise TokenizerError(f"the chat template is longer than {self._limits.source_chars} characters.")
-        environment = TemplateEnvironment(self._limits, now)
+        self._environment = TemplateEnvironment(self._limits, now)
         try:
-            tree = environment.parse(source)
-            self.reads_parts = lists_are_read(tree)
-            """The template goes through lists of content parts by itself."""
-            self._template = environment.from_string(tree)
+            tree = self._environment.parse(source)
+            for other in tree.find_all(_UNAVAILABLE):
+                raise TemplateSyntaxError("it loads other templates or escapes for HTML", other.lineno)
+            self.reads_parts = any(_ends_in_content(loop.iter) for loop in tree.find_all(nodes.For))
+            """The template iterates over lists of content parts by itself; others expect one string."""
+            self._template = self._environment.from_string(tree)
         except TemplateSyntaxError as error:
             raise TokenizerError(
                 f"the chat template is damaged (line {error.lineno}): {_clip(error)}"
@@ -72,10 +73,10 @@ class ChatTemplate:
         variables: further names for the template, plain data, such as enable_thinking=False.
 
         Raises InvalidParams for messages, tools or variables of a wrong shape, and for a last message without a text to
-        continue; RequestError with the template's own
-        message where it calls `raise_exception`, and for renderings that fail or exceed the limits.
+        continue; RequestError with the template's own message where it calls `raise_exception`, and for renderings that
+        fail or exceed the limits.
         """
-        copier = PlainCopier(self._limits.value_weight // 2)
+        copier = PlainCopier(self._limits.value_chars // 2)
         # transformers always defines these three, if only as None, and templates test them in that way.
         names = {"documents": None, **self._variables, **copier.copy(variables, "chat_template_kwargs")}
         names["messages"] = checked_messages(messages, copier, self.reads_parts)
@@ -85,15 +86,33 @@ class ChatTemplate:
         if continue_final_message:
             _append(names["messages"][-1], mark)
         try:
-            with spending(self._limits):
+            with self._environment.rendering():
                 text = self._template.render(names)
         except RaisedByTemplate as error:
             raise RequestError(str(error) or "the chat template refused these messages.") from None
         except TemplateLimitExceeded as error:
-            raise RequestError(f"the chat template was stopped: {error}.") from None
+            raise RequestError(f"the chat template was stopped: {error}.") from error
         except Exception as error:  # templates can provoke any error of any builtin
             raise RequestError(f"the chat template failed on these messages: {_clip(error)}") from error
         return _cut(text, mark) if continue_final_message else text
+
+
+_UNAVAILABLE: tuple[type[nodes.Node], ...] = (
+    nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport, nodes.EvalContextModifier,
+    nodes.ScopedEvalContextModifier,
+)  # fmt: skip
+"""There are no other files here, and escaping is for HTML."""
+
+
+def _ends_in_content(node: nodes.Node) -> bool:
+    match node:
+        case nodes.Name(name="content") | nodes.Getattr(attr="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Filter(node=nodes.Node() as inner):
+            return _ends_in_content(inner)
+    return False
 
 
 def _append(message: dict[str, Any], mark: str) -> None:
