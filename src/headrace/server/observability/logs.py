@@ -7,9 +7,10 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
 
 TEXT, JSON = "text", "json"
 FORMATS = (TEXT, JSON)
@@ -50,42 +51,48 @@ FLUSH_S = 1.0
 """Time that lines get to be written at the end."""
 
 
-class LogWriter(logging.Handler):
-    """A handler whose lines are written to a file descriptor by a thread."""
+class LogWriter(QueueHandler):
+    """Formats records where they are logged; a thread writes the lines to a file descriptor."""
 
     def __init__(self, fd: int, max_waiting: int = MAX_WAITING) -> None:
-        super().__init__()
+        lines: queue.Queue[logging.LogRecord] = queue.Queue(max_waiting)
+        super().__init__(lines)
         self.dropped = 0
         """Lines that were not written."""
-        self._fd = fd
-        self._lines: queue.Queue[bytes | None] = queue.Queue(max_waiting)
-        self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
-        self._thread.start()
+        listener = QueueListener(lines, _Descriptor(fd, self.handleError))
+        listener.start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
-            self._lines.put_nowait(line)
-        except Exception:  # a message that does not fit its arguments, a full queue
-            self.dropped += 1
+        def finish() -> None:
+            lines.join()
+            listener.stop()
+
+        self._finishing = threading.Thread(target=finish, name="log-end", daemon=True)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self.dropped += 1  # a message that does not fit its arguments, a full queue, a full disk
 
     def close(self) -> None:
         """Write what waits, for `FLUSH_S` at most. Closing twice does nothing."""
-        if self._thread.is_alive():
-            try:
-                self._lines.put(None, timeout=FLUSH_S)
-            except queue.Full:
-                return
-            self._thread.join(FLUSH_S)
+        if self._finishing.ident is None:
+            self._finishing.start()
+            self._finishing.join(FLUSH_S)
         super().close()
 
-    def _write_all(self) -> None:
-        while (line := self._lines.get()) is not None:
-            try:
-                while line:
-                    line = line[os.write(self._fd, line) :]
-            except OSError:
-                self.dropped += 1
+
+class _Descriptor(logging.Handler):
+    """Writes whole lines, unbuffered: nothing is kept of a line that failed."""
+
+    def __init__(self, fd: int, failed: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__()
+        self._fd, self._failed = fd, failed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage().encode("utf-8", "backslashreplace") + b"\n"
+        try:
+            while line:
+                line = line[os.write(self._fd, line) :]
+        except OSError:
+            self._failed(record)
 
 
 @contextmanager
