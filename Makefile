@@ -1,13 +1,18 @@
 # Every target does its own set-up in .venv; `make help` lists them.
 #   PYTHON=python3.12    the interpreter that .venv is made from
 #   HEADRACE_NATIVE=OFF  install without the C++ kernels
+#   WORKERS=4            processes that `make test` shares the tests between
 #   ARGS="..."           more arguments for the command that demo, serve, test or test-long runs
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-long sanitize browser lint bench bench-peers clean native
+.PHONY: help demo serve test test-long sanitize browser lint style types bench bench-peers clean native
 
 BIN := .venv/bin
+WORKERS := 2
+# Each worker starts with half of the tests, in order, so that tests of one file share their servers;
+# the first that has finished takes half of what the other has left.
+PARALLEL := -n $(WORKERS) --dist worksteal
 
 # An installed set is up to date until the project file, the C++ sources or the set of Python modules changes.
 # (An editable install follows changes inside modules by itself, but maps each module to its file.)
@@ -51,18 +56,27 @@ bench: $(DEV)
 bench-peers: $(DEV)
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-# The first stage that fails ends the run.
-lint: $(DEV)
+lint: style types
+
+style: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
-	$(BIN)/python -m pytest $(ARGS)
+# Types and import contracts are checked beside the tests; what they print follows the tests' output.
+test: style
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+	$(MAKE) --no-print-directory types >"$$log" 2>&1 & types=$$!; \
+	trap 'kill $$types 2>/dev/null; exit 130' INT TERM; \
+	$(BIN)/python -m pytest $(PARALLEL) --durations=25 $(ARGS); tests=$$?; \
+	wait $$types; typed=$$?; cat "$$log"; \
+	exit $$((tests ? tests : typed))
 
 test-long: $(DEV)
-	$(BIN)/python -m pytest -m long --timeout 3600 $(ARGS)
+	$(BIN)/python -m pytest -m long --timeout 3600 --durations=25 $(ARGS)
 
 sanitize: $(DEV)
 	@tools/sanitize.sh

@@ -8,16 +8,27 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-import transformers
 
 from headrace.ops.cpu_features import FLAGS, detect
-from tests.places import BUNDLED
+from tests import needs
+from tests.alone import pytest_runtest_protocol
+from tests.places import TALE
+
+__all__ = ["pytest_runtest_protocol"]
 
 _SIZES = {
     "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "initializer_range": 0.2,  # wide, so that the best token leads by far more than rounding
 }  # fmt: skip
+
+
+def pytest_configure() -> None:
+    needs.required()  # a name that is unknown ends the run here
+
+
+def pytest_report_header() -> str:
+    return f"required of this machine: {', '.join(sorted(needs.required())) or 'nothing'}"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -43,6 +54,8 @@ def _few_threads() -> None:
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Folders of random models with the bundled tokenizer, by name: one with a window, one with both kinds of layer."""
+    import transformers
+
     configs = {
         "mistral": transformers.MistralConfig(**_SIZES, sliding_window=24),
         "qwen2-hybrid": transformers.Qwen2Config(
@@ -55,6 +68,6 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         torch.manual_seed(0)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(BUNDLED / "tale" / file, folder)
+            shutil.copy(TALE / file, folder)
         folders[name] = str(folder)
     return folders

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.core.grammar import Grammar
-from headrace.core.params import SamplingParams
+from headrace.core.params import RequestOutputKind, SamplingParams
 from headrace.core.types import FinishReason, NewRequest, Output, Pooling
 from headrace.errors import RequestError
 from headrace.runner.sampling.output import INFINITE_LOGITS, NAN_LOGITS, NO_LOGITS
 from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_TAKEN_IN
 from headrace.serving.engine.stepper import Stepper
+from tests import needs
 
 VOCAB = 2048  # of the bundled model
 INTERNAL = (NOT_SAMPLED, NOT_TAKEN_IN, NAN_LOGITS, INFINITE_LOGITS, NO_LOGITS, "the executor")
@@ -71,6 +72,7 @@ PARAMS: dict[str, st.SearchStrategy[Any]] = {
     "logprobs": maybe(st.sampled_from([0, 1, 5, 64])),
     "prompt_logprobs": maybe(st.sampled_from([0, 1, 5, 64])),
     "skip_special_tokens": st.booleans(),
+    "output_kind": st.sampled_from(RequestOutputKind),
     "grammar": maybe(st.sampled_from(GRAMMARS)),
 }
 PROMPT = st.one_of(
@@ -179,7 +181,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    pytest.importorskip("llguidance")
+    needs.package("llguidance")
     yield Machine()
 
 

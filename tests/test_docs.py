@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace import errors
 from tests.places import ROOT
 from tools import reference
 
@@ -37,18 +39,11 @@ def commands(text: str = README) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def run(words: list[str], stdin: str = "", timeout: float = 170.0) -> subprocess.CompletedProcess[str]:
-    """A program in the repository's root, with the commands of this environment on PATH."""
+def run(words: list[str], stdin: str = "", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A program with the commands of this environment on PATH."""
     environ = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
-        words,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=ROOT,
-        env=environ,
-        check=False,
+        words, input=stdin, capture_output=True, text=True, timeout=170, cwd=cwd, env=environ, check=False
     )
 
 
@@ -89,19 +84,15 @@ def test_every_command_line_is_accepted(page: str) -> None:
 
 def headrace_calls(line: str) -> list[list[str]]:
     """The arguments of each call of headrace in a line of shell."""
-    calls: list[list[str]] = []
-    inside = False
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
+    calls: list[list[str]] = [[]]
     for word in lexer:
         if set(word) <= set("|&;<>"):
-            inside = False
-        elif Path(word).name == "headrace" and not inside:
             calls.append([])
-            inside = True
-        elif inside:
+        else:
             calls[-1].append(word)
-    return calls
+    return [words[1:] for words in calls if words and Path(words[0]).name == "headrace"]
 
 
 def test_an_unknown_flag_is_noticed() -> None:
@@ -156,6 +147,24 @@ def test_the_served_model_answers_the_example_client(served: str) -> None:
     assert "bear" in done.stdout
 
 
+def test_the_quickstart_runs(served: str, tmp_path: Path) -> None:
+    """Each block as a script of its own, in order, but for the installation and the server."""
+    text = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    scripts = [
+        block for block in blocks("bash", text) if not re.search(r"apt-get|make|pip|headrace serve", block)
+    ]
+    assert sum(len(commands(f"```bash\n{script}```")) for script in scripts) == 11
+    for script in scripts:
+        here = script.replace("http://127.0.0.1:8000/v1", served)
+        done = run(["bash", "-ec", here], stdin="Hello!\n/exit\n", cwd=tmp_path)
+        assert done.returncode == 0, (script, done.stderr)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+    (code,) = blocks("python", text)
+    done = run([sys.executable, "-c", code.replace("http://127.0.0.1:8000/v1", served)])
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 40
+
+
 def test_the_tree_names_what_is_there() -> None:
     (tree,) = [block for block in blocks("") if block.startswith("src/headrace/")]
     folder = ROOT
@@ -183,6 +192,37 @@ def test_links_lead_somewhere(page: str) -> None:
                 assert anchor in anchors(path.read_text(encoding="utf-8")), f"{target}#{anchor}"
     for name in re.findall(r"`((?:core|models|runner|ops|tests|serving|server)/[\w./]+)`", text):
         assert (ROOT / name).exists() or (ROOT / "src" / "headrace" / name).exists(), name
+
+
+def test_the_python_of_the_api_pages_runs() -> None:
+    """All blocks in one process, because a start of Python takes longer than most of them."""
+    pages = [
+        (ROOT / "docs" / name).read_text(encoding="utf-8")
+        for name in ("python-api.md", "structured-output.md")
+    ]
+    code = [block for page in pages for block in blocks("python", page)]
+    assert len(code) >= 6
+    done = run([sys.executable, "-c", "\n".join(code)])
+    assert done.returncode == 0, done.stderr
+    assert "the prompt has 2000 tokens" in done.stdout
+
+
+def test_the_formulas_hold() -> None:
+    (code,) = blocks("python", (ROOT / "docs" / "from-the-guides.md").read_text(encoding="utf-8"))
+    assert code.count("assert ") >= 12
+    exec(compile(code, "docs/from-the-guides.md", "exec"), {})
+
+
+def test_every_error_class_has_its_remedy() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    classes = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
+    rows = {
+        name: (int(status), code)
+        for name, status, code in re.findall(r"^\| `(\w+)` \| (\d+) \| `(\w+)`", text, re.M)
+    }
+    assert len(rows) >= 10
+    assert rows == {name: (classes[name].status, classes[name].code) for name in rows}
+    assert {name for name in classes if f"`{name}`" not in text} == set()
 
 
 def anchors(text: str) -> set[str]:

@@ -20,10 +20,11 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest
 from headrace.runner.sampling.token_masks import Matcher
 from headrace.text.tokenizer import Tokenizer
+from tests import needs
 from tests.server.conftest import TALE
 from tests.test_exactness import CASES, Guessing, Run, Tokens, alone, requests_for, run
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,12 +68,10 @@ def canary(tmp_path: Path) -> Path:
 
 def load(folder: Path) -> subprocess.CompletedProcess[str]:
     """Load, generate and chat, started inside the folder, where a careless import would find its modules."""
-    started = time.monotonic()
     result = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(folder)],
         cwd=folder, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert time.monotonic() - started < SECONDS
     assert "Traceback" not in result.stderr, result.stderr
     return result
 

@@ -8,7 +8,6 @@ import operator
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from headrace.errors import (
     TokenizerError,
     UnsupportedModel,
 )
+from tests import needs
 from tests.places import BUNDLED
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -232,10 +232,10 @@ BAD_REQUESTS: dict[str, tuple[Callable[[LLM], object], type[HeadraceError]]] = {
 def test_a_bad_request_fails_alone_and_at_once(llm: LLM, name: str) -> None:
     call, kind = BAD_REQUESTS[name]
     before = generate(llm, "Once upon a time")
-    began = time.monotonic()
+    steps = llm.stats().scheduler.steps
     with pytest.raises(kind) as caught:
         call(llm)
-    assert time.monotonic() - began < 1.0
+    assert llm.stats().scheduler.steps == steps
     assert_one_sentence(caught.value)
     assert generate(llm, "Once upon a time") == before
 
@@ -305,13 +305,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", BAD_FOLDERS)
-def test_a_bad_folder_is_refused_at_once(folder: Path, name: str) -> None:
+def test_a_bad_folder_is_refused(folder: Path, name: str) -> None:
     spoil, kind = BAD_FOLDERS[name]
     spoil(folder)
-    began = time.monotonic()
     with pytest.raises(kind) as caught:
         LLM(str(folder), show_progress=False)
-    assert time.monotonic() - began < 1.0
     assert_one_sentence(caught.value)
 
 
@@ -345,7 +343,7 @@ assert not loaded & {"torch", "transformers", "huggingface_hub", "fastapi", "mat
 @pytest.mark.parametrize("quantization", [None, "int4"])
 def test_the_native_path_never_loads_torch(quantization: str | None) -> None:
     """Importing it alone takes longer than a whole start without it."""
-    pytest.importorskip("headrace._native")
+    needs.native()
     done = subprocess.run(
         [sys.executable, "-c", NATIVE % quantization], capture_output=True, text=True, check=False
     )

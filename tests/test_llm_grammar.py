@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from headrace import LLM, Grammar, InvalidParams, SamplingParams
+from tests import needs
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 
 @pytest.fixture(scope="module")

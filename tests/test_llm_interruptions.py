@@ -18,6 +18,7 @@ import torch
 from headrace import LLM, Grammar, SamplingParams
 from headrace.core.types import StepPlan, StepResult
 from headrace.errors import EngineDead, PromptTooLong
+from tests import needs
 from tests.random_lines import RandomLines
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -328,7 +329,7 @@ def test_a_forked_child_goes_on(llm: LLM, expected: list[tuple[int, ...]]) -> No
 
 
 def test_grammars_in_a_forked_child() -> None:
-    pytest.importorskip("llguidance")
+    needs.package("llguidance")
     llm = LLM("tale", show_progress=False, num_threads=1)
     one, other = (SamplingParams(grammar=Grammar("choice", f'["{word}"]')) for word in ("red", "green"))
 
@@ -341,7 +342,7 @@ def test_grammars_in_a_forked_child() -> None:
 
 
 def test_a_fork_while_a_grammar_is_compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llguidance")
+    needs.package("llguidance")
     from headrace.text.grammars import Compiled, GrammarCompiler
 
     llm = LLM("tale", show_progress=False, num_threads=1)

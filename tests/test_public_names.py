@@ -14,8 +14,10 @@ from tests.places import ROOT
 
 PUBLIC = {
     "Grammar": "headrace.core.grammar",
+    "AsyncLLM": "headrace.async_llm",
     "LLM": "headrace.llm",
     "RequestOutput": None,  # llm.py may take it from the module that fills it
+    "RequestOutputKind": "headrace.core.params",
     "SamplingParams": "headrace.core.params",
     **dict.fromkeys(
         [

@@ -6,6 +6,7 @@ python -m tools.reference
 from __future__ import annotations
 
 import argparse
+import enum
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -49,6 +50,8 @@ SAMPLING: Mapping[str, str] = {
     "prompt_logprobs": "the same for the positions of the prompt",
     "skip_special_tokens": "leave special tokens out of the text",
     "grammar": "what the output must match, see [structured-output.md](structured-output.md)",
+    "output_kind": "what each result of a stream holds: `cumulative`, `delta` or `final_only`, see "
+    "[python-api.md](python-api.md); not a field of HTTP requests",
 }
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -214,6 +217,7 @@ def _number(value: float) -> str:
 
 
 def _code(value: object) -> str:
+    value = value.value if isinstance(value, enum.Enum) else value
     return _code_text("()" if value == () else repr(value).replace("'", '"'))
 
 

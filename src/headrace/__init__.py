@@ -33,14 +33,16 @@ TYPE_CHECKING = (
     False  # type checkers know the name; to import it from typing takes longer than all the rest here
 )
 if TYPE_CHECKING:
+    from headrace.async_llm import AsyncLLM
     from headrace.core.grammar import Grammar
-    from headrace.core.params import SamplingParams
+    from headrace.core.params import RequestOutputKind, SamplingParams
     from headrace.llm import LLM, RequestOutput
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
@@ -58,6 +60,7 @@ __all__ = [
     "RateLimited",
     "RequestError",
     "RequestOutput",
+    "RequestOutputKind",
     "ResponseNotFound",
     "SamplingParams",
     "TokenizerError",
@@ -67,9 +70,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncLLM": "headrace.async_llm",
     "Grammar": "headrace.core.grammar",
     "LLM": "headrace.llm",
     "RequestOutput": "headrace.llm",
+    "RequestOutputKind": "headrace.core.params",
     "SamplingParams": "headrace.core.params",
 }
 
@@ -77,7 +82,14 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if name != "AsyncLLM" or error.name != "msgspec":
+            raise
+        raise MissingDependency(
+            "AsyncLLM needs the package msgspec: pip install 'headrace[server]'"
+        ) from error
     globals()[name] = value  # the next access does not come through here
     return value
 

@@ -5,25 +5,33 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
 
 from headrace.build import assemble
 from headrace.config import EngineConfig
 from headrace.core.engine import EngineStats
-from headrace.core.params import SamplingParams, as_ids, as_int
+from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
-from headrace.core.vectors import floats, shaped
-from headrace.errors import HeadraceError, InvalidParams, RequestError, TokenizerError
+from headrace.core.vectors import floats
+from headrace.errors import HeadraceError
 from headrace.serving.client.inprocess import Call, InProcessClient
+from headrace.serving.requests.inputs import (
+    Inputs,
+    Message,
+    Prompt,
+    Shape,
+    as_conversations,
+    as_params,
+    as_pooling,
+    as_prompts,
+)
 from headrace.serving.requests.outputs import (
     CompletionOutput,
-    EmbeddingOutput,
     EmbeddingRequestOutput,
     RequestMetrics,
     RequestOutput,
 )
-from headrace.text.bad_words import with_bad_word_ids
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -36,16 +44,6 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
 ]
-
-Prompt = str | Sequence[int] | Mapping[str, object]
-Message = Mapping[str, object]
-
-
-_REQUEST_FIELDS = ("priority", "user", "cache_salt", "cache_pin_tokens", "cache_pin_ttl_s")
-"""Fields of NewRequest that a prompt may hold."""
-
-_BYTES = (bytes, bytearray, memoryview)
-"""Sequences of whole numbers for Python; as a prompt they are text that was not decoded, and refused."""
 
 
 class LLM:
@@ -72,14 +70,13 @@ class LLM:
             if bar is not None:
                 bar.close()
         self._client = InProcessClient(self.parts.engine, self.parts.executor, self.parts.tokenizer)
+        self._inputs = Inputs(self.parts.source.name, self.parts.tokenizer)
         self._names = itertools.count()
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises TokenizerError for a `shape:` model, which has none."""
-        if self.parts.tokenizer is None:
-            raise TokenizerError(f"{self.parts.source.name} has no tokenizer: give prompts as token ids")
-        return self.parts.tokenizer
+        return self._inputs.require_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds where a call gives no parameters: what the model's generation_config.json recommends."""
@@ -101,9 +98,9 @@ class LLM:
 
         Raises RequestError for a prompt or parameter that cannot be served, before anything is run.
         """
-        many = _as_prompts(prompts)
+        many = as_prompts(prompts)
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        each = _as_params(given, len(many))
+        each = as_params(given, len(many))
         requests = [self._request(prompt, one) for prompt, one in zip(many, each, strict=True)]
         call = self._run(requests, use_tqdm)
         return [call.results[new.request_id] for new, _ in requests]
@@ -119,8 +116,8 @@ class LLM:
 
         Raises TokenizerError if the model has no chat template, RequestError as `generate` does.
         """
-        conversations = _as_conversations(messages)
-        prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(one)} for one in conversations]
+        conversations = as_conversations(messages)
+        prompts = [self._inputs.chat(one) for one in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
@@ -147,7 +144,7 @@ class LLM:
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
         """Answer one conversation and yield the growing result, as `stream` does."""
-        yield from self.stream({"prompt_token_ids": self.tokenizer.encode_chat(messages)}, sampling_params)
+        yield from self.stream(self._inputs.chat(messages), sampling_params)
 
     def embed(
         self,
@@ -166,23 +163,17 @@ class LLM:
         Raises RequestError for a prompt or option that cannot be served, before anything is run, and HeadraceError
         where the model fails on a prompt.
         """
-        kind = _as_pooling(pooling)
-        size = self.parts.spec.hidden_size
-        if dimensions is not None and not 1 <= dimensions <= size:
-            raise InvalidParams(f"dimensions must be between 1 and {size}, got {dimensions!r:.80}")
+        kind, shape = as_pooling(pooling), Shape(self.parts.spec.hidden_size, dimensions, normalize)
         params = SamplingParams(max_tokens=0)
-        requests = [self._request(prompt, params, kind) for prompt in _as_prompts(prompts)]
+        requests = [self._request(prompt, params, kind) for prompt in as_prompts(prompts)]
         call = self._run(requests, use_tqdm, "embedding")
         outputs = []
         for new, text in requests:
             ended = call.pooled[new.request_id]
             if ended.pooled is None:
                 raise HeadraceError(f"the engine failed on this prompt: {ended.error}")
-            vector = shaped(floats(ended.pooled), dimensions, normalize)
             cached = 0 if ended.stats is None else ended.stats.num_cached
-            outputs.append(
-                EmbeddingRequestOutput(new.request_id, EmbeddingOutput(vector), text, new.prompt, cached)
-            )
+            outputs.append(shape.output(new, text, floats(ended.pooled), cached))
         return outputs
 
     def stats(self) -> EngineStats:
@@ -192,27 +183,10 @@ class LLM:
     def _request(
         self, prompt: Prompt, params: SamplingParams, pooling: Pooling | None = None
     ) -> tuple[NewRequest, str | None]:
-        """A request, and its text if it came as text."""
-        fields = dict(prompt) if isinstance(prompt, Mapping) else {}
-        text: object = prompt if isinstance(prompt, str) else fields.pop("prompt", None)
-        ids: object = fields.pop("prompt_token_ids", None) if isinstance(prompt, Mapping) else prompt
-        if isinstance(prompt, Mapping) and text is not None and ids is not None:
-            raise InvalidParams("a prompt must have prompt or prompt_token_ids, not both")
-        extras = {name: fields.pop(name) for name in _REQUEST_FIELDS if name in fields}
-        if fields:
-            raise InvalidParams(f"a prompt has no field {next(iter(fields))!r:.80}")
-        if isinstance(text, str):
-            ids = self.tokenizer.encode(text)
-        ids = _as_list(ids)
-        if not isinstance(ids, Sequence) or isinstance(ids, (str, *_BYTES)):
-            raise InvalidParams("a prompt must be text, a list of token ids, or a dict with one of the two")
-        if params.bad_words:
-            params = with_bad_word_ids(params, self.tokenizer)
-        name = f"request-{next(self._names)}"
-        new = NewRequest(name, as_ids(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
+        new, text = self._inputs.request(f"request-{next(self._names)}", prompt, params, pooling)
         if params.grammar is not None:
             self.parts.grammars.get(params.grammar)
-        return new, text if isinstance(text, str) else None
+        return new, text
 
     def _run(
         self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool, what: str = "generating"
@@ -277,47 +251,3 @@ class _GeneratingBar:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several. A flat list or array of whole numbers is one prompt of token ids."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if isinstance(prompts, _BYTES) or not isinstance(prompts, Iterable):
-        raise InvalidParams(f"prompts must be text, token ids, or a list of prompts, got {prompts!r:.80}")
-    many = list(cast("Iterable[Prompt]", _as_list(prompts)))
-    if many and all(isinstance(part, int) or as_int(part) is not None for part in many):
-        return [cast("list[int]", many)]
-    return many
-
-
-def _as_list(value: object) -> object:
-    """An array, of numpy or of torch, as a list of Python's numbers; everything else as it is."""
-    listed = getattr(value, "tolist", None)
-    return value if listed is None or isinstance(value, _BYTES) else listed()
-
-
-def _as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    each = list(params) if isinstance(params, Iterable) else [params]
-    if not all(isinstance(one, SamplingParams) for one in each):
-        raise InvalidParams("sampling_params must be one SamplingParams or a list of them")
-    if len(each) != count:
-        raise InvalidParams(f"{count} prompts need one SamplingParams or {count} of them, got {len(each)}")
-    return each
-
-
-def _as_pooling(name: object) -> Pooling:
-    for kind in Pooling:
-        if name in (kind, kind.value):
-            return kind
-    raise InvalidParams(f'pooling must be "mean" or "last", got {name!r:.80}')
-
-
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    if not messages:
-        raise RequestError("the conversation is empty: it must hold at least one message")
-    if isinstance(messages[0], Mapping):
-        return [cast("Sequence[Message]", messages)]
-    return list(cast("Sequence[Sequence[Message]]", messages))

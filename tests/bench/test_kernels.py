@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace import _native
 from headrace.bench import kernels as subject
 from headrace.bench.report import Report
 from headrace.bench.roofline import measure_roofline
@@ -15,6 +14,10 @@ from headrace.bench.tape_step import BLOCK_SIZE, TapeStep
 from headrace.cli import main
 from headrace.models.families import read_spec
 from headrace.models.source import resolve_model
+from tests import needs
+from tests.instruction_sets import parameters
+
+needs.native()
 
 SMALL = ["--repeats", "1", "--num-threads", "1", "-m", "shape:tiny"]
 
@@ -71,7 +74,7 @@ def test_rates_are_work_over_time(tmp_path: Path) -> None:
     assert row.labels["bound"] == ("memory" if memory >= compute else "compute")
 
 
-@pytest.mark.parametrize("name", _native.available_kernels())
+@pytest.mark.parametrize("name", parameters())
 def test_every_instruction_set(name: str, tmp_path: Path) -> None:
     report = bench(
         tmp_path / "x", "--instruction-sets", name, "--formats", "int4", "--rows", "2", "--context", "20"

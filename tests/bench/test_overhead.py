@@ -8,8 +8,9 @@ from headrace.bench.overhead import PARTS, SAMPLING, measure_overhead, overhead_
 from headrace.bench.wide_tokenizer import widened
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.text.tokenizer import Tokenizer
+from tests import needs
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+_native = needs.native()
 
 from headrace.runner.sampling.native import NativeSampler  # noqa: E402 (needs the extension)
 
@@ -52,7 +53,7 @@ def test_rows_name_every_part_and_the_whole(sampler: NativeSampler, tokenizer: T
 
 
 def test_grammars_are_followed_by_what_is_measured(tokenizer: Tokenizer) -> None:
-    pytest.importorskip("llguidance")
+    needs.package("llguidance")
     wide = widened(tokenizer, 5000)
     assert wide.vocab_size == 5000 and wide.eos_ids == tokenizer.eos_ids
     assert wide.token_bytes(4999) and len({wide.token_bytes(i) for i in range(6, 5000)}) == 4994

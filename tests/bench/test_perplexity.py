@@ -14,6 +14,7 @@ from headrace.bench.perplexity import HELD_OUT, perplexity_rows, read_documents,
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.models.source import resolve_model
+from tests import needs
 
 TEXTS = read_documents(HELD_OUT)[:3]
 
@@ -30,7 +31,7 @@ def loss_of(transformers_model: torch.nn.Module, ids: list[int]) -> float:
 
 
 def test_the_loss_is_that_of_transformers(tale: LLM) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needs.package("transformers")
     folder = resolve_model("tale").path
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     encoded = [tale.tokenizer.encode(text) for text in TEXTS]
@@ -92,7 +93,7 @@ def test_files(tmp_path: Path) -> None:
 def test_what_fewer_bits_cost(tale: LLM, weights: str, kv: str, worst: float) -> None:
     """A layout read wrongly would cost a factor, not a percent."""
     if tale.parts.resolved.kernels is None:
-        pytest.skip("only the native kernels read these formats")
+        needs.lacking("native", "only the native kernels read these formats")
     (row,) = perplexity_rows(
         EngineConfig("tale", num_threads=1), TEXTS, weights=[weights], kv=[kv], progress=lambda what: None
     )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headrace import _native
-from headrace.bench.roofline import (
+from tests import needs
+from tests.instruction_sets import parameters
+
+_native = needs.native()
+
+from headrace.bench.roofline import (  # noqa: E402
     BUFFER_BYTES,
     PRODUCTS,
     Measurement,
@@ -14,7 +18,7 @@ from headrace.bench.roofline import (
     buffer_bytes,
     measure_roofline,
 )
-from headrace.plan.units import GIB, MIB
+from headrace.plan.units import GIB, MIB  # noqa: E402
 
 
 def by_hand(read: float = 10e9, **peaks: float) -> Roofline:
@@ -62,7 +66,7 @@ def test_the_measured_roofline_is_sane() -> None:
     assert "GB/s" in roofline.describe()
 
 
-@pytest.mark.parametrize("kernels", _native.available_kernels())
+@pytest.mark.parametrize("kernels", parameters())
 def test_every_set_tells_its_peak(kernels: str) -> None:
     for product in PRODUCTS:
         runs = _native.measure_peak(kernels, product, threads=1, seconds=0.001, runs=3)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from headrace import LLM, SamplingParams
+from tests import needs
 from tests.server.conftest import TALE, ServeProcess, tale  # noqa: F401  # the fixture
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
@@ -37,7 +38,7 @@ def environment(folder: Path, package: str) -> Path:
         check=False,
     )
     if done.returncode != 0:
-        pytest.skip(f"{package} cannot be installed: {done.stderr[-300:]}")
+        needs.lacking("index", f"{package} cannot be installed: {done.stderr[-300:]}")
     return programs
 
 

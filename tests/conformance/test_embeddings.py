@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import headrace
 from headrace import LLM
+from tests import needs
 from tests.conformance.test_families import CASES, prompt
 from tests.conformance.test_native import widened
 
@@ -33,7 +34,7 @@ def test_embeddings_match(name: str, force: str | None, tmp_path: Path) -> None:
         show_progress=False, **options,
     )  # fmt: skip
     if force is None and llm.parts.resolved.kernels is None:
-        pytest.skip("native kernels not built")
+        needs.native()
     prompts = [prompt(length, seed=length) for length in (1, 5, 40, 83)]
     with torch.inference_mode():
         states = [model.model(torch.tensor([ids])).last_hidden_state[0].numpy() for ids in prompts]

@@ -12,7 +12,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import SETS
+
+_native = needs.native()
 
 import transformers  # noqa: E402
 
@@ -31,7 +34,6 @@ from tests.conformance.test_families import CASES, Case, expected_logits, prompt
 from tests.conformance.test_streaming import SINKS, WINDOW, published  # noqa: E402
 from tests.native.steps import PagedRun, groups_of  # noqa: E402
 
-SETS = _native.available_kernels()
 BLOCK_SIZE = 16
 MAX_TOKENS = 256
 

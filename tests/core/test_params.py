@@ -58,7 +58,17 @@ MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 
 def test_every_field_is_covered_here() -> None:
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert fields == {*FLOATS, *INTS, *FLAGS, *ID_LISTS, "stop", "logit_bias", "bad_words", "grammar"}
+    assert fields == {
+        *FLOATS,
+        *INTS,
+        *FLAGS,
+        *ID_LISTS,
+        "stop",
+        "logit_bias",
+        "bad_words",
+        "grammar",
+        "output_kind",
+    }
 
 
 @pytest.mark.parametrize(

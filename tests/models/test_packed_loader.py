@@ -24,9 +24,11 @@ from headrace.models.source import resolve_model
 from headrace.models.stacks import expected_tensors
 from headrace.models.weights import DecoderWeights, Projection
 from headrace.quant.format import BF16, F32, WeightFormat, parse_format
+from tests import needs
 
-native = pytest.importorskip("headrace._native")
-packed_loader = pytest.importorskip("headrace.models.packed_loader")
+native = needs.native()
+
+from headrace.models import packed_loader  # noqa: E402
 
 KERNELS = native.Kernels(native.available_kernels()[0])
 TEAM = native.Team(2)

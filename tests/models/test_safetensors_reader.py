@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,10 +105,8 @@ HEADERS: dict[str, tuple[dict[str, Any] | bytes, str]] = {
 def test_bad_headers(name: str, tmp_path: Path, write_raw: Write) -> None:
     header, words = HEADERS[name]
     write_raw(tmp_path / "model.safetensors", header, b"\0" * 8)
-    start = time.monotonic()
     with pytest.raises(CheckpointError, match=words) as caught:
         Checkpoint(tmp_path)
-    assert time.monotonic() - start < 1.0
     assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
 
 

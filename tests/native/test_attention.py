@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import SETS, parameters
+
+_native = needs.native()
 
 from tests.native.paged import Problem, Shape  # noqa: E402
 
-SETS = _native.available_kernels()
 KINDS = {"f32": 1e-5, "bf16": 1e-2, "i8": 1e-2}
 """Cache formats, and the relative error against the reference on the cache as the format rounds it."""
 
@@ -60,7 +62,7 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_matches_the_reference(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in shapes():
@@ -83,7 +85,7 @@ def test_matches_the_reference_everywhere(
         assert error(out, problem.expected(kind)) < KINDS[kind], problem.shape
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_one_block_a_sequence(name: str, teams: dict[int, _native.Team]) -> None:
     """The contiguous layout: a block longer than a span, its length no multiple of 16."""
     for window, sinks in ((None, 0), (300, 0), (45, 5)):
@@ -92,7 +94,7 @@ def test_one_block_a_sequence(name: str, teams: dict[int, _native.Team]) -> None
             assert error(problem.solve(_native.Kernels(name), teams[2], kind), problem.expected(kind)) < limit
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_wide_heads(name: str, teams: dict[int, _native.Team]) -> None:
     problem = Problem.make(Shape(dim=1024, slices=((1, 300), (20, 20))))
     for kind, limit in KINDS.items():
@@ -118,7 +120,7 @@ def invariant_shapes() -> list[Shape]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_company_and_threads_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in invariant_shapes():
@@ -133,7 +135,7 @@ def test_company_and_threads_change_no_bit(name: str, kind: str, teams: dict[int
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_chunks_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for mask in MASKS.values():
@@ -146,7 +148,7 @@ def test_chunks_change_no_bit(name: str, kind: str, teams: dict[int, _native.Tea
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_what_nobody_sees_changes_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in invariant_shapes():
@@ -179,7 +181,7 @@ def test_a_split_in_waves_changes_no_bit(teams: dict[int, _native.Team]) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_spans_counted_from_elsewhere_are_noticed(
     name: str, kind: str, teams: dict[int, _native.Team]
 ) -> None:

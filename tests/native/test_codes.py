@@ -10,14 +10,16 @@ import torch
 
 from headrace.quant import grouped, int4, int8
 from headrace.quant.grouped import Quantized
+from tests import needs
+from tests.instruction_sets import SETS, parameters
 
-native = pytest.importorskip("headrace._native")
+native = needs.native()
+
 
 QUANTIZE = {"int8": int8.quantize, "int4": int4.quantize}
-SETS = native.available_kernels()
 GROUPS = (0, 32, 64, 128)
 CASES = list(itertools.product(QUANTIZE, GROUPS, (True, False)))
-sets = pytest.mark.parametrize("name", SETS)
+sets = pytest.mark.parametrize("name", parameters())
 cases = pytest.mark.parametrize(("format", "group", "symmetric"), CASES)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+from tests import needs
 
-pytest.importorskip("headrace._native", reason="native kernels not built")
+needs.native()
 
 PROLOGUE = """
 import os, signal, threading, time

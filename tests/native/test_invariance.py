@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import BEST, SETS, parameters
+
+_native = needs.native()
 
 from headrace.core.executor import Executor  # noqa: E402
 from headrace.core.types import NewRequest  # noqa: E402
@@ -27,9 +30,6 @@ from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.step import Step  # noqa: E402
 from headrace.runner.tape import TapeLimits  # noqa: E402
 from tests.test_exactness import CASES, Guessing, Run, Wrap, requests_for, run  # noqa: E402
-
-SETS = _native.available_kernels()
-BEST = SETS[0]
 
 # How weights and KV are kept -> the options that ask for it.
 FORMATS: dict[str, dict[str, object]] = {
@@ -101,7 +101,7 @@ def test_alone_and_among_31_others(format: str, window: dict[str, object]) -> No
         assert single.logprobs[request.request_id, 0] == seen.logprobs[request.request_id, 0]
 
 
-@pytest.mark.parametrize("kernels", SETS[1:])
+@pytest.mark.parametrize("kernels", parameters(SETS[1:]))
 @pytest.mark.parametrize("format", ["float32", "bfloat16, KV int8", "int4"])
 def test_on_every_instruction_set(format: str, kernels: str) -> None:
     check("everything", format, kernels)

@@ -21,12 +21,13 @@ from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest
+from tests import needs
+from tests.instruction_sets import SETS, parameters
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+_native = needs.native()
 
 from tests.native.paged import Problem, Shape  # noqa: E402
 
-SETS = _native.available_kernels()
 KINDS = ("f32", "bf16", "i8")
 NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 SLICES = ((5, 17), (1, 1), (1, 300), (60, 530), (9, 9), (1, 530))
@@ -43,7 +44,7 @@ FORMATS = (
     *(("int8", "i8"), ("int8", "bf16"), ("int4", "i8"), ("int4", "bf16")),
 )
 
-sets = pytest.mark.parametrize("name", SETS)
+sets = pytest.mark.parametrize("name", parameters())
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 

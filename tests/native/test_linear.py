@@ -7,7 +7,11 @@ import math
 import numpy as np
 import pytest
 
-native = pytest.importorskip("headrace._native")
+from tests import needs
+from tests.instruction_sets import parameters
+
+native = needs.native()
+
 
 ROWS = [1, 2, 5, 6, 7, 16, 17, 33, 100]
 FORMATS = {  # what activations become, and how far a product may be from float64, relative to its largest value
@@ -20,7 +24,7 @@ FORMATS = {  # what activations become, and how far a product may be from float6
     ("int4", "i8"): 2e-5,
     ("int4", "bf16"): 2e-5,
 }
-sets = pytest.mark.parametrize("name", native.available_kernels())
+sets = pytest.mark.parametrize("name", parameters())
 formats = pytest.mark.parametrize(("format", "input"), FORMATS)
 
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import parameters
+
+_native = needs.native()
 
 from tests.native.paged import Problem, Shape  # noqa: E402
 
-SETS = _native.available_kernels()
 SIZES = (3, 5, 16, 64)
 FORMATS = (
     *(("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32")),
@@ -30,7 +32,7 @@ SHAPES = (
     (48, 4200, 40),
 )
 
-sets = pytest.mark.parametrize("name", SETS)
+sets = pytest.mark.parametrize("name", parameters())
 
 
 @pytest.fixture(scope="module")

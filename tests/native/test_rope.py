@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import SETS, parameters
+
+_native = needs.native()
 
 from headrace.ops import reference  # noqa: E402
 from tests.native.paged import aligned, from_bf16, from_panels  # noqa: E402
 
-SETS = _native.available_kernels()
 EPS = 1e-6
 
 
@@ -27,7 +29,7 @@ def frequencies(rotated: int) -> np.ndarray:
     return 1e4 ** (-np.arange(0, rotated, 2, dtype=np.float64) / rotated)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_rotations_match_the_reference(name: str, teams: dict[int, _native.Team]) -> None:
     positions = torch.tensor([0, 1, 17, 4095, 131071, 10**6, 10**9, 3, 3])
     for rotated, factor in ((16, 1.0), (80, 1.4), (128, 1.0)):
@@ -39,7 +41,7 @@ def test_rotations_match_the_reference(name: str, teams: dict[int, _native.Team]
             torch.testing.assert_close(torch.from_numpy(table), expected, rtol=2e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_rotations_of_a_position_are_the_same_bits_in_any_batch(
     name: str, teams: dict[int, _native.Team]
 ) -> None:
@@ -154,7 +156,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_rope_and_write_match_the_reference(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     rounding = {"f32": 1e-6, "bf16": 2**-8, "i8": 2**-8}[kind]  # of queries: bfloat16 with an int8 cache
     for dim, rotated, block_size, norm, sinks in CASES:
@@ -194,7 +196,7 @@ def test_writes_touch_nothing_but_their_slots(kind: str, teams: dict[int, _nativ
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_a_token_without_a_slot_is_rotated_and_not_written(
     name: str, kind: str, teams: dict[int, _native.Team]
 ) -> None:
@@ -214,7 +216,7 @@ def test_a_token_without_a_slot_is_rotated_and_not_written(
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", parameters())
 def test_company_and_threads_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     case = Case(kind, 80, 64, 4, True, True)
     together = case.run(name, teams[1])

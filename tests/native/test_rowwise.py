@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import parameters
 
-SETS = _native.available_kernels()
+_native = needs.native()
+
+
 SHAPES = [(1, 1), (1, 16), (3, 17), (7, 64), (33, 100), (5, 576), (40, 2048), (300, 130)]
 
 Array = NDArray[Any]
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=parameters())
 def kernels(request: pytest.FixtureRequest) -> Any:
     return _native.Kernels(request.param)
 

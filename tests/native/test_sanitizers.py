@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.places import ROOT
 
 TOOLS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-SETS = pytest.importorskip("headrace._native", reason="native kernels not built").available_kernels()
+SETS = needs.native().available_kernels()
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+from tests.instruction_sets import BEST, parameters
+
+_native = needs.native()
 
 from headrace.core.types import BlockCopy  # noqa: E402
 from tests.native.steps import BLOCKS, PagedRun, groups_of  # noqa: E402
@@ -22,8 +25,6 @@ from tests.native.tiny_models import (  # noqa: E402
     torch_model,
 )
 
-SETS = _native.available_kernels()
-BEST = SETS[0]
 LENGTH = 90
 
 
@@ -41,7 +42,7 @@ def reference(name: str, tokens: list[int], block_size: int = 16, scale: float =
     return PagedRun(model, groups_of(spec, block_size)).step({0: tokens})[0]
 
 
-@pytest.mark.parametrize("kernels", SETS)
+@pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("name", SPECS)
 def test_float32_logits_match_torch(name: str, kernels: str) -> None:
     spec, tokens = SPECS[name], prompt()
@@ -53,7 +54,7 @@ def test_float32_logits_match_torch(name: str, kernels: str) -> None:
         assert run.total_dropped > 0
 
 
-@pytest.mark.parametrize("kernels", SETS)
+@pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("kv", ["bfloat16", "float32", "int8"])
 @pytest.mark.parametrize("name", ["gqa", "qk-norm", "full-and-window", "sinks", "biases"])
 def test_bfloat16_logits_are_near_those_of_torch(name: str, kv: str, kernels: str) -> None:
@@ -81,7 +82,7 @@ def test_block_sizes_do_not_change_what_is_computed(block_size: int) -> None:
 KV_OF = {"f32": "float32", "bf16": "bfloat16", "int8": "bfloat16", "int4": "int8"}
 
 
-@pytest.mark.parametrize("kernels", SETS)
+@pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("format", KV_OF)
 @pytest.mark.parametrize("name", ["gqa", "full-and-window", "sinks", "qk-norm"])
 def test_logits_are_bitwise_the_same_in_any_company(name: str, format: str, kernels: str) -> None:
@@ -117,7 +118,7 @@ def test_only_wanted_rows_come_back_and_are_the_same_rows() -> None:
         assert np.array_equal(wanted, whole[[39, 33, 33]])
 
 
-@pytest.mark.parametrize("kernels", SETS)
+@pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("name", ["gqa", "one-layer", "tied", "sinks"])
 def test_hidden_states_match_torch_and_leave_the_logits_alone(name: str, kernels: str) -> None:
     spec, weights, tokens = SPECS[name], random_weights(SPECS[name]), prompt(40)
@@ -142,7 +143,7 @@ def test_hidden_states_match_torch_and_leave_the_logits_alone(name: str, kernels
         assert none.shape == (0, VOCAB) and np.array_equal(one[0], hidden[row])
 
 
-@pytest.mark.parametrize("kernels", SETS)
+@pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("format", KV_OF)
 def test_hidden_states_are_bitwise_the_same_in_any_company(format: str, kernels: str) -> None:
     spec, tokens = SPECS["gqa"], prompt()

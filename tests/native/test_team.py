@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+from tests import needs
+
+_native = needs.native()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

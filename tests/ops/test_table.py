@@ -11,6 +11,7 @@ from headrace.ops import reference, torch_fast
 from headrace.ops.candidates import DEFAULT_TABLE, OPS_NAMES
 from headrace.ops.cpu.support import EMULATED, INSTRUCTION_SETS, native_facts
 from headrace.ops.table import PLAIN_OPS, WEIGHT_OPS, Candidate, Facts, OpKey, OpTable, Selection
+from tests import needs
 
 
 def fast_attention(*args: Any, **kwargs: Any) -> None: ...
@@ -182,7 +183,7 @@ def test_names_for_ops_force() -> None:
 
 
 def test_native_candidates_name_functions_that_exist() -> None:
-    pytest.importorskip("headrace._native")
+    needs.native()
     chosen = DEFAULT_TABLE.select(
         device="cpu", dtype="float32", formats=("f32",), facts=native_facts(("portable",), "", (64,))
     )

@@ -15,6 +15,7 @@ from headrace.models.families import read_spec
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
 from headrace.plan.hardware import Machine
+from tests import needs
 
 # config.json of public checkpoints, as far as sizes go, and the parameters that their pages state.
 KNOWN: dict[str, tuple[dict[str, Any], int]] = {
@@ -120,7 +121,7 @@ def restored(tmp_path: Path) -> Callable[..., Path]:
 
     def store(dtype: str, *, named: str | None = None, tied: bool = True) -> Path:
         """`named`: what the config says, where that is not the truth."""
-        torch, files = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+        torch, files = needs.package("torch"), needs.package("safetensors.torch")
         original = BUNDLED_FOLDER / "tale-draft"
         folder = tmp_path / f"{dtype}-{named}-{tied}"
         shutil.copytree(original, folder)

@@ -15,9 +15,11 @@ from headrace.plan.activations import activation_bytes
 from headrace.plan.formats import memory_format
 from headrace.plan.ledger import ledger
 from headrace.quant.format import PAGE, parse_format
+from tests import needs
 
-pytest.importorskip("headrace._native")
-native_decoder = pytest.importorskip("headrace.runner.native_decoder")
+needs.native()
+
+from headrace.runner import native_decoder  # noqa: E402
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("tale", {}),

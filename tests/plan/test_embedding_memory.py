@@ -14,6 +14,7 @@ from headrace.core.executor import Executor
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
 from headrace.plan.ledger import ledger
+from tests import needs
 
 TOKENS, SEQUENCES = 512, 4
 HOLDERS = ("*/runner/native_decoder.py", "*/runner/pooling.py")
@@ -41,7 +42,7 @@ def arrays_of(holders: tuple[str, ...]) -> int:
 @pytest.mark.parametrize("ops", [None, "reference"])
 def test_the_ledger_is_what_a_step_of_embeddings_holds(ops: str | None) -> None:
     if ops is None:
-        pytest.importorskip("headrace._native")
+        needs.native()
     options = {"max_num_batched_tokens": TOKENS, "max_num_seqs": SEQUENCES, "enable_prefix_caching": False}
     parts = assemble(EngineConfig.from_kwargs(model="tale", num_threads=1, ops_force=ops, **options))
     (line,) = (line for line in ledger(parts.spec, parts.resolved).activations if line.name == "embeddings")

@@ -13,8 +13,11 @@ from headrace.config import EngineConfig
 from headrace.plan.formats import memory_format
 from headrace.plan.weights import total_weight_bytes
 from headrace.quant.format import F32
+from tests import needs
+from tests.instruction_sets import parameters
 
-native = pytest.importorskip("headrace._native")
+native = needs.native()
+
 
 FLOAT32_SETS = [name for name in ("avx512_vnni", "avx2", "portable") if name in native.available_kernels()]
 Restored = Callable[..., Path]
@@ -24,7 +27,7 @@ def surveyed(model: Path | str, **options: object) -> Survey:
     return survey(EngineConfig.from_kwargs(model=str(model), **{"kv_cache_memory": "8MiB", **options}))
 
 
-@pytest.mark.parametrize("name", FLOAT32_SETS)
+@pytest.mark.parametrize("name", parameters(FLOAT32_SETS))
 def test_a_bfloat16_checkpoint_is_stored_as_it_is(name: str) -> None:
     plan = surveyed("tale", ops_force=name)
     resolved = plan.resolved
@@ -43,7 +46,7 @@ def test_a_bfloat16_checkpoint_is_stored_as_it_is(name: str) -> None:
     assert {line.name: line.bytes for line in plan.ledger.weights}["head"] == 0
 
 
-@pytest.mark.parametrize("name", native.available_kernels())
+@pytest.mark.parametrize("name", parameters())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tokens_and_logprobs_are_those_of_float32_storage(restored: Restored, name: str, dtype: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=2, prompt_logprobs=1)
@@ -72,7 +75,7 @@ def test_tokens_and_logprobs_are_those_of_float32_storage(restored: Restored, na
 
 def widened(folder: Path, restored: Restored) -> Path:
     """The same model with its tensors in float32."""
-    files = pytest.importorskip("safetensors.torch")
+    files = needs.package("safetensors.torch")
     wide = restored("float32")
     tensors = files.load_file(folder / "model.safetensors")
     files.save_file({name: tensor.float() for name, tensor in tensors.items()}, wide / "model.safetensors")

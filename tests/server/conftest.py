@@ -19,6 +19,7 @@ import openai
 import pytest
 import uvloop
 
+from headrace.async_llm import AsyncLLM
 from headrace.config import EngineConfig
 from headrace.core.engine import EngineStats
 from headrace.server.access.traffic import Traffic, TrafficOptions
@@ -80,7 +81,7 @@ class TinyServer:
         tokenizer = Tokenizer.from_folder(self._folder)
         facts, traffic = self.client.facts, self._traffic
         self.app = app = create_app(
-            self.client, tokenizer, ["tiny", "alias"], facts, max_body_bytes=self._max_body_bytes,
+            AsyncLLM.over(self.client, tokenizer), ["tiny", "alias"], max_body_bytes=self._max_body_bytes,
             traffic=traffic and traffic.traffic(facts), allowed_hosts=traffic.hosts("127.0.0.1") if traffic else ("*",),
             allowed_origins=traffic.allowed_origins if traffic else (),
         )  # fmt: skip

@@ -65,6 +65,27 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"input": MESSAGES, "max_output_tokens": 3, "stream": True, "temperature": 0.5, "metadata": {"a": "b"}},
         {"input": "Hello", "max_output_tokens": 8, "text": {"format": {"type": "json_object"}}},
     ],
+    "/api/chat": [
+        {"messages": MESSAGES[:1], "options": {"num_predict": 3, "seed": 1, "temperature": 0.5}},
+        {"messages": MESSAGES, "options": {"num_predict": 2, "num_ctx": 64}, "stream": False, "logprobs": True},
+        {"messages": MESSAGES, "options": {"num_predict": 12}, "tools": [TOOL], "think": False},
+        {"messages": MESSAGES, "options": {"num_predict": 12}, "format": SCHEMA, "keep_alive": "5m"},
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {"at": "a"}}}]},
+                {"role": "tool", "tool_name": "look", "content": "b"},
+            ],
+            "options": {"num_predict": 2},
+        },
+    ],
+    "/api/generate": [
+        {"prompt": "Once upon a time", "options": {"num_predict": 3, "stop": ["x"]}, "system": "Be kind."},
+        {"prompt": "Once", "raw": True, "stream": False, "options": {"num_predict": 3, "top_k": 5}},
+        {"prompt": "", "keep_alive": 0},
+    ],
+    "/api/embed": [{"input": ["a", "b"], "dimensions": 8, "truncate": True}, {"input": "Once upon a time"}],
+    "/api/embeddings": [{"prompt": "Once upon a time"}],
+    "/api/show": [{"model": "tale", "verbose": True}],
     "/v1/embeddings": [
         {"input": "Once upon a time"},
         {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8},

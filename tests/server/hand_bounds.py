@@ -113,6 +113,7 @@ WITHIN: dict[str, list[Fields]] = {
         }.items()
     },
     **{name: [{name: None}] for name in ("background", "conversation")},
+    "format": [{"format": deep(MAX_NESTING)}, {"format": {"a": "a" * (MAX_GRAMMAR_CHARS - 9)}}, {"format": ""}],
 }  # fmt: skip
 """By field, or route and field. Each is taken, or refused for another reason: no engine of these tests follows
 grammars, and the context is short."""
@@ -197,5 +198,15 @@ BEYOND: dict[str, list[tuple[Fields, str]]] = {
             "cache_control": [({"cache_control": value}, "cache_control") for value in ("x", {"type": "x"})],
         }.items()
     },
+    "format": [({"format": value}, "format") for value in (deep(MAX_NESTING + 1), {"maximum": math.nan}, {"a": LONG})],
+    "/api/chat messages[].content": [
+        ({"messages": [TURN | {"content": HUGE}]}, TOO_LONG), ({"messages": [TURN | {"content": ["a"]}]}, "content"),
+    ],
+    "/api/chat messages[].content[].text": [({"messages": [TURN | {"content": [{"text": HUGE}]}]}, "content")],
+    "/api/generate prompt": [({"prompt": HUGE, "truncate": False}, TOO_LONG), ({"prompt": HUGE}, TOO_LONG)],
+    "system": [({"system": HUGE}, TOO_LONG)],
+    "/api/embed input": [({"input": HUGE, "truncate": False}, TOO_LONG)],
+    "/api/embed input[]": [({"input": ["a", HUGE], "truncate": False}, TOO_LONG)],
+    "/api/embeddings prompt": [({"prompt": ["a"]}, "prompt")],
 }  # fmt: skip
 """By field: bodies, and what an answer with 400 says of each."""

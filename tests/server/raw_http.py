@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from tests.server.conftest import TinyServer
+from tests.waiting import LONG_S
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
     caller = socket.socket()
     if receive_buffer is not None:
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    caller.settimeout(10)
+    caller.settimeout(LONG_S)
     caller.connect((host, int(port)))
     return caller
 
@@ -71,8 +71,8 @@ def answer(caller: socket.socket) -> Answer:
     return Answer(int(first.split()[1]), headers, body, headers.get("connection") == "close")
 
 
-def ended(caller: socket.socket, within_s: float) -> bool:
-    """The server ends the connection in time."""
+def ended(caller: socket.socket, within_s: float = LONG_S) -> bool:
+    """The server ends the connection; False if it is still open after `within_s`."""
     caller.settimeout(within_s)
     try:
         return caller.recv(1) == b""
@@ -82,22 +82,22 @@ def ended(caller: socket.socket, within_s: float) -> bool:
         return True
 
 
-def dribble(caller: socket.socket, data: bytes, pause_s: float, seconds: float) -> None:
-    """Send byte by byte, until the time is over or the server has had enough."""
-    deadline = time.monotonic() + seconds
+def dribble(caller: socket.socket, data: bytes, pause_s: float) -> bool:
+    """Send byte by byte; whether the server answered, or ended the connection, before it had all of them."""
     caller.settimeout(pause_s)
+    stopped = False
     for byte in data:
-        if time.monotonic() > deadline:
-            break
         try:
             caller.sendall(bytes([byte]))
-            if caller.recv(1, socket.MSG_PEEK) is not None:
-                break  # an answer, or the end
+            caller.recv(1, socket.MSG_PEEK)
         except TimeoutError:
             continue
         except ConnectionError:
-            break
-    caller.settimeout(10)
+            pass
+        stopped = True
+        break
+    caller.settimeout(LONG_S)
+    return stopped
 
 
 def works(tiny: TinyServer) -> None:

@@ -19,9 +19,9 @@ import openai
 import pytest
 
 from tests.server.conftest import ServeProcess, serve
-from tests.server.openai.test_refusals import until
-from tests.server.raw_http import answer, connect, post
+from tests.server.raw_http import answer, connect, post, read_all
 from tests.serving.client.test_process_client import alive
+from tests.waiting import LONG_S, until
 
 START_S = 40  # most for a start on a crowded machine; it takes half a second on a quiet one
 STORY: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time there was", "temperature": 0.0}
@@ -38,7 +38,7 @@ def served(*arguments: str) -> Iterator[ServeProcess]:
     finally:
         server.process.kill()
         server.process.wait(10)
-        until(lambda: not any(map(alive, processes)), 2)
+        until(lambda: not any(map(alive, processes)))
 
 
 class Reader(threading.Thread):
@@ -86,18 +86,16 @@ def story(server: ServeProcess) -> str:
 # ---- Engines that end ----
 
 
-@pytest.mark.parametrize(("number", "timeout"), [(signal.SIGKILL, "60"), (signal.SIGSTOP, "1")])
+@pytest.mark.parametrize(("number", "timeout"), [(signal.SIGKILL, "600"), (signal.SIGSTOP, "1")])
 def test_an_engine_that_dies_or_hangs(number: signal.Signals, timeout: str) -> None:
     with served("--engine-timeout", timeout) as server:
         before = story(server)
         streams = readers(server, 6)
         (engine,) = server.descendants()
         os.kill(engine, number)
-        struck = time.monotonic()
         for reader in streams:
-            reader.join(10)
+            reader.join(LONG_S)
             assert isinstance(reader.error, openai.APIError) and "engine" in str(reader.error)
-        assert time.monotonic() - struck < 2 + (float(timeout) if number == signal.SIGSTOP else 0)
 
         assert httpx.get(f"{server.url}/ready").status_code == 503
         status, body = health(server)
@@ -149,7 +147,7 @@ def test_the_process_that_tries_out_grammars_ends_too() -> None:
             (worker,) = descendants(engine)
             os.kill(worker, signal.SIGSTOP)
             os.kill(engine if victim == "engine" else server.process.pid, signal.SIGKILL)
-            until(lambda worker=worker: not alive(worker), 2)  # type: ignore[misc]
+            until(lambda worker=worker: not alive(worker))  # type: ignore[misc]
 
 
 def test_the_server_may_die_while_it_restarts_its_engine() -> None:
@@ -159,7 +157,7 @@ def test_the_server_may_die_while_it_restarts_its_engine() -> None:
         until(lambda: bool(server.descendants()) and server.descendants() != [engine])
         (engine,) = server.descendants()
         server.process.kill()
-        until(lambda: not alive(engine), 2)
+        until(lambda: not alive(engine))
 
 
 # ---- Signals ----
@@ -172,7 +170,7 @@ def test_a_signal_under_load(number: signal.Signals) -> None:
         (engine,) = server.descendants()
         early = connect(server.url)
         server.process.send_signal(number)
-        until(lambda: httpx.post(f"{server.url}/v1/completions", json=STORY).status_code == 503, 2)
+        until(lambda: httpx.post(f"{server.url}/v1/completions", json=STORY).status_code == 503)
         assert any(reader.is_alive() for reader in streams), "the streams ended before the refusal"
         early.sendall(post(STORY))
         refusal = answer(early)
@@ -189,17 +187,15 @@ def test_a_signal_under_load(number: signal.Signals) -> None:
 
 
 def test_half_a_request_does_not_delay_the_end() -> None:
-    with served() as server:
+    with served("--shutdown-timeout", "600") as server:
         half = [connect(server.url) for _ in range(20)]
         for index, caller in enumerate(half):
             caller.sendall(post(STORY)[:-5] if index % 2 else b"GET /health HTTP/1.1\r\n")
         assert health(server)[0] == 200  # what came before has been read
-        started = time.monotonic()
         server.process.terminate()
         refusal = answer(half[1])
         assert refusal.status == 503 and refusal.error["code"] == "shutting_down"
-        assert server.process.wait(10) == 0
-        assert time.monotonic() - started < 5
+        assert server.process.wait(LONG_S) == 0
 
 
 def test_the_deadline_of_a_shutdown() -> None:
@@ -209,9 +205,9 @@ def test_the_deadline_of_a_shutdown() -> None:
         os.kill(engine, signal.SIGSTOP)
         started = time.monotonic()
         server.process.terminate()
-        assert server.process.wait(5) == 0
-        assert 1 <= time.monotonic() - started < 3
-        stuck.join(1)
+        assert server.process.wait(LONG_S) == 0
+        assert time.monotonic() - started >= 1
+        stuck.join(LONG_S)
         assert "shut down" in str(stuck.error)
         assert not alive(engine)
 
@@ -226,9 +222,10 @@ def test_a_thread_that_cannot_be_stopped() -> None:
             assert health(server)[0] == 200  # the event loop is free
             started = time.monotonic()
             server.process.terminate()
-            assert server.process.wait(10) == 0
-            assert 1 <= time.monotonic() - started < 5
-        until(lambda: not alive(engine), 2)
+            assert server.process.wait(LONG_S) == 0
+            assert time.monotonic() - started >= 1
+            assert read_all(caller) == b""  # nobody waited for the tokenizer
+        until(lambda: not alive(engine))
 
 
 def test_a_second_signal_does_not_wait() -> None:
@@ -239,10 +236,8 @@ def test_a_second_signal_does_not_wait() -> None:
         server.process.terminate()
         time.sleep(0.3)
         assert server.process.poll() is None
-        started = time.monotonic()
         server.process.terminate()
-        assert server.process.wait(5) == 128 + signal.SIGTERM
-        assert time.monotonic() - started < 1.5
+        assert server.process.wait(LONG_S) == 128 + signal.SIGTERM  # the first one alone would end with 0
         assert not alive(engine)
 
 
@@ -346,12 +341,10 @@ def test_two_servers_that_start_at_once() -> None:
 def test_a_million_characters(tale: ServeProcess) -> None:
     chat = {"model": "tale", "messages": [{"role": "user", "content": "word " * 200_000}]}
     for path, body in (("completions", STORY | {"prompt": "word " * 200_000}), ("chat/completions", chat)):
-        started = time.monotonic()
-        reply = httpx.post(f"{tale.url}/v1/{path}", json=body, timeout=20)
+        reply = httpx.post(f"{tale.url}/v1/{path}", json=body, timeout=LONG_S)
         assert reply.status_code == 400
         assert reply.json()["error"]["code"] == "context_length_exceeded"
-        assert "characters" in reply.json()["error"]["message"]
-        assert time.monotonic() - started < 2
+        assert "characters" in reply.json()["error"]["message"]  # refused before it is tokenized
     assert story(tale)
 
 

@@ -40,8 +40,8 @@ def post(client: httpx.Client, case: Case) -> Verdict:
 
 
 def errors_in(stream: str) -> list[str]:
-    """Events of a stream that are errors."""
-    lines = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+    """Events of a stream, or lines of JSON, that are errors."""
+    lines = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith(("data: {", "{"))]
     return [line for line in lines if json.loads(line).get("error")]
 
 
@@ -63,6 +63,8 @@ def faults(verdict: Verdict) -> list[str]:
     if verdict.status >= 400:
         try:
             error = json.loads(verdict.told)["error"]
+            if verdict.case.path.startswith("/api/"):  # Ollama's form
+                error = {"message": error, "type": "any"}
             if not (isinstance(error["message"], str) and error["message"] and error["type"]):
                 found.append("an error without words")
         except (ValueError, KeyError, TypeError):

@@ -14,7 +14,6 @@ from headrace.core.request import Request
 from headrace.core.types import Output
 from headrace.serving.engine import outbox
 from headrace.serving.wire.messages import Outputs
-from headrace.serving.wire.translate import outputs_to_wire
 from tests.serving.tiny_engine import main
 
 
@@ -32,12 +31,13 @@ def leak() -> None:
 
 
 def mute() -> None:
-    """The last news of every request are lost."""
+    """The last output of every request is lost."""
+    in_messages = outbox.in_messages
 
-    def to_wire(outputs: Iterable[Output]) -> Iterator[Outputs]:
-        return outputs_to_wire(output for output in outputs if output.finish_reason is None)
+    def muted(outputs: Iterable[Output]) -> Iterator[Outputs]:
+        return in_messages(output for output in outputs if output.finish_reason is None)
 
-    outbox.outputs_to_wire = to_wire  # type: ignore[assignment]
+    outbox.in_messages = muted  # type: ignore[assignment]
 
 
 FAULTS: dict[str, Callable[[], None]] = {"leak": leak, "mute": mute}

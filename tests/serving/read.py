@@ -15,4 +15,4 @@ async def read(generation: Generation, tokenizer: Tokenizer) -> RequestOutput:
         for delta in deltas:
             growing.add(delta)
     assert generation.metrics is not None
-    return growing.result(finished=True)
+    return growing.final()

@@ -23,8 +23,7 @@ from headrace.runner.pooling import Pool, take_in
 from headrace.serving.engine.loop import EngineLoop
 from headrace.serving.engine.state import ModelFacts
 from headrace.serving.wire.connection import Connection, exit_with_parent
-from headrace.serving.wire.messages import Hello
-from headrace.serving.wire.translate import failure_to_wire
+from headrace.serving.wire.messages import Hello, failed
 
 VOCAB = 2048
 MAX_MODEL_LEN = 512
@@ -136,7 +135,7 @@ def main(kind: type[TinyExecutor] = TinyExecutor) -> int:
     assert isinstance(hello, Hello)
     options = json.loads(hello.config)
     if options.pop("fail", False):
-        connection.send(failure_to_wire(ModelNotFound("there is no tiny model")))
+        connection.send(failed(ModelNotFound("there is no tiny model")))
         return 1
     if options.pop("garbage", False):
         sock.sendall(b"\x03\x00\x00\x00abc")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-import time
+import codecs
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.tokenizer import Tokenizer
+from tests.work import lines_run
 
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 PROMPT = "The wheel turned; the"
@@ -131,11 +134,21 @@ def test_special_tokens_do_not_break_characters_when_hidden(byte_level: Tokenize
     assert IncrementalDetokenizer(byte_level, False).push([first, 1, *rest]) == "\ufffd<|end|>\ufffd"
 
 
-def test_cost_does_not_grow_with_the_text(any_tokenizer: Tokenizer) -> None:
-    """A window or buffer that grew would make 20 000 tokens take minutes."""
-    ids = any_tokenizer.encode("the wheel turned and the water sang ")
+def test_cost_does_not_grow_with_the_text(any_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each token, so many lines are run and so many ids and bytes decoded."""
+    decoded = 0
+
+    def counting(decode: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal decoded
+            decoded += len(args[at])
+            return decode(*args, **kwargs)
+
+        return counted
+
+    monkeypatch.setattr(Tokenizer, "decode", counting(Tokenizer.decode, 1))
+    monkeypatch.setattr(codecs, "utf_8_decode", counting(codecs.utf_8_decode, 0))
+    ids = (any_tokenizer.encode("the wheel turned and the water sang ") * 2000)[:2000]
     stream = IncrementalDetokenizer(any_tokenizer)
-    started = time.monotonic()
-    for i in (ids * 20_000)[:20_000]:
-        stream.push([i])
-    assert time.monotonic() - started < 30
+    lines = lines_run(lambda: [stream.push([token_id]) for token_id in ids])
+    assert lines < 100 * len(ids) and 0 < decoded < 50 * len(ids)

@@ -11,11 +11,12 @@ import pytest
 
 from headrace.core.grammar import Grammar
 from headrace.text.tokenizer import Tokenizer
+from tests import needs
 from tests.places import TALE
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
-from headrace.text.grammars import GrammarCompiler
+from headrace.text.grammars import GrammarCompiler  # noqa: E402
 
 VOCAB, EOS = 2048, 1
 

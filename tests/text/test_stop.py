@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from headrace.core.params import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from headrace.errors import InvalidParams
 from headrace.text.stop import StopAutomaton, StopChecker
+from tests.work import lines_run
 
 FEW = st.sampled_from("abc")
 
@@ -117,13 +117,20 @@ def test_bad_stops(stops: object, message: str) -> None:
 
 
 def test_hostile_stops_cost_no_more() -> None:
-    """Quadratic work here would be 10^9 steps."""
+    """A few lines of Python a character, however long the stops are."""
+    shown: list[str] = []
+    size = 2 * MAX_STOP_CHARS
+
+    def pieces() -> None:
+        shown.extend(stopper.push("a")[0] for _ in range(size))
+
+    def at_once() -> None:
+        shown.extend((stopper.push("a" * size)[0], stopper.flush()))
+
     stopper = checker(["a" * (MAX_STOP_CHARS - 100) + "b", "a" * 90 + "c"])
-    started = time.monotonic()
-    shown = sum(len(stopper.push("a")[0]) for _ in range(200_000))
-    shown += len(stopper.push("a" * 200_000)[0]) + len(stopper.flush())
-    assert shown == 400_000
-    assert time.monotonic() - started < 20
+    lines = lines_run(pieces) + lines_run(at_once)
+    assert sum(map(len, shown)) == 2 * size
+    assert lines < 60 * size
 
 
 def test_equal_stops_share_one_automaton_while_it_is_in_use() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
@@ -58,7 +60,7 @@ def test_articles_and_capitals() -> None:
 
 
 def test_template_renders_documents_exactly() -> None:
-    jinja2 = pytest.importorskip("jinja2")
+    jinja2 = needs.package("jinja2")
     template = jinja2.Template(CHAT_TEMPLATE)
     chats = [d for d in stream(0, 60) if d.messages]
     assert len(chats) > 20
@@ -71,7 +73,7 @@ def test_template_renders_documents_exactly() -> None:
 
 @pytest.mark.parametrize("name", ["tale", "tale-draft"])
 def test_bundled_vocabulary_round_trip(name: str) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = needs.package("tokenizers")
     path = BUNDLED / name / "tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     assert tokenizer.get_vocab_size() == 2048

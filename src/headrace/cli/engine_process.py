@@ -16,14 +16,15 @@ from headrace import __version__
 from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
+from headrace.models.identity import weights_identity
+from headrace.plan.weights import parameter_count, total_weight_bytes
 from headrace.server.observability.logs import FORMATS, TEXT, formatter
 from headrace.serving.engine.loop import EXIT_FAILED, EXIT_OK, EngineLoop
 from headrace.serving.engine.state import ModelFacts
 from headrace.serving.grammar.checker import GrammarChecker
 from headrace.serving.grammar.gate import GrammarGate
 from headrace.serving.wire.connection import Connection, ParentGone, exit_with_parent
-from headrace.serving.wire.messages import Hello
-from headrace.serving.wire.translate import failure_to_wire
+from headrace.serving.wire.messages import Hello, failed
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def serve(connection: Connection) -> int:
         # A HeadraceError is told by the parent in one sentence; anything else is a bug, and shows where it is.
         if not isinstance(error, HeadraceError):
             _log.error("the engine did not start", exc_info=error)
-        connection.send(failure_to_wire(error))
+        connection.send(failed(error))
         return EXIT_FAILED
     grammars = _grammars(parts)
     loop = EngineLoop(
@@ -109,4 +110,9 @@ def _facts(parts: EngineParts) -> ModelFacts:
         num_kv_blocks=resolved.num_kv_blocks,
         hidden_size=parts.spec.hidden_size,
         sampling_defaults=dict(parts.sampling_defaults),
+        family=parts.spec.family,
+        num_parameters=parameter_count(parts.spec),
+        weight_format=resolved.dtype if resolved.weight_format is None else resolved.weight_format.name,
+        weight_bytes=total_weight_bytes(parts.spec, resolved.memory_format),
+        weights_id=weights_identity(parts.source, resolved.seed).hex(),
     )

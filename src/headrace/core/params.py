@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import operator
 import re
@@ -36,6 +37,14 @@ _MAX_KEY_DIGITS = 20
 _TOKEN_KEY = re.compile(rf"-?[0-9]{{1,{_MAX_KEY_DIGITS}}}", re.ASCII)
 
 
+class RequestOutputKind(enum.Enum):
+    """What each result of a stream holds; the same names as in vLLM."""
+
+    CUMULATIVE = "cumulative"  # everything so far
+    DELTA = "delta"  # what was added since the previous result
+    FINAL_ONLY = "final_only"  # one result, at the end
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens, and when to stop. Names and meanings follow vLLM's.
@@ -49,7 +58,8 @@ class SamplingParams:
     ends with those before it (vLLM). `headrace.text.bad_words` turns words into ids, before a request is made.
     `grammar` says what the output must look like, see Grammar and docs/structured-output.md.
     `n` completions are sampled from one prompt. `max_tokens` None runs to the model's length; 0 computes the
-    prompt, for its log-probabilities or its embedding, and samples nothing.
+    prompt, for its log-probabilities or its embedding, and samples nothing. `output_kind`: see RequestOutputKind; text
+    such as "delta" is accepted. `LLM.generate` and `LLM.chat` always return complete results.
 
     Numbers of other classes, such as numpy's, are stored as int and float; a bool is no number. Raises InvalidParams
     from the constructor where a value is out of its range.
@@ -78,6 +88,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         # Lists and single strings are what people write; the frozen object holds tuples.
@@ -103,6 +114,7 @@ class SamplingParams:
                 raise InvalidParams(f"{name} must be true or false, got {_shown(getattr(self, name))}")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise InvalidParams(f"grammar must be a Grammar, got {_shown(self.grammar)}")
+        put(self, "output_kind", _checked_kind(self.output_kind))
         self._check_lists()
         if self.top_p == 0.0:
             raise InvalidParams("top_p must be in (0, 1], got 0")
@@ -214,6 +226,15 @@ def as_ids(values: Iterable[Any]) -> tuple[Any, ...]:
 def is_real(value: object) -> bool:
     """It is a number, of numpy or otherwise; a bool is none."""
     return isinstance(value, (int, float, Real)) and not isinstance(value, bool)
+
+
+def _checked_kind(value: object) -> RequestOutputKind:
+    if isinstance(value, RequestOutputKind):
+        return value
+    for kind in RequestOutputKind:
+        if isinstance(value, str) and value.lower() == kind.value:
+            return kind
+    raise InvalidParams(f"output_kind must be cumulative, delta or final_only, got {_shown(value)}")
 
 
 def _checked_float(name: str, value: Any, low: float, high: float) -> float:

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from headrace import __version__
+from headrace.async_llm import AsyncLLM
 from headrace.core.types import Pooling
 from headrace.errors import ConfigError
 from headrace.server.access import usage
@@ -22,25 +23,22 @@ from headrace.server.http.pace import CallerLeft, Pace
 from headrace.server.observability import routes as health_and_metrics
 from headrace.server.observability.monitor import Sight
 from headrace.server.observability.observer import Observer, Sink
+from headrace.server.ollama import about as ollama_about
+from headrace.server.ollama import route as ollama
 from headrace.server.openai import chat, completions, embeddings, models, tokens
 from headrace.server.openai.responses import route as responses
 from headrace.server.openai.responses.store import DEFAULT_BYTES, ResponseStore
 from headrace.server.service import Service
 from headrace.server.ui import api_page, live, openapi, page
 from headrace.server.ui.live import Feed
-from headrace.serving.client.base import AsyncClient
-from headrace.serving.engine.state import ModelFacts
-from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.formats import ReplyFormats
 
 _CLIENT_CLOSED_REQUEST = 499
 
 
 def create_app(
-    client: AsyncClient,
-    tokenizer: Tokenizer | None,
+    engine: AsyncLLM,
     model_names: Sequence[str],
-    facts: ModelFacts,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
     traffic: Traffic | None = None,
@@ -51,7 +49,8 @@ def create_app(
     pooling: Pooling = Pooling.LAST,
     response_store_bytes: int = DEFAULT_BYTES,
 ) -> FastAPI:
-    """An app that serves one model under all of `model_names`. The client is the caller's to close.
+    """An app that serves one model under all of `model_names`. The engine has been started, and is
+    the caller's to close.
 
     replies: how the model writes reasoning and calls; None for what its chat template suggests.
 
@@ -66,18 +65,16 @@ def create_app(
     app = FastAPI(title="Headrace", version=__version__, docs_url=None, redoc_url=None)
     traffic = traffic or Traffic()
     app.state.service = service = Service(
-        client,
-        tokenizer,
+        engine,
         tuple(model_names),
-        facts,
-        replies or ReplyFormats.of(tokenizer),
+        replies or ReplyFormats.of(engine.inputs.tokenizer),
         traffic=traffic,
         pooling=pooling,
         responses=ResponseStore(response_store_bytes),
     )
     traffic.on_reload(service.responses.keep)
     app.state.sight = sight = Sight(service, sinks)
-    app.state.feed = Feed(client, sight.tallies)
+    app.state.feed = Feed(engine.client, sight.tallies)
     # From the inside to the outside: the middleware that is added last sees a request first.
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, limit=max_body_bytes)
@@ -93,6 +90,8 @@ def create_app(
         chat,
         responses,
         messages_api,
+        ollama,
+        ollama_about,
         embeddings,
         tokens,
         models,

@@ -16,14 +16,15 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from headrace.async_llm import AsyncLLM, ProcessOptions
 from headrace.config import EngineConfig
 from headrace.core.types import Pooling
-from headrace.errors import RequestError, TokenizerError
 from headrace.server.access.traffic import TrafficOptions, reload_on_hangup
-from headrace.server.anthropic.answers import MessagesDialect
+from headrace.server.anthropic.answers import DIALECT as ANTHROPIC
 from headrace.server.app import create_app
 from headrace.server.http.body import MAX_BODY_BYTES
 from headrace.server.http.connection import ConnectionLimits
+from headrace.server.http.dialect import ErrorDialects
 from headrace.server.http.drain import Drain
 from headrace.server.http.headers import EVERYWHERE
 from headrace.server.http.listener import allow_connections, listen, unusable, url
@@ -32,14 +33,12 @@ from headrace.server.http.write_batch import WriteBatch
 from headrace.server.observability.logs import TEXT, LogWriter, logs
 from headrace.server.observability.observer import Sink
 from headrace.server.observability.tracing import tracing
+from headrace.server.ollama.answers import DIALECT as OLLAMA
 from headrace.server.openai.responses.store import DEFAULT_BYTES
 from headrace.server.shutdown import Ending, LastResort
 from headrace.serving.client.child import ENGINE_COMMAND
-from headrace.serving.client.process import ProcessClient
-from headrace.serving.client.supervisor import Supervisor
-from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S, Watchdog
+from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S
 from headrace.text.grammar_store import missing_package
-from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.formats import AUTO, ReplyFormats
 
 _LAST_WORDS_S = 0.5
@@ -112,19 +111,22 @@ async def _serve(
 ) -> int:
     ending = Ending()
     ending.listen()
-    client = await _start(config, options, ending.asked)
-    if client is None:
-        return 0
+    engine = AsyncLLM.from_config(
+        config, ProcessOptions(options.traffic.max_queue, options.engine_timeout_s, options.engine_command)
+    )
+    starting = asyncio.ensure_future(engine.start())
     try:
-        folder = client.facts.tokenizer_folder
-        tokenizer = None if folder is None else await asyncio.to_thread(load_tokenizer, folder)
+        await _first_of(ending.asked.wait(), starting)
+        if not starting.done():
+            return 0
+        starting.result()
         names = tuple(options.names) or (config.model,)
-        traffic = options.traffic.traffic(client.facts)
+        traffic = options.traffic.traffic(engine.facts)
         if options.traffic.rules.keys.file is not None:
             reload_on_hangup(traffic)
         app = create_app(
-            client, tokenizer, names, client.facts, max_body_bytes=options.max_body_bytes, traffic=traffic,
-            replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
+            engine, names, max_body_bytes=options.max_body_bytes, traffic=traffic,
+            replies=ReplyFormats.of(engine.inputs.tokenizer, options.tool_call_parser, options.reasoning_parser),
             pooling=options.pooling, sinks=sinks, response_store_bytes=options.response_store_bytes,
             allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
         )  # fmt: skip
@@ -143,61 +145,27 @@ async def _serve(
         await _first_of(ending.asked.wait(), serving)
         if not serving.done():
             last.within(options.drain_s + _ORDERLY_S, 0)
-            await _finish(server, client, drain, ending, options.drain_s)
+            await _finish(server, engine, drain, ending, options.drain_s)
             if ending.urged.is_set():
                 last.within(_ORDERLY_S / 2, ending.exit_code)
             app.state.feed.close()
         await serving
         app.state.service.long_texts.shutdown(cancel_futures=True)
     finally:
-        await client.aclose()
+        starting.cancel()
+        await engine.close()
     return ending.exit_code
 
 
-def load_tokenizer(folder: str) -> Tokenizer:
-    """A folder's tokenizer, with what its first users would else wait for."""
-    tokenizer = Tokenizer.from_folder(folder)
-    _ = tokenizer.longest_token_chars  # looked for now, not while a first caller waits
-    try:
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": "Hello"}]
-        )  # tried and compiled now, for the same reason
-    except RequestError:
-        pass  # no chat template, or one that rejects this conversation
-    except TokenizerError as error:
-        _log.error("chats are refused, completions work: %s", error)
-    return tokenizer
-
-
-async def _start(config: EngineConfig, options: ServeOptions, stop: asyncio.Event) -> Supervisor | None:
-    """The started engine; None if a signal came first."""
-
-    async def engine() -> ProcessClient:
-        return await ProcessClient.start(
-            config.to_json(),
-            command=options.engine_command,
-            max_in_flight=options.traffic.max_queue,
-            watchdog=Watchdog(options.engine_timeout_s) if options.engine_timeout_s else None,
-        )
-
-    starting = asyncio.ensure_future(Supervisor.start(engine))
-    await _first_of(stop.wait(), starting)
-    if starting.done():
-        return starting.result()
-    starting.cancel()
-    await asyncio.wait({starting})
-    return None
-
-
-async def _finish(server: Server, client: Supervisor, drain: Drain, ending: Ending, drain_s: float) -> None:
+async def _finish(server: Server, engine: AsyncLLM, drain: Drain, ending: Ending, drain_s: float) -> None:
     """Let accepted requests finish, then end the server; what has not finished in time ends with an error."""
-    client.drain()
+    engine.drain()
     drain.begin()
     server.refuse_unfinished()
     finished = asyncio.ensure_future(drain.finished())
     await _first_of(ending.urged.wait(), finished, timeout_s=drain_s)
     if not finished.done():
-        await client.aclose(0.0)
+        await engine.close(0.0)
         await asyncio.wait({finished}, timeout=_LAST_WORDS_S)
         finished.cancel()
     server.should_exit = True
@@ -222,7 +190,7 @@ def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uv
     both a streamed event takes half of the time that it takes with h11 on asyncio's loop (4.6 for 9.4 microseconds).
     """
     return uvicorn.Config(
-        MessagesDialect(app),  # the outermost: it translates errors of whatever is inside
+        ErrorDialects(app, (ANTHROPIC, OLLAMA)),  # the outermost: it translates errors of whatever is inside
         http=cast(
             type[asyncio.Protocol], functools.partial(GuardedProtocol, limits=limits, batch=WriteBatch())
         ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
+from headrace.async_llm import AsyncLLM
 from headrace.core.types import Pooling
 from headrace.errors import UnknownModelName
 from headrace.server.access.gate import Gate, HeldAnswers
@@ -25,15 +26,13 @@ class Service:
     """`names` are what requests may call the model; the first is what answers call it. `replies` is how it writes.
     `started` in Unix seconds.
 
-    `pooling` is how prompts become embeddings where a request does not say. `client` tells of the engine; requests go
-    through `gate`, which holds them to the rules of traffic. `long_texts` is the one thread that tokenizes those.
+    `pooling` is how prompts become embeddings where a request does not say. Requests go to the engine through `gate`,
+    which holds them to the rules of traffic. `long_texts` is the one thread that tokenizes those.
     `answers` is the memory of answers that are sent whole.
     """
 
-    client: AsyncClient
-    tokenizer: Tokenizer | None
+    engine: AsyncLLM
     names: tuple[str, ...]
-    facts: ModelFacts
     replies: ReplyFormats = field(default_factory=ReplyFormats)
     started: int = field(default_factory=lambda: int(time.time()))
     traffic: Traffic = field(default_factory=Traffic)
@@ -46,6 +45,19 @@ class Service:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gate", Gate(self.client, self.traffic, self.caller))
+
+    @property
+    def client(self) -> AsyncClient:
+        """The engine's client, for its state and statistics."""
+        return self.engine.client
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.engine.inputs.tokenizer
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.engine.facts
 
     def model(self, asked: str | None) -> str:
         """The name to answer with. Raises UnknownModelName; a request that names no model means this one."""

@@ -13,9 +13,10 @@ from headrace.core.types import NewSequence
 from headrace.runner.sampling.randomness import uniforms
 from headrace.runner.sampling.sampler import Sampler
 from headrace.runner.sampling.state import SampleRow, SequenceState
+from tests import needs
 from tests.runner.sampling.test_sampler import EVERY_KIND
 
-_native = pytest.importorskip("headrace._native", reason="native kernels not built")
+_native = needs.native()
 
 from headrace.runner.sampling.native import NativeSampler  # noqa: E402 (needs the extension)
 

@@ -21,9 +21,10 @@ from headrace.runner.sampling.state import SampleRow, SequenceState
 from headrace.runner.sampling.token_masks import GrammarRunner, Matcher, TokenMasks
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
+from tests import needs
 from tests.places import TALE
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 VOCAB = 2048
 EOS = 1

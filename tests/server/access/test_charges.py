@@ -15,7 +15,7 @@ from headrace.text.tokenizer import Tokenizer
 from tests.server.conftest import TALE, TinyServer
 from tests.server.keyring import bearer, complete, keyed, secret
 from tests.server.observability.scrape import Scrape
-from tests.server.openai.test_refusals import until
+from tests.waiting import until
 
 ANN = Caller("ann", tokens_per_minute=100_000, admin=True)
 SLOW_PREFILL = {"step_s": 0.01, "max_num_batched_tokens": 16}

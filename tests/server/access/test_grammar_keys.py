@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import needs
 from tests.server.conftest import ServeProcess, serve
 from tests.server.keyring import bearer, secret
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 FLOOD = 8
 

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Message, Scope
 
+from headrace.async_llm import AsyncLLM
 from headrace.cli import main
 from headrace.server.access import key_check, keys
 from headrace.server.access.keys import Caller, KeyRing
@@ -25,7 +26,7 @@ from headrace.server.access.traffic import Traffic
 from headrace.server.app import create_app
 from tests.server.conftest import TinyServer, serve
 from tests.server.keyring import bearer, code, complete, keyed, secret
-from tests.server.openai.test_refusals import until
+from tests.waiting import until
 
 OPEN = {"/health", "/ready", "/"}
 """All that may be had without a key, besides the files of the page."""
@@ -149,7 +150,7 @@ def test_every_route_asks_for_a_key(server: TinyServer) -> None:
 def app_with_keys(server: TinyServer) -> FastAPI:
     """A second app of the same kind, to be spoiled."""
     options = keyed(ANN)
-    return create_app(server.client, None, ["tiny"], server.client.facts, traffic=Traffic(options.rules))
+    return create_app(AsyncLLM.over(server.client), ["tiny"], traffic=Traffic(options.rules))
 
 
 def test_a_second_app_is_protected_too(server: TinyServer) -> None:

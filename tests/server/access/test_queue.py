@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,8 @@ from headrace.server.access.gate import Reservation
 from headrace.server.access.keys import Caller
 from tests.server.conftest import TinyServer
 from tests.server.keyring import code, complete, keyed
-from tests.server.openai.test_refusals import until
 from tests.serving.tiny_engine import FAIL
+from tests.waiting import until
 
 SLOW = {"step_s": 0.01, "max_num_seqs": 1}  # one request at a time, a hundred tokens a second
 
@@ -115,24 +114,23 @@ def patient() -> Iterator[TinyServer]:
 
 def test_a_request_that_waits_too_long_gets_504(patient: TinyServer) -> None:
     threads = start(patient, max_tokens=300)
-    begun = time.monotonic()
     with pytest.raises(openai.InternalServerError) as caught:
         patient.openai.completions.create(
             model="tiny", prompt=[1], max_tokens=5, extra_body={"queue_timeout": 0.2}
         )
     assert caught.value.status_code == 504 and caught.value.code == "deadline_exceeded"
     assert "waited for 0.2 s without being scheduled" in caught.value.message
-    assert 0.2 <= time.monotonic() - begun < 2.5  # the place would be free after three seconds
-    assert patient.stats().waiting == 0
+    stats = patient.stats()
+    assert (stats.running, stats.waiting) == (1, 0)  # its place was still taken
     for thread in threads:
         thread.join()
 
 
 def test_a_request_that_runs_too_long_gets_504_and_frees_its_blocks(patient: TinyServer) -> None:
-    begun = time.monotonic()
+    before = patient.stats().scheduler.output_tokens
     answer = complete(patient, max_tokens=400, timeout=0.3)
     assert code(answer) == (504, "deadline_exceeded") and "within 0.3 s" in answer.text
-    assert time.monotonic() - begun < 3  # of four
+    assert patient.stats().scheduler.output_tokens - before < 400
     assert patient.idle  # in the very step that ended it
 
 
@@ -168,9 +166,8 @@ def test_the_servers_own_times_hold_for_everybody() -> None:
     rules = {"queue_timeout_s": 0.2, "request_timeout_s": 0.5}
     server = TinyServer(traffic=keyed(rules=rules), **SLOW)
     try:
-        begun = time.monotonic()
         assert code(complete(server, max_tokens=400, timeout=3600.0))[0] == 504
-        assert 0.5 <= time.monotonic() - begun < 3  # of four
+        assert server.stats().scheduler.output_tokens < 400
         threads = start(server, max_tokens=400)
         assert code(complete(server, queue_timeout=3600.0)) == (504, "deadline_exceeded")
         for thread in threads:

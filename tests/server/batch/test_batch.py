@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.async_llm import AsyncLLM
 from headrace.cli import main
 from headrace.cli import run_batch as run_batch_command
 from headrace.errors import ConfigError, EngineDead
@@ -70,7 +71,7 @@ def run(source: Path, output: Path, concurrency: int = 8, **config: object) -> P
             {"step_s": 0.0005, "tokenizer_folder": str(TALE)} | config, command=COMMAND, max_in_flight=16
         )
         try:
-            app = create_app(client, Tokenizer.from_folder(TALE), ["tiny"], client.facts)
+            app = create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"])
             into = BatchOutput(output)
             try:
                 return await run_batch(app, BatchInput(source), into, concurrency=concurrency)
@@ -201,7 +202,7 @@ def test_busy_engines_are_asked_again(tmp_path: Path) -> None:
     async def go() -> Progress:
         nonlocal refusals
         client = await ProcessClient.start({"tokenizer_folder": str(TALE)}, command=COMMAND, max_in_flight=16)
-        app = Refusals(create_app(client, Tokenizer.from_folder(TALE), ["tiny"], client.facts))
+        app = Refusals(create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"]))
         output = BatchOutput(tmp_path / "out")
         try:
             return await run_batch(app, BatchInput(source), output, concurrency=8)
@@ -260,7 +261,7 @@ def supervised(
                 os.kill(client.pid, signal.SIGKILL)
 
         try:
-            app = Refusals(create_app(client, Tokenizer.from_folder(TALE), ["tiny"], client.facts))
+            app = Refusals(create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"]))
             into = BatchOutput(output)
             try:
                 progress = await run_batch(
@@ -310,7 +311,7 @@ def test_an_engine_that_never_comes_back_ends_the_run_and_leaves_the_rest_for_an
                 os.kill(client.pid, signal.SIGKILL)
 
         try:
-            app = create_app(client, Tokenizer.from_folder(TALE), ["tiny"], client.facts)
+            app = create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"])
             await run_batch(app, BatchInput(source), output, concurrency=4, tell=tell)
         finally:
             output.close()

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.server.http.connection import ConnectionLimits
 from tests.server.conftest import TinyServer
-from tests.server.openai.test_refusals import until
 from tests.server.raw_http import answer, connect, dribble, ended, post, read_all, works
+from tests.waiting import LONG_S, until
 
 PATIENCE_S = 0.5
 LIMITS = ConnectionLimits(
@@ -43,23 +43,19 @@ def patient() -> Iterator[TinyServer]:
 
 def test_a_head_that_never_ends(strict: TinyServer) -> None:
     with connect(strict.url) as caller:
-        started = time.monotonic()
-        dribble(caller, HEAD + b"X-Slow: " + b"x" * 200, 0.05, 5)
+        assert dribble(caller, HEAD + b"X-Slow: " + b"x" * 1000, 0.05)
         refusal = answer(caller)
         assert (refusal.status, refusal.error["code"], refusal.closed) == (408, "request_timeout", True)
-        assert PATIENCE_S * 0.9 < time.monotonic() - started < PATIENCE_S + 1
-        assert ended(caller, 2)
+        assert ended(caller)
 
 
 def test_a_body_that_never_ends(strict: TinyServer) -> None:
     with connect(strict.url) as caller:
         request = post({"prompt": [1] * 500})
-        caller.sendall(request[:-500])
-        started = time.monotonic()
-        dribble(caller, request[-500:], 0.05, 5)
+        caller.sendall(request[:-1000])
+        assert dribble(caller, request[-1000:], 0.05)
         assert answer(caller).status == 408
-        assert time.monotonic() - started < PATIENCE_S + 1
-        assert ended(caller, 2)
+        assert ended(caller)
 
 
 def test_a_patient_server_waits(patient: TinyServer) -> None:
@@ -73,7 +69,7 @@ def test_a_patient_server_waits(patient: TinyServer) -> None:
 
 def test_a_connection_that_says_nothing(strict: TinyServer) -> None:
     with connect(strict.url) as caller:
-        assert ended(caller, PATIENCE_S + 1)
+        assert ended(caller)
 
 
 def test_an_idle_connection(strict: TinyServer) -> None:
@@ -84,14 +80,14 @@ def test_an_idle_connection(strict: TinyServer) -> None:
             assert reply.status == 200 and not reply.closed
             caller.sendall(b"\r\n")  # a line too many does no harm, and keeps nothing open
             time.sleep(0.3)
-        assert ended(caller, 2)
+        assert ended(caller)
 
 
 def test_a_next_request_that_never_ends(strict: TinyServer) -> None:
     with connect(strict.url) as caller:
         caller.sendall(HEAD + b"\r\n")
         assert answer(caller).status == 200
-        dribble(caller, HEAD + b"X-Slow: " + b"x" * 200, 0.05, 5)
+        assert dribble(caller, HEAD + b"X-Slow: " + b"x" * 1000, 0.05)
         assert answer(caller).status == 408
 
 
@@ -113,7 +109,7 @@ def test_too_many_requests_one_behind_the_other(strict: TinyServer) -> None:
     for count, served in ((90, True), (5000, False)):
         with connect(strict.url) as caller, contextlib.suppress(ConnectionError):
             caller.sendall(first + (HEAD + b"\r\n") * count)
-            assert ended(caller, 1) is not served
+            assert ended(caller, 1 if served else LONG_S) is not served
         until(lambda: strict.idle)
 
 
@@ -148,13 +144,11 @@ def test_many_slow_senders_stop_nobody(strict: TinyServer) -> None:
 )  # fmt: skip
 def test_a_head_too_large(strict: TinyServer, head: bytes) -> None:
     with connect(strict.url) as caller:
-        started = time.monotonic()
         with contextlib.suppress(ConnectionError):
             caller.sendall(head)
         refusal = answer(caller)
         assert refusal.status == 431 and refusal.closed
         assert "larger than 65536 bytes" in refusal.error["message"]
-        assert time.monotonic() - started < 2
     works(strict)
 
 
@@ -181,7 +175,7 @@ def test_what_is_no_request(strict: TinyServer) -> None:
             caller.sendall(noise)
             refusal = answer(caller)
             assert refusal.status == 400 and refusal.error["type"] == "invalid_request_error"
-            assert ended(caller, 2)
+            assert ended(caller)
     works(strict)
 
 
@@ -195,7 +189,7 @@ def test_too_many_connections(strict: TinyServer) -> None:
             refusal = answer(caller)
             assert refusal.status == 503 and refusal.headers["retry-after"] == "1"
             assert refusal.error["code"] == "too_many_connections"
-            assert ended(caller, 2)
+            assert ended(caller)
         callers[-2].sendall(HEAD + b"\r\n")  # those that are in are served
         assert answer(callers[-2]).status == 200
     until(lambda: len(strict.connections) <= 1)
@@ -214,9 +208,7 @@ def test_a_reader_who_stops(strict: TinyServer) -> None:
         assert caller.recv(100).startswith(b"HTTP/1.1 200")
         until(lambda: strict.stats().running == 8)
         works(strict)
-        started = time.monotonic()
         until(lambda: strict.idle)
-        assert time.monotonic() - started < PATIENCE_S + 2
         assert strict.stats().scheduler.output_tokens - before < 8 * 450
         until(lambda: len(strict.connections) <= 1)
         assert not read_all(caller).endswith(b"[DONE]\n\n")
@@ -229,7 +221,7 @@ def test_a_reader_who_never_takes_the_end_of_an_answer(strict: TinyServer) -> No
         for _ in range(60):
             caller.sendall(post({"prompt": [1] * 400, "max_tokens": 2, "logprobs": 64, "n": 8}))
         until(lambda: len(strict.connections) == 1)
-        until(lambda: not strict.connections, 20)
+        until(lambda: not strict.connections)
     until(lambda: strict.idle)
 
 

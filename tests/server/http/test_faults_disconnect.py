@@ -14,10 +14,10 @@ import pytest
 from headrace.core.snapshot import Phase
 from headrace.serving.client.process import ProcessClient
 from tests.server.conftest import TinyServer
-from tests.server.openai.test_refusals import until
 from tests.server.raw_http import connect, post, works
 from tests.serving.faulty_engine import command
 from tests.serving.tiny_engine import COMMAND
+from tests.waiting import until
 
 POOL = {"num_blocks": 48, "block_size": 8, "max_num_batched_tokens": 16, "step_s": 0.003}
 TOKENS = itertools.cycle(range(1, 2000))  # every prompt its own: the prefix cache would save the prefill
@@ -103,7 +103,7 @@ def test_one_leaves_and_the_others_stay() -> None:
         staying.close()
         events = [line[6:] for line in data.decode().splitlines() if line.startswith("data: {")]
         assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == alone
-        until(lambda: tiny.idle, 2)
+        until(lambda: tiny.idle)
 
 
 def test_freed_within_a_step() -> None:
@@ -113,7 +113,7 @@ def test_freed_within_a_step() -> None:
         until(lambda: phases(tiny)[Phase.DECODE] == 1)
         steps = tiny.stats().scheduler.steps
         caller.close()
-        until(lambda: tiny.idle, 2)
+        until(lambda: tiny.idle)
         assert tiny.stats().scheduler.steps - steps <= 2
 
 
@@ -122,13 +122,10 @@ def test_freed_within_a_step() -> None:
 
 def fails(check: Callable[[], object]) -> bool:
     """The check complains."""
-    started = time.monotonic()
     try:
         check()
     except AssertionError:
         return True
-    finally:
-        assert time.monotonic() - started < 20
     return False
 
 

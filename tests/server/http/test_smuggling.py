@@ -12,8 +12,8 @@ from headrace.server.access.keys import Caller
 from tests.server.conftest import TinyServer
 from tests.server.keyring import keyed, secret
 from tests.server.leaks import leaks
-from tests.server.openai.test_refusals import until
 from tests.server.raw_http import Answer, answer, connect, ended, post, read_all, works
+from tests.waiting import until
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Hidden: yes\r\n\r\n"

@@ -115,6 +115,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/messages",
         {"model": "tiny", "messages": LONG_TALK, "max_tokens": 1},
     ),
+    "many messages of Ollama's API": (
+        "/api/chat",
+        {"messages": LONG_TALK, "truncate": False, "options": {"num_predict": 1}},
+    ),
+    "many vectors of Ollama's API": ("/api/embed", {"input": ["ab"] * 1024}),
     "many tokenized messages": ("/tokenize", {"messages": LONG_TALK, "return_token_strs": True}),
     "many ids": ("/detokenize", {"tokens": [7] * 2**18}),
     "a tokenized text": ("/tokenize", {"prompt": "a b " * 1600, "return_token_strs": True}),

@@ -57,4 +57,4 @@ def test_a_blocked_server_shows_it(tiny: TinyServer) -> None:
     blocked = Scrape.take(tiny.http)
     assert calm.since(before)["event_loop_lag_seconds_count"] >= 0.5 / LAG_INTERVAL_S - 2
     # The ticks of the first 0.5 of 0.6 seconds are more than 0.1 late; a busy machine adds some of its own.
-    assert 0.5 / LAG_INTERVAL_S - 2 <= late(blocked.since(calm)) < 3 * 0.5 / LAG_INTERVAL_S
+    assert late(blocked.since(calm)) >= 0.5 / LAG_INTERVAL_S - 2

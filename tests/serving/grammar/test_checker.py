@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from headrace.core.grammar import MAX_GRAMMAR_CHARS, Grammar
 from headrace.errors import InvalidParams, Overloaded
 from headrace.serving.grammar.checker import GrammarChecker
 from headrace.serving.grammar.worker import MEMORY_BYTES, TOO_MUCH
+from tests import needs
 from tests.places import TALE
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 REFUSED_S = 1.0
 
@@ -108,15 +108,10 @@ def spent_s(checker: GrammarChecker) -> float:
 @pytest.mark.parametrize("name", EXPLOSIVE)
 def test_explosive_grammars_are_refused_in_time(checker: GrammarChecker, name: str) -> None:
     pid, kind, source = checker.pid, *EXPLOSIVE[name]
-    started, before = time.monotonic(), spent_s(checker)
+    before = spent_s(checker)
     with pytest.raises(InvalidParams, match="cannot be used"):
         checker.check(Grammar(kind, source))
-    took = time.monotonic() - started
     assert spent_s(checker) - before < REFUSED_S
-    if os.getloadavg()[0] < (
-        os.cpu_count() or 1
-    ):  # on a busier machine the process waits behind everybody else
-        assert took < REFUSED_S
     assert checker.check(Grammar("regex", "b")) <= MEMORY_BYTES
     assert checker.pid == pid
 
@@ -143,9 +138,8 @@ def test_a_child_that_is_killed_is_a_refusal(monkeypatch: pytest.MonkeyPatch) ->
     )
     unlimited = GrammarChecker(str(TALE), 2048, frozenset({1}), (sys.executable, "-c", program))
     try:
-        started = time.monotonic()
         size = unlimited.check(Grammar("json_schema", {"multipleOf": 199_999, "type": "integer"}))  # type: ignore[arg-type]
-        assert size > MEMORY_BYTES or time.monotonic() - started > REFUSED_S
+        assert size > MEMORY_BYTES or spent_s(unlimited) > REFUSED_S
     finally:
         unlimited.close()
     assert "too much time or memory" in TOO_MUCH
@@ -183,10 +177,9 @@ def test_a_stopped_process_is_given_up_however_much_there_is_to_tell_it(
     assert checker.pid is not None
     os.kill(checker.pid, signal.SIGSTOP)
     monkeypatch.setattr("headrace.serving.grammar.checker.ANSWER_S", 0.3)
-    started = time.monotonic()
     with pytest.raises(Overloaded, match="in time"):
         checker.check(Grammar("regex", "\u00e9" * MAX_GRAMMAR_CHARS))
-    assert checker.pid is None and time.monotonic() - started < 5
+    assert checker.pid is None
 
 
 def test_the_process_ends_with_whoever_started_it() -> None:

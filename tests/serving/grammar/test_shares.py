@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +22,11 @@ from headrace.serving.grammar.gate import GrammarGate
 from headrace.serving.grammar.queue import MAX_WAITING_OF_USER
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
-from tests.serving.grammar.test_pool import TALE, alive, children, until
+from tests import needs
+from tests.serving.grammar.test_pool import TALE, alive, children
+from tests.waiting import until
 
-pytest.importorskip("llguidance")
+needs.package("llguidance")
 
 OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "max_model_len": 512}
 FLOOD, SMALL_FLOOD = 20, 5
@@ -38,14 +41,26 @@ UNFAIR = (
 )
 
 
+EXPLOSIVE_S = 0.4
+
+
 def explosive(number: int) -> Grammar:
-    """Refused after 0.4 s of processor time."""
+    """Refused after EXPLOSIVE_S of processor time."""
     return Grammar("json_schema", {"type": "integer", "multipleOf": 999_983 - 2 * number})  # type: ignore[arg-type]
 
 
 def small(number: int) -> Grammar:
     names = {f"p{number}": {"type": "boolean"}}
     return Grammar("json_schema", {"type": "object", "properties": names, "required": [*names]})  # type: ignore[arg-type]
+
+
+def spent(client: ProcessClient) -> float:
+    """Processor time of what the engine's workers have forked and seen end."""
+    ticks = 0
+    for pid in children(client.pid):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[13]) + int(fields[14])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def request(name: str, user: str, grammar: Grammar, queue_timeout_s: float | None = None) -> NewRequest:
@@ -94,7 +109,7 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
     program: str | None, most: int | None
 ) -> None:
     """`most`: answers to the greedy user before the one to the neighbour."""
-    seen: list[tuple[int, float]] = []
+    seen: list[int] = []
 
     async def body(client: ProcessClient) -> None:
         # Both workers, where there are two, have been needed before, as at any server with some traffic.
@@ -102,9 +117,9 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
         flood = Flood(client, FLOOD if most is not None else SMALL_FLOOD)
         await asyncio.sleep(0.1)
         for i in range(3):
-            before, started = flood.refused, time.monotonic()
+            before = flood.refused
             stream = await client.submit(request(f"n{i}", "neighbour", small(i)))
-            seen.append((flood.refused - before, time.monotonic() - started))
+            seen.append(flood.refused - before)
             async for _ in arrivals(stream):
                 pass
             if most is None:
@@ -114,8 +129,8 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
         await flood.stop()
 
     with_engine(body, ENGINE_COMMAND if program is None else (sys.executable, "-P", "-c", program))
-    print(", ".join(f"{took:.3f} s, {answers} before" for answers, took in seen))
-    delayed = max(answers for answers, _ in seen)
+    print(f"refusals before: {seen}")
+    delayed = max(seen)
     if most is None:
         assert delayed > 2
     else:
@@ -125,9 +140,9 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
 def test_all_of_a_flood_is_answered_and_the_second_time_at_once() -> None:
     async def body(client: ProcessClient) -> None:
         await Flood(client, SMALL_FLOOD).end()
-        started = time.monotonic()
+        before = spent(client)
         await Flood(client, SMALL_FLOOD).end()
-        assert time.monotonic() - started < 0.4  # what a single one takes
+        assert spent(client) == before
 
     with_engine(body, ENGINE_COMMAND)
 
@@ -142,10 +157,10 @@ def test_too_many_of_one_user_are_no_reason_to_refuse_another() -> None:
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
-        # The line is empty at once: nobody waits for the sixty grammars that were given up.
-        started = time.monotonic()
+        # The line is empty at once: the sixty grammars that were given up are not compiled first.
+        before = spent(client)
         await client.submit(request("n2", "greedy", small(1)))
-        assert time.monotonic() - started < 6
+        assert spent(client) - before < 10 * EXPLOSIVE_S
 
     with_engine(body, ENGINE_COMMAND)
 
@@ -154,13 +169,11 @@ def test_a_deadline_that_passes_in_the_queue_is_kept() -> None:
     async def body(client: ProcessClient) -> None:
         flood = Flood(client)
         await asyncio.sleep(0.1)
-        started = time.monotonic()
         stream = await client.submit(request("late", "greedy", small(0), queue_timeout_s=0.2))
         outputs = [output async for step in arrivals(stream) for output in step]
-        took = time.monotonic() - started
         assert [output.finish_reason for output in outputs] == [FinishReason.TIMEOUT]
         assert "without being scheduled" in str(outputs[0].error)
-        assert 0.2 <= took < 2 and flood.refused < 5
+        assert flood.refused < FLOOD / 2
         # The name is free, and the grammar had not been compiled: it waits again.
         stream = await client.submit(request("late", "neighbour", small(0)))
         ends = [
@@ -186,7 +199,7 @@ def test_shutdown_in_the_middle_leaves_no_process() -> None:
 
     with_engine(body, ENGINE_COMMAND)
     assert len(pids) >= 3
-    until(lambda: not any(alive(pid) for pid in pids), 2)
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_what_is_aborted_or_late_leaves_the_queue_at_once(tokenizer: Tokenizer) -> None:

@@ -163,8 +163,8 @@ def test_completions_end_one_by_one(tokenizer: Tokenizer) -> None:
     progress = processor.process([Output("r", 0, fox), Output("r", 1, cat)])
     assert progress.to_stop == (("r", 0),)
     assert [delta.finish_reason for delta in progress.deltas] == ["stop", None]
-    seen = processor.snapshot("r")
-    assert not seen.finished and [one.text for one in seen.outputs] == ["a ", "a cat"]
+    seen = processor.partial("r")
+    assert seen is not None and not seen.finished and [one.text for one in seen.outputs] == ["a ", "a cat"]
     progress = processor.process([ended(Output("r", 1, cat), FinishReason.ABORT)])
     assert not progress.finished
     (result,) = processor.process([ended(Output("r", 0), FinishReason.STOP)]).finished

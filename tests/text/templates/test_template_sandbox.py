@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.async_llm import load_tokenizer
 from headrace.errors import HeadraceError, RequestError, TokenizerError
 from headrace.models.source import BUNDLED_FOLDER
-from headrace.server.run import load_tokenizer
 from headrace.text.templates.chat import ChatTemplate
 from headrace.text.templates.sandbox import TemplateLimits
 from headrace.text.templates.trial import refusal

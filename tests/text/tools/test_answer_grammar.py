@@ -16,10 +16,11 @@ from headrace.text.tools.grammar.words import ToolSchema
 from headrace.text.tools.pieces import Content
 from headrace.text.tools.reader import LeadingCalls, ReplyReader
 from headrace.text.tools.reasoning import REASONING_FORMATS, ReasoningParser
+from tests import needs
 from tests.places import TALE
 from tests.text.replies import read
 
-llguidance = pytest.importorskip("llguidance")
+llguidance = needs.package("llguidance")
 
 THINK = REASONING_FORMATS["qwen3"]
 PET = Grammar(

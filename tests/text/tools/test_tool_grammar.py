@@ -14,9 +14,10 @@ from headrace.errors import InvalidParams
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.grammar.fixed import CALL_FORMATS, answer_grammar
 from headrace.text.tools.grammar.words import ToolSchema
+from tests import needs
 from tests.places import TALE
 
-llguidance = pytest.importorskip("llguidance")
+llguidance = needs.package("llguidance")
 
 TOOLS = [
     ToolSchema(

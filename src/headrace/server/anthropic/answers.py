@@ -5,12 +5,10 @@ Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
+from headrace.server.http.dialect import Dialect
 from headrace.text.tools.json_text import complete_members
 from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 
@@ -35,62 +33,7 @@ def messages_error(status: int, body: dict[str, Any], request_id: str | None = N
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-class MessagesDialect:
-    """ASGI middleware: answers to requests of the Messages API have its errors, whatever refuses them, and name the
-    request as `request-id`, too."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in PATHS:
-            await self._app(scope, receive, send)
-            return
-        start: Message = {}
-        body = bytearray()
-
-        async def translate(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": _named(message["headers"])}
-                if message["status"] >= 400:
-                    start = message
-                    return
-            elif start:
-                body.extend(message.get("body", b""))
-                if message.get("more_body", False):
-                    return
-                written = _translated(start, bytes(body))
-                await send({**start, "headers": _sized(start["headers"], len(written))})
-                message = {"type": "http.response.body", "body": written}
-            await send(message)
-
-        await self._app(scope, receive, translate)
-
-
-_Headers = list[tuple[bytes, bytes]]
-
-
-def _named(headers: _Headers) -> _Headers:
-    ids = [(b"request-id", value) for name, value in headers if name.lower() == b"x-request-id"]
-    return [*headers, *ids]
-
-
-def _sized(headers: _Headers, size: int) -> _Headers:
-    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-    return [*kept, (b"content-length", str(size).encode())]
-
-
-def _translated(start: Message, body: bytes) -> bytes:
-    """The body in the other shape; as it is where it is none of ours."""
-    try:
-        given = json.loads(body)
-        name = next(
-            (value.decode("latin-1") for key, value in start["headers"] if key == b"request-id"), None
-        )
-        return json.dumps(messages_error(start["status"], given, name), ensure_ascii=False).encode()
-    except (ValueError, KeyError, TypeError):
-        return body
+DIALECT = Dialect(PATHS.__contains__, messages_error, b"request-id")
 
 
 Event = dict[str, Any]

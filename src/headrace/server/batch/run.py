@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.async_llm import AsyncLLM, ProcessOptions
 from headrace.config import EngineConfig
 from headrace.core.types import Pooling
 from headrace.errors import ConfigError
@@ -15,10 +16,7 @@ from headrace.server.app import create_app
 from headrace.server.batch.input import MAX_LINE_BYTES, BatchInput
 from headrace.server.batch.output import BatchOutput, mark_of
 from headrace.server.batch.work import Progress, run_batch
-from headrace.server.run import load_tokenizer
 from headrace.serving.client.child import ENGINE_COMMAND
-from headrace.serving.client.process import ProcessClient
-from headrace.serving.client.supervisor import Supervisor
 from headrace.text.tools.formats import AUTO, ReplyFormats
 
 MAX_CONCURRENCY = 10_000
@@ -67,20 +65,13 @@ async def _run(
     output: BatchOutput,
     tell: Callable[[Progress], None],
 ) -> Progress:
-    async def engine() -> ProcessClient:
-        return await ProcessClient.start(config.to_json(), command=options.engine_command)
-
-    client = await Supervisor.start(engine)
-    try:
-        folder = client.facts.tokenizer_folder
-        tokenizer = None if folder is None else await asyncio.to_thread(load_tokenizer, folder)
+    process = ProcessOptions(timeout_s=0.0, command=options.engine_command)
+    async with AsyncLLM.from_config(config, process) as engine:
         app = create_app(
-            client, tokenizer, tuple(options.names) or (config.model,), client.facts, max_body_bytes=MAX_LINE_BYTES,
-            replies=ReplyFormats.of(tokenizer, options.tool_call_parser, options.reasoning_parser),
+            engine, tuple(options.names) or (config.model,), max_body_bytes=MAX_LINE_BYTES,
+            replies=ReplyFormats.of(engine.inputs.tokenizer, options.tool_call_parser, options.reasoning_parser),
             pooling=options.pooling, response_store_bytes=0,
-            traffic=TrafficOptions().traffic(client.facts),  # what could never be served is refused for good
+            traffic=TrafficOptions().traffic(engine.facts),  # what could never be served is refused for good
         )  # fmt: skip
-        concurrency = options.concurrency or min(MAX_CONCURRENCY, 2 * client.facts.max_num_seqs)
+        concurrency = options.concurrency or min(MAX_CONCURRENCY, 2 * engine.facts.max_num_seqs)
         return await run_batch(app, source, output, concurrency=concurrency, tell=tell)
-    finally:
-        await client.aclose()

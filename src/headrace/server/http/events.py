@@ -73,6 +73,8 @@ def failure_body(error: Exception) -> dict[str, Any]:
 class EventWriter(Generic[Item]):
     """How the items of a source are written as events; these here end with [DONE]."""
 
+    media_type = "text/event-stream"
+
     def begin(self) -> bytes:
         """What comes before the first item."""
         return b""
@@ -101,10 +103,9 @@ class EventStream(Response, Generic[Item]):
     wait for anything.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, source: Source[Item], writer: EventWriter[Item], close: Callable[[], None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=writer.media_type)
         del self.headers["content-length"]
         self._source = source
         self._writer = writer

@@ -114,6 +114,9 @@ _BIAS: dict[str, Any] = {
 }
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 _Stops = Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)]
+StopStrings = Annotated[
+    tuple[str, ...], PlainValidator(checked_stop, json_schema_input_type=_Stop | _Stops | None)
+]
 
 
 class StreamOptions(Strict):
@@ -149,9 +152,7 @@ class SamplingFields(WorkFields):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
-    stop: Annotated[
-        tuple[str, ...], PlainValidator(checked_stop, json_schema_input_type=_Stop | _Stops | None)
-    ] = ()
+    stop: StopStrings = ()
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[Any, WithJsonSchema(_BIAS)] = (

@@ -272,3 +272,104 @@ class UsageReport(BaseModel):
     keys: dict[str, KeyUsage]
     unauthorized: int
     queue: dict[str, int] | None
+
+
+# ---- Ollama's API ----
+
+
+class OllamaErrorAnswer(BaseModel):
+    error: str
+
+
+class OllamaFunction(BaseModel):
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(BaseModel):
+    id: str
+    function: OllamaFunction
+
+
+class OllamaMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] = []
+
+
+class OllamaEnd(BaseModel):
+    """Of a line. The last one has the counts, and durations in nanoseconds; none where nothing was to be generated."""
+
+    model: str
+    created_at: str
+    logprobs: list[Any] = []
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"] | None = None
+    total_duration: int = 0
+    load_duration: int = 0
+    prompt_eval_count: int = 0
+    prompt_eval_duration: int = 0
+    eval_count: int = 0
+    eval_duration: int = 0
+
+
+class OllamaChatAnswer(OllamaEnd):
+    message: OllamaMessage
+
+
+class OllamaGenerateAnswer(OllamaEnd):
+    response: str
+    thinking: str | None = None
+
+
+class OllamaEmbedAnswer(BaseModel):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int = 0
+    load_duration: int = 0
+    prompt_eval_count: int = 0
+
+
+class OllamaEmbeddingAnswer(BaseModel):
+    embedding: list[float]
+
+
+class OllamaDetails(BaseModel):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(BaseModel):
+    """What /api/show answers."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaModelCard(BaseModel):
+    """The last three in /api/ps."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: str = ""
+    size_vram: int = 0
+    context_length: int | None = None
+
+
+class OllamaModelList(BaseModel):
+    models: list[OllamaModelCard]

@@ -15,6 +15,7 @@ from headrace.server.service import Service
 from headrace.server.ui import answers
 
 EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
 PROMETHEUS = "text/plain"
 OPENMETRICS = "application/openmetrics-text"
 HTML = "text/html"
@@ -49,6 +50,16 @@ ANSWERS: dict[tuple[str, str], Answer] = {
         answers.CountTokensAnswer, error=answers.MessagesErrorAnswer
     ),
     ("post", "/v1/embeddings"): Answer(answers.EmbeddingAnswer),
+    ("post", "/api/chat"): Answer(answers.OllamaChatAnswer, (LINES,), error=answers.OllamaErrorAnswer),
+    ("post", "/api/generate"): Answer(
+        answers.OllamaGenerateAnswer, (LINES,), error=answers.OllamaErrorAnswer
+    ),
+    ("post", "/api/embed"): Answer(answers.OllamaEmbedAnswer, error=answers.OllamaErrorAnswer),
+    ("post", "/api/embeddings"): Answer(answers.OllamaEmbeddingAnswer, error=answers.OllamaErrorAnswer),
+    ("post", "/api/show"): Answer(answers.OllamaModel, error=answers.OllamaErrorAnswer),
+    ("get", "/api/tags"): Answer(answers.OllamaModelList, error=answers.OllamaErrorAnswer),
+    ("get", "/api/ps"): Answer(answers.OllamaModelList, error=answers.OllamaErrorAnswer),
+    ("get", "/api/version"): Answer(answers.VersionAnswer, error=answers.OllamaErrorAnswer),
     ("post", "/tokenize"): Answer(answers.TokenizeAnswer),
     ("post", "/detokenize"): Answer(answers.DetokenizeAnswer),
     ("get", "/v1/models"): Answer(answers.ModelList),

@@ -7,8 +7,11 @@ from typing import Protocol
 from headrace.core.engine import EngineStats
 from headrace.core.types import NewRequest
 from headrace.serving.client.stream import OutputStream
-from headrace.serving.engine.state import EngineState, View
+from headrace.serving.engine.state import EngineState, ModelFacts, View
 from headrace.serving.requests.metering import Meter
+
+GRACE_S = 5.0
+"""Seconds that an engine process gets to end before it is killed."""
 
 
 class Submitter(Protocol):
@@ -33,6 +36,11 @@ class AsyncClient(Submitter, Protocol):
     """An engine, with what it says of itself."""
 
     @property
+    def facts(self) -> ModelFacts:
+        """What the engine says of its model."""
+        ...
+
+    @property
     def state(self) -> EngineState:
         """Whether there is an engine, and whether it is for new callers."""
         ...
@@ -45,6 +53,14 @@ class AsyncClient(Submitter, Protocol):
     @property
     def trouble(self) -> str | None:
         """Why there is no engine, in one sentence that anybody may read; None while there is one."""
+        ...
+
+    def drain(self) -> None:
+        """Start no further engine: running requests may finish, then `aclose` follows."""
+        ...
+
+    async def aclose(self, grace_s: float = GRACE_S) -> None:
+        """End the engine, which gets `grace_s` seconds; open streams raise EngineDead. Closing twice does nothing."""
         ...
 
     async def stats(self) -> EngineStats:

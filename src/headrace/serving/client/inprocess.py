@@ -113,7 +113,7 @@ class InProcessClient:
                 wait_until = self._step()
             if call.growing and call.left and call.grown():
                 (name,) = call.left
-                call.partial = self._processor.snapshot(name)
+                call.partial = self._processor.partial(name)
         if wait_until is not None and (pause := wait_until - self._clock()) > 0:
             self._sleep(min(pause, _LONGEST_PAUSE_S))
 

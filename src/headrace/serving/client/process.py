@@ -11,16 +11,18 @@ from headrace import __version__
 from headrace.core.engine import EngineStats
 from headrace.core.types import NewRequest
 from headrace.errors import EngineDead, HeadraceError, InvalidParams, Overloaded
+from headrace.serving.client.base import GRACE_S
 from headrace.serving.client.child import ENGINE_COMMAND, Child, describe_exit
 from headrace.serving.client.pending import NumberedQuestions, OpenStreams, Questions
 from headrace.serving.client.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.engine.state import EngineState, ModelFacts, View
 from headrace.serving.engine.watchdog import Verdict, Watchdog
 from headrace.serving.requests.metering import Meter
-from headrace.serving.wire.frames import FrameBuffer, WireError, frame
+from headrace.serving.wire.connection import FrameBuffer, frame
 from headrace.serving.wire.messages import (
     Abort,
     Accepted,
+    Add,
     Dropped,
     Failed,
     FromEngine,
@@ -37,16 +39,10 @@ from headrace.serving.wire.messages import (
     Stats,
     StatsRequest,
     StepBegun,
+    WireError,
     decode_from_engine,
     encode,
-)
-from headrace.serving.wire.translate import (
-    error_from_wire,
-    facts_from_wire,
-    outputs_from_wire,
-    request_to_wire,
-    stats_from_wire,
-    view_from_wire,
+    error_of,
 )
 
 MAX_IN_FLIGHT = 2048
@@ -58,14 +54,13 @@ DEFAULT_START_TIMEOUT_S = 1800.0
 MAX_UNSENT_BYTES = 64 * 2**20
 """Most bytes that may wait for an engine that does not take in messages, as in a long step."""
 
-MAX_TURN_BYTES = 2**13
+MAX_TURN_BYTES = 10 * 2**10
 """Bytes of messages after which the event loop has a turn for others: about 500 log-probabilities."""
 
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _EXIT_CODE_WAIT_S = 0.5
-_GRACE_S = 5.0
 
 
 class ProcessClient:
@@ -184,6 +179,7 @@ class ProcessClient:
             return
         if index is None:
             self._streams.close(request_id)
+            self._accepting.answer(request_id, None)  # `submit` returns a stream that has ended
         self._tell(Abort(request_id, index, stopped))
 
     async def stats(self) -> EngineStats:
@@ -196,7 +192,10 @@ class ProcessClient:
         self._check_alive()
         return await self._viewing.ask_next(lambda number: self._send(SnapshotRequest(number)))
 
-    async def aclose(self, grace_s: float = _GRACE_S) -> None:
+    def drain(self) -> None:
+        """Does nothing: an engine that has ended is not started again here."""
+
+    async def aclose(self, grace_s: float = GRACE_S) -> None:
         """Ask the engine process to end, kill it if it does not within `grace_s` seconds; no child is left.
 
         Streams that are still open raise EngineDead. Closing twice does nothing.
@@ -216,7 +215,7 @@ class ProcessClient:
                 for payload in frames.feed(data):
                     message = decode_from_engine(payload)
                     if isinstance(message, Failed):
-                        error = error_from_wire(message)
+                        error = error_of(message)
                     else:
                         self._dispatch(message)
                     taken += len(payload)
@@ -237,25 +236,25 @@ class ProcessClient:
         if self._error is None and self._ready.done():
             _log.error("the engine is dead: %s", error)
         self._die(error)
-        await self._child.stop(_GRACE_S)
+        await self._child.stop(GRACE_S)
 
     def _dispatch(self, message: FromEngine) -> None:
         if self._watchdog is not None:
             self._watchdog.heard()
         match message:
             case Outputs():
-                for output in outputs_from_wire(message):
+                for output in message.outputs:
                     if not self._streams.put(output):
                         self._tell(Abort(output.request_id, None, False))
             case Accepted():
                 self._accepting.answer(message.request_id, None)
             case Refused():
                 self._streams.refused(message.request_id)
-                self._accepting.refuse(message.request_id, error_from_wire(message))
+                self._accepting.refuse(message.request_id, error_of(message))
             case Dropped():
                 self._streams.dropped(message.request_id)
             case Stats():
-                self._counting.answer(message.number, stats_from_wire(message))
+                self._counting.answer(message.number, message.stats)
             case StepBegun():
                 if self._watchdog is not None:
                     self._watchdog.step_begun(message.tokens, message.expected_s)
@@ -263,11 +262,11 @@ class ProcessClient:
                 if self._watchdog is not None:
                     self._watchdog.answered()
             case Snapshot():
-                self._viewing.answer(message.number, view_from_wire(message))
+                self._viewing.answer(message.number, message.view)
             case Ready():
                 if self._ready.done():
                     raise WireError("a second Ready message")
-                self._ready.set_result(facts_from_wire(message))
+                self._ready.set_result(message.facts)
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 
@@ -335,6 +334,6 @@ class ProcessClient:
 
 def _payload(new: NewRequest) -> bytes:
     try:
-        return frame(encode(request_to_wire(new)))
+        return frame(encode(Add(new)))
     except WireError as error:
         raise InvalidParams(f"the request cannot be sent to the engine: {error}") from error

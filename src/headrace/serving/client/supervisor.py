@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from headrace.core.engine import EngineStats
 from headrace.core.types import NewRequest
 from headrace.errors import ConfigError, EngineDead, HeadraceError, MissingDependency, ModelError
+from headrace.serving.client.base import GRACE_S
 from headrace.serving.client.process import ProcessClient
 from headrace.serving.client.stream import OutputStream
 from headrace.serving.engine.state import EngineState, ModelFacts, View
@@ -121,12 +122,12 @@ class Supervisor:
         """Start no further engine: what runs may finish, and then `aclose` comes."""
         self._draining = True
 
-    async def aclose(self, grace_s: float | None = None) -> None:
+    async def aclose(self, grace_s: float = GRACE_S) -> None:
         """End the engine as `ProcessClient.aclose` does, and start no other one. Closing twice does nothing."""
         self._closed = True
         self._watching.cancel()
         await asyncio.wait([self._watching])
-        await (self._engine.aclose() if grace_s is None else self._engine.aclose(grace_s))
+        await self._engine.aclose(grace_s)
 
     # ---- Restarts ----
 

@@ -17,7 +17,6 @@ from headrace.serving.engine.watchdog import TOKENS_PER_TIMEOUT
 from headrace.serving.grammar.gate import POLL_S, GrammarGate
 from headrace.serving.system import MONOTONIC, Clock
 from headrace.serving.wire.connection import Connection, ParentGone
-from headrace.serving.wire.frames import WireError
 from headrace.serving.wire.messages import (
     Abort,
     Accepted,
@@ -26,19 +25,17 @@ from headrace.serving.wire.messages import (
     Message,
     Ping,
     Pong,
+    Ready,
     Shutdown,
+    Snapshot,
     SnapshotRequest,
+    Stats,
     StatsRequest,
     StepBegun,
     ToEngine,
-)
-from headrace.serving.wire.translate import (
-    facts_to_wire,
-    failure_to_wire,
-    refusal_to_wire,
-    request_from_wire,
-    stats_to_wire,
-    view_to_wire,
+    WireError,
+    failed,
+    refused,
 )
 
 EXIT_OK = 0
@@ -77,7 +74,7 @@ class EngineLoop:
     def run(self, facts: ModelFacts) -> int:
         """Announce the model, then serve. Returns the exit code of the process."""
         try:
-            self._connection.send(facts_to_wire(facts))
+            self._connection.send(Ready(facts))
             while self._turn():
                 pass
         except ParentGone:
@@ -126,18 +123,16 @@ class EngineLoop:
     def _handle(self, message: ToEngine) -> Message | None:
         match message:
             case Add():
-                return self._add(message)
+                return self._add(message.request)
             case Abort():
                 return self._abort(message)
             case Ping():
                 return Pong()
             case StatsRequest():
-                return stats_to_wire(message.number, self._engine.stats())
+                return Stats(message.number, self._engine.stats())
             case SnapshotRequest():
                 now = self._clock()
-                return view_to_wire(
-                    message.number, View(snapshot(self._engine, now), self._journal.take(now))
-                )
+                return Snapshot(message.number, View(snapshot(self._engine, now), self._journal.take(now)))
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 
@@ -149,16 +144,15 @@ class EngineLoop:
         self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
         return None
 
-    def _add(self, message: Add) -> Message | None:
+    def _add(self, new: NewRequest) -> Message | None:
         try:
-            new = request_from_wire(message)
             if new.params.grammar is not None and not self._compiled(new):
                 return None
             self._engine.add(new, self._clock())
         except HeadraceError as error:
-            return refusal_to_wire(message.request_id, error)
+            return refused(new.request_id, error)
         self._wait_until = None
-        return Accepted(message.request_id)
+        return Accepted(new.request_id)
 
     def _compiled(self, new: NewRequest) -> bool:
         """The engine may have a request with a grammar; False where that has to be compiled first."""
@@ -179,7 +173,7 @@ class EngineLoop:
                 self._engine.add(new, arrival)  # its deadlines ran meanwhile
             except HeadraceError as refusal:
                 self._grammars.let_go(new.request_id)
-                answers.append(refusal_to_wire(new.request_id, refusal))
+                answers.append(refused(new.request_id, refusal))
                 continue
             self._wait_until = None
             answers.append(Accepted(new.request_id))
@@ -199,6 +193,6 @@ class EngineLoop:
         ):  # what went wrong inside is for the log, not for those who lose their streams
             error = EngineDead("the engine ended in a step that failed")
         try:
-            self._outbox.send(failure_to_wire(error))
+            self._outbox.send(failed(error))
         except (ParentGone, WireError):
             return  # it cannot be told, and need not be: it sees the socket close

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from headrace.core.types import Output
 from headrace.serving.requests.completion import entries
 from headrace.serving.system import Clock
 from headrace.serving.wire.connection import Connection
-from headrace.serving.wire.messages import Message
-from headrace.serving.wire.translate import MAX_ENTRIES_PER_MESSAGE, outputs_to_wire
+from headrace.serving.wire.messages import Message, Outputs
+
+MAX_ENTRIES_PER_MESSAGE = 512
+"""Tokens and log-probabilities after which a step's outputs continue in another message, so that the server can serve
+other callers between two messages. They take about 10 KB, and one or two milliseconds to turn into an answer."""
+
+_OUTPUT_ENTRIES = 4  # what an output costs beside its entries, in entries
+_STATS_ENTRIES = 8
 
 
 class Outbox:
@@ -50,7 +56,7 @@ class Outbox:
         steps, self._held_steps = self._held_steps, 0
         if steps > 1:
             held = merged(held)
-        self._connection.send(*outputs_to_wire(held), *messages)
+        self._connection.send(*in_messages(held), *messages)
 
     def flush(self) -> None:
         """Send what is held: there may be no next step, or not soon."""
@@ -97,3 +103,30 @@ def _joined(earlier: Output, later: Output) -> Output:
         prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
         stats=later.stats or earlier.stats,
     )
+
+
+def in_messages(outputs: Iterable[Output]) -> Iterator[Outputs]:
+    """One message, or several if the outputs of a step are large."""
+    batch: list[Output] = []
+    size = 0
+    for output in outputs:
+        for part in _split(output) if output.prompt_logprobs else (output,):
+            size += _OUTPUT_ENTRIES + entries(part) + len(part.pooled or b"") // 4
+            size += 0 if part.stats is None else _STATS_ENTRIES
+            batch.append(part)
+            if size >= MAX_ENTRIES_PER_MESSAGE:
+                yield Outputs(tuple(batch))
+                batch, size = [], 0
+    if batch:
+        yield Outputs(tuple(batch))
+
+
+def _split(output: Output) -> Iterator[Output]:
+    """Log-probabilities of a prompt in parts that fit a message; everything else comes with the last part."""
+    scored = output.prompt_logprobs
+    positions = max(1, MAX_ENTRIES_PER_MESSAGE // (1 + max(len(entry.top) for entry in scored)))
+    at = 0
+    while len(scored) - at > positions:
+        yield Output(output.request_id, output.index, prompt_logprobs=scored[at : at + positions])
+        at += positions
+    yield replace(output, prompt_logprobs=scored[at:])

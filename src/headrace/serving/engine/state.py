@@ -30,7 +30,8 @@ class EngineState(enum.Enum):
 class ModelFacts:
     """`max_model_len` counts prompt and output tokens; None for streams whose every layer is bounded by a window.
     `tokenizer_folder` is None for models without a tokenizer. `sampling_defaults`: fields of SamplingParams where a
-    request gives none."""
+    request gives none. `family` is the model's architecture; `weight_format` how most weights are stored in memory,
+    `weight_bytes` what they take there; `weights_id` identifies their content, as hexadecimal digits."""
 
     model: str
     vocab_size: int
@@ -43,6 +44,11 @@ class ModelFacts:
     num_kv_blocks: int = 1
     hidden_size: int = 1
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
+    family: str = ""
+    num_parameters: int = 0
+    weight_format: str = "float32"
+    weight_bytes: int = 0
+    weights_id: str = ""
 
 
 MAX_ENDED = 512

@@ -85,6 +85,6 @@ class Generation:
 
     def cancel(self) -> None:
         """Free what the request holds at the engine; does nothing once it has ended."""
-        if self.metrics is None:
+        if not self._stream.ended:
             self._client.abort(self._stream.request_id)
-            self._stream.finish()
+        self._stream.finish()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 
+from headrace.core.params import RequestOutputKind
 from headrace.core.record import record
-from headrace.core.types import NewRequest, Output, TokenLogprobs
+from headrace.core.types import FinishReason, NewRequest, Output, TokenLogprobs
 from headrace.errors import InvalidParams
 from headrace.serving.requests.completion import Completion, Delta
 from headrace.serving.requests.outputs import (
@@ -67,67 +68,95 @@ class PendingRequest:
 
 
 class GrowingResult:
-    """Keeps everything that was added. `prompt` is the request's text, if it has one."""
+    """Builds a request's results from the additions to its completions. `prompt` is the request's text, if it has one.
+
+    With `output_kind` DELTA a result holds what was added since the previous one, in those completions alone that have
+    grown; otherwise everything so far.
+    """
 
     def __init__(self, pending: PendingRequest, prompt: str | None, tokenizer: Tokenizer | None) -> None:
         self.pending = pending
         self._prompt = prompt
         self._tokenizer = tokenizer
+        self._kind = pending.new.params.output_kind
         self._completions = [_Grown() for _ in pending.completions]
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        # The engine reports from the second prompt token on: nothing comes before the first.
+        self._prompt_logprobs: list[TokenLogprobs | None] = [None]
 
     def add(self, delta: Delta) -> None:
         if delta.index == 0:  # every completion computes the same prompt, or shares it
             self._prompt_logprobs.extend(delta.prompt_logprobs)
-        grown = self._completions[delta.index]
-        grown.text.write(delta.text)
-        grown.token_ids.extend(delta.token_ids)
-        grown.logprobs.extend(delta.logprobs)
+        self._completions[delta.index].add(delta)
 
-    def result(self, finished: bool) -> RequestOutput:
-        """What there is so far; `finished`: it is all."""
-        new, metrics = self.pending.new, self.pending.metrics()
-        return RequestOutput(
+    def partial(self) -> RequestOutput | None:
+        """The result so far. None with FINAL_ONLY, and if every completion has ended: the final result follows."""
+        complete = all(one.finish_reason is not None for one in self.pending.completions)
+        return (
+            None if complete or self._kind is RequestOutputKind.FINAL_ONLY else self._result(finished=False)
+        )
+
+    def final(self) -> RequestOutput:
+        """The last result; a completion that has not ended was aborted."""
+        return self._result(finished=True)
+
+    def _result(self, finished: bool) -> RequestOutput:
+        new, metrics, delta = self.pending.new, self.pending.metrics(), self._kind is RequestOutputKind.DELTA
+        result = RequestOutput(
             request_id=new.request_id,
             prompt=self._prompt,
             prompt_token_ids=new.prompt,
-            outputs=[self._output(index) for index in range(len(self._completions))],
+            outputs=[
+                self._output(grown, completion, finished)
+                for grown, completion in zip(self._completions, self.pending.completions, strict=True)
+                if not delta or grown.changed or (finished and completion.finish_reason is None)
+            ],
             finished=finished,
-            prompt_logprobs=self._prompt_logprobs_by_token(),
+            prompt_logprobs=None
+            if new.params.prompt_logprobs is None
+            else [
+                None if entry is None else by_token(entry, self._tokenizer) for entry in self._prompt_logprobs
+            ],
             metrics=metrics,
             num_cached_tokens=metrics.num_cached_tokens,
         )
+        if delta:
+            self._completions = [_Grown(grown.logprob) for grown in self._completions]
+            self._prompt_logprobs = []
+        return result
 
-    def _output(self, index: int) -> CompletionOutput:
-        grown, completion = self._completions[index], self.pending.completions[index]
+    def _output(self, grown: _Grown, completion: Completion, finished: bool) -> CompletionOutput:
         shown = self.pending.new.params.logprobs is not None
         return CompletionOutput(
-            index=index,
+            index=completion.index,
             text=grown.text.getvalue(),
             token_ids=tuple(grown.token_ids),
-            finish_reason=completion.finish_reason,
+            finish_reason=completion.finish_reason or (FinishReason.ABORT.value if finished else None),
             stop_reason=completion.stop_reason,
             logprobs=[by_token(entry, self._tokenizer) for entry in grown.logprobs] if shown else None,
-            cumulative_logprob=sum(entry.logprob for entry in grown.logprobs) if shown else None,
+            cumulative_logprob=grown.logprob if shown else None,
             error=completion.error,
         )
 
-    def _prompt_logprobs_by_token(self) -> list[LogprobsByToken | None] | None:
-        if self.pending.new.params.prompt_logprobs is None:
-            return None
-        # The engine reports from the second prompt token on: nothing comes before the first.
-        return [None, *(by_token(entry, self._tokenizer) for entry in self._prompt_logprobs)]
-
 
 class _Grown:
-    """One completion's additions."""
+    """What was added to a completion. `logprob` is the sum over its tokens, of earlier results too."""
 
-    __slots__ = ("logprobs", "text", "token_ids")
+    __slots__ = ("changed", "logprob", "logprobs", "text", "token_ids")
 
-    def __init__(self) -> None:
+    def __init__(self, logprob: float = 0.0) -> None:
+        self.changed = False
         self.text = io.StringIO()
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.logprob = logprob
+
+    def add(self, delta: Delta) -> None:
+        self.changed = True
+        self.text.write(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        for entry in delta.logprobs:
+            self.logprob += entry.logprob
 
 
 def by_token(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> LogprobsByToken:
@@ -204,9 +233,9 @@ class OutputProcessor:
                     to_stop.append((output.request_id, output.index))
             if request.pending.ended:
                 del self._requests[output.request_id]
-                finished.append(request.result(finished=True))
+                finished.append(request.final())
         return Progress(tuple(deltas), tuple(finished), tuple(to_stop))
 
-    def snapshot(self, request_id: str) -> RequestOutput:
-        """The result of an unfinished request so far. Raises KeyError for one that is not known any more."""
-        return self._requests[request_id].result(finished=False)
+    def partial(self, request_id: str) -> RequestOutput | None:
+        """See GrowingResult. Raises KeyError for an unknown request."""
+        return self._requests[request_id].partial()

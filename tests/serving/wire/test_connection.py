@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.serving.wire.frames import FrameBuffer, WireError, frame
+from headrace.serving.wire.connection import FrameBuffer, frame
+from headrace.serving.wire.messages import WireError
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.data())

@@ -1,0 +1,114 @@
+"""GET /api/tags, /api/ps and /api/version, POST /api/show: what is served, as Ollama describes models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from headrace.server.ollama.answers import timestamp
+from headrace.server.ollama.route import named
+from headrace.server.ollama.schemas import OllamaShowRequest
+from headrace.server.service import Service, service_of
+
+router = APIRouter()
+
+VERSION = "0.12.11"
+"""The version of Ollama whose API this is; clients refuse to talk to old ones."""
+
+_NEVER = "9999-12-31T23:59:59Z"
+"""A served model stays in memory until the server ends."""
+
+_OF_A_REGISTRY = ("/api/pull", "/api/push", "/api/create", "/api/copy")
+
+
+@router.get("/api/version")
+async def version() -> Response:
+    return JSONResponse({"version": VERSION})
+
+
+@router.get("/api/tags")
+async def tags(service: Annotated[Service, Depends(service_of)]) -> Response:
+    return JSONResponse({"models": [_card(service, name) for name in service.names]})
+
+
+@router.get("/api/ps")
+async def running(service: Annotated[Service, Depends(service_of)]) -> Response:
+    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": service.facts.max_model_len}
+    return JSONResponse({"models": [_card(service, name) | more for name in service.names]})
+
+
+@router.post("/api/show")
+async def show(body: OllamaShowRequest, service: Annotated[Service, Depends(service_of)]) -> Response:
+    named(service, body.model or body.name)
+    facts = service.facts
+    tokenizer = service.tokenizer
+    template = None if tokenizer is None else tokenizer.chat_template_source()
+    capabilities = ["completion", "embedding"]
+    if template is not None:
+        capabilities.append("tools")
+    if service.replies.reasoning is not None:
+        capabilities.append("thinking")
+    info: dict[str, Any] = {
+        "general.architecture": facts.family,
+        "general.basename": service.names[0],
+        "general.parameter_count": facts.num_parameters,
+        f"{facts.family}.context_length": facts.max_model_len,
+        f"{facts.family}.embedding_length": facts.hidden_size,
+        f"{facts.family}.vocab_size": facts.vocab_size,
+    }
+    return JSONResponse(
+        {
+            "modelfile": f"FROM {service.names[0]}\n",
+            "parameters": "\n".join(f"{name} {value}" for name, value in facts.sampling_defaults.items()),
+            "template": template or "",
+            "details": _details(service),
+            "model_info": info,
+            "capabilities": capabilities,
+            "modified_at": timestamp(service.started),
+        }
+    )
+
+
+async def _no_registry() -> Response:
+    raise HTTPException(
+        501, "this server serves the model that it was started with: see headrace serve --help"
+    )
+
+
+for _path in _OF_A_REGISTRY:
+    router.add_api_route(_path, _no_registry, methods=["POST"], include_in_schema=False)
+router.add_api_route("/api/delete", _no_registry, methods=["DELETE"], include_in_schema=False)
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(service.started),
+        "size": service.facts.weight_bytes,
+        "digest": service.facts.weights_id,
+        "details": _details(service),
+    }
+
+
+def _details(service: Service) -> dict[str, Any]:
+    facts = service.facts
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": facts.family,
+        "families": [facts.family],
+        "parameter_size": _size(facts.num_parameters),
+        "quantization_level": facts.weight_format,
+    }
+
+
+def _size(parameters: int) -> str:
+    """A number of parameters as Ollama writes it: 15.2M, 7.6B."""
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if parameters >= unit:
+            return f"{parameters / unit:.1f}{letter}"
+    return str(parameters)
