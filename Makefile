@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-long sanitize browser lint style types bench bench-peers clean native
+.PHONY: help demo serve test test-long sanitize browser lint style types bench bench-peers clean native wheel interpreter
 
 BIN := .venv/bin
 WORKERS := 2
@@ -14,12 +14,12 @@ WORKERS := 2
 # the first that has finished takes half of what the other has left.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-# An installed set is up to date until the project file, the C++ sources or the set of Python modules changes.
-# (An editable install follows changes inside modules by itself, but maps each module to its file.)
-MODULES := $(shell find src -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+# An installed set is up to date until the project file, the C++ sources, the set of Python modules or this folder's
+# place changes. (An editable install follows changes inside modules by itself, but maps each module to its file.)
+TREE := $(shell { pwd -P; find src -name '*.py' | LC_ALL=C sort; } | cksum | cut -d' ' -f1)
 SOURCES := pyproject.toml CMakeLists.txt tools/setup.sh $(shell find csrc -type f)
-SERVER := .venv/.installed-server-$(MODULES)
-DEV := .venv/.installed-dev-$(MODULES)
+SERVER := .venv/.installed-server-$(TREE)
+DEV := .venv/.installed-dev-$(TREE)
 
 help:
 	@echo 'make demo       generate with the bundled model, with live numbers'
@@ -32,6 +32,7 @@ help:
 	@echo 'make bench      latency and throughput of the bundled model'
 	@echo 'make bench-peers  the same work on other engines: installs them, measures, writes docs/results.md'
 	@echo 'make native     build the C++ kernels again'
+	@echo 'make wheel      a wheel with all kernels, in dist, for machines without a compiler'
 	@echo 'make clean      remove build folders and caches; .venv stays'
 	@echo 'Each sets up what it needs in .venv first.'
 
@@ -42,6 +43,12 @@ $(SERVER): $(SOURCES)
 $(DEV): $(SOURCES)
 	@tools/setup.sh dev
 	@touch $(SERVER) $@
+
+ifdef PYTHON
+$(SERVER) $(DEV): | interpreter
+interpreter:
+	@tools/setup.sh interpreter
+endif
 
 demo: $(SERVER)
 	@$(BIN)/headrace demo $(ARGS)
@@ -66,10 +73,13 @@ types: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# $(MAKE) in the recipe itself would run all of it for `make --dry-run`, too.
+TYPES = $(MAKE) --no-print-directory types
+
 # Types and import contracts are checked beside the tests; what they print follows the tests' output.
 test: style
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
-	$(MAKE) --no-print-directory types >"$$log" 2>&1 & types=$$!; \
+	$(TYPES) >"$$log" 2>&1 & types=$$!; \
 	trap 'kill $$types 2>/dev/null; exit 130' INT TERM; \
 	$(BIN)/python -m pytest $(PARALLEL) --durations=25 $(ARGS); tests=$$?; \
 	wait $$types; typed=$$?; cat "$$log"; \
@@ -90,6 +100,9 @@ browser:
 native:
 	@rm -f .venv/.installed-*
 	@$(MAKE) --no-print-directory $(if $(wildcard .venv/.installed-dev-*),$(DEV),$(SERVER))
+
+wheel: $(DEV)
+	@tools/wheel.sh
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

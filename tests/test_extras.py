@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -43,22 +44,22 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Headrace as it is installed elsewhere."""
+    """What `make wheel` makes."""
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(pip, check=True, timeout=900)
+    subprocess.run([ROOT / "tools/wheel.sh", folder], check=True, timeout=900)
     (found,) = folder.glob("headrace-*.whl")
     return found
 
 
 class Environment:
-    """A virtual environment with one extra, or none."""
+    """A virtual environment with one extra, or none, and no other program on PATH than its own."""
 
     def __init__(self, folder: Path, wheel: Path, extra: str) -> None:
         self.folder = folder
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
         what = f"{wheel}[{extra}]" if extra else str(wheel)
-        subprocess.run([folder / "bin/python", "-m", "pip", "install", "-q", what], check=True, timeout=1200)
+        install = [folder / "bin/python", "-m", "pip", "install", "-q", what]
+        subprocess.run(install, env=self.variables, check=True, timeout=1200)
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A program of the environment, away from the source tree."""
@@ -72,7 +73,7 @@ class Environment:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))
         }
-        return kept | {"PATH": f"{self.folder / 'bin'}:{kept['PATH']}"}
+        return kept | {"PATH": str(self.folder / "bin")}
 
     def works(self, code: str) -> None:
         outcome = self.run("python", "-c", code)
@@ -107,12 +108,28 @@ class Environment:
 
 
 def test_no_extra(tmp_path: Path, wheel: Path) -> None:
+    """The native path, without a compiler and without torch."""
+    assert "manylinux" in wheel.name
     here = Environment(tmp_path / "venv", wheel, "")
+    assert not any(
+        shutil.which(name, path=here.variables["PATH"]) for name in ("cc", "c++", "g++", "clang++")
+    )
     here.works(GENERATE)
+    assert here.run("python", "-c", "import torch").returncode == 1
+    outcome = here.run("headrace", "generate", "Once", "--dtype", "float16")
+    assert (
+        outcome.returncode == 1 and "torch is not installed: pip install 'headrace[torch]'" in outcome.stderr
+    )
     outcome = here.run("headrace", "serve", "tale")
     assert outcome.returncode == 1 and "pip install 'headrace[server]'" in outcome.stderr
     outcome = here.run("python", "-c", GRAMMAR)
     assert outcome.returncode == 1 and "pip install 'headrace[grammar]'" in outcome.stderr
+
+
+def test_torch(tmp_path: Path, wheel: Path) -> None:
+    Environment(tmp_path / "venv", wheel, "torch").works(
+        GENERATE.replace('"tale"', '"tale", dtype="float16"')
+    )
 
 
 def test_server(tmp_path: Path, wheel: Path) -> None:
@@ -147,8 +164,8 @@ def test_the_others(tmp_path: Path, wheel: Path, extra: str) -> None:
                            "--rootdir", str(ROOT), "-p", "no:cacheprovider", "--import-mode=importlib")  # fmt: skip
         assert outcome.returncode == 0, outcome.stdout
     if extra in ("all", "dev"):
-        here.works("import matplotlib, opentelemetry.sdk, fastapi, llguidance")
+        here.works("import matplotlib, opentelemetry.sdk, fastapi, llguidance, torch")
 
 
 def test_no_extra_is_left_out() -> None:
-    assert set(EXTRAS) == {"server", "grammar", "otel", "bench", "test", "all", "dev"}
+    assert set(EXTRAS) == {"server", "torch", "grammar", "otel", "bench", "test", "all", "dev"}

@@ -33,7 +33,7 @@ LATE_IMPORTS = {
     "headrace.server.observability.spans": "extra: otel",
     "headrace.serving": "needs the server extra",
     "headrace.runner.native_backend": "needs the C++ extension",
-    "headrace.runner.torch_backend": "imports torch, which takes longer than a whole start without it",
+    "headrace.runner.torch_backend": "extra: torch",
     "tqdm": "only a bar needs it; as long to import as all that a start without a bar imports of its own",
     "headrace.text.templates.chat": "loads jinja2, which only a chat needs",
     "headrace.text.templates.trial": "the same",
@@ -76,6 +76,11 @@ PLANTS = [
     ("core/planted.py", "from headrace.runner import planted_low", "downward only"),
     ("ops/planted.py", "from headrace.core import planted_low", "never see a request"),
     ("core/planted.py", "import msgspec", "message modules"),
+    (
+        "runner/sampling/state.py",
+        "from headrace.runner.sampling import draw",
+        "Nothing but the torch backend",
+    ),
     ("planted_top_level.py", "", "downward only"),
 ]
 

@@ -1,16 +1,48 @@
 #!/usr/bin/env bash
 # Creates .venv and installs Headrace into it, editable, with one set of extras: tools/setup.sh server|dev
 # The Makefile calls it when something it depends on changed. PYTHON names another interpreter.
+# tools/setup.sh interpreter: fails where .venv was made from another interpreter than PYTHON.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 
-extras=$1
 venv=.venv
+child=
+log=$(mktemp)
 export PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+trap 'rm -f "$log"' EXIT
+trap 'stop INT' INT
+trap 'stop TERM' TERM
 
 fail() {
     printf 'setup: %s\n' "$*" >&2
     exit 1
+}
+
+# A step has a process group of its own and a log: Ctrl-C reaches it through `stop` only, and a step that works or is
+# interrupted prints nothing.
+step() {
+    local status=0
+    set -m
+    "$@" >"$log" 2>&1 &
+    child=$!
+    set +m
+    wait "$child" || status=$?
+    child=
+    ((status == 0)) || cat "$log" >&2
+    return "$status"
+}
+
+stop() {
+    trap '' INT TERM
+    rm -f "$log"
+    if [ "$child" ]; then
+        kill -INT -- "-$child" 2>/dev/null || true
+        wait "$child" || true
+    fi
+    # Under make, make says so.
+    [ "${MAKELEVEL-}" ] || echo 'setup: interrupted; the same command starts it again' >&2
+    trap - INT TERM
+    kill -s "$1" $$
 }
 
 is_new_enough() {
@@ -31,38 +63,81 @@ find_python() {
         "Install a newer one, or name it: make PYTHON=/path/to/python3.12 ..."
 }
 
-if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+# The file of the interpreter itself, also for one of a virtual environment.
+interpreter() {
+    "$1" -c 'import os, sys; print(os.path.realpath(sys._base_executable))' 2>/dev/null
+}
+
+check_interpreter() {
+    local asked have
+    [ "${PYTHON-}" ] && [ -e "$venv/bin/python" ] || return 0
+    asked=$(interpreter "$PYTHON") || fail "PYTHON=$PYTHON does not run"
+    have=$(interpreter "$venv/bin/python") || return 0 # set up again below
+    [ "$asked" = "$have" ] ||
+        fail "$venv was made from $have; PYTHON=$PYTHON is $asked. To set up with that one, remove $venv first."
+}
+
+# Whether the scripts in .venv/bin run the interpreter beside them. Those of a moved or copied checkout do not.
+is_made_here() {
+    local named
+    named=$(grep -om1 '/.*/bin/python' "$venv/bin/pip" 2>/dev/null) || return 0
+    [ "${named%/python}" -ef "$venv/bin" ]
+}
+
+# Runs Python code that prints requirements, and installs them.
+install_lines() {
+    local wanted
+    step python -c "$1"
+    mapfile -t wanted <"$log"
+    if ((${#wanted[@]})); then step python -m pip install -qq "${wanted[@]}"; fi
+}
+
+check_interpreter
+[ "$1" != interpreter ] || exit 0
+extras=$1
+for place in . "$venv" build; do
+    [ ! -e "$place" ] || [ -w "$place" ] ||
+        fail "$PWD cannot be written to, and set-up creates .venv and build in it. Copy it to a folder of yours first."
+done
+
+again=
+if ! is_made_here; then
+    echo "setup: $venv was made in another folder; making it again"
+    again=--clear
+fi
+if [ "$again" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python=$(find_python)
     "$python" -c 'import venv, ensurepip' 2>/dev/null ||
         fail "$python has no venv module. Debian and Ubuntu keep it in a package: apt install python3-venv"
     echo "setup: creating $venv with $("$python" --version)"
-    "$python" -m venv "$venv" || fail "could not create $venv. Remove what is left of it, then try again."
+    step "$python" -m venv $again "$venv" || fail "could not create $venv. Remove what is left of it, then try again."
 fi
 is_new_enough "$venv/bin/python" ||
     fail "$venv was made with $("$venv/bin/python" --version); Headrace needs 3.11 or newer. Remove $venv, then try again."
 
 export PATH="$PWD/$venv/bin:$PATH"
 echo "setup: installing headrace[$extras] into $venv"
-python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is not None)' &&
+if [ "$extras" = dev ] && ! python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then
     echo "setup: downloading torch, which takes minutes"
+fi
 
 # The build tools go into .venv rather than into a throwaway environment, so that a rebuild of the kernels
 # is incremental. CMake and Ninja come as wheels where the machine has none.
-install_lines() {
-    local wanted
-    mapfile -t wanted < <(python -c "$1")
-    if ((${#wanted[@]})); then python -m pip install -qq "${wanted[@]}"; fi
-}
 install_lines 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 install_lines 'from scikit_build_core.build import get_requires_for_build_editable as f; [print(r) for r in f()]'
 rm -f "$venv"/.installed-*
-python -m pip install -qq --no-build-isolation -e ".[$extras]" ||
+step python -m pip install -qq --no-build-isolation -e ".[$extras]" ||
     fail "the installation failed; the lines above say why. Without the C++ kernels: HEADRACE_NATIVE=OFF make ..."
-python - <<'END'
-from headrace.ops.cpu_features import detect
 
-cpu = detect()
-print(cpu.describe())
-if not cpu.native:
-    print("     To build them: install what is missing (g++ or clang++, python3-dev), then run: make native")
-END
+step python -c 'from headrace.ops.cpu_features import detect; print(detect().describe(), bool(detect().kernels), sep="\n")'
+sed '$d' "$log"
+if [ "$(tail -n 1 "$log")" = False ]; then
+    echo "     To build them: install what is missing (g++ or clang++, python3-dev), then run: make native"
+    if [ "$extras" != dev ]; then
+        echo "setup: installing torch, which runs models in their place; the download takes minutes"
+        install_lines 'import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["torch"], sep="\n")' ||
+            fail "torch could not be installed; the lines above say why."
+    fi
+fi
+echo "setup: done in $SECONDS s"

@@ -1,6 +1,6 @@
 """Headrace: an inference engine for open-weight language models.
 
-Everything public is here; `LLM` and its companions load torch on first use, not on import.
+Everything public is here; `LLM` and its companions are imported on first use.
 """
 
 from __future__ import annotations

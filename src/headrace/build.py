@@ -25,6 +25,7 @@ from headrace.plan.kv import streaming_spec
 from headrace.plan.kv_identity import kv_identity
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
+from headrace.runner.backend import load_executor
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
@@ -96,7 +97,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     tokenizer = None if folder is None else Tokenizer.from_folder(folder)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
-    executor = _load_executor(plan, grammars, progress)
+    executor = load_executor(source, spec, resolved, plan.ops, grammars, progress)
     engine = Engine(
         _scheduler_config(resolved, spec.vocab_size, eos_ids),
         resolved.kv_groups,
@@ -104,16 +105,6 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
         cache_scope=kv_identity(weights_identity(source, resolved.seed), spec, resolved),
     )
     return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars, folder, defaults)
-
-
-def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | None) -> Executor:
-    if plan.resolved.kernels is not None:
-        from headrace.runner import native_backend
-
-        return native_backend.load_executor(plan.source, plan.spec, plan.resolved, grammars, progress)
-    from headrace.runner import torch_backend
-
-    return torch_backend.load_executor(plan.source, plan.spec, plan.resolved, plan.ops, grammars, progress)
 
 
 def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:

@@ -173,8 +173,9 @@ def _is_default(config: EngineConfig, name: str) -> bool:
 
 def _device(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> DeviceKind:
     if config.device not in ("auto", machine.kind):
-        has = "has no CUDA GPU" if machine.kind == "cpu" else f"is a GPU, {machine.name}"
-        raise ConfigError(f"device {config.device} was asked for, but the machine to run on {has}")
+        if machine.kind == "cpu":
+            raise ConfigError(f"device {config.device}: this version runs models on CPUs only")
+        raise ConfigError(f"device {config.device}: the machine to plan for is a GPU, {machine.name}")
     reasons["device"] = f"the machine is {machine.name}" if config.device == "auto" else ASKED
     return machine.kind
 

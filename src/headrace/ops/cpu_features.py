@@ -100,7 +100,7 @@ def detect_without_native() -> CpuFeatures:
         cores=_cores(),
         caches=_sysfs_caches(),
         native=False,
-        note=f"native kernels not built: {_why_missing()}; using the torch reference ops",
+        note=f"native kernels not built: {_why_missing()}",
     )
 
 

@@ -74,10 +74,12 @@ class SuiteChoice:
 
     @property
     def why(self) -> str:
-        """The reasons in one line, equal ones together."""
+        """The reasons in one line, equal ones together; without names where all suites give the same one."""
         suites: dict[str, list[str]] = {}
         for name, reason in self.refused:
             suites.setdefault(reason, []).append(name)
+        if self.name is None and len(suites) == 1 and len(self.refused) > 1:
+            return self.refused[0][1]
         return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in suites.items())
 
 
@@ -137,6 +139,9 @@ class OpTable:
         for candidate in candidates:
             self._candidates.setdefault(candidate.op, []).append(candidate)
         self._suites = dict.fromkeys(candidate.name for candidate in candidates if candidate.suite)
+        self._on_demand = {
+            candidate.name for candidate in candidates if candidate.suite and candidate.on_demand
+        }
 
     def suite(self, keys: Sequence[OpKey], facts: Facts, force: str | None = None) -> SuiteChoice:
         """The first suite whose candidates accept every key. With `force`, only the suite of that name may."""
@@ -145,18 +150,19 @@ class OpTable:
             reason = self._suite_refusal(name, keys, facts, force)
             if reason is None:
                 return SuiteChoice(name, tuple(refused))
-            refused.append((name, reason))
+            if name not in self._on_demand or name == force:
+                refused.append((name, reason))
         return SuiteChoice(None, tuple(refused))
 
     def _suite_refusal(self, name: str, keys: Sequence[OpKey], facts: Facts, force: str | None) -> str | None:
         if force not in (None, name):
             return f"{force} was asked for"
+        if name in self._on_demand and force is None:
+            return "taken only where it is asked for"
         for key in keys:
             member = next((c for c in self._candidates.get(key.op, ()) if c.suite and c.name == name), None)
             if member is None:
                 return f"has no {key.op}"
-            if member.on_demand and force != name:
-                return "taken only where it is asked for"
             reason = member.accepts(key, facts)
             if reason is not None:
                 return reason

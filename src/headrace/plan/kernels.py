@@ -51,7 +51,7 @@ def choose_kernels(
         raise ConfigError(
             f"quantization {quantization} needs the native CPU kernels, which do not serve here ({choice.why})"
         )
-    return KernelChoice(None, None, f"torch runs the model ({choice.why})")
+    return KernelChoice(None, None, f"torch runs the model: {choice.why}")
 
 
 def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[str, str]:
