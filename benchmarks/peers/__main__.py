@@ -9,20 +9,35 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.peers.files import make_file, missing_files
 from benchmarks.peers.install import InstallError, install
 from benchmarks.peers.models import MODELS, config_of, is_written, write_folder
-from benchmarks.peers.page import PLOT, write_page
-from benchmarks.peers.peers import BY_NAME, ENGINES, FORMATS, GGUF_WRITER, HEADRACE, PEERS, Peer
+from benchmarks.peers.page import PAGE, PLOT, RECORD, write_page
+from benchmarks.peers.peers import (
+    BY_NAME,
+    ENGINES,
+    FORMATS,
+    GGUF_WRITER,
+    HEADRACE,
+    PEERS,
+    Peer,
+    cpu_vendor,
+    fits,
+)
+from benchmarks.peers.plan import Rounds
 from benchmarks.peers.plot import draw
+from benchmarks.peers.readme import write_into
 from benchmarks.peers.record import Record
-from benchmarks.peers.run import GGUF_FORMATS, Settings, run
+from benchmarks.peers.run import Settings, run
 from benchmarks.peers.work_items import COLUMNS, Sizes
 from benchmarks.peers.workplace import DEFAULT, ROOT, Workplace
 
+QUICK = Sizes(prefill=64, prompt=16, outputs=4, mixed_requests=4, mixed_prompts=(8, 64), mixed_outputs=(2, 8))
+
 _EXAMPLES = """examples:
-  python -m benchmarks.peers                          set up, make the models, three rounds, write docs/results.md
+  python -m benchmarks.peers                          set up, make the models, measure, write docs/results.md
   python -m benchmarks.peers setup --only openvino    install one peer
-  python -m benchmarks.peers run --peers headrace openvino --formats int4 --columns decode1 decode8 --rounds 1
+  python -m benchmarks.peers run --quick --peers headrace openvino --out DIR   a few tokens, one round
   python -m benchmarks.peers report --out DIR         write the page again from what was measured"""
 
 
@@ -34,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         done = all(_STEPS[step](options, workplace) for step in steps)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
+        _say("interrupted; the same command continues from here")
         return 130
     return 0 if done else 1
 
@@ -44,10 +59,11 @@ def _say(text: str) -> None:
 
 
 def _setup(options: argparse.Namespace, workplace: Workplace) -> bool:
-    """Every peer that is asked for, and the package that writes their files. True where at least one is there."""
+    """Every peer that is asked for, and the package that writes their files. True where at least one is installed."""
     wanted = [peer for peer in PEERS if not options.only or peer.name in options.only]
+    wanted = [peer for peer in wanted if peer.own and fits(peer, cpu_vendor())]
     failed = []
-    for peer in (GGUF_WRITER, *wanted):
+    for peer in (GGUF_WRITER, *sorted(wanted, key=lambda peer: peer.base is not None)):
         try:
             done = install(peer, workplace, _say)
             _say(f"{peer.name}: {'installed' if done else 'installed before'}")
@@ -58,6 +74,7 @@ def _setup(options: argparse.Namespace, workplace: Workplace) -> bool:
 
 
 def _models(options: argparse.Namespace, workplace: Workplace) -> bool:
+    """Every model's folder, and the files that engines load instead of it."""
     for name in options.models:
         folder, config = workplace.model(name), config_of(MODELS[name])
         if is_written(folder, config):
@@ -65,20 +82,11 @@ def _models(options: argparse.Namespace, workplace: Workplace) -> bool:
         else:
             _say(f"{name}: writing {folder}")
             write_folder(folder, config)
-        for quantization in GGUF_FORMATS.values():
-            file = workplace.gguf(name, quantization)
-            if not file.is_file() and not _write_gguf(folder, file, quantization, workplace):
-                _say(f"{file.name}: FAILED; peers that need it will be missing")
+        for peer, format_, file in missing_files(PEERS, name, workplace):
+            _say(f"{file.name}: writing")
+            if not make_file(peer, name, format_, workplace):
+                _say(f"{file.name}: FAILED; engines that load it will be missing")
     return True
-
-
-def _write_gguf(folder: Path, file: Path, quantization: str, workplace: Workplace) -> bool:
-    python = workplace.python(GGUF_WRITER.name)
-    if not python.is_file():
-        return False
-    _say(f"{file.name}: writing")
-    command = [str(python), "-m", "benchmarks.peers.gguf_writer", str(folder), str(file), quantization]
-    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def _run(options: argparse.Namespace, workplace: Workplace) -> bool:
@@ -88,24 +96,24 @@ def _run(options: argparse.Namespace, workplace: Workplace) -> bool:
         columns=tuple(options.columns),
         formats=tuple(options.formats),
         threads=options.threads,
-        rounds=options.rounds,
-        fresh=options.fresh,
+        rounds=Rounds(1, 1) if options.quick else Rounds(),
         limit_s=options.limit,
+        minutes=options.minutes,
         skipped=_skipped(options.skip),
-        sizes=Sizes(outputs=options.outputs, mixed_requests=options.mixed_requests),
+        sizes=QUICK if options.quick else Sizes(),
     )
     try:
         record = run(engines, settings, workplace, _out(options, workplace), _say)
     except ValueError as error:
         _say(str(error))
         return False
-    for line in record.failures():
-        _say(f"missing: {line}")
+    for (model, format_, engine, column), reason in record.reasons().items():
+        _say(f"missing: {engine}, {model} {format_} {column}: {reason}")
     return True
 
 
 def _report(options: argparse.Namespace, workplace: Workplace) -> bool:
-    """Write docs/results.md and its picture from what was measured."""
+    """Write docs/results.md, its picture, its record and the README's table from what was measured."""
     try:
         record = Record.read(_out(options, workplace))
     except FileNotFoundError:
@@ -114,11 +122,16 @@ def _report(options: argparse.Namespace, workplace: Workplace) -> bool:
     if not record.samples():
         _say("there is no figure to report")
         return False
-    options.docs.mkdir(parents=True, exist_ok=True)
-    draw(record, options.docs / PLOT)
-    page = options.docs / "results.md"
-    page.write_text(write_page(record), encoding="utf-8")
-    _say(f"wrote {page}")
+    docs: Path = options.docs
+    docs.mkdir(parents=True, exist_ok=True)
+    draw(record, docs / PLOT)
+    (docs / PAGE).write_text(write_page(record), encoding="utf-8")
+    (docs / RECORD).write_text(record.publish(), encoding="utf-8")
+    _say(f"wrote {PAGE}, {PLOT} and {RECORD} in {docs}")
+    readme = docs.parent / "README.md"
+    if readme.is_file():
+        readme.write_text(write_into(readme.read_text(encoding="utf-8"), record), encoding="utf-8")
+        _say(f"wrote the table in {readme}")
     return True
 
 
@@ -155,27 +168,25 @@ def _parser() -> argparse.ArgumentParser:
         "--work",
         type=Path,
         default=DEFAULT,
-        help="where environments, models and runs lie (default: %(default)s)",
+        help="folder of environments, models and runs (default: $HEADRACE_PEERS_WORK or %(default)s)",
     )
     add("--only", nargs="+", choices=[peer.name for peer in PEERS], help="setup: peers to install")
     add("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     add("--peers", nargs="+", choices=names, help=f"engines to run; {HEADRACE.name} is one of them")
     add("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     add("--columns", nargs="+", choices=list(COLUMNS), default=list(COLUMNS))
-    add("--rounds", type=int, default=3, help="figures are medians over the rounds (default: 3)")
+    add("--minutes", type=float, default=45.0, help="rounds that can be spared end after these (default: 45)")
     add("--threads", type=int, default=2, help="for every engine (default: 2)")
-    add("--outputs", type=int, default=128, help="output tokens of the decode columns (default: 128)")
-    add("--mixed-requests", type=int, default=64)
+    add("--quick", action="store_true", help="a few tokens and one round: shows that every cell works")
     add("--skip", nargs="+", default=[], metavar="ENGINE:COLUMN", help="spare a slow engine a column")
-    add("--fresh", action="store_true", help="a new process for every column, which takes much longer")
-    add("--limit", type=float, default=1800.0, metavar="SECONDS", help="of one process (default: 1800)")
+    add("--limit", type=float, default=300.0, metavar="SECONDS", help="of one measurement (default: 300)")
     add(
         "--docs",
         type=Path,
         default=ROOT / "docs",
-        help="report: where to write results.md (default: %(default)s)",
+        help="report: where to write results.md; README.md beside that folder gets the table (default: %(default)s)",
     )
-    add("--out", type=Path, help="folder of this run; one that was interrupted there goes on")
+    add("--out", type=Path, help="folder of this run; one that was interrupted there continues")
     return parser
 
 

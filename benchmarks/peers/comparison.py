@@ -28,14 +28,14 @@ class Comparison:
     """All medians of a run."""
 
     medians: Mapping[tuple[str, str, str, str], float]
-    rounds: int  # fewest figures behind a median
+    counts: Mapping[tuple[str, str, str, str], int]  # figures that each median is of
 
     @classmethod
     def of(cls, samples: Samples) -> Comparison:
         """From the figures of every round."""
         return cls(
             {cell: statistics.median(values) for cell, values in samples.items()},
-            min((len(values) for values in samples.values()), default=0),
+            {cell: len(values) for cell, values in samples.items()},
         )
 
     def models(self) -> list[str]:

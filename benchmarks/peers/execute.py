@@ -1,16 +1,19 @@
-"""Runs one driver in a process of its own and reads its figures; a failure is a reason, never an exception."""
+"""A driver in a process of its own: started, asked for figures, stopped while others run; failures have reasons."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers.drivers.driving import Job
 from benchmarks.peers.peers import Peer, variables
@@ -18,68 +21,117 @@ from benchmarks.peers.workplace import ROOT
 
 _LAST_LINES = 3
 _MAX_REASON = 300
+_POLL_S, _EXIT_S = 0.5, 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Figures by column, and why some are missing; `reason` is None where all are there.
+class DriverError(Exception):
+    """A driver that gave no figure; the text is the reason."""
 
-    shares: by column, the part of its threads' time that the driver was given.
+
+class Driver:
+    """One engine with a loaded model. It runs only inside `measure`; between calls its processes are stopped.
+
+    What it prints goes to `log`. `facts` says how it runs, known after the first figure.
     """
 
-    figures: Mapping[str, float]
-    shares: Mapping[str, float]
-    reason: str | None
-    wall_s: float
-
-
-def run_driver(peer: Peer, python: Path, job: Job, log: Path, limit_s: float) -> Outcome:
-    """Start the driver and wait for it, at most `limit_s`. What it prints goes to `log`."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        job_file, report = Path(folder) / "job.json", Path(folder) / "report.json"
+    def __init__(self, peer: Peer, python: Path, job: Job, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.facts: Mapping[str, Any] = {}
+        self._log, self._received, self._cpu_s = log, b"", 0.0
+        self._replies, write_end = os.pipe()
+        self._folder = tempfile.TemporaryDirectory()
+        job_file = Path(self._folder.name) / "job.json"
+        # Only what the driver's own environment holds: the caller's path would lead it to other packages.
         environment = {**os.environ, **variables(peer, job.threads, job.kv_gib)}
-        # Only what the driver's own environment holds; and the caller's path would lead it to other packages.
-        environment = {
-            name: text for name, text in environment.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-        }
-        begin = time.monotonic()
-        started = replace(job, report=str(report), launched_at=time.time())
+        for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+            environment.pop(name, None)
+        started = replace(job, replies=write_end, launched_at=time.time())
         job_file.write_text(json.dumps(started.to_json()), encoding="utf-8")
-        reason = _wait([str(python), "-m", peer.driver, str(job_file)], environment, log, limit_s)
-        wall_s = time.monotonic() - begin
-        found = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
-    figures, shares = found.get("figures", {}), found.get("shares", {})
-    if reason is None and set(figures) != set(job.columns):
-        reason = "the driver ended without its figures"
-    return Outcome(figures, shares, reason, wall_s)
+        with log.open("a", encoding="utf-8") as out:
+            self._process = subprocess.Popen(
+                [str(python), "-m", peer.driver, str(job_file)],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write_end,),
+                start_new_session=True,
+            )
+        os.close(write_end)
 
+    @property
+    def pid(self) -> int:
+        """Of the driver's process, which leads a process group of its own."""
+        return self._process.pid
 
-def _wait(command: list[str], environment: dict[str, str], log: Path, limit_s: float) -> str | None:
-    """None, or why it failed. A driver that is out of time is ended with everything that it started."""
-    with log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked."""
+        return self._process.poll() is None
+
+    def measure(self, column: str, limit_s: float) -> dict[str, Any]:
+        """One column's reply: figure, share, and the cpu_s that it took. A process that fails or is late is ended.
+
+        Raises DriverError with the reason.
+        """
+        until = time.monotonic() + limit_s
         try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return f"took longer than {limit_s:.0f} s"
-        finally:
-            _end_group(process)
-    if code == 0:
-        return None
-    how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-    return f"{how}: {_last_words(log)}"[:_MAX_REASON]
+            self._signal(signal.SIGCONT)
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it died: the reply below is missing and says why
+                self._process.stdin.write(f"{column}\n".encode())
+                self._process.stdin.flush()
+            reply = self._reply(until, limit_s)
+            if "facts" in reply:
+                self.facts = reply["facts"]
+                reply = self._reply(until, limit_s)
+            self._signal(signal.SIGSTOP)
+        except BaseException:
+            self.close()
+            raise
+        self._cpu_s, reply["cpu_s"] = reply["cpu_s"], reply["cpu_s"] - self._cpu_s
+        return reply
 
+    def close(self) -> None:
+        """End the driver and everything that it started."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            os.close(self._replies)
+            self._folder.cleanup()
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the driver's process group, also when we are interrupted."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, 9)
-    process.wait()
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
+    def _reply(self, until: float, limit_s: float) -> dict[str, Any]:
+        while b"\n" not in self._received:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise DriverError(f"took longer than {limit_s:.0f} s")
+            if select.select([self._replies], [], [], min(left, _POLL_S))[0]:
+                data = os.read(self._replies, 1 << 16)
+                self._received += data
+                if data:
+                    continue
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(min(left, _EXIT_S))
+                if self.alive:
+                    raise DriverError("stopped replying")
+            if not self.alive and b"\n" not in self._received:
+                raise DriverError(self._ending())
+        line, _, self._received = self._received.partition(b"\n")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
-def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return " / ".join([line for line in lines if line][-_LAST_LINES:]) or "it said nothing"
+    def _ending(self) -> str:
+        code = self._process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        lines = [
+            line.strip() for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        ]
+        last = " / ".join([line for line in lines if line][-_LAST_LINES:]) or "it printed nothing"
+        return f"{how}: {last}"[:_MAX_REASON]

@@ -1,6 +1,6 @@
 """Writes a Llama model's Hugging Face folder as a GGUF file; runs in an environment that has the `gguf` package.
 
-    python -m benchmarks.peers.gguf_writer FOLDER OUT.gguf Q8_0|Q4_0
+    python -m benchmarks.peers.gguf_writer FOLDER OUT.gguf BF16|Q8_0|Q4_0
 
 Every matrix gets the same format, embedding and head too, so that a file's size says what a step reads.
 """
@@ -20,11 +20,10 @@ from benchmarks.peers.vocabulary import SPECIAL, pairs, tokens
 
 
 def write(folder: Path, out: Path, quantization: str) -> None:
-    """Write `out` in the format `quantization` (a name of gguf.GGMLQuantizationType); it appears only when complete."""
+    """Write `out` in the format `quantization`, a name of gguf.GGMLQuantizationType."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = gguf.GGMLQuantizationType[quantization]
-    draft = out.with_suffix(".part")
-    writer = gguf.GGUFWriter(draft, "llama")
+    writer = gguf.GGUFWriter(out, "llama")
     _add_facts(writer, config, quantization)
     _add_vocabulary(writer, config["vocab_size"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -42,7 +41,6 @@ def write(folder: Path, out: Path, quantization: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    draft.rename(out)
 
 
 def _add_facts(writer: Any, config: Mapping[str, Any], quantization: str) -> None:

@@ -32,7 +32,7 @@ def install(peer: Peer, workplace: Workplace, say: Say) -> bool:
 
     Raises InstallError with pip's last words.
     """
-    wanted: dict[str, object] = {"packages": list(peer.packages), "wheel": peer.wheel}
+    wanted: dict[str, object] = {"packages": list(peer.packages), "wheel": peer.wheel, "base": peer.base}
     mark = workplace.installed_mark(peer.name)
     if mark.is_file() and _same(json.loads(mark.read_text()), wanted):
         return False
@@ -40,6 +40,8 @@ def install(peer: Peer, workplace: Workplace, say: Say) -> bool:
     if not python.is_file():
         say(f"{peer.name}: making a virtual environment")
         venv.create(workplace.environment(peer.name), with_pip=True, symlinks=True)
+    if peer.base is not None:
+        see_packages_of(peer.base, peer.name, workplace)
     log = workplace.logs / f"install-{peer.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
@@ -57,6 +59,18 @@ def install(peer: Peer, workplace: Workplace, say: Say) -> bool:
     versions = installed_versions(python)
     mark.write_text(json.dumps({**wanted, "versions": versions}, indent=1))
     return True
+
+
+def see_packages_of(base: str, name: str, workplace: Workplace) -> None:
+    """Let an environment import, and pip find, what the environment of the peer `base` holds; its own comes first.
+
+    Raises InstallError where that environment is not complete.
+    """
+    if not workplace.installed_mark(base).is_file():
+        raise InstallError(f"{base} has to be installed first")
+    folder = workplace.site_packages(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "base.pth").write_text(f"{workplace.site_packages(base)}\n", encoding="utf-8")
 
 
 def installed_versions(python: Path) -> dict[str, str]:

@@ -1,44 +1,30 @@
-"""The physical limit of every figure: what the machine's measured roofline allows for the bytes and operations."""
+"""The physical limit of every figure: what the machine's measured roofline allows for the bytes and operations.
+
+Computed for the configuration that Headrace ran: packed weights with their scales, its KV cache, and the types in which
+it multiplies weights and attention, all of them as its driver reported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from benchmarks.peers.models import spec_of
 from benchmarks.peers.work_items import Request, Sizes, requests
 from headrace.bench.roofline import Measurement, Roofline
 from headrace.bench.work import ModelWork, SliceShape, StepShape
-from headrace.plan.weights import weight_parts
 
 
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """Bits of a weight and of a number in the KV cache, and the fastest type of product with such weights."""
-
-    weight: float
-    kv: float
-    product: str
-
-
-WIDTHS: Mapping[str, Widths] = MappingProxyType(
-    {"bf16": Widths(16, 16, "bf16"), "int8": Widths(8, 8, "i8"), "int4": Widths(4, 8, "i8")}
-)
-"""What each format needs at least: scales and zero points are left out, and no engine has narrower KV."""
-
-
-def limits(model: str, format_: str, sizes: Sizes, roofline: Roofline) -> dict[str, float]:
-    """The best figure that this machine could give in each column, none for start-up.
+def limits(model: str, facts: Mapping[str, Any], sizes: Sizes, roofline: Roofline) -> dict[str, float]:
+    """The best figure that this machine could give in each column, none for start-up. `facts`: of Headrace's driver.
 
     Rates take the work as a whole, as if reading and multiplying always overlapped. Memory is that of the weights.
+    Empty where the roofline lacks a type of product that ran.
     """
-    work, widths = _model_work(model, format_), WIDTHS[format_]
-    if widths.product not in roofline.peaks:
+    if not {facts["weight_product"], facts["attention_product"]} <= roofline.peaks.keys():
         return {}
-    parameters = sum(part.parameters for part in weight_parts(work.spec))
-    found = {"memory": parameters * widths.weight / 8}
+    work = _model_work(model, facts)
+    found = {"memory": float(facts["weight_bytes"])}
     for column in ("prefill", "decode1", "decode8", "decode32", "mixed"):
         asked = requests(column, sizes)
         decode = list(_decode_steps(asked))
@@ -52,16 +38,23 @@ def limits(model: str, format_: str, sizes: Sizes, roofline: Roofline) -> dict[s
     return found
 
 
-def _model_work(model: str, format_: str) -> ModelWork:
-    spec, widths = spec_of(model), WIDTHS[format_]
-    parameters = {part.name: part.parameters for part in weight_parts(spec)}
+def describe(facts: Mapping[str, Any]) -> str:
+    """The configuration that a limit is for, for people."""
+    return (
+        f"{facts['weights']} weights ({facts['weight_bits']:.3g} bits each with scales), {facts['kv']} KV cache, "
+        f"products in {facts['weight_product']}, attention in {facts['attention_product']}"
+    )
+
+
+def _model_work(model: str, facts: Mapping[str, Any]) -> ModelWork:
+    spec = spec_of(model)
     return ModelWork(
         spec=spec,
-        layer_bytes=int((parameters["attention"] + parameters["feed-forward"]) * widths.weight / 8),
-        head_bytes=int((parameters["head"] or parameters["embeddings"]) * widths.weight / 8),
-        groups=tuple((layout, int(layout.elements_per_token * widths.kv / 8)) for layout in spec.kv_shapes),
-        weight_product=widths.product,
-        attention_product=widths.product,
+        layer_bytes=facts["layer_bytes"],
+        head_bytes=facts["head_bytes"],
+        groups=tuple(zip(spec.kv_shapes, facts["token_bytes"], strict=True)),
+        weight_product=facts["weight_product"],
+        attention_product=facts["attention_product"],
     )
 
 
@@ -83,7 +76,7 @@ def _prompts(asked: list[Request]) -> StepShape:
 
 
 def _decode_steps(asked: list[Request]) -> Iterator[StepShape]:
-    """Every step after the prompts, with the sequences that still want tokens."""
+    """Every step after the prompts, with the sequences that are not finished."""
     for step in range(max(request.outputs for request in asked) - 1):
         yield tuple(
             SliceShape(1, len(request.prompt) + step, 1) for request in asked if step < request.outputs - 1

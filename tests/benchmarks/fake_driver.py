@@ -16,6 +16,7 @@ class FakeEngine:
     def __init__(self, job: Job) -> None:
         self._mode = job.model
         self._runs = 0
+        self.facts = {"kv": "none"}
         if self._mode == "broken":
             raise RuntimeError("no such model")
         if self._mode == "hanging":

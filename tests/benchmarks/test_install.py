@@ -59,3 +59,24 @@ def test_a_failed_install_leaves_no_mark(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(InstallError, match="pip failed"):
         install(BY_NAME["openvino"], Workplace(tmp_path), lambda text: None)
     assert not Workplace(tmp_path).installed_mark("openvino").exists()
+
+
+def test_a_layered_environment_needs_its_base_and_sees_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(installing, "_pip", lambda python, words, log: calls.append(words))
+    monkeypatch.setattr(installing, "installed_versions", lambda python: {})
+    monkeypatch.setattr(
+        installing.venv, "create", lambda folder, **_: folder.mkdir(parents=True, exist_ok=True)
+    )
+    workplace, peer = Workplace(tmp_path), BY_NAME["vllm-zentorch"]
+    with pytest.raises(InstallError, match="vllm has to be installed first"):
+        install(peer, workplace, lambda text: None)
+    assert calls == []
+    workplace.environment("vllm").mkdir(parents=True)
+    workplace.installed_mark("vllm").write_text("{}")
+    assert install(peer, workplace, lambda text: None) is True
+    link = workplace.site_packages("vllm-zentorch") / "base.pth"
+    assert link.read_text().strip() == str(workplace.site_packages("vllm"))
+    assert calls == [["install", "zentorch==2.13.0.2"]]

@@ -2,47 +2,86 @@
 
 from __future__ import annotations
 
-from benchmarks.peers.peers import BY_NAME, ENGINES, FORMATS, variables
-from benchmarks.peers.plan import plan, without
+from benchmarks.peers.peers import BY_NAME, ENGINES, FORMATS, fits, variables
+from benchmarks.peers.plan import Group, Planned, Rounds, groups, turns
 from benchmarks.peers.work_items import COLUMNS
 
+BF16 = Group("m", "bf16", ("headrace", "vllm"))
 
-def test_engines_of_one_format_run_after_each_other_in_turned_order() -> None:
+
+def in_order(group: Group, columns: list[str], rounds: Rounds) -> list[tuple[int, str, str]]:
+    return [(one.round, one.column, one.engine) for one in turns(group, columns, rounds, {})]
+
+
+def test_every_engine_is_in_the_groups_of_its_formats() -> None:
     engines = [BY_NAME[name] for name in ("headrace", "vllm", "openvino", "llamacpp")]
-    planned = list(plan(engines, models=["m"], columns=["prefill"], rounds=2))
-    order = [(one.round, one.format, one.engine) for one in planned]
-    assert order == [
-        (1, "bf16", "headrace"), (1, "bf16", "vllm"),
-        (1, "int8", "headrace"), (1, "int8", "openvino"), (1, "int8", "llamacpp"),
-        (1, "int4", "headrace"), (1, "int4", "openvino"), (1, "int4", "llamacpp"),
-        (2, "bf16", "vllm"), (2, "bf16", "headrace"),
-        (2, "int8", "llamacpp"), (2, "int8", "openvino"), (2, "int8", "headrace"),
-        (2, "int4", "llamacpp"), (2, "int4", "openvino"), (2, "int4", "headrace"),
+    assert list(groups(engines, ["m"])) == [
+        Group("m", "bf16", ("headrace", "vllm", "llamacpp")),
+        Group("m", "int8", ("headrace", "openvino", "llamacpp")),
+        Group("m", "int4", ("headrace", "openvino", "llamacpp")),
+    ]
+    assert list(groups([BY_NAME["vllm"]], ["m"], ["int4"])) == []
+
+
+def test_engines_take_turns_within_a_round_in_reversed_order_in_every_second_one() -> None:
+    assert in_order(BF16, ["decode8", "startup"], Rounds(2, 2)) == [
+        (1, "startup", "headrace"), (1, "startup", "vllm"),
+        (1, "decode8", "headrace"), (1, "decode8", "vllm"),
+        (2, "startup", "vllm"), (2, "startup", "headrace"),
+        (2, "decode8", "vllm"), (2, "decode8", "headrace"),
     ]  # fmt: skip
 
 
-def test_start_up_and_memory_have_a_process_of_their_own() -> None:
-    def groups(fresh: bool) -> list[tuple[str, ...]]:
-        planned = plan([BY_NAME["vllm"]], models=["m"], columns=list(COLUMNS), rounds=1, fresh=fresh)
-        return [one.columns for one in planned]
+def test_bf16_at_one_sequence_has_five_rounds_that_are_never_spared() -> None:
+    rounds = Rounds()
+    planned = list(turns(BF16, ["decode1", "decode8"], rounds, {}))
+    count = {
+        column: max(one.round for one in planned if one.column == column) for column in ("decode1", "decode8")
+    }
+    assert count == {"decode1": 5, "decode8": 3}
+    assert not any(rounds.is_spared(round_, "bf16", "decode1") for round_ in range(1, 6))
+    assert [rounds.is_spared(round_, "bf16", "decode8") for round_ in (1, 2, 3)] == [False, True, True]
+    assert rounds.of("int8", "decode1") == 3
 
-    speed = ("prefill", "decode1", "decode8", "decode32", "mixed")
-    assert groups(False) == [("startup", "memory"), speed]
-    assert groups(True) == [("startup", "memory"), *((name,) for name in speed)]
+
+def test_start_up_and_memory_come_first_and_memory_has_one_round() -> None:
+    first = [column for round_, column, engine in in_order(BF16, list(COLUMNS), Rounds()) if round_ == 1]
+    assert first[::2] == ["startup", "memory", "prefill", "decode1", "decode8", "decode32", "mixed"]
+    assert Rounds().of("bf16", "memory") == 1
 
 
-def test_every_process_of_a_plan_is_another() -> None:
-    planned = list(plan(ENGINES, models=["a", "b"], columns=list(COLUMNS), rounds=3))
-    assert len({one.key for one in planned}) == len(planned)
+def test_every_measurement_of_a_plan_is_another() -> None:
+    planned = [
+        one for group in groups(ENGINES, ["a", "b"]) for one in turns(group, list(COLUMNS), Rounds(), {})
+    ]
+    assert len(set(planned)) == len(planned)
     assert {(one.engine, one.format) for one in planned} == {
         (peer.name, format_) for peer in ENGINES for format_ in peer.formats
     }
 
 
 def test_columns_can_be_left_out_for_one_engine() -> None:
-    skipped = {"llamacpp": ["mixed"]}
-    assert without(("prefill", "mixed"), "llamacpp", skipped) == (("prefill",), ("mixed",))
-    assert without(("prefill", "mixed"), "vllm", skipped) == (("prefill", "mixed"), ())
+    planned = list(turns(BF16, ["decode1", "mixed"], Rounds(1, 1), {"vllm": ["mixed"]}))
+    assert planned == [
+        Planned(1, "m", "bf16", "headrace", "decode1"),
+        Planned(1, "m", "bf16", "vllm", "decode1"),
+        Planned(1, "m", "bf16", "headrace", "mixed"),
+    ]
+
+
+def test_every_engine_runs_a_format_or_has_a_reason() -> None:
+    for peer in ENGINES:
+        assert set(peer.formats) | set(peer.missing) == set(FORMATS), peer.name
+        assert not set(peer.formats) & set(peer.missing), peer.name
+
+
+def test_plug_ins_are_for_the_cpus_of_their_maker() -> None:
+    def names(vendor: str) -> set[str]:
+        return {peer.name for peer in ENGINES if fits(peer, vendor) and peer.name.startswith("vllm")}
+
+    assert names("AuthenticAMD") == {"vllm", "vllm-zentorch"}
+    assert names("GenuineIntel") == {"vllm", "vllm-ipex"}
+    assert names("") == {"vllm"}
 
 
 def test_the_table_of_engines_fits_together() -> None:

@@ -1,4 +1,4 @@
-"""A run's record grows process by process and can be gone on with."""
+"""A run's record grows process by process and can be continued."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ FACTS = {"settings": {"threads": 2}}
 
 
 def measured(round_: int, engine: str, value: float | None, reason: str | None = None) -> Measured:
-    planned = Planned(round_, "l1b", "bf16", engine, ("decode1",))
-    return Measured(planned, {} if value is None else {"decode1": value}, reason, 1.0, 0.0)
+    return Measured(Planned(round_, "l1b", "bf16", engine, "decode1"), value, reason, 1.0, 0.0)
 
 
 def test_a_record_survives_on_disk(tmp_path: Path) -> None:
     record = Record.begin(tmp_path, FACTS)
-    record.add(measured(1, "vllm", 10.0))
+    record.add(replace(measured(1, "vllm", 10.0), facts={"kv": "bfloat16"}))
     record.add(measured(2, "vllm", None, "killed"))
     again = Record.begin(tmp_path, FACTS)
     assert again.measured == record.measured
     assert again.has(measured(1, "vllm", 0.0).planned)
     assert not again.has(measured(2, "vllm", 0.0).planned)  # a failure is tried again
-    assert not again.has(replace(measured(1, "vllm", 0.0).planned, columns=("decode8",)))
+    assert not again.has(replace(measured(1, "vllm", 0.0).planned, column="decode8"))
+    published = Record.parse(record.publish())
+    assert (published.facts, published.measured) == (record.facts, record.measured)
+    assert published.engine_facts("l1b", "bf16", "vllm") == {"kv": "bfloat16"}
+    assert published.engine_facts("l1b", "bf16", "openvino") == {}
 
 
 def test_runs_with_other_settings_are_not_mixed(tmp_path: Path) -> None:
@@ -42,10 +45,10 @@ def test_samples_hold_one_figure_a_round_and_the_latest_try(tmp_path: Path) -> N
     assert record.samples() == {("l1b", "bf16", "vllm", "decode1"): [3.0, 2.0]}
 
 
-def test_failures_name_what_is_missing_once(tmp_path: Path) -> None:
+def test_reasons_name_cells_without_any_figure(tmp_path: Path) -> None:
     record = Record.begin(tmp_path, FACTS)
     record.add(measured(1, "vllm", None, "killed"))
     record.add(measured(1, "openvino", None, "killed"))
     record.add(measured(2, "openvino", 5.0))
     record.add(measured(2, "vllm", None, "killed again"))
-    assert record.failures() == ["vllm, l1b bf16: no decode1: killed again"]
+    assert record.reasons() == {("l1b", "bf16", "vllm", "decode1"): "killed again"}

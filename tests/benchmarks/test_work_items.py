@@ -1,4 +1,4 @@
-"""The work is the same for everybody, and a figure counts what it says."""
+"""The work is the same for every engine, and a figure counts what it says."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from benchmarks.peers.work_items import (
     figure,
     requests,
     sizes_from_json,
+    warm_up_requests,
 )
 from headrace.bench.metrics import METRICS
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_work_is_seeded_and_warm_up_has_other_prompts_of_equal_lengths(column: str) -> None:
+def test_work_is_seeded_and_other_seeds_give_other_prompts_of_equal_lengths(column: str) -> None:
     first, again, other = (requests(column, Sizes(), seed) for seed in (0, 0, 1))
     assert first == again
     assert [(len(one.prompt), one.outputs) for one in first] == [
@@ -29,8 +30,17 @@ def test_work_is_seeded_and_warm_up_has_other_prompts_of_equal_lengths(column: s
     assert COLUMNS[column].metric in METRICS
 
 
+@pytest.mark.parametrize("column", ["prefill", "decode1", "decode8", "decode32"])
+def test_a_warm_up_has_the_batch_size_other_prompts_and_few_outputs(column: str) -> None:
+    work, warm = requests(column, Sizes()), warm_up_requests(column, Sizes())
+    assert len(warm) == len(work)
+    assert max(one.outputs for one in warm) <= 4
+    assert all(first.prompt[:16] != other.prompt[:16] for first, other in zip(work, warm, strict=True))
+    assert len(warm[0].prompt) == (1024 if column == "prefill" else 16)
+
+
 def test_mixed_work_spans_its_ranges() -> None:
-    work = requests("mixed", Sizes())
+    work = requests("mixed", Sizes(mixed_requests=64))
     assert len(work) == 64
     assert (
         32 <= min(len(one.prompt) for one in work) < 200 < 800 < max(len(one.prompt) for one in work) <= 1024

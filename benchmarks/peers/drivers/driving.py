@@ -1,36 +1,37 @@
-"""What the drivers share: the job they read, the work they do, the figures they write. Standard library alone."""
+"""What drivers share: the job they read, the columns they are asked for, their replies. Standard library alone."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.peers.work_items import Request, Sizes, figure, requests, sizes_from_json
+from benchmarks.peers.work_items import Request, Sizes, figure, requests, sizes_from_json, warm_up_requests
 
-WARM_UP_OUTPUTS = 8
+ONCE = ("startup", "memory")
+"""Columns that only a new process can measure, in this order, before any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One process: which model, what to measure in it, in this order.
+    """One process: which model, in which format, with which limits.
 
-    launched_at: time.time() just before the process was started. report: file that the figures are written to.
+    launched_at: time.time() just before the process was started. replies: file descriptor that it writes to.
     """
 
     model: str  # a folder or a file
     format: str  # of FORMATS
-    columns: tuple[str, ...]
     threads: int
     kv_gib: int
     max_seqs: int
     sizes: Sizes
     launched_at: float
-    report: str
+    replies: int
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the file that a driver is given."""
@@ -39,11 +40,16 @@ class Job:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Job:
         """Inverse of `to_json`."""
-        return cls(**{**data, "columns": tuple(data["columns"]), "sizes": sizes_from_json(data["sizes"])})
+        return cls(**{**data, "sizes": sizes_from_json(data["sizes"])})
 
 
 class Engine(Protocol):
-    """A loaded model."""
+    """A loaded model. `facts`: how it runs, for the record; Headrace's hold what the machine's limit depends on."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """How the engine runs."""
+        ...
 
     def run(self, work: Sequence[Request]) -> list[list[float]]:
         """Serve all requests at once, greedily; time.perf_counter() of every output token, by request."""
@@ -51,24 +57,35 @@ class Engine(Protocol):
 
 
 def main(load: Callable[[Job], Engine]) -> None:
-    """Do the job in the file that the command line names. `load` makes the engine."""
+    """Load the job in the file that the command line names, then measure the columns that stdin names, one a line.
+
+    Every reply is a line of JSON: first the engine's facts, then for each column its figure and the CPU share.
+    """
     job = Job.from_json(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    figures: dict[str, float] = {}
-    shares: dict[str, float] = {}
-    engine = load(job)
-    for column in job.columns:
-        figures[column], shares[column] = _measure(engine, job, column)
-        _write(job, figures, shares)
+    with os.fdopen(job.replies, "w", encoding="utf-8") as replies:
+
+        def reply(content: Mapping[str, Any]) -> None:
+            replies.write(json.dumps(content) + "\n")
+            replies.flush()
+
+        engine = load(job)
+        reply({"facts": dict(engine.facts)})
+        warm: set[str] = set()
+        for line in sys.stdin:
+            column = line.strip()
+            if column not in ONCE and column not in warm:
+                engine.run(warm_up_requests(column, job.sizes))
+                warm.add(column)
+            value, share = _measure(engine, job, column)
+            reply({"column": column, "figure": value, "share": share, "cpu_s": sum(os.times()[:4])})
 
 
 def _measure(engine: Engine, job: Job, column: str) -> tuple[float, float]:
-    """The figure, and which share of its threads' time this process was really given; 1 on a quiet machine.
+    """The figure, and the share of its threads' time that this process got; 1 on a quiet machine.
 
-    Threads that wait asleep lower the share too, so it shows trouble but corrects nothing.
+    Threads that sleep lower the share too: it shows interference and corrects nothing.
     """
     work = requests(column, job.sizes)
-    if column not in ("startup", "memory"):
-        _warm_up(engine, job, column)
     begin, cpu_s = time.perf_counter(), time.process_time()
     times = engine.run(work)
     share = (time.process_time() - cpu_s) / ((time.perf_counter() - begin) * job.threads)
@@ -77,19 +94,6 @@ def _measure(engine: Engine, job: Job, column: str) -> tuple[float, float]:
     if column == "memory":
         return float(peak_rss_bytes()), share
     return figure(column, work, begin, times), share
-
-
-def _warm_up(engine: Engine, job: Job, column: str) -> None:
-    """The column's shapes once, on other prompts and for few tokens: compiling and first touches are not speed."""
-    work = requests(column, job.sizes, seed=1)
-    if column == "mixed":
-        work = work[: max(1, len(work) // 16)]
-    engine.run([Request(request.prompt, min(request.outputs, WARM_UP_OUTPUTS)) for request in work])
-
-
-def _write(job: Job, figures: dict[str, float], shares: dict[str, float]) -> None:
-    """After every column, so that what was measured before a crash counts."""
-    Path(job.report).write_text(json.dumps({"figures": figures, "shares": shares}), encoding="utf-8")
 
 
 def peak_rss_bytes() -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.peers.drivers.driving import Job, main
 from benchmarks.peers.work_items import Request
 from headrace import LLM, SamplingParams
+from headrace.bench.work import model_work
+from headrace.build import EngineParts
 from headrace.core.types import NewRequest
+from headrace.plan.ledger import ledger
 
 OPTIONS: dict[str, dict[str, object]] = {
     "bf16": {"dtype": "bfloat16"},
@@ -18,7 +22,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 
 class HeadraceEngine:
-    """Continuous batching with the engine's own scheduler; no prefix cache, for no prompt is to be free."""
+    """Continuous batching with the engine's own scheduler; without a prefix cache."""
 
     def __init__(self, job: Job) -> None:
         self._parts = LLM(
@@ -31,6 +35,7 @@ class HeadraceEngine:
             enable_prefix_caching=False,
             show_progress=False,
         ).parts
+        self.facts = _facts(self._parts)
         self._served = 0
 
     def run(self, work: Sequence[Request]) -> list[list[float]]:
@@ -50,6 +55,23 @@ class HeadraceEngine:
                     raise RuntimeError(output.error)
                 times[output.request_id] += [now] * len(output.tokens)
         return list(times.values())
+
+
+def _facts(parts: EngineParts) -> dict[str, Any]:
+    """What the machine's limit depends on: bytes of packed weights with scales, of a token's KV, types of products."""
+    work, memory = model_work(parts.spec, parts.resolved), ledger(parts.spec, parts.resolved)
+    weights = parts.resolved.weight_format
+    return {
+        "weights": parts.resolved.dtype if weights is None else weights.name,
+        "weight_bits": 16.0 if weights is None else weights.bits_per_weight,
+        "kv": parts.resolved.kv_cache_dtype,
+        "weight_bytes": memory.weight_bytes,
+        "layer_bytes": work.layer_bytes,
+        "head_bytes": work.head_bytes,
+        "token_bytes": [token_bytes for _, token_bytes in work.groups],
+        "weight_product": work.weight_product,
+        "attention_product": work.attention_product,
+    }
 
 
 if __name__ == "__main__":

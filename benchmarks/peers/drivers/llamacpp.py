@@ -42,7 +42,7 @@ class _Entry:
 
 
 class LlamaCppEngine:
-    """A separate KV buffer for each sequence. Requests beyond the places wait for the next round."""
+    """A separate KV buffer for each sequence. Requests beyond `n_seq_max` wait for the end of the batch before them."""
 
     def __init__(self, job: Job) -> None:
         llama_cpp.llama_backend_init()
@@ -66,6 +66,7 @@ class LlamaCppEngine:
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
             raise RuntimeError("llama.cpp cannot make a context")
+        self.facts = {"kv": "float16", "sequences": self._places}
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         self._batch = llama_cpp.llama_batch_init(READ_BATCH, 0, 1)
 

@@ -14,7 +14,7 @@ from benchmarks.peers.work_items import Request
 
 
 class OpenvinoEngine:
-    """The pipeline with its own scheduler and its own choice of compute precision; no prefix cache."""
+    """The pipeline with its own scheduler and its own choice of compute precision; without a prefix cache."""
 
     def __init__(self, job: Job) -> None:
         scheduler = SchedulerConfig()
@@ -24,6 +24,7 @@ class OpenvinoEngine:
         scheduler.enable_prefix_caching = False
         properties = {"INFERENCE_NUM_THREADS": job.threads}
         self._pipeline = ContinuousBatchingPipeline(job.model, scheduler, "CPU", properties)
+        self.facts = {"kv": "the engine's choice"}
         self._served = 0
 
     def run(self, work: Sequence[Request]) -> list[list[float]]:

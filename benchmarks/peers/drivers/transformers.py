@@ -23,6 +23,7 @@ class TransformersEngine:
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.threads)
+        self.facts = {"kv": "bfloat16"}
         models: Any = AutoModelForCausalLM
         self._model: Any = models.from_pretrained(job.model, dtype=torch.bfloat16).eval()
 

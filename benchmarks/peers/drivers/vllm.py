@@ -14,7 +14,7 @@ from benchmarks.peers.work_items import Request
 
 
 class VllmEngine:
-    """Continuous batching with vLLM's own scheduler; no prefix cache, for no prompt is to be free."""
+    """Continuous batching with vLLM's own scheduler; without a prefix cache."""
 
     def __init__(self, job: Job) -> None:
         llm = LLM(
@@ -26,6 +26,7 @@ class VllmEngine:
             max_num_seqs=job.max_seqs,
             disable_log_stats=True,
         )
+        self.facts: dict[str, Any] = {"kv": "bfloat16"}
         self._engine: Any = llm.llm_engine
         self._served = 0
 

@@ -1,0 +1,65 @@
+"""The files that engines load, made from a model's Hugging Face folder, each in the environment that can write it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from benchmarks.peers.peers import GGUF_WRITER, Peer
+from benchmarks.peers.workplace import ROOT, Workplace
+
+GGUF_FORMATS: Mapping[str, str] = MappingProxyType({"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"})
+ONNX_OPTIONS = ("block_size=32", "accuracy_level=4")
+"""Groups of 32, as in GGUF's formats, and products in int8, which is the builder's advice for CPUs."""
+
+MAKE_LIMIT_S = 1200.0
+
+
+def model_file(peer: Peer, model: str, format_: str, workplace: Workplace) -> Path:
+    """What `peer` is given to load."""
+    if peer.files == "gguf":
+        return workplace.gguf(model, GGUF_FORMATS[format_])
+    return workplace.onnx(model, format_) if peer.files == "onnx" else workplace.model(model)
+
+
+def missing_files(
+    peers: Sequence[Peer], model: str, workplace: Workplace
+) -> Iterator[tuple[Peer, str, Path]]:
+    """(engine, format, file) of every file that still has to be made, each once."""
+    seen = set()
+    for peer in peers:
+        for format_ in peer.formats:
+            file = model_file(peer, model, format_, workplace)
+            if peer.files != "folder" and file not in seen and not file.exists():
+                seen.add(file)
+                yield peer, format_, file
+
+
+def make_file(peer: Peer, model: str, format_: str, workplace: Workplace) -> bool:
+    """Make what `peer` loads. Returns whether it worked; the log of the same name has the output."""
+    folder, file = workplace.model(model), model_file(peer, model, format_, workplace)
+    part = file.with_name(f"{file.name}.part")
+    if peer.files == "gguf":
+        python = workplace.python(GGUF_WRITER.name)
+        words = ["benchmarks.peers.gguf_writer", str(folder), str(part), GGUF_FORMATS[format_]]
+    else:
+        python = workplace.python(peer.name)
+        places = ["-m", str(folder), "-o", str(part), "-c", str(workplace.downloads / "onnx")]
+        words = ["onnxruntime_genai.models.builder", *places, "-p", format_, "-e", "cpu"]
+        words += ["--extra_options", *ONNX_OPTIONS]
+    if not python.is_file():
+        return False
+    workplace.logs.mkdir(parents=True, exist_ok=True)
+    with (workplace.logs / f"make-{file.name}.log").open("w") as log:
+        command = ["nice", str(python), "-m", *words]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=MAKE_LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return False
+    if done.returncode == 0:
+        part.rename(file)  # only what is complete has the name
+    return done.returncode == 0

@@ -1,0 +1,82 @@
+"""The README's table: Headrace beside the best peer, between two markers, written from the same record as the page."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.peers.comparison import Comparison
+from benchmarks.peers.models import MODELS
+from benchmarks.peers.page import USUAL_ROUNDS, facts_line
+from benchmarks.peers.peers import BY_NAME, HEADRACE
+from benchmarks.peers.plan import CLOSE_RACE
+from benchmarks.peers.record import Record
+from benchmarks.peers.work_items import COLUMNS
+
+BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
+SHOWN = ("prefill", "decode1", "decode8", "decode32", "startup")
+
+
+def readme_block(record: Record) -> str:
+    """What stands between the markers: the ratios, and which run they are from."""
+    comparison = Comparison.of(record.samples())
+    lines = [
+        f"| | {' | '.join(COLUMNS[name].heading for name in SHOWN)} |",
+        "|---" * (len(SHOWN) + 1) + "|",
+    ]
+    for model in comparison.models():
+        for format_ in comparison.formats(model):
+            cells = [_cell(comparison, model, format_, name) for name in SHOWN]
+            if any(cells):
+                lines.append(f"| {model}, {format_} | {' | '.join(cells)} |")
+    shapes = ", ".join(f"`{name}` has the shape of {MODELS[name]}" for name in comparison.models())
+    return (
+        "\n".join(lines)
+        + "\n\nHow many times better Headrace is than the named engine, the best one whose weights have the same size;"
+        f"\n{shapes}. {_rounds(comparison)}"
+        f"\nMachine and day: {facts_line(record)}."
+        "\nFigures, limits and missing engines are in [docs/results.md](docs/results.md)."
+    )
+
+
+def write_into(readme: str, record: Record) -> str:
+    """The README with the block of this record. Raises ValueError where a marker is missing."""
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
+        raise ValueError(f"the README needs the lines {BEGIN} and {END} once each")
+    return _BLOCK.sub(lambda _: f"{BEGIN}\n{readme_block(record)}\n{END}", readme)
+
+
+def block_of(readme: str) -> str:
+    """What a README holds between the markers."""
+    found = _BLOCK.search(readme)
+    if found is None:
+        raise ValueError(f"there is no {BEGIN} … {END}")
+    return found[1].strip()
+
+
+_BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
+
+
+def _cell(comparison: Comparison, model: str, format_: str, column: str) -> str:
+    found = comparison.ratio(model, format_, column)
+    if found is None:
+        return ""
+    times, best = found
+    return f"{times:.2f} x {BY_NAME[best.engine].title}"
+
+
+def _rounds(comparison: Comparison) -> str:
+    """How many rounds are behind the figures, as far as they are Headrace's."""
+    counts: dict[str, int] = {}
+    for (_, format_, engine, column), count in comparison.counts.items():
+        if engine == HEADRACE.name and column in SHOWN and (format_, column) != CLOSE_RACE:
+            counts[column] = min(count, counts.get(column, count))
+    fewer = [COLUMNS[name].heading for name in SHOWN if counts.get(name, USUAL_ROUNDS) < USUAL_ROUNDS]
+    close = [
+        count
+        for (_, format_, engine, column), count in comparison.counts.items()
+        if engine == HEADRACE.name and (format_, column) == CLOSE_RACE
+    ]
+    text = f"Medians of {USUAL_ROUNDS} interleaved rounds"
+    if close:
+        text += f", {min(close)} for bf16 at B=1"
+    return text + (f", fewer in part for {', '.join(fewer)}." if fewer else ".")
