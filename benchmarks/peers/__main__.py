@@ -175,11 +175,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--peers", nargs="+", choices=names, help=f"engines to run; {HEADRACE.name} is one of them")
     add("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     add("--columns", nargs="+", choices=list(COLUMNS), default=list(COLUMNS))
-    add("--minutes", type=float, default=45.0, help="rounds that can be spared end after these (default: 45)")
+    add("--minutes", type=float, default=42.0, help="rounds that can be spared end after these (default: 42)")
     add("--threads", type=int, default=2, help="for every engine (default: 2)")
     add("--quick", action="store_true", help="a few tokens and one round: shows that every cell works")
     add("--skip", nargs="+", default=[], metavar="ENGINE:COLUMN", help="spare a slow engine a column")
-    add("--limit", type=float, default=300.0, metavar="SECONDS", help="of one measurement (default: 300)")
+    add("--limit", type=float, default=240.0, metavar="SECONDS", help="of one measurement (default: 240)")
     add(
         "--docs",
         type=Path,

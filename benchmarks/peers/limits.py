@@ -40,8 +40,9 @@ def limits(model: str, facts: Mapping[str, Any], sizes: Sizes, roofline: Rooflin
 
 def describe(facts: Mapping[str, Any]) -> str:
     """The configuration that a limit is for, for people."""
+    bits = "" if facts["weight_bits"] == 16 else f" ({facts['weight_bits']:.3f} bits each with scales)"
     return (
-        f"{facts['weights']} weights ({facts['weight_bits']:.3g} bits each with scales), {facts['kv']} KV cache, "
+        f"{facts['weights']} weights{bits}, {facts['kv']} KV cache, "
         f"products in {facts['weight_product']}, attention in {facts['attention_product']}"
     )
 

@@ -18,6 +18,7 @@ from headrace.bench.report import MachineFacts
 PAGE, PLOT, RECORD = "results.md", "results.svg", "results.json"
 NOISY_CORES = 0.1
 USUAL_ROUNDS = 3
+NO_PEER = "Headrace or every other engine has no such figure"
 NOT_REACHED = "not measured in this run"
 
 Limits = Mapping[str, float]
@@ -110,7 +111,7 @@ def _section(record: Record, comparison: Comparison, model: str, format_: str) -
         _table(record, comparison, model, format_, notes),
     ]
     if facts := record.engine_facts(model, format_, HEADRACE.name):
-        parts.append(f"The limit is that of Headrace's configuration: {describe(facts)}.")
+        parts.append(f"The limit is that of Headrace's configuration: {describe(facts)}. Start-up has none.")
     if reasons := [*notes.lines(), *_absent(record, format_)]:
         parts.append("\n".join(f"- {line}" for line in reasons))
     return "\n\n".join(parts)
@@ -171,7 +172,8 @@ def _table(record: Record, comparison: Comparison, model: str, format_: str, not
         return show(column, value) + ("" if count == USUAL_ROUNDS else f" ({count})")
 
     def ratios(any_format: bool) -> list[str]:
-        return [_ratio(comparison, model, format_, name, any_format) for name in columns]
+        found = (_ratio(comparison, model, format_, name, any_format) for name in columns)
+        return [text or notes.mark(NO_PEER) for text in found]
 
     rows = []
     for engine in _rows(record, format_):

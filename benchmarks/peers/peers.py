@@ -64,7 +64,9 @@ _VLLM_VARIABLES = MappingProxyType(
         "VLLM_NO_USAGE_STATS": "1",
     }
 )
-_NO_ROUNDING = "it reads int8 and int4 weights of a dense model only from a checkpoint quantized beforehand, and has no GGUF reader"
+_NO_ROUNDING = (
+    "it has no GGUF reader, and reads int8 or int4 of a dense model only from a quantized checkpoint"
+)
 
 VLLM = Peer(
     "vllm",
@@ -128,7 +130,7 @@ PEERS: tuple[Peer, ...] = (
         "ONNX Runtime GenAI",
         "benchmarks.peers.drivers.onnxruntime",
         "onnxruntime-genai",
-        ("onnxruntime-genai==0.18.0", "onnx", "onnx-ir"),
+        ("onnxruntime-genai==0.18.0", "onnx==1.23.2", "onnx-ir==1.1.0"),
         MappingProxyType({"int8": "int8, groups of 32", "int4": "int4, groups of 32"}),
         missing=MappingProxyType({"bf16": "its builder makes float32, int8 and int4 models for CPUs"}),
         files="onnx",

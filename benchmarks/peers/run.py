@@ -27,19 +27,20 @@ Say = Callable[[str], None]
 
 KV_GIB = 1
 MAX_SEQS = 64
-FREE_BYTES = 2 << 30
+FREE_BYTES = 1 << 30
 """Memory that stays free when an engine is loaded beside others, over what it is expected to take."""
-OVERTIME = 1.15
-LOADED_OVER_FILE = 2.0
-"""Engines that copy or repack weights hold them up to twice for a moment."""
+LOADED_OVER_FILE = 1.5
+"""Engines that copy or repack weights hold more than the file for a moment."""
+OVERTIME = 1.1
+"""When a run ends in any case, as a multiple of the minutes after which rounds are spared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a run depends on. `skipped`: engine -> columns that it is spared.
 
-    budget_s: a cell gets another spared round only while its rounds together stay below. limit_s: of one measurement.
-    minutes: after them no spared round begins, and after OVERTIME times as many nothing does.
+    budget_s: a cell gets another round that can be spared only while its rounds together stay below.
+    limit_s: of one measurement. minutes: no round that can be spared begins later.
     """
 
     models: tuple[str, ...]
@@ -48,8 +49,8 @@ class Settings:
     threads: int = 2
     rounds: Rounds = field(default_factory=Rounds)
     budget_s: float = 20.0
-    limit_s: float = 300.0
-    minutes: float = 45.0
+    limit_s: float = 240.0
+    minutes: float = 42.0
     skipped: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=Sizes)
 
@@ -81,7 +82,8 @@ class Bench:
     def __init__(self, settings: Settings, workplace: Workplace, record: Record, say: Say) -> None:
         self._settings, self._workplace, self._record, self._say = settings, workplace, record, say
         self._begin = time.monotonic()
-        self._drivers: dict[str, Driver] = {}  # by engine, least recently used first
+        self._drivers: dict[str, Driver] = {}  # by engine
+        self._load_s: dict[str, float] = {}  # by engine, what loading it again would take
         self._spent: dict[Cell, list[float]] = {}
         self._dead: dict[tuple[str, str, str], str] = {}  # (model, format, engine) -> why it cannot be loaded
 
@@ -122,35 +124,34 @@ class Bench:
     def _measured(self, planned: Planned) -> Measured:
         where = (planned.model, planned.format, planned.engine)
         begin, meter = time.monotonic(), _Meter()
-        if (reason := self._dead.get(where)) is None and self._minutes() > OVERTIME * self._settings.minutes:
+        left_s = 60 * (OVERTIME * self._settings.minutes - self._minutes())
+        if (reason := self._dead.get(where)) is None and left_s < 1:
             reason = f"the run's {self._settings.minutes:.0f} minutes were over"
         if reason is not None:
             return Measured(planned, None, reason, 0.0, 0.0)
         driver: Driver | None = None
         try:
             driver = self._driver(planned)
-            reply = driver.measure(planned.column, self._settings.limit_s)
+            reply = driver.measure(planned.column, min(self._settings.limit_s, left_s))
         except DriverError as error:
             if driver is None or not driver.facts:  # it cannot be loaded
                 self._dead[where] = str(error)
             return Measured(planned, None, str(error), time.monotonic() - begin, 0.0)
-        finally:
-            if driver is not None and driver is not self._drivers.get(planned.engine):
-                driver.close()
         others = meter.others_cores(reply["cpu_s"])
         wall_s = time.monotonic() - begin
+        if planned.column == "startup":
+            self._load_s[planned.engine] = wall_s
         return Measured(planned, reply["figure"], None, wall_s, others, reply["share"], driver.facts)
 
     def _driver(self, planned: Planned) -> Driver:
-        """The engine's loaded driver, or a new one. Start-ups after the first one get a driver that is not kept."""
-        kept = self._drivers.pop(planned.engine, None)
-        if kept is not None and kept.alive:
-            self._drivers[planned.engine] = kept  # the most recently used one now
-            if planned.column != "startup":
-                return kept
-        started = self._start(planned)
-        self._drivers.setdefault(planned.engine, started)
-        return started
+        """The engine's loaded driver, or a new one: always a new one for start-up."""
+        kept = self._drivers.get(planned.engine)
+        if kept is not None and (planned.column == "startup" or not kept.alive):
+            self._drivers.pop(planned.engine).close()
+            kept = None
+        if kept is None:
+            kept = self._drivers[planned.engine] = self._start(planned)
+        return kept
 
     def _start(self, planned: Planned) -> Driver:
         settings, peer = self._settings, BY_NAME[planned.engine]
@@ -172,9 +173,9 @@ class Bench:
         return Driver(peer, _python(peer, self._workplace), job, log)
 
     def _make_room(self, needed: float) -> None:
-        """End the engines that were used least recently until so many bytes are free; they are loaded again later."""
+        """End the engines that load fastest until so many bytes are free; they are loaded again when needed."""
         while this_machine().memory_available < needed and self._drivers:
-            engine = next(iter(self._drivers))
+            engine = min(self._drivers, key=lambda name: self._load_s.get(name, 0.0))
             self._say(f"{engine}: ended for now, to make room")
             self._drivers.pop(engine).close()
 

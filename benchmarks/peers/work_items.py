@@ -59,7 +59,7 @@ class Sizes:
     prefill: int = 1024
     prompt: int = 128
     outputs: int = 64
-    mixed_requests: int = 16
+    mixed_requests: int = 8
     mixed_prompts: tuple[int, int] = (32, 1024)
     mixed_outputs: tuple[int, int] = (16, 256)
 

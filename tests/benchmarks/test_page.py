@@ -113,7 +113,7 @@ def test_the_page_shows_ratios_limits_and_machine(record: Record) -> None:
     assert "**0.33 x** (OpenVINO GenAI, int4)" in page
     assert cells(page, "**Headrace, bf16**")[0] == "20.0"
     assert cells(page, "limit of the machine")[0]
-    assert "4.12 bits each with scales" in page and "bfloat16 KV cache" in page
+    assert "4.125 bits each with scales" in page and "bfloat16 KV cache" in page
 
 
 def test_figures_with_another_count_of_rounds_say_so(record: Record) -> None:
