@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.bench.work import StepShape, step_shape
@@ -45,6 +45,7 @@ class Measured:
     kv_used: float
     hit_rate: float  # prompt tokens taken from the prefix cache
     preemptions: int
+    ttft_by_request: Mapping[str, float]
 
     @property
     def output_rate(self) -> float:
@@ -90,6 +91,7 @@ class Measured:
 @dataclass(slots=True)
 class _Tally:
     done: list[RequestStats] = field(default_factory=list)
+    ttft_s: dict[str, float] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     decode_from: int = 0
     last_token_s: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -105,6 +107,8 @@ class _Tally:
                 raise HeadraceError(f"request {output.request_id} failed: {output.error}")
             if output.finish_reason is not None and output.stats is not None:
                 self.done.append(output.stats)
+                if output.stats.first_token_s is not None:
+                    self.ttft_s[output.request_id] = output.stats.first_token_s - output.stats.arrival_s
             if output.tokens:
                 tokens += len(output.tokens)
                 self._gap((output.request_id, output.index), len(output.tokens), now)
@@ -185,6 +189,7 @@ def _summary(tally: _Tally, wall_s: float) -> Measured:
         kv_used=_mean(tally.used),
         hit_rate=sum(stats.num_cached for stats in done) / max(1, prompt),
         preemptions=sum(stats.num_preemptions for stats in done),
+        ttft_by_request=tally.ttft_s,
     )
 
 

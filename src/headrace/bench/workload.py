@@ -64,19 +64,30 @@ HEROES = ("fox", "bear", "rabbit", "duck", "mouse", "cat", "dog", "owl", "hen", 
 THINGS = ("boat", "kite", "lamp", "drum", "ball", "cake", "hat", "bell", "book", "map", "wagon", "flute")
 
 
+URGENT = -10
+"""The priority of urgent requests; 0 is that of all others."""
+_URGENT_EVERY = 10
+_MOST_TOKENS = 380
+
+
 def shared_prompt_chats(
     count: int, encode_chat: Callable[[list[dict[str, str]]], list[int]], *, rate_per_s: float, seed: int = 0
 ) -> list[Arrival]:
-    """Story requests behind one long system prompt, of mixed output lengths, arriving at random (Poisson)."""
+    """Requests for stories after one long system prompt, arriving at random (Poisson); every tenth is urgent.
+
+    Output lengths are long-tailed, as those of chats are: log-normal, half of them at most 9 tokens, one in ten more
+    than 70, up to 380.
+    """
     rng = random.Random(seed)
     arrivals, now = [], 0.0
     for index in range(count):
         wish = f"Tell me a story about a {rng.choice(HEROES)} who wants a {rng.choice(THINGS)}."
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": wish}]
-        # Most answers are short and some are long, which is what makes a fixed batch wait for its slowest member.
-        tokens = rng.choice((12, 16, 20, 24, 32, 64))
+        tokens = min(_MOST_TOKENS, max(4, round(rng.lognormvariate(2.2, 1.6))))
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        arrivals.append(Arrival(now, NewRequest(f"demo-{index}", tuple(encode_chat(messages)), params)))
+        priority = URGENT if index % _URGENT_EVERY == _URGENT_EVERY - 1 else 0
+        prompt = tuple(encode_chat(messages))
+        arrivals.append(Arrival(now, NewRequest(f"demo-{index}", prompt, params, priority)))
         now += rng.expovariate(rate_per_s)
     return arrivals
 

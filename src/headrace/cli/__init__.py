@@ -47,7 +47,7 @@ COMMANDS = (
     Command(
         "bench", "headrace.cli.bench", "measure speed, start-up and quality beside what the machine can do"
     ),
-    Command("demo", "headrace.cli.demo", "a story, then one workload run five ways"),
+    Command("demo", "headrace.cli.demo", "a story, then one workload served in several ways"),
     Command("engine-process", "headrace.cli.engine_process", None),
 )
 

@@ -1,4 +1,4 @@
-"""`headrace demo`: one story, then one workload run five ways."""
+"""`headrace demo`: one story, then one workload served in several ways."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ STORY = "Tell me a story about a fox who wants a boat."
 
 def add_parser(commands: Any) -> None:
     parser = add_command(
-        commands, "demo", "[options]", summary="a story, then one workload run five ways", examples=EXAMPLES,
-        description="Stream one story from the bundled model, then serve one workload five ways, each adding one "
-        "technique to the one before, and compare them in one table.",
+        commands, "demo", "[options]", summary="a story, then one workload served in several ways", examples=EXAMPLES,
+        description="Stream one story from the bundled model, then serve one workload in several ways, each with "
+        "one technique more than the one before, and compare them in one table.",
     )  # fmt: skip
     parser.add_argument(
         "--requests", type=int, default=None,
@@ -43,7 +43,15 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from headrace.bench.baselines import BASELINES, BATCH, MAX_MODEL_LEN, compare, kv_token_bytes, render
+    from headrace.bench.baselines import (
+        BASELINES,
+        BATCH,
+        MAX_MODEL_LEN,
+        compare,
+        kv_token_bytes,
+        render,
+        served,
+    )
     from headrace.bench.workload import shared_prompt_chats, total_tokens
     from headrace.core.params import SamplingParams
     from headrace.llm import LLM
@@ -67,11 +75,13 @@ def run(args: argparse.Namespace) -> int:
     memory = BATCH * MAX_MODEL_LEN * kv_token_bytes(resolved)
     prompt, output = total_tokens(arrivals)
     print(
-        f"\nOne workload, five ways: {len(arrivals)} chats behind one system prompt, {prompt} prompt and {output} "
-        f"output tokens,\narriving at {rate:g} a second, each way with {format_bytes(memory)} of KV memory.\n"
+        f"\nOne workload in {len(BASELINES)} ways: {len(arrivals)} chats after one system prompt, {prompt} prompt and "
+        f"{output} output tokens,\nof long-tailed lengths, arriving at {rate:g} a second, each way with "
+        f"{format_bytes(memory)} of KV memory.\n"
         f"{detect().brand or 'unknown CPU'}, {resolved.num_threads} threads, {resolved.dtype}.\n"
     )
-    with tqdm(total=output * len(BASELINES), unit="tok", file=sys.stderr, leave=False, disable=None) as bar:
+    tokens = sum(total_tokens(served(baseline, arrivals))[1] for baseline in BASELINES)
+    with tqdm(total=tokens, unit="tok", file=sys.stderr, leave=False, disable=None) as bar:
 
         def count(tokens: int) -> None:
             bar.update(tokens)

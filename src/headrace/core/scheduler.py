@@ -99,6 +99,13 @@ class Scheduler:
         return min(bounds) if bounds else None
 
     @property
+    def _spare_blocks(self) -> int:
+        """Blocks that stay free when a sequence joins: one for the growth of each running sequence, or the new one
+        would soon be preempted. None where a block holds a whole sequence, as in the contiguous layout."""
+        longest = self.config.max_model_len
+        return 0 if longest is not None and self.kv.block_size >= longest else len(self.running)
+
+    @property
     def has_work(self) -> bool:
         """True while a request is unfinished or the executor has not been told of an ending."""
         return bool(self.running or len(self.waiting) or self._released)
@@ -251,7 +258,7 @@ class Scheduler:
                 break
             count = self._try_admit(request, budget, copies)
             self._memory_short = not count and self.kv.blocks_short(
-                request, len(request.tokens), len(self.running)
+                request, len(request.tokens), self._spare_blocks
             )
             if count == 0:
                 if not continuous and self.kv.blocks_short(request, len(request.tokens)):
@@ -286,9 +293,7 @@ class Scheduler:
         if hit is not None:
             self.kv.admit(request, hit)
         count = wanted = self._want(request, budget)
-        # A spare block for each running sequence, or the newcomer would be preempted at the next block border.
-        spare = len(self.running)
-        fits = not (self.running and self.kv.blocks_short(request, len(request.tokens), spare))
+        fits = not (self.running and self.kv.blocks_short(request, len(request.tokens), self._spare_blocks))
         if fits and not self.running:
             count = min(count, self.kv.fits(request))
         if not count or not fits or not self.kv.grow(request, count, copies):
