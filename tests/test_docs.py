@@ -57,8 +57,10 @@ def test_every_command_is_of_a_known_kind() -> None:
 
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make")])
 def test_make_targets_exist(line: str) -> None:
-    done = run(["make", "--dry-run", *line.split()[1:]])
-    assert done.returncode == 0, done.stderr
+    """By name: `make --dry-run` runs recipes that call make, and with them the whole suite."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in line.split()[1:]:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
 
 
 @pytest.mark.parametrize(
