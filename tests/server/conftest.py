@@ -87,7 +87,7 @@ class TinyServer:
         )  # fmt: skip
         self.traffic: Traffic = app.state.service.traffic
         self.feed = app.state.feed
-        app.state.sight.start()
+        app.state.monitor.start()
         listener = listen("127.0.0.1", 0)
         self._server = Server(uvicorn_config(app, self._limits, "critical"))
         listener.listen(100)

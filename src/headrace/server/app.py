@@ -1,4 +1,4 @@
-"""The web application: routes, limits and errors put together."""
+"""Builds the web application from routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from headrace import __version__
 from headrace.async_llm import AsyncLLM
 from headrace.core.types import Pooling
 from headrace.errors import ConfigError
-from headrace.server.access import usage
 from headrace.server.access.hosts import ANY, HostCheck, OriginCheck
 from headrace.server.access.key_check import KeyCheck
 from headrace.server.access.traffic import Traffic
@@ -20,12 +19,12 @@ from headrace.server.http import errors
 from headrace.server.http.body import MAX_BODY_BYTES, BodyLimit
 from headrace.server.http.headers import HeadAsGet
 from headrace.server.http.pace import CallerLeft, Pace
-from headrace.server.observability import routes as health_and_metrics
-from headrace.server.observability.monitor import Sight
+from headrace.server.observability import monitor
+from headrace.server.observability.monitor import Monitor
 from headrace.server.observability.observer import Observer, Sink
 from headrace.server.ollama import about as ollama_about
 from headrace.server.ollama import route as ollama
-from headrace.server.openai import chat, completions, embeddings, models, tokens
+from headrace.server.openai import chat, completions, embeddings, models
 from headrace.server.openai.responses import route as responses
 from headrace.server.openai.responses.store import DEFAULT_BYTES, ResponseStore
 from headrace.server.service import Service
@@ -52,7 +51,7 @@ def create_app(
     """An app that serves one model under all of `model_names`. The engine has been started, and is
     the caller's to close.
 
-    replies: how the model writes reasoning and calls; None for what its chat template suggests.
+    replies: how the model writes reasoning and calls; None to detect it from the chat template.
 
     response_store_bytes: memory for stored responses, 0 to store none.
 
@@ -73,8 +72,8 @@ def create_app(
         responses=ResponseStore(response_store_bytes),
     )
     traffic.on_reload(service.responses.keep)
-    app.state.sight = sight = Sight(service, sinks)
-    app.state.feed = Feed(engine.client, sight.tallies)
+    app.state.monitor = counted = Monitor(service, sinks)
+    app.state.feed = Feed(engine.client, counted.tallies)
     # From the inside to the outside: the middleware that is added last sees a request first.
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, limit=max_body_bytes)
@@ -82,9 +81,9 @@ def create_app(
     app.add_middleware(OriginCheck, allowed=tuple(allowed_origins))
     app.add_middleware(HostCheck, allowed=tuple(allowed_hosts))
     app.add_middleware(Pace)
-    app.add_middleware(Observer, tallies=sight.tallies, sinks=sight.sinks)
+    app.add_middleware(Observer, tallies=counted.tallies, sinks=counted.sinks)
     errors.install(app)
-    app.add_exception_handler(CallerLeft, _nobody_listens)
+    app.add_exception_handler(CallerLeft, _caller_left)
     for routes in (
         completions,
         chat,
@@ -93,12 +92,10 @@ def create_app(
         ollama,
         ollama_about,
         embeddings,
-        tokens,
         models,
-        health_and_metrics,
+        monitor,
         live,
         page,
-        usage,
         api_page,
     ):
         app.include_router(routes.router)
@@ -106,5 +103,5 @@ def create_app(
     return app
 
 
-async def _nobody_listens(request: Request, error: Exception) -> Response:
+async def _caller_left(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)

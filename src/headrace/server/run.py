@@ -23,13 +23,12 @@ from headrace.server.access.traffic import TrafficOptions, reload_on_hangup
 from headrace.server.anthropic.answers import DIALECT as ANTHROPIC
 from headrace.server.app import create_app
 from headrace.server.http.body import MAX_BODY_BYTES
-from headrace.server.http.connection import ConnectionLimits
+from headrace.server.http.connection import ConnectionLimits, WriteBatch
 from headrace.server.http.dialect import ErrorDialects
-from headrace.server.http.drain import Drain
 from headrace.server.http.headers import EVERYWHERE
 from headrace.server.http.listener import allow_connections, listen, unusable, url
+from headrace.server.http.pace import Drain
 from headrace.server.http.protocol import GuardedProtocol
-from headrace.server.http.write_batch import WriteBatch
 from headrace.server.observability.logs import TEXT, LogWriter, logs
 from headrace.server.observability.observer import Sink
 from headrace.server.observability.tracing import tracing
@@ -42,13 +41,13 @@ from headrace.text.grammar_store import missing_package
 from headrace.text.tools.formats import AUTO, ReplyFormats
 
 _LAST_WORDS_S = 0.5
-"""Time for the error events of streams that did not finish in time."""
+"""Time to send error events to streams that did not finish in time."""
 
 _ORDERLY_S = 2.0
-"""Time that the end of everything gets behind the deadline of the requests."""
+"""Time for the shutdown after the deadline of the requests."""
 
 _BACKLOG = 2048
-"""Connections that may wait to be taken."""
+"""Connections that may wait to be accepted."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,10 +77,10 @@ class ServeOptions:
 
 
 def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], None]) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code: 0, or 128 and the signal's number where a second one
-    asked not to wait. `ready` is told the base URL once requests are taken.
+    """Serve until SIGINT or SIGTERM. Returns the exit code: 0, or 128 plus the signal's number after a second signal,
+    which ends the drain. `ready` is called with the base URL when requests are accepted.
 
-    Raises ConfigError for an address that cannot be used, and what the engine raises while it starts.
+    Raises ConfigError for an unusable address, and what the engine raises while it starts.
     """
     last = LastResort()
     with logs(options.log_level, options.log_format) as log, contextlib.closing(last):
@@ -130,17 +129,17 @@ async def _serve(
             pooling=options.pooling, sinks=sinks, response_store_bytes=options.response_store_bytes,
             allowed_hosts=options.traffic.hosts(options.host), allowed_origins=options.traffic.allowed_origins,
         )  # fmt: skip
-        app.state.sight.start(log)
+        app.state.monitor.start(log)
         drain = Drain(app)
         allowed = allow_connections(options.connections.max_connections)
         limits = replace(options.connections, max_connections=allowed)
         server = Server(uvicorn_config(drain, limits, options.log_level), lambda: ready(url(listener)))
         try:
             listener.listen(_BACKLOG)
-        except OSError as error:  # somebody else listened there while the model was loading
+        except OSError as error:  # another process listened there while the model was loading
             raise unusable(options.host, options.port, error) from error
         gc.collect()
-        gc.freeze()  # what lives as long as the server is not looked through again, while all streams wait
+        gc.freeze()  # objects that live as long as the server are not collected, which would delay all streams
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         await _first_of(ending.asked.wait(), serving)
         if not serving.done():
@@ -158,7 +157,7 @@ async def _serve(
 
 
 async def _finish(server: Server, engine: AsyncLLM, drain: Drain, ending: Ending, drain_s: float) -> None:
-    """Let accepted requests finish, then end the server; what has not finished in time ends with an error."""
+    """Let accepted requests finish, then end the server; requests that do not finish in time end with an error."""
     engine.drain()
     drain.begin()
     server.refuse_unfinished()
@@ -175,7 +174,7 @@ async def _finish(server: Server, engine: AsyncLLM, drain: Drain, ending: Ending
 async def _first_of(
     other: Coroutine[Any, Any, Any], task: asyncio.Future[Any], timeout_s: float | None = None
 ) -> None:
-    """Wait for the first of the two, and end `other`."""
+    """Wait for the first of the two, and cancel `other`."""
     waiting = asyncio.ensure_future(other)
     try:
         await asyncio.wait({waiting, task}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -186,8 +185,8 @@ async def _first_of(
 def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uvicorn.Config:
     """uvicorn over httptools, within limits.
 
-    httptools and uvloop are not left to what happens to be installed: the limits are written for the one, and with
-    both a streamed event takes half of the time that it takes with h11 on asyncio's loop (4.6 for 9.4 microseconds).
+    httptools and uvloop are required: the limits extend httptools' protocol, and with both a streamed event takes half
+    as long as with h11 on asyncio's loop (4.6 against 9.4 microseconds).
     """
     return uvicorn.Config(
         ErrorDialects(app, (ANTHROPIC, OLLAMA)),  # the outermost: it translates errors of whatever is inside
@@ -198,16 +197,16 @@ def uvicorn_config(app: ASGIApp, limits: ConnectionLimits, log_level: str) -> uv
         lifespan="off",
         server_header=False,
         headers=list(EVERYWHERE),
-        log_config=None,  # as all other logs
+        log_config=None,  # configured by `logs`
         log_level=log_level,
-        access_log=False,  # we have a better one
+        access_log=False,  # see `observer.log_request`
         timeout_keep_alive=int(limits.keep_alive_timeout_s),
-        timeout_graceful_shutdown=1,  # for those who read; work has been waited for
+        timeout_graceful_shutdown=1,  # after the drain
     )
 
 
 class Server(uvicorn.Server):
-    """Tells when it takes requests, and leaves signals to whoever runs it."""
+    """Calls `ready` when it accepts requests, and does not handle signals."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
@@ -219,7 +218,7 @@ class Server(uvicorn.Server):
             self._ready()
 
     def refuse_unfinished(self) -> None:
-        """Send away whoever has sent only a part of a request so far."""
+        """Refuse requests that have arrived only in part."""
         for connection in tuple(self.server_state.connections):
             if isinstance(connection, GuardedProtocol):
                 connection.refuse_unfinished()

@@ -1,4 +1,4 @@
-"""What every route needs, handed to the app when it is made."""
+"""What every route needs: the model's client, tokenizer and names, and the traffic rules."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from headrace.text.tools.formats import ReplyFormats
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`names` are what requests may call the model; the first is what answers call it. `replies` is how it writes.
-    `started` in Unix seconds.
+    """`names`: the model's names in requests; answers have the first. `replies`: how the model writes reasoning and
+    calls. `started` in Unix seconds. `pooling`: the default for embeddings.
 
-    `pooling` is how prompts become embeddings where a request does not say. Requests go to the engine through `gate`,
-    which holds them to the rules of traffic. `long_texts` is the one thread that tokenizes those.
-    `answers` is the memory of answers that are sent whole.
+    Requests go to the engine through `gate`, which applies the traffic rules. `long_texts` is the one thread that
+    tokenizes long texts. `answers` is the memory of answers that are sent whole.
     """
 
     engine: AsyncLLM
@@ -60,7 +59,7 @@ class Service:
         return self.engine.facts
 
     def model(self, asked: str | None) -> str:
-        """The name to answer with. Raises UnknownModelName; a request that names no model means this one."""
+        """The model's name in the answer; the first one if the request names none. Raises UnknownModelName."""
         if asked is None or asked == "":
             return self.names[0]
         if asked not in self.names:
@@ -71,9 +70,9 @@ class Service:
 
 
 async def service_of(request: Request) -> Service:
-    """The service of the app that a request came to, for its caller; a FastAPI dependency.
+    """The app's service for the caller of a request; a FastAPI dependency.
 
-    It waits for nothing, but FastAPI takes a plain function to another thread, which costs more than all it does.
+    It is async although it never waits: FastAPI runs plain functions in a thread, which costs more than the function.
     """
     service: Service = request.app.state.service
     return replace(service, caller=caller_of(request))

@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Keep the signals waiting until `Ending.listen`, or the end of the block."""
+    """Block the signals until `Ending.listen`, or the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -26,7 +26,7 @@ def held() -> Iterator[None]:
 
 
 class Ending:
-    """What the signals have asked for. `exit_code` is for an end that was not waited for."""
+    """The state of signals: the first ends the server after a drain, the second at once, with `exit_code`."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -34,7 +34,7 @@ class Ending:
         self.exit_code = 0
 
     def listen(self) -> None:
-        """Handle signals from now on, those that `held` kept included. To be called on the main thread's loop."""
+        """Handle signals from now on, including those that `held` blocked. Call it on the main thread's loop."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._take, number)

@@ -338,7 +338,7 @@ def test_keys_are_read_again_on_sighup_and_never_shown(tmp_path: Path) -> None:
         assert [models(name) for name in ("ann", "bob", "cat")] == [401, 200, 200]
         path.write_text(f'[{{"name": "cat", "key": "{secret("dog")}"')
         served.process.send_signal(signal.SIGHUP)
-        says("the keys are left as they were")
+        says("the keys are unchanged")
         assert [models(name) for name in ("ann", "bob", "cat", "dog")] == [401, 200, 200, 401]
         (engine,) = served.descendants()
         written = Path(f"/proc/{engine}/cmdline").read_bytes() + Path(f"/proc/{engine}/environ").read_bytes()

@@ -24,10 +24,8 @@ from headrace.cli import main
 from headrace.cli import run_batch as run_batch_command
 from headrace.errors import ConfigError, EngineDead
 from headrace.server.app import create_app
-from headrace.server.batch import input as batch_input
-from headrace.server.batch import output as batch_output
-from headrace.server.batch.input import BatchInput
-from headrace.server.batch.output import BatchOutput
+from headrace.server.batch import files
+from headrace.server.batch.files import BatchInput, BatchOutput
 from headrace.server.batch.work import Progress, run_batch
 from headrace.serving.client.process import ProcessClient
 from headrace.serving.client.supervisor import Backoff, Supervisor
@@ -153,11 +151,11 @@ def test_bad_lines_become_error_entries(tmp_path: Path) -> None:
 
 def test_a_line_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = request("a"), request("b", {"prompt": "x" * 300})
-    monkeypatch.setattr(batch_input, "MAX_LINE_BYTES", 250)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 250)
     entries = BatchInput(written(tmp_path / "in", [long, short, long])).entries
     assert [entry.custom_id for entry in entries] == [None, "a", None]
     assert "longer than 250 bytes" in str(entries[0].fault)
-    monkeypatch.setattr(batch_input, "MAX_LINES", 2)
+    monkeypatch.setattr(files, "MAX_LINES", 2)
     with pytest.raises(ConfigError, match="more than 2 lines"):
         BatchInput(tmp_path / "in")
 
@@ -265,7 +263,7 @@ def supervised(
             into = BatchOutput(output)
             try:
                 progress = await run_batch(
-                    app, BatchInput(source), into, concurrency=concurrency, tell=tell, patience_s=20
+                    app, BatchInput(source), into, concurrency=concurrency, report=tell, patience_s=20
                 )
                 assert kill_at is None or client.restarts >= 1
                 return progress, app.seen
@@ -312,7 +310,7 @@ def test_an_engine_that_never_comes_back_ends_the_run_and_leaves_the_rest_for_an
 
         try:
             app = create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"])
-            await run_batch(app, BatchInput(source), output, concurrency=4, tell=tell)
+            await run_batch(app, BatchInput(source), output, concurrency=4, report=tell)
         finally:
             output.close()
             await client.aclose()
@@ -384,7 +382,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     output = BatchOutput(tmp_path / "out")
     entry = BatchInput(written(tmp_path / "in", [request("a")])).entries[0]
-    monkeypatch.setattr(batch_output.os, "write", full)
+    monkeypatch.setattr(files.os, "write", full)
     with pytest.raises(ConfigError, match="No space left"):
         output.fault(entry, "x", "y")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from headrace.server.http.write_batch import MAX_HELD_BYTES, BatchedTransport, WriteBatch
+from headrace.server.http.connection import MAX_HELD_BYTES, BatchedTransport, WriteBatch
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from headrace.core.prefix_cache import CacheStats
 from headrace.core.scheduler import SchedulerStats
 from headrace.core.types import NewRequest
 from headrace.errors import EngineDead
-from headrace.server.observability.engine_totals import EngineTotals
+from headrace.server.observability.counts import EngineTotals
 from headrace.serving.client.process import ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.supervisor import Backoff, Supervisor
@@ -66,7 +66,7 @@ def test_an_answer_that_was_overtaken_is_ignored() -> None:
 async def test_no_engine_runs_nothing() -> None:
     summed = totals()
     summed.take(0, stats(7, 90, running=1))
-    await summed.look()
+    await summed.poll()
     assert summed.now is None and summed["steps"] == 7
 
 
@@ -93,7 +93,7 @@ async def test_a_restart_keeps_the_sums() -> None:
         for engine in range(3):
             for _ in range(2 if engine else 9):  # later ones have counted less than the first
                 await generate(client, (1, 2, 3) * 5)
-            await summed.look()
+            await summed.poll()
             now = {name: summed[name] for name in NAMES}
             assert all(now[name] >= before[name] for name in NAMES) and now["steps"] > before["steps"]
             assert client.restarts == engine
@@ -102,7 +102,7 @@ async def test_a_restart_keeps_the_sums() -> None:
                 await generate(client, (CRASH,))
             await alive(client)
         alone = EngineTotals(client)
-        await alone.look()
+        await alone.poll()
         assert alone["steps"] < before["steps"]  # the engine itself has begun anew
     finally:
         await client.aclose(0.0)
@@ -114,14 +114,14 @@ async def test_a_stopped_engine_does_not_hold_up_a_scrape() -> None:
     try:
         summed = EngineTotals(client, patience_s=0.1)
         await generate(client, (1, 2, 3))
-        await summed.look()
+        await summed.poll()
         steps = summed["steps"]
         os.kill(client.pid, signal.SIGSTOP)
-        await summed.look()
+        await summed.poll()
         assert summed["steps"] == steps
         os.kill(client.pid, signal.SIGCONT)
         await generate(client, (1, 2, 3))
-        await summed.look()
+        await summed.poll()
         assert summed["steps"] > steps
     finally:
         await client.aclose(0.0)

@@ -119,7 +119,7 @@ def test_a_planted_label_of_the_path_is_noticed(tiny: TinyServer, monkeypatch: p
             tiny.http.get(f"/planted/{number}")
         after = set(Scrape.take(tiny.http).samples)
     for number in range(5):
-        del tiny.app.state.sight.tallies.http[f"/planted/{number}", "GET", "404"]
+        del tiny.app.state.monitor.tallies.http[f"/planted/{number}", "GET", "404"]
     assert len({key for key in after - before if "planted" in str(key)}) == 5
 
 
@@ -169,7 +169,7 @@ def test_a_sink_that_fails_harms_nobody(tiny: TinyServer, caplog: pytest.LogCapt
 
     assert tiny.call(run()).status_code == 200
     assert len(told) == 1
-    assert "could not be noted down" in caplog.text
+    assert "could not be recorded" in caplog.text
 
 
 def test_a_bug_counts_as_an_error_of_the_server(tiny: TinyServer) -> None:

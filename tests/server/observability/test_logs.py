@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from headrace.server.access.keys import Caller
-from headrace.server.observability import request_log
+from headrace.server.observability import observer
 from headrace.server.observability.logs import FIELDS, JsonFormatter, LogWriter, formatter
 from headrace.server.observability.record import RequestRecord
 from headrace.serving.client.child import ENGINE_COMMAND
@@ -171,12 +171,12 @@ def test_no_line_says_what_a_caller_wrote(
 def test_a_planted_path_is_noticed(
     server: TinyServer, lines: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fields = request_log.request_fields
+    fields = observer.request_fields
 
     def leaking(record: RequestRecord) -> dict[str, object]:
         return fields(record) | {"agent": dict(record.headers).get(b"user-agent")}
 
-    monkeypatch.setattr(request_log, "request_fields", leaking)
+    monkeypatch.setattr(observer, "request_fields", leaking)
     hostile(server)
     line_of(lines, 18)
     assert "honeycomb" in told_by(lines)

@@ -281,11 +281,11 @@ def test_all_of_the_tallies_are_shown(tiny: TinyServer) -> None:
             return getattr(TALLIES, name)
 
     TALLIES = Tallies()
-    sight = tiny.app.state.sight
-    sources = sight._exposition._sources
+    monitor = tiny.app.state.monitor
+    sources = monitor.sources
     try:
         object.__setattr__(sources, "tallies", Watched())
-        sight._exposition.read()
+        monitor.read()
     finally:
-        object.__setattr__(sources, "tallies", sight.tallies)
+        object.__setattr__(sources, "tallies", monitor.tallies)
     assert read >= vars(TALLIES).keys() - {"recent_ttft", "recent_itl"}  # which GET /live shows

@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.async_llm import AsyncLLM
 from headrace.server.openai.prompts import LONG_CHARS, encode_chat
 from headrace.server.service import Service
 from headrace.text.tokenizer import Tokenizer
@@ -306,7 +308,8 @@ def test_long_chats_leave_the_event_loop_to_others(tiny: TinyServer, repeats: in
     service: Service = tiny.app.state.service
     assert service.tokenizer is not None and (27 * repeats > LONG_CHARS) == (repeats == 20_000)
     watched = Watched(service.tokenizer)
-    roomy = replace(service, tokenizer=watched, facts=replace(service.facts, max_model_len=10_000_000))
+    client = SimpleNamespace(facts=replace(service.facts, max_model_len=10_000_000))
+    roomy = replace(service, engine=AsyncLLM.over(client, watched))  # type: ignore[arg-type]
     turns: list[float] = []
 
     async def run() -> None:

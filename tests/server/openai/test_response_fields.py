@@ -169,7 +169,7 @@ def test_an_error_event_has_a_sequence_number(echo: TinyServer) -> None:
                 raise RuntimeError("planted")
             return getattr(taken, name)
 
-    object.__setattr__(service, "tokenizer", Broken())
+    service.engine.inputs.tokenizer = Broken()
     try:
         with httpx.stream("POST", f"{echo.url}/v1/responses", json=body, timeout=30) as answer:
             assert answer.status_code == 200, answer.read()
@@ -178,6 +178,6 @@ def test_an_error_event_has_a_sequence_number(echo: TinyServer) -> None:
                     events.append(json.loads(line.removeprefix("data: ")))
                     begun.append(True)
     finally:
-        object.__setattr__(service, "tokenizer", taken)
+        service.engine.inputs.tokenizer = taken
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "error" and "planted" not in str(events[-1])

@@ -75,7 +75,7 @@ def test_refusals(tiny: TinyServer, path: str, body: dict[str, object], status: 
 
 def test_more_tokens_than_allowed(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     # Over the server's own limit of bytes, this one is about the schema's limit.
-    from headrace.server.openai.tokens import MAX_TOKENS, DetokenizeRequest
+    from headrace.server.openai.models import MAX_TOKENS, DetokenizeRequest
 
     assert len(DetokenizeRequest(tokens=[1] * MAX_TOKENS).tokens) == MAX_TOKENS
     with pytest.raises(ValueError, match="tokens"):

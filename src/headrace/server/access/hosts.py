@@ -16,15 +16,25 @@ ANY = "*"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
+_Headers = list[tuple[bytes, bytes]]
+
+_METHODS = b"GET, POST, DELETE"
+_MAX_AGE_S = b"600"
+_EXPOSED = (
+    b"retry-after, x-request-id, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
+    b"x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, "
+    b"x-ratelimit-reset-tokens"
+)
+
 PROBES = frozenset({"/health", "/ready"})
-"""Load balancers ask these under whatever name they have for the server; they tell nothing."""
+"""Load balancers use any name for these, and they reveal nothing."""
 
 
 def default_hosts(bound: str, keys: bool) -> tuple[str, ...]:
-    """Names under which a server that listens on the address `bound` is reached.
+    """Host names that a server which listens on the address `bound` accepts.
 
-    All names, where callers need keys, which a foreign page does not have, or where other machines can connect: they
-    use whatever name a proxy, Compose or Kubernetes gives the service, and nothing keeps them out in any case.
+    All names if callers need keys, which a foreign page does not have, or if other machines can connect: these use any
+    name that a proxy, Compose or Kubernetes gives the service, and could connect in any case.
     """
     if keys or not is_loopback(bound):
         return (ANY,)
@@ -32,7 +42,7 @@ def default_hosts(bound: str, keys: bool) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Nobody but this machine can connect to it."""
+    """Only this machine can connect to it."""
     address = _address(host.strip("[]"))
     return host == "localhost" if address is None else address.is_loopback
 
@@ -52,7 +62,7 @@ def is_name(text: str) -> bool:
 
 
 class HostCheck:
-    """ASGI middleware: 421 for requests under another name than `allowed`; "*" allows all."""
+    """ASGI middleware: 421 for requests with a Host header that is not in `allowed`; "*" allows all."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self._app = app
@@ -83,19 +93,8 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-_Headers = list[tuple[bytes, bytes]]
-
-_METHODS = b"GET, POST, DELETE"
-_MAX_AGE_S = b"600"
-_EXPOSED = (
-    b"retry-after, x-request-id, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
-    b"x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, "
-    b"x-ratelimit-reset-tokens"
-)
-
-
 def normal_origin(origin: str) -> str:
-    """Scheme and host in lower case. Raises ValueError for what is not an origin such as https://example.org."""
+    """Scheme and host in lower case. Raises ValueError unless it is an origin such as https://example.org."""
     parts = urlsplit(origin)
     try:
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -109,8 +108,8 @@ def normal_origin(origin: str) -> str:
 class OriginCheck:
     """ASGI middleware: 403 for pages of other origins, and the CORS headers for those that are allowed.
 
-    Programs that are no browsers send no Origin header, and are let through. The server's own page is the one whose
-    origin has the host and the port of the Host header, which `hosts.HostCheck` has looked at before.
+    Only browsers send an Origin header; requests without one pass. The server's own page has the origin of the Host
+    header, which HostCheck has checked before.
     """
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str] = ()) -> None:
@@ -157,7 +156,7 @@ class OriginCheck:
 
 
 def _same(origin: bytes, scope: Scope) -> bool:
-    """A page of ours, by the name under which it was asked for; TLS may end at a proxy in front of us."""
+    """The origin is this server, by its Host header. The scheme may differ: TLS may end at a proxy."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
     scheme, _, netloc = origin.lower().partition(b"://")
     return bool(host) and scheme in (b"http", b"https") and netloc == host.lower()

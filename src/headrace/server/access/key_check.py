@@ -1,4 +1,4 @@
-"""Asks every caller for a key, before anything else of a request is looked at."""
+"""Requires an API key, before anything else of a request is read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.server.http.errors import error_body, headrace_error_body
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 OPEN_FOLDERS = ("/page/",)
-"""What needs no key: whether the server lives, and the page's own files. Whatever is not named here needs one."""
+"""Paths that need no key: liveness, and the page's own files."""
 
 
 class KeyCheck:
-    """ASGI middleware: 401 without a key that is in force, 429 above the key's requests a minute.
+    """ASGI middleware: 401 without a valid key, 429 above the key's requests a minute.
 
-    What follows finds the caller in the request's state, see `caller.caller_of`.
+    It puts the caller into the request's state, see `keys.caller_of`.
     """
 
     def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
@@ -34,7 +34,7 @@ class KeyCheck:
             scope.setdefault("state", {})["caller"] = NOBODY if len(self._traffic.keys) else ANYONE
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # there are no other routes, and nobody shall find out without a key
+        if scope["type"] != "http":  # there are no such routes; without a key that is not revealed
             await send({"type": "websocket.close", "code": 1008})
             return
         traffic = self._traffic
@@ -74,6 +74,6 @@ def _is_open(path: str) -> bool:
 
 
 def _only(scope: Scope, header: bytes) -> bytes | None:
-    """The one header of that name; two of them are none."""
+    """The value of a header that occurs once; None otherwise."""
     found = [value for name, value in scope["headers"] if name == header]
     return found[0] if len(found) == 1 else None

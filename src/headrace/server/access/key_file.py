@@ -1,4 +1,4 @@
-"""Where keys come from: the command line, the environment, and a file that may be read again while the server runs."""
+"""Sources of keys: the command line, the environment, and a file that can be reloaded while the server runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ from headrace.core.types import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from headrace.errors import ConfigError
 from headrace.server.access.keys import Caller, Key, checked_key, digest_of
 
+MAX_FILE_BYTES = 2**20
+MAX_NAME_CHARS = 64
+MAX_PER_MINUTE = 10**12
+
 PRIORITIES = {"urgent": -100, "normal": 0, "background": 100}
 
 
 def priority_number(value: object) -> object:
-    """The number of a class that is given by its name; anything else unchanged.
+    """The number of a priority class given by name; anything else unchanged.
 
     Raises ValueError for an unknown name.
     """
@@ -38,26 +42,11 @@ def priority_number(value: object) -> object:
     return PRIORITIES[value]
 
 
-MAX_FILE_BYTES = 2**20
-MAX_NAME_CHARS = 64
-MAX_PER_MINUTE = 10**12
-
-_LABELS = (
-    "name",
-    "key",
-    "sha256",
-    "weight",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_priority",
-    "admin",
-)
-
 PerMinute = Annotated[int, Field(ge=1, le=MAX_PER_MINUTE)]
 
 
 class KeyEntry(BaseModel):
-    """One key of the file: itself, or its SHA-256 in hexadecimal digits, so that the file need not be secret."""
+    """One key of the file, or its SHA-256 in hexadecimal digits, so that the file need not be secret."""
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
@@ -86,39 +75,33 @@ class KeyEntry(BaseModel):
     @property
     def made(self) -> Key:
         digest = bytes.fromhex(self.sha256) if self.sha256 is not None else digest_of(self.key or "")
-        return Key(
-            digest,
-            Caller(
-                self.name, self.weight, self.max_priority, self.admin, self.requests_per_minute,
-                self.tokens_per_minute,
-            ),
-        )  # fmt: skip
+        return Key(digest, Caller(**self.model_dump(exclude={"key", "sha256"})))
 
 
 @dataclass(frozen=True, slots=True)
 class KeySources:
-    """`fixed`: keys that stay as they are while the server runs."""
+    """`fixed`: keys that cannot change while the server runs."""
 
     fixed: tuple[Key, ...] = ()
     file: Path | None = None
 
     @property
     def several(self) -> bool:
-        """There may be more than one caller, now or after the file has changed."""
+        """There may be several callers, now or after a reload."""
         return len(self.fixed) > 1 or self.file is not None
 
     @property
     def any(self) -> bool:
-        """Callers are asked for a key."""
+        """Callers need a key."""
         return bool(self.fixed) or self.file is not None
 
     def load(self) -> tuple[Key, ...]:
-        """All keys, as they are now. Raises ConfigError, which quotes no key, where the file is wrong."""
+        """All current keys. Raises ConfigError for a malformed file, without quoting a key."""
         return self.fixed + (() if self.file is None else read_keys(self.file))
 
 
 def operator_keys(given: Sequence[str], environment: str | None) -> tuple[Key, ...]:
-    """Keys that the operator hands to the command. Their callers may do everything. Raises ConfigError."""
+    """Keys from the command line and the environment, with admin rights and no limits. Raises ConfigError."""
     named = [(f"key-{number}", key) for number, key in enumerate(given, 1)]
     if environment:
         named.append(("environment", environment))
@@ -145,11 +128,8 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         raise ConfigError(f"the key file {path} is larger than {MAX_FILE_BYTES} bytes")
     try:
         entries = _entries(data.decode(), path.suffix.lower() == ".toml")
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # both formats' errors are ValueErrors, and so is a wrong encoding
-        # The parsers quote what they read: only the place is said.
+    except (ValueError, RecursionError) as error:  # also of the parsers, and for a wrong encoding
+        # Only the place: the parsers' messages quote the file, which holds secrets.
         line = getattr(error, "lineno", None)
         place = "" if line is None else f", line {line}"
         raise ConfigError(f"the key file {path} is neither TOML nor JSON{place}") from None
@@ -182,7 +162,11 @@ def _entries(text: str, toml: bool) -> Any:
 def _sentence(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     if first["type"] == "extra_forbidden":
-        return f"there is no such field; known are {', '.join(_LABELS)}"
+        return f"there is no such field; known are {', '.join(KeyEntry.model_fields)}"
     field = next((str(part) for part in first["loc"]), "")
     text = first["msg"].removeprefix("Value error, ")
-    return f"{field}: {text[:1].lower()}{text[1:]}" if field in _LABELS else text[:1].lower() + text[1:]
+    return (
+        f"{field}: {text[:1].lower()}{text[1:]}"
+        if field in KeyEntry.model_fields
+        else text[:1].lower() + text[1:]
+    )

@@ -1,4 +1,4 @@
-"""API keys: held as hashes, found in constant time, and what each has used."""
+"""API keys: stored as hashes, compared in constant time; and what each has used."""
 
 from __future__ import annotations
 
@@ -7,18 +7,30 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, NotPermitted
+
+MAX_KEYS = 1000
+"""Every request is compared with all of them; a thousand comparisons take a tenth of a millisecond."""
+
+MIN_KEY_CHARS, MAX_KEY_CHARS = 8, 1024
+
+MAX_NAMES = 4096
+"""Callers that are counted by name. After many changes of keys, those beyond it are counted together."""
+
+OTHERS = "others"
+NAMELESS = "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The owner of a key. `name` is the only thing about a key that logs, metrics and answers may show.
+    """The owner of a key. Logs, metrics and answers show `name`, and nothing else about a key.
 
-    weight: share under the fair order, against the other callers' weights. max_priority: the most urgent priority
-    that requests may have, where lower numbers are more urgent; None for any. admin: may see what concerns others.
+    weight: share under the fair order, relative to the other callers' weights. max_priority: the most urgent priority
+    of its requests, where lower numbers are more urgent; None for any. admin: may see other callers' requests.
     requests_per_minute, tokens_per_minute: None for no limit.
     """
 
@@ -31,10 +43,10 @@ class Caller:
 
 
 ANYONE = Caller("", max_priority=None, admin=True)
-"""Whoever calls a server without keys."""
+"""Every caller of a server without keys."""
 
 NOBODY = Caller("")
-"""Whoever asks for what needs no key, where there are keys."""
+"""The caller of a path that needs no key, on a server with keys."""
 
 
 def caller_of(request: Request) -> Caller:
@@ -43,19 +55,19 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-MAX_KEYS = 1000
-"""Every request is compared with all of them; a thousand comparisons take a tenth of a millisecond."""
-
-MIN_KEY_CHARS, MAX_KEY_CHARS = 8, 1024
+def administrator(caller: Annotated[Caller, Depends(caller_of)]) -> None:
+    """A FastAPI dependency of routes that show other callers' requests. Raises NotPermitted."""
+    if not caller.admin:
+        raise NotPermitted("this is for keys with admin rights")
 
 
 def digest_of(key: str) -> bytes:
-    """SHA-256 of a key. Keys are long and random, so a slow hash would guard nothing more."""
+    """SHA-256 of a key. Keys are long and random, so a slow hash would add no protection."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def checked_key(key: str) -> str:
-    """Raises ValueError, which does not quote it, for what cannot be a key."""
+    """Raises ValueError, which does not quote the key, for a malformed one."""
     if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS or not all("!" <= char <= "~" for char in key):
         raise ValueError(
             f"a key must have {MIN_KEY_CHARS} to {MAX_KEY_CHARS} characters, visible ASCII without spaces"
@@ -72,7 +84,7 @@ class Key:
 
 
 class KeyRing:
-    """The keys in force. An empty ring means that no key is asked for."""
+    """The valid keys. With an empty ring, no key is required."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys: tuple[Key, ...] = ()
@@ -86,7 +98,7 @@ class KeyRing:
         return [key.caller for key in self._keys]
 
     def replace(self, keys: Iterable[Key]) -> None:
-        """Put other keys into force, from the next request on. Raises ConfigError where they cannot be told apart."""
+        """Use these keys from the next request on. Raises ConfigError if two have the same name or value."""
         keys = tuple(keys)
         if len(keys) > MAX_KEYS:
             raise ConfigError(f"there are {len(keys)} keys; at most {MAX_KEYS} are allowed")
@@ -101,7 +113,7 @@ class KeyRing:
         self._keys = keys
 
     def find(self, token: bytes) -> Caller | None:
-        """The caller whose key it is. Takes the same time for every token, whichever keys are near it."""
+        """The caller whose key it is. Takes the same time for every token."""
         digest = hashlib.sha256(token).digest()
         found = None
         for key in self._keys:
@@ -110,16 +122,9 @@ class KeyRing:
         return found
 
 
-MAX_NAMES = 4096
-"""Callers that are counted by name; those beyond it, after so many changes of keys, are counted together."""
-
-OTHERS = "others"
-NAMELESS = "anonymous"
-
-
 @dataclass(slots=True)
 class Usage:
-    """Counts that only ever rise. `refused` by the error's code."""
+    """Counts since the server started. `refused` by the error's code."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -129,7 +134,7 @@ class Usage:
 
 
 class KeyUsage:
-    """Usage by the name of the key; requests without any are `anonymous`."""
+    """Usage by the name of the key; `anonymous` for requests without one."""
 
     def __init__(self) -> None:
         self._usages: dict[str, Usage] = {}
@@ -137,12 +142,12 @@ class KeyUsage:
         """Requests with a missing or wrong key."""
 
     def of(self, name: str) -> Usage:
-        """The counts of one caller, to be added to."""
+        """The counts of one caller, which the gate adds to."""
         name = name or NAMELESS
         if name not in self._usages and len(self._usages) >= MAX_NAMES:
             name = OTHERS
         return self._usages.setdefault(name, Usage())
 
     def items(self) -> list[tuple[str, Usage]]:
-        """(name, counts) of all callers that have sent anything, by name."""
+        """(name, counts) of all callers that have sent a request, by name."""
         return sorted(self._usages.items())

@@ -1,8 +1,8 @@
 """Requests and tokens a minute for each caller, as token buckets.
 
-A request takes its tokens from the bucket at once, also where that leaves it below zero, and then waits until the
-bucket would have held them (the reservations of Go's x/time/rate, the same as Guava's RateLimiter). So requests of
-one caller get their tokens in the order in which they came, and a wait is known before it begins.
+A request takes its tokens from the bucket at once, even if that leaves it below zero, and then waits until the bucket
+would have held them (reservations, as in Go's x/time/rate and Guava's RateLimiter). So the requests of one caller get
+their tokens in order of arrival, and the wait is known in advance.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from headrace.server.access.keys import Caller
 from headrace.serving.system import MONOTONIC, Clock
 
 MAX_WAIT_S = 10.0
-"""Longest that a request waits for its caller's tokens; one that would have to wait longer is refused."""
+"""A request that would wait longer for its caller's tokens is refused."""
 
 _MINUTE_S = 60.0
 
 
 class Bucket:
-    """Holds up to `per_minute` and fills up at that rate. May fall below zero: then nothing is given for a while."""
+    """Holds up to `per_minute` and refills at that rate. The level may be negative."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -29,7 +29,7 @@ class Bucket:
         self._seen = now
 
     def set_rate(self, per_minute: int, now: float) -> None:
-        """Change the limit; what was used of the old one stays used."""
+        """Change the limit; what was used stays used."""
         used = self.per_minute - self.level(now)
         self.per_minute = per_minute
         self._level = per_minute - used
@@ -43,14 +43,14 @@ class Bucket:
         self._level = min(float(self.per_minute), self.level(now) + amount)
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until there is `amount`, or until the bucket is full where it never holds so much."""
+        """Seconds until there is `amount`, or until the bucket is full if its size is less."""
         lacking = min(amount, float(self.per_minute)) - self.level(now)
         return max(0.0, lacking * _MINUTE_S / self.per_minute)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a caller may be told about one limit."""
+    """The state of one limit, for response headers."""
 
     kind: str
     per_minute: int
@@ -66,29 +66,29 @@ class RateLimiter:
         self._buckets: dict[tuple[str, str], Bucket] = {}
 
     def take_request(self, caller: Caller) -> None:
-        """Count one request. Raises RateLimited, with the time after which there is one more."""
+        """Count one request. Raises RateLimited, with the time until the next one is allowed."""
         self._take(caller, "requests", caller.requests_per_minute, 1)
 
     def reserve_tokens(self, caller: Caller, tokens: int, patience_s: float = MAX_WAIT_S) -> float:
-        """Take tokens for a request; gives the seconds after which it may run. Raises RateLimited where that is more
-        than `patience_s`, and takes nothing.
+        """Take tokens for a request; returns the seconds to wait before it may run. Raises RateLimited, and takes
+        nothing, if they are more than `patience_s`.
 
-        More than a whole minute's tokens need a full bucket, and are paid off afterwards.
+        A request of more than a minute's tokens needs a full bucket, and later ones wait for the rest.
         """
         return self._take(caller, "tokens", caller.tokens_per_minute, tokens, patience_s)
 
     def charge_tokens(self, caller: Caller, tokens: int) -> None:
-        """Take tokens of a request that runs: the next ones wait for them to be paid off."""
+        """Take tokens for a running request; later requests wait for the bucket to refill."""
         self.return_tokens(caller, -tokens)
 
     def return_tokens(self, caller: Caller, tokens: int) -> None:
-        """Give back what was set aside and not used."""
+        """Return reserved tokens that were not used."""
         bucket = self._buckets.get((caller.name, "tokens"))
         if bucket is not None:
             bucket.add(tokens, self._clock())
 
     def limits(self, caller: Caller) -> list[Limit]:
-        """How much of each of the caller's limits is left."""
+        """The state of each of the caller's limits."""
         now, found = self._clock(), []
         for kind, per_minute in (
             ("requests", caller.requests_per_minute),
@@ -101,7 +101,7 @@ class RateLimiter:
         return found
 
     def keep(self, names: frozenset[str]) -> None:
-        """Forget the buckets of callers who are not there any more."""
+        """Delete the buckets of all other callers."""
         self._buckets = {at: bucket for at, bucket in self._buckets.items() if at[0] in names}
 
     def _take(

@@ -1,4 +1,4 @@
-"""The rules of traffic: who may call, how much and for how long, from the operator's options."""
+"""Traffic rules from the operator's options: who may call, how much and for how long."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from headrace.serving.system import MONOTONIC, Clock
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`queue_timeout_s`, `request_timeout_s`: most that requests may ask for, None for no limit.
-    `share_prefix`: callers with different keys may share prefix blocks, and see by the time it takes what others sent.
-    """
+    """`queue_timeout_s`, `request_timeout_s`: the largest that requests may set, None for no limit. `share_prefix`:
+    callers with different keys share prefix blocks, so that latency can reveal what others sent."""
 
     keys: KeySources = field(default_factory=KeySources)
     queue_timeout_s: float | None = None
@@ -39,7 +38,7 @@ class Rules:
 
 
 class Traffic:
-    """`admission` None: whatever the engine takes. `longest`: see OutputEstimate."""
+    """`admission` None: no limit but the engine's. `longest`: see OutputEstimate."""
 
     def __init__(
         self,
@@ -58,23 +57,23 @@ class Traffic:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all callers there are now."""
+        """Of all current callers."""
         return frozenset(caller.name for caller in self.keys.callers or [ANYONE])
 
     def on_reload(self, keep: Callable[[frozenset[str]], None]) -> None:
-        """Call `keep` with `names` after each change of the keys, to delete what belongs to others."""
+        """Call `keep` with `names` after each change of the keys, to delete other callers' state."""
         self._on_reload.append(keep)
 
     def reload(self) -> None:
-        """Read the keys again. Raises ConfigError where they are wrong, and keeps the old ones."""
+        """Read the keys again. Raises ConfigError, and keeps the old ones, if the file is malformed."""
         self.keys.replace(self.rules.keys.load())
         names = self.names
         for keep in self._on_reload:
             keep(names)
 
     def caller(self, authorization: bytes | None, api_key: bytes | None = None) -> Caller | None:
-        """Whose key an Authorization header carries, or an x-api-key header; None for nobody's, and where the two are
-        of different callers. Without keys everybody is ANYONE."""
+        """The caller with the key in an Authorization or x-api-key header; None without a valid key, or if both are
+        given for different callers. Without keys every caller is ANYONE."""
         if not len(self.keys):
             return ANYONE
         if api_key is not None:
@@ -85,7 +84,7 @@ class Traffic:
         return found if scheme.lower() == b"bearer" else None
 
     def salt(self, caller: Caller, asked: str) -> str:
-        """The cache salt of a caller's request: prompts of different callers have no prefix block in common."""
+        """The cache salt of a caller's request, so that different callers share no prefix blocks."""
         if not caller.name or self.rules.share_prefix:
             return asked
         return hashlib.sha256(f"{caller.name}\0{asked}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -121,7 +120,7 @@ class TrafficOptions:
         allowed_hosts: Sequence[str] | None,
         allowed_origins: Sequence[str],
     ) -> TrafficOptions:
-        """Raises ConfigError for keys, names and origins that are none; reads the key file once to find out."""
+        """Raises ConfigError for malformed keys, names and origins; reads the key file once to check it."""
         keys = KeySources(
             operator_keys(api_keys, environment_key), None if api_key_file is None else Path(api_key_file)
         )
@@ -140,18 +139,18 @@ class TrafficOptions:
         return cls(rules, max_queue, max_queue_tokens, hosts, origins)
 
     def traffic(self, facts: ModelFacts) -> Traffic:
-        """Raises ConfigError where the key file has become wrong."""
+        """Raises ConfigError if the key file has become malformed."""
         tokens = self.max_queue_tokens or default_max_tokens(facts)
         return Traffic(self.rules, Admission(self.max_queue, tokens), longest=longest_sequence(facts))
 
     def hosts(self, bound: str) -> tuple[str, ...]:
-        """Names to answer to, where the server listens on the address `bound`."""
+        """Host names to accept on a server that listens on the address `bound`."""
         if self.allowed_hosts is not None:
             return self.allowed_hosts
         return default_hosts(bound, keys=self.rules.keys.any)
 
     def warn(self, bound: str) -> None:
-        """Say aloud that anybody on the network may use the server, if that is so."""
+        """Log a warning if everyone on the network can use the server."""
         if not is_loopback(bound) and not self.rules.keys.any:
             _log.warning(
                 "the server listens on %s and asks for NO KEY: everybody who can reach this machine can use it, read "
@@ -164,12 +163,12 @@ _HANGUP = frozenset({signal.SIGHUP})
 
 
 def hold_hangups() -> None:
-    """Keep SIGHUP waiting until `reload_on_hangup`: while a model loads it would end the process."""
+    """Block SIGHUP until `reload_on_hangup`: it would end the process while a model loads."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANGUP)
 
 
 def reload_on_hangup(traffic: Traffic) -> None:
-    """Put the file's keys into force on every SIGHUP; a file that is wrong changes nothing. Main thread only."""
+    """Reload the key file on every SIGHUP; a malformed file changes nothing. Main thread only."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, traffic)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANGUP)
 
@@ -178,6 +177,6 @@ def _reload(traffic: Traffic) -> None:
     try:
         traffic.reload()
     except ConfigError as error:
-        _log.error("the keys are left as they were: %s", error)
+        _log.error("the keys are unchanged: %s", error)
         return
     _log.warning("%d keys are in force", len(traffic.keys))

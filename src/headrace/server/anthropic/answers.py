@@ -27,7 +27,7 @@ _TYPES = {
 
 
 def messages_error(status: int, body: dict[str, Any], request_id: str | None = None) -> dict[str, Any]:
-    """An error body of ours in Anthropic's shape."""
+    """An error body in Anthropic's form."""
     default = "api_error" if status >= 500 else "invalid_request_error"
     error = {"type": _TYPES.get(status, default), "message": body["error"]["message"]}
     return {"type": "error", "error": error, "request_id": request_id}
@@ -47,9 +47,9 @@ _DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "inpu
 
 
 class MessageBuilder:
-    """Takes pieces of a reply in order. `blocks` are complete ones.
+    """Consumes the pieces of a reply in order. `blocks` are the complete ones.
 
-    new_call_id: makes the ids of calls. thinks: thinking is shown.
+    new_call_id: makes the ids of calls. thinks: thinking is in the answer.
     """
 
     def __init__(self, new_call_id: Callable[[], str], thinks: bool) -> None:
@@ -60,7 +60,7 @@ class MessageBuilder:
         self._parts: list[str] = []
 
     def add(self, pieces: Sequence[Piece]) -> list[Event]:
-        """What an addition means, as events."""
+        """The events of an addition."""
         events: list[Event] = []
         for piece in pieces:
             match piece:
@@ -76,13 +76,12 @@ class MessageBuilder:
         return events
 
     def close(self) -> list[Event]:
-        """End the open block, if there is one."""
+        """The events that end the open block, if there is one."""
         block, self._open = self._open, None
         if block is None:
             return []
         event = {"type": "content_block_stop", "index": len(self.blocks)}
-        text = "".join(self._parts)
-        kind = block["type"]
+        text, kind = "".join(self._parts), block["type"]
         self.blocks.append(
             block | ({"input": complete_members(text)} if kind == "tool_use" else {kind: text})
         )

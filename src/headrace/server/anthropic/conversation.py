@@ -1,4 +1,4 @@
-"""Messages and tools of Anthropic's API as those of a chat."""
+"""Converts messages and tools of Anthropic's API to those of a chat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.text.templates.messages import MAX_MESSAGES, MAX_TOOLS
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _ERROR = "Error: "
-"""What stands before the result of a tool that has failed."""
+"""Prefix of the result of a failed tool."""
 
 
 def chat_messages(messages: Any, system: Any = None) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
                     raise InvalidParams(f"{at}.thinking must be a string")
                 thoughts.append(block["thinking"])
             case "redacted_thinking":
-                pass  # another server's secret
+                pass  # encrypted by another server
             case _:
                 texts.append(_text_of(block, at))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: chats in Anthropic's dialect."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ async def messages(
 async def count_tokens(
     body: CountTokensRequest, service: Annotated[Service, Depends(service_of)]
 ) -> Response:
-    """How many tokens the request's prompt would have."""
+    """The number of tokens of the request's prompt."""
     service.model(body.model)
     prompt, _ = await _encoded(service, body)
     return JSONResponse({"input_tokens": len(prompt.ids)})
 
 
 async def _encoded(service: Service, body: CountTokensRequest) -> tuple[Encoded, list[CacheMark]]:
-    """The conversation as the model sees it, and what `cache_control` marks. Raises RequestError."""
+    """The conversation as the model sees it, and its `cache_control` marks. Raises RequestError."""
 
     def read() -> tuple[list[dict[str, Any]], list[CacheMark]]:
         chat = chat_messages(body.messages, body.system)
-        body.form  # noqa: B018  # it is checked here, where tokens are only counted
+        body.form  # noqa: B018  # checked for count_tokens, too
         return chat, cache_marks(body.messages, body.system, body.tools, body.cache_control)
 
     tools = body.tool_use.tools
@@ -76,8 +76,8 @@ async def _encoded(service: Service, body: CountTokensRequest) -> tuple[Encoded,
 
 
 async def _tokens_of(service: Service, body: MessagesRequest, mark: CacheMark, prompt: Encoded) -> int:
-    """What the prompt has in common with that of the conversation up to a mark; a mark on no message, with that of a
-    conversation that goes on in another way."""
+    """The length of the prefix that the prompt shares with the prompt of the conversation up to a mark. For a mark on
+    tools or the system message, that conversation continues with another user message."""
     if mark.messages is body.messages:
         return len(prompt.ids)
     cut = mark.messages or [{"role": "user", "content": "?"}]
@@ -85,7 +85,7 @@ async def _tokens_of(service: Service, body: MessagesRequest, mark: CacheMark, p
     try:
         short = await encode_chat(service, chat, False, body.template_variables, body.tool_use.tools)
     except RequestError:
-        return 0  # the template takes no conversation that ends there
+        return 0  # the template refuses a conversation that ends there
     pairs = enumerate(zip(prompt.ids, short.ids, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(prompt.ids), len(short.ids)))
 
@@ -144,7 +144,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
     def write(self, item: tuple[int, Delta]) -> bytes:
         begin: list[Event] = []
         if not self._begun:
-            # With the first token it is known how much of the prompt was cached.
+            # Sent with the first token, when the number of cached tokens is known.
             self._begun = True
             begin = [{"type": "message_start", "message": self.message()}, {"type": "ping"}]
         return named_events(begin + self.add(*item))
@@ -167,7 +167,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
         return "tool_use" if self._reply.called else "end_turn", None
 
     def _usage(self) -> dict[str, Any]:
-        """Input tokens are those that were neither read from the cache nor are kept in it as marked."""
+        """Input tokens are those that were neither read from the cache nor pinned in it."""
         read = self._job.cached_tokens
         created = max(0, self._job.pinned_tokens - read)
         return {

@@ -1,9 +1,7 @@
-"""Requests of the Messages API, each field with a bound, and what their `cache_control` marks ask for.
+"""Requests of the Messages API, each field with a bound, and their `cache_control` marks.
 
-Source: https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching. A mark stands on a block and means all
-before it: tools, then the system message, then the conversation.
-
-Source: https://docs.anthropic.com/en/api/messages.
+A mark on a block covers everything before it: tools, then the system message, then the conversation. Sources:
+https://docs.anthropic.com/en/api/messages, https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ DEFAULT_TTL = "5m"
 
 @dataclass(frozen=True, slots=True)
 class CacheMark:
-    """`messages`, `system`: the request up to the end of the marked block; no messages where the mark is on a tool or
-    on the system message. ttl_s: seconds."""
+    """`messages`, `system`: the request up to the end of the marked block; no messages if the mark is on a tool or the
+    system message. ttl_s: seconds."""
 
     messages: Sequence[Any]
     system: Any
@@ -44,7 +42,7 @@ def cache_marks(messages: Any, system: Any, tools: Any, whole: Any) -> list[Cach
     """The marks of a request in the order of its prompt. `whole`: the request's own `cache_control`, which marks its
     last block.
 
-    The shape of the rest has been checked. Raises InvalidParams for a mark of another shape, and for too many.
+    The rest of the request has been checked. Raises InvalidParams for a malformed mark, and for too many.
     """
     found: list[CacheMark] = []
     for number, tool in enumerate(tools or ()):
@@ -114,7 +112,7 @@ _MESSAGES: dict[str, Any] = {
 OTHERS: dict[str, Other] = {
     "container": Refused("there are no containers"),
     "context_management": Refused("this server shortens no conversation by itself"),
-    "inference_geo": NoEffect("there is one place"),
+    "inference_geo": NoEffect("there is one location"),
     "mcp_servers": Refused("this server calls no tools by itself"),
     "service_tier": NoEffect("there is one kind of service; see priority"),
     "speed": NoEffect("there is one speed"),
@@ -127,7 +125,7 @@ class Metadata(Strict):
 
 
 class Thinking(Strict):
-    """`budget_tokens` is accepted, but not held to: max_tokens bounds thinking and answer together."""
+    """`budget_tokens` is accepted, but not enforced: max_tokens bounds thinking and answer together."""
 
     others: ClassVar = {"display": NoEffect("thinking is shown as it is")}
 
@@ -159,13 +157,13 @@ class CountTokensRequest(Strict):
 
     @property
     def tool_use(self) -> ToolUse:
-        """Raises InvalidParams for tools of a wrong shape."""
+        """Raises InvalidParams for malformed tools."""
         tools, choice, parallel = chat_tools(self.tools, self.tool_choice)
         return checked_tool_use(tools, choice, parallel)
 
     @property
     def form(self) -> Grammar | None:
-        """What the answer must look like. Raises InvalidParams."""
+        """The grammar of the answer. Raises InvalidParams."""
         given = None if self.output_config is None else self.output_config.format
         if given is None:
             return None
@@ -176,12 +174,12 @@ class CountTokensRequest(Strict):
 
     @property
     def thinks(self) -> bool:
-        """Thinking is asked for."""
+        """The request enables thinking."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template sees beside the conversation."""
+        """Variables of the chat template."""
         given: dict[str, Any] = {"enable_thinking": self.thinks}
         if self.output_config is not None and self.output_config.effort is not None:
             given["reasoning_effort"] = self.output_config.effort
@@ -208,7 +206,7 @@ class MessagesRequest(CountTokensRequest, WorkFields):
 
     @property
     def sampling(self) -> SamplingParams:
-        """Raises InvalidParams where the parameters do not fit together."""
+        """Raises InvalidParams for parameters that conflict."""
         given = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "seed")}
         return SamplingParams(
             max_tokens=self.max_tokens,

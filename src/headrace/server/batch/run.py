@@ -1,4 +1,4 @@
-"""A batch from its two files to its end: engine process, app, and the work between them."""
+"""Runs a batch: opens its files, starts an engine process and an app, and answers the requests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from headrace.core.types import Pooling
 from headrace.errors import ConfigError
 from headrace.server.access.traffic import TrafficOptions
 from headrace.server.app import create_app
-from headrace.server.batch.input import MAX_LINE_BYTES, BatchInput
-from headrace.server.batch.output import BatchOutput, mark_of
+from headrace.server.batch.files import MAX_LINE_BYTES, BatchInput, BatchOutput
 from headrace.server.batch.work import Progress, run_batch
 from headrace.serving.client.child import ENGINE_COMMAND
 from headrace.text.tools.formats import AUTO, ReplyFormats
@@ -24,7 +23,7 @@ MAX_CONCURRENCY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """`concurrency` None: twice as many requests as the engine runs at once, so that it never waits for one."""
+    """`concurrency` None: twice as many requests as the engine runs at once, so that it never idles."""
 
     source: Path
     output: Path
@@ -37,10 +36,10 @@ class BatchOptions:
     engine_command: Sequence[str] = ENGINE_COMMAND
 
 
-def run(config: EngineConfig, options: BatchOptions, tell: Callable[[Progress], None]) -> Progress:
+def run(config: EngineConfig, options: BatchOptions, report: Callable[[Progress], None]) -> Progress:
     """Run the whole batch, or what an earlier run left of it.
 
-    Raises ConfigError for files that cannot be used, before the model is loaded, and what loading it raises.
+    Raises ConfigError for unusable files, before the model is loaded, and what loading it raises.
     """
     if options.source.resolve() == options.output.resolve():
         raise ConfigError("the output of a batch cannot be its input")
@@ -49,9 +48,9 @@ def run(config: EngineConfig, options: BatchOptions, tell: Callable[[Progress], 
         output = BatchOutput(options.output, overwrite=options.overwrite)
         try:
             output.check(source.entries)
-            if all(mark_of(entry) in output.done for entry in source.entries):
+            if all(entry.mark in output.done for entry in source.entries):
                 return Progress(len(source.entries), len(source.entries), output.failed)
-            return asyncio.run(_run(config, options, source, output, tell))
+            return asyncio.run(_run(config, options, source, output, report))
         finally:
             output.close()
     finally:
@@ -63,7 +62,7 @@ async def _run(
     options: BatchOptions,
     source: BatchInput,
     output: BatchOutput,
-    tell: Callable[[Progress], None],
+    report: Callable[[Progress], None],
 ) -> Progress:
     process = ProcessOptions(timeout_s=0.0, command=options.engine_command)
     async with AsyncLLM.from_config(config, process) as engine:
@@ -71,7 +70,7 @@ async def _run(
             engine, tuple(options.names) or (config.model,), max_body_bytes=MAX_LINE_BYTES,
             replies=ReplyFormats.of(engine.inputs.tokenizer, options.tool_call_parser, options.reasoning_parser),
             pooling=options.pooling, response_store_bytes=0,
-            traffic=TrafficOptions().traffic(engine.facts),  # what could never be served is refused for good
+            traffic=TrafficOptions().traffic(engine.facts),  # refuses what can never be served
         )  # fmt: skip
         concurrency = options.concurrency or min(MAX_CONCURRENCY, 2 * engine.facts.max_num_seqs)
-        return await run_batch(app, source, output, concurrency=concurrency, tell=tell)
+        return await run_batch(app, source, output, concurrency=concurrency, report=report)

@@ -1,4 +1,4 @@
-"""Runs a batch: a number of requests at a time through the routes of an app, each answer written as it comes."""
+"""Sends the requests of a batch to the routes of an app, several at a time, and writes each answer as it comes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,33 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Scope
 
 from headrace.errors import EngineDead
-from headrace.server.batch.input import BatchInput, Entry
-from headrace.server.batch.output import REFUSALS, BatchOutput, mark_of
+from headrace.server.batch.files import REFUSALS, BatchInput, BatchOutput, Entry
 from headrace.serving.engine.state import EngineState
+
+MAX_DEATHS = 3
+"""Engines that may die while a row runs; after that the row is postponed, and runs alone at the end."""
+
+MAX_REFUSALS = 8
+"""429 answers in a row while no other row was running; after that the row is left without an answer."""
+
+READY_PATIENCE_S = 1800.0
+"""Time for an engine to restart."""
+
+_READY_POLL_S = 0.25
+_MESSAGE_TOKENS = (
+    "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens",
+)  # fmt: skip
+"""Counts of /v1/messages, which has no total."""
+
+_MAX_PAUSE_S = 30.0
 
 
 async def call(
     app: ASGIApp, path: str, body: bytes = b"", method: str = "POST"
 ) -> tuple[int, dict[str, str], bytes]:
-    """Send a JSON body; gives status, headers (names in lower case) and the answer's body.
+    """Send a JSON body; returns status, headers (names in lower case) and the answer's body.
 
-    The caller stays until the answer is there: cancelling this ends the work as a disconnect would.
+    Cancelling it ends the request's work, as a disconnect would.
     """
     scope: Scope = {
         "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": method,
@@ -41,7 +57,7 @@ async def call(
     async def receive() -> Message:
         message = next(asked, None)
         if message is None:
-            await asyncio.Event().wait()  # nobody disconnects
+            await asyncio.Event().wait()  # until it is cancelled
             raise AssertionError
         return message
 
@@ -57,29 +73,11 @@ async def call(
     return status, headers, b"".join(parts)
 
 
-MAX_DEATHS = 3
-"""Engines that may end while a row is at work; after that it is set aside, to be run alone at the end."""
-
-MAX_REFUSALS = 8
-"""429 answers in a row that no other row can explain, as none was at work; the row is left without an answer then."""
-
-READY_PATIENCE_S = 1800.0
-"""Time that an engine gets to come back: that of a start."""
-
-_READY_POLL_S = 0.25
-_MESSAGE_TOKENS = (
-    "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens",
-)  # fmt: skip
-"""What /v1/messages counts in place of a total."""
-
-_MAX_PAUSE_S = 30.0
-
-
 @dataclass(slots=True)
 class Progress:
     """Counts of rows. `before`: answered by earlier runs, of which `failed_before` not with 200. `unanswered`: left
-    for another run, as the engine ended while they ran, or never took them. `tokens`: of prompts and outputs, in
-    this run."""
+    for another run, because the engine died while they ran, or never accepted them. `tokens`: of prompts and outputs,
+    in this run."""
 
     total: int
     before: int = 0
@@ -95,7 +93,7 @@ class Progress:
 
     @property
     def complete(self) -> bool:
-        """Every row has an answer, and it is a good one."""
+        """Every row has an answer with status 200."""
         return self.total == self.before + self.answered and not self.failed_before
 
 
@@ -105,23 +103,23 @@ async def run_batch(
     output: BatchOutput,
     *,
     concurrency: int,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[Progress], None] = lambda progress: None,
     patience_s: float = READY_PATIENCE_S,
 ) -> Progress:
-    """Answer every entry that has no answer yet. The order of answers is that in which they come.
+    """Answer every entry that has no answer yet. Answers are written in the order in which they come.
 
-    A refusal (429, 503) is never an answer: the server is asked again once its queue has room or its engine is back.
+    Refused requests (429, 503) are sent again when the queue has room or the engine is back.
     Raises ConfigError when the output cannot be written, EngineDead when the engine does not come back within
-    `patience_s` seconds. What was answered before that is in the output, and another run does the rest.
+    `patience_s` seconds. The answers so far are in the output, and another run can resume.
     """
     output.check(source.entries)
-    left = [entry for entry in source.entries if mark_of(entry) not in output.done]
+    left = [entry for entry in source.entries if entry.mark not in output.done]
     progress = Progress(len(source.entries), len(source.entries) - len(left), output.failed)
-    tell(progress)
-    batch = _Batch(app, source, output, progress, tell, patience_s)
+    report(progress)
+    batch = _Batch(app, source, output, progress, report, patience_s)
     suspects = await batch.run(left, concurrency)
     progress.unanswered = len(await batch.run(suspects, 1))
-    tell(progress)
+    report(progress)
     return progress
 
 
@@ -130,7 +128,7 @@ class _Left(Exception):
 
 
 class _Batch:
-    """Rows at work."""
+    """Rows in progress."""
 
     def __init__(
         self,
@@ -138,16 +136,16 @@ class _Batch:
         source: BatchInput,
         output: BatchOutput,
         progress: Progress,
-        tell: Callable[[Progress], None],
+        report: Callable[[Progress], None],
         patience_s: float,
     ) -> None:
         self._app = app
         self._source = source
         self._output = output
         self._progress = progress
-        self._tell = tell
+        self._report = report
         self._patience_s = patience_s
-        self._at_work = 0  # requests that the server has not answered
+        self._in_progress = 0  # requests without an answer
 
     async def run(self, entries: Sequence[Entry], concurrency: int) -> list[Entry]:
         """Answer entries, so many at a time; returns those that got no answer."""
@@ -180,48 +178,48 @@ class _Batch:
                 progress.answered += status == 200
                 progress.failed += status != 200
                 progress.tokens += _tokens(body)
-            self._tell(progress)
-            await asyncio.sleep(0)  # a file of faults alone would not let anybody else run
+            self._report(progress)
+            await asyncio.sleep(0)  # a file that has only faults would block the event loop
 
     async def _answer(self, path: str, body: bytes) -> tuple[int, Any]:
-        """Status and body of an answer that is no refusal. Raises _Left, EngineDead."""
+        """Status and body of an answer that is not a refusal. Raises _Left, EngineDead."""
         deaths = refusals = 0
         while deaths < MAX_DEATHS and refusals < MAX_REFUSALS:
             await self._ready()
-            self._at_work += 1
+            self._in_progress += 1
             try:
                 status, headers, answer = await call(self._app, path, body)
             finally:
-                self._at_work -= 1
+                self._in_progress -= 1
             if status not in REFUSALS:
                 return status, json.loads(answer)
             if status == HTTPStatus.SERVICE_UNAVAILABLE:
                 deaths += 1
                 continue
-            refusals = 0 if self._at_work else refusals + 1
+            refusals = 0 if self._in_progress else refusals + 1
             asked = headers.get("retry-after", "1")
             await asyncio.sleep(min(_MAX_PAUSE_S, float(asked) if asked.isdigit() else 1.0))
         raise _Left
 
     async def _ready(self) -> None:
-        """Wait until the server takes requests. Raises EngineDead."""
+        """Wait until the server accepts requests. Raises EngineDead."""
         deadline = time.monotonic() + self._patience_s
         while True:
             status, _, answer = await call(self._app, "/ready", method="GET")
             if status == HTTPStatus.OK:
                 return
-            said = json.loads(answer)
-            if said["status"] == EngineState.DEAD.value:
-                raise EngineDead(f"the batch cannot go on: {said['reason']}")
+            state = json.loads(answer)
+            if state["status"] == EngineState.DEAD.value:
+                raise EngineDead(f"the batch cannot go on: {state['reason']}")
             if time.monotonic() > deadline:
                 raise EngineDead(
-                    f"the engine did not come back within {self._patience_s:g} s: {said['reason']}"
+                    f"the engine did not come back within {self._patience_s:g} s: {state['reason']}"
                 )
             await asyncio.sleep(_READY_POLL_S)
 
 
 def _request_id(body: Any) -> str:
-    """The answer's own id, where it has one."""
+    """The answer's own id, if it has one."""
     named = body.get("id") if isinstance(body, dict) else None
     return named if isinstance(named, str) else f"req-{uuid.uuid4().hex}"
 

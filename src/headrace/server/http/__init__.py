@@ -1,9 +1,9 @@
-"""HTTP itself: what would be the same under any API.
+"""HTTP itself: the same under any API.
 
-- `listener`, `protocol`, `connection`, `write_batch`: sockets, and what one connection may do.
-- `body`, `headers`, `errors`: what comes in, what goes out, and how a refusal reads.
+- `listener`, `protocol`, `connection`: sockets, and the limits of one connection.
+- `body`, `headers`, `errors`, `dialect`: limits of request bodies, headers of every answer, the form of errors.
 - `events`, `json_parts`: streams, and large answers in parts.
-- `pace`, `drain`: bursts, callers who leave, and the end of a server.
+- `pace`: bursts of requests, callers who leave, and shutdown.
 
 Import from the modules; this package imports nothing by itself.
 """

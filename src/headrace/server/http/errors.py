@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 def safe(message: str) -> str:
-    """The message of a failure of ours, or a sentence without content where it shows the server's inside.
+    """The message of a 5xx error, or a generic one if it contains internal details, which are logged.
 
-    Such messages are written with care where they are raised; this is for the one that was not. The log has it all.
+    Messages should have none where they are raised; this is the last check.
     """
     if _INSIDE.search(message) is None:
         return message
-    _log.error("kept from a caller: %s", message)
+    _log.error("withheld from a caller: %s", message)
     return GENERIC
 
 
@@ -56,19 +56,19 @@ def error_body(
 ) -> dict[str, Any]:
     """The body of an error answer."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    # A lone surrogate, quoted from a request, could not be written as UTF-8.
+    # A lone surrogate, quoted from a request, cannot be encoded as UTF-8.
     text = message[:MAX_MESSAGE_CHARS].encode("utf-8", "backslashreplace").decode()
     return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
 
 def headrace_error_body(error: HeadraceError) -> dict[str, Any]:
-    """The body of an answer to one of our own errors."""
+    """The body of the answer to a HeadraceError."""
     text = safe(str(error)) if error.status >= 500 else str(error)
     return error_body(text, error.status, error.code)
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the app in this form."""
+    """Register handlers for all errors of the app."""
     app.add_exception_handler(HeadraceError, _headrace_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -101,7 +101,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> list[str]:
-    """All methods of a path. Starlette names those of the path's first route."""
+    """All methods of a path. Starlette names those of its first route only."""
     found: set[str] = set()
     for route in request.app.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
@@ -110,16 +110,16 @@ def _methods(request: Request) -> list[str]:
 
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:
-    """Says nothing of the inside; the server logs the traceback when it raises the error again."""
+    """Without internal details; the server logs the traceback when it raises the error again."""
     record = current()
-    headers = {"Cache-Control": NO_STORE}  # answers from further in have been given these already
+    headers = {"Cache-Control": NO_STORE}  # inner middleware has added them to other answers
     if record is not None:
         headers["X-Request-Id"] = record.request_id
     return JSONResponse(error_body(GENERIC, 500, "internal_error"), 500, headers)
 
 
 def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
-    """(sentence, field) of the first thing that is wrong with a body."""
+    """(sentence, field) of the first fault of a body."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}", None
@@ -138,5 +138,5 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
 
 
 def _is_branch(part: str) -> bool:
-    """Names that pydantic gives to the alternatives of a type, which are no part of the body."""
+    """Names that pydantic gives to the alternatives of a type. They are not names of the body."""
     return "[" in part or "-" in part

@@ -1,7 +1,7 @@
 """Server-sent events (WHATWG HTML, section 9.2), as OpenAI's API streams them.
 
-An ASGI server may offer extensions in a request's scope; this one is ours, offered by GuardedProtocol. `send` is still
-how an answer begins and ends, and how a part is sent to a caller who does not read as fast as the parts come.
+GuardedProtocol offers an ASGI extension in the request's scope, a direct write without a task switch. `send` still
+begins and ends an answer, and sends parts to a caller that reads slower than they come.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from headrace.server.http.pace import CallerLeft, while_connected
 from headrace.serving.client.source import Source
 
 Write = Callable[[bytes], bool]
-"""Writes a part of the answer's body, which has begun. False where nothing was written: use `send`, which waits."""
+"""Writes a part of the answer's body. Returns False, without writing, if `send` must be used, which waits."""
 
 _NAME = "headrace.direct_write"
 
 
 def offer(scope: Scope, write: Write) -> None:
-    """Let whoever answers the request write directly."""
+    """Offer `write` to the response of a request."""
     scope.setdefault("extensions", {})[_NAME] = write
 
 
 def direct_write(scope: Scope) -> Write | None:
-    """What the server offers for this request, if it does."""
+    """The offered write, None without one."""
     write: Write | None = scope.get("extensions", {}).get(_NAME)
     return write
 
@@ -52,19 +52,19 @@ def event(chunk: Chunk) -> bytes:
 
 
 def named_events(events: Sequence[Mapping[str, Any]]) -> bytes:
-    """Server-sent events whose names are their `type`, as the Responses and Messages APIs have them."""
+    """Server-sent events named by their `type`, as in the Responses and Messages APIs."""
     return b"".join(b"event: %b\n%b" % (each["type"].encode(), event(each)) for each in events)
 
 
 def event_parts(chunk: Chunk) -> Iterator[bytes]:
-    """An event of any size, in parts; it may hold JsonLists and JsonTexts."""
+    """An event of any size, in parts; it may contain JsonLists and JsonTexts."""
     yield b"data: "
     yield from json_parts(chunk)
     yield b"\n\n"
 
 
 def failure_body(error: Exception) -> dict[str, Any]:
-    """What a caller is told of a failure in the middle of a stream."""
+    """The error body of a failure in the middle of a stream."""
     if isinstance(error, HeadraceError):
         return headrace_error_body(error)
     return error_body("the server failed on this request", 500, "internal_error")
@@ -76,31 +76,29 @@ class EventWriter(Generic[Item]):
     media_type = "text/event-stream"
 
     def begin(self) -> bytes:
-        """What comes before the first item."""
+        """Sent before the first item."""
         return b""
 
     def write(self, item: Item) -> bytes | Sequence[bytes]:
-        """An item, in parts where it may be large; b"" where it says nothing yet."""
+        """An item, in parts if it may be large; b"" if there is nothing to send yet."""
         raise TypeError(f"{type(self).__name__} writes no items")
 
     def end(self) -> Iterable[bytes]:
-        """What comes after the last item, in parts that others are served between; b"" only lets them be served."""
+        """Sent after the last item, in parts between which others are served; b"" only yields to them."""
         return (DONE,)
 
     def fail(self, error: Exception) -> bytes:
-        """The end, where the source failed, or the writer did: the status has been sent by then."""
+        """Sent if the source or the writer fails after the status was sent."""
         return event(failure_body(error)) + DONE
 
 
 class EventStream(Response, Generic[Item]):
-    """Sends what a source gives as a writer writes it.
+    """Sends the items of a source as a writer formats them.
 
-    Where the server can write directly, a piece goes from the source to the connection in the call that tells of it,
-    as long as the caller reads; there is no switch to a task for each token. Whatever the caller does not read stays
-    in the source, which knows how much may wait.
+    With a direct write, an item goes from the source to the connection in the source's callback, without a task switch
+    for each token. Items that the caller does not read stay in the source, which bounds them.
 
-    `close` is called in any case, also when the caller leaves or the server shuts down in the middle; it must not
-    wait for anything.
+    `close` is called in any case, also when the caller leaves or the server shuts down; it must not block.
     """
 
     def __init__(self, source: Source[Item], writer: EventWriter[Item], close: Callable[[], None]) -> None:
@@ -110,7 +108,7 @@ class EventStream(Response, Generic[Item]):
         self._source = source
         self._writer = writer
         self._close = close
-        self._rest: deque[bytes] = deque()  # of what was taken, to be sent in later turns of the event loop
+        self._rest: deque[bytes] = deque()  # parts to send in later turns of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -127,13 +125,13 @@ class EventStream(Response, Generic[Item]):
             part = self._writer.begin() + self._taken()
             while self._rest or not self._source.exhausted:
                 if part:
-                    await _send_part(send, part)  # waits for the caller to read
+                    await _send_part(send, part)  # waits until the caller reads
                 if self._rest:
                     await asyncio.sleep(0)
                     part = self._rest.popleft()
                     continue
                 if self._source.waiting:
-                    await asyncio.sleep(0)  # what is left is written in a later turn of the event loop
+                    await asyncio.sleep(0)  # the rest is written in a later turn of the event loop
                 part = await self._passed_on(write)
             for more in self._writer.end():
                 part += more
@@ -152,7 +150,7 @@ class EventStream(Response, Generic[Item]):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _passed_on(self, write: Write | None) -> bytes:
-        """Write what comes until the caller does not read as fast, or the end; gives what is left to send."""
+        """Write items directly until the caller reads too slowly, or the end. Returns the part that is left to send."""
         source = self._source
         left: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -176,9 +174,9 @@ class EventStream(Response, Generic[Item]):
             source.listen(None)
 
     def _taken(self) -> bytes:
-        """What came, as events; where that is much, the first part of it."""
+        """Items that have come, as events: the first part if they are large."""
         written = list(map(self._writer.write, self._source.take()))
-        if len(written) == 1 and isinstance(written[0], bytes):  # as nearly always
+        if len(written) == 1 and isinstance(written[0], bytes):  # the usual case
             return written[0]
         parts: list[bytes] = []
         for one in written:

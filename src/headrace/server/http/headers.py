@@ -1,4 +1,4 @@
-"""Headers of every answer, and HEAD wherever there is GET."""
+"""Headers of every answer, and HEAD for every route with GET."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 MAX_REQUEST_ID_CHARS = 128
 
 EVERYWHERE = (("X-Content-Type-Options", "nosniff"),)
-"""For the HTTP layer itself, which answers what is no request at all."""
+"""Added by the HTTP layer, also to its own refusals."""
 
 NO_STORE = "no-store"
 
-_Headers = Iterable[tuple[bytes, bytes]]
-
 _PLAIN = re.compile(rb"[A-Za-z0-9._:+=@/-]{1,%d}" % MAX_REQUEST_ID_CHARS)
-"""Nothing that a log, a shell or a page would read as more than a name."""
+"""No characters that a log, a shell or a page would interpret."""
+
+_Headers = Iterable[tuple[bytes, bytes]]
 
 
 def request_id(headers: _Headers) -> str:
-    """The caller's X-Request-Id, if it is the only one, short and plain; else a new one.
+    """The caller's X-Request-Id if there is one such header, short and plain; else a new id.
 
-    It is a name for logs and people, and nothing is looked up by it: two requests may bear the same.
+    It is for logs and people. Nothing is looked up by it, and two requests may have the same.
     """
     given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and _PLAIN.fullmatch(given[0]):
@@ -33,7 +33,7 @@ def request_id(headers: _Headers) -> str:
 
 
 def completed(headers: _Headers, request_id: str) -> list[tuple[bytes, bytes]]:
-    """Headers of an answer with those that all have; what it says itself of caches holds."""
+    """Headers of an answer, with X-Request-Id, and Cache-Control unless the answer sets it."""
     whole = [*headers, (b"x-request-id", request_id.encode())]
     if not any(name == b"cache-control" for name, _ in whole):
         whole.append((b"cache-control", NO_STORE.encode()))
@@ -41,7 +41,7 @@ def completed(headers: _Headers, request_id: str) -> list[tuple[bytes, bytes]]:
 
 
 class HeadAsGet:
-    """ASGI middleware. What would go on after the headers, such as a stream of events, is told that its caller left."""
+    """ASGI middleware: answers HEAD with the headers of GET, then disconnects, which ends streams."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

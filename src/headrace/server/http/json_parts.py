@@ -1,7 +1,7 @@
 """JSON written in parts of bounded size, so that the event loop can serve others between them.
 
-The encoder cannot be interrupted, and holds the interpreter's lock in whatever thread it runs: an answer of ten
-megabytes, written in one call, blocks other callers for a tenth of a second.
+The encoder cannot be interrupted, and holds the interpreter's lock in any thread: an answer of ten megabytes, encoded
+in one call, blocks other callers for a tenth of a second.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 PART_CHARS = 2**16
-"""About how much is encoded in one call."""
+"""Encoded in one call, about."""
 
-_NODE_CHARS = 16  # what a value counts for beside its text
+_NODE_CHARS = 16  # cost of a value beside its text
 _NUMBERS = {int, float, bool}
 _LEAVES = {*_NUMBERS, type(None)}
 _NUMBERS_A_PART = PART_CHARS // _NODE_CHARS
 _PART_COST = 2**8
-"""What a part counts for beside its bytes: an answer of many small JsonLists has many small parts."""
+"""Cost of a part beside its bytes: an answer of many small JsonLists has many small parts."""
 _LARGE = PART_CHARS // 8
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -37,7 +37,7 @@ def rounded(seconds: float | None, digits: int = 6) -> float | None:
 
 
 class JsonList:
-    """A list that grows and is kept as the bytes it will be written as: a fraction of what its objects would take."""
+    """A growing list, stored as encoded bytes, which take a fraction of the memory of its objects."""
 
     __slots__ = ("_parts", "_tail", "size")
 
@@ -66,7 +66,7 @@ class JsonList:
 
 
 class JsonText:
-    """A value that was encoded once, to be written in any number of places: they share its bytes."""
+    """A value that is encoded once and written in several places, which share its bytes."""
 
     __slots__ = ("parts",)
 
@@ -75,7 +75,7 @@ class JsonText:
 
     @classmethod
     async def of_numbers(cls, values: Sequence[int]) -> JsonText:
-        """A list of any length, encoded with a look at the other callers between its parts."""
+        """A list of any length; the event loop serves others between its parts."""
         if not values:
             return cls([b"[]"])
         parts: list[bytes] = []
@@ -89,7 +89,7 @@ class JsonText:
 
 
 def json_parts(value: Any) -> Iterator[bytes]:
-    """The JSON of a value, which may hold JsonLists and JsonTexts, in parts that take about PART_CHARS to write."""
+    """The JSON of a value, which may contain JsonLists and JsonTexts, in parts of about PART_CHARS."""
     if isinstance(value, JsonList):
         yield from value.parts()
     elif isinstance(value, JsonText):
@@ -115,7 +115,7 @@ def json_parts(value: Any) -> Iterator[bytes]:
 
 
 def _items(values: Sequence[Any]) -> Iterator[bytes]:
-    """What stands between the brackets of a list: light items together, heavy ones by themselves."""
+    """The JSON between the brackets of a list: light items together, each heavy one in parts of its own."""
     if set(map(type, values)) <= _NUMBERS:
         for at in range(0, len(values), _NUMBERS_A_PART):
             yield (b"," if at else b"") + encoded(values[at : at + _NUMBERS_A_PART])[1:-1]
@@ -144,7 +144,7 @@ def _items(values: Sequence[Any]) -> Iterator[bytes]:
 
 
 def _weight(value: Any, left: int) -> int:
-    """`left` less about the characters of a value; 0 or less, found without a look at all of it, where it is heavy."""
+    """`left` minus about the characters of a value; 0 or less for a heavy value, which is not read to its end."""
     if type(value) in _LEAVES:
         return left - _NODE_CHARS
     if isinstance(value, str):
@@ -173,7 +173,7 @@ def _weight(value: Any, left: int) -> int:
 
 
 def pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Parts to be sent one by one: small ones are joined, large ones stay as they are, shared with other answers."""
+    """Joins small parts; large ones are passed on uncopied, as other answers may share them."""
     small: list[bytes] = []
     size = 0
     for part in parts:
@@ -191,7 +191,7 @@ def pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 async def json_response(value: Any, held: object = None) -> Response:
-    """An answer of any size, written with a look at the other callers between its parts. It keeps `held`.
+    """An answer of any size; the event loop serves others between its parts. It keeps `held`.
 
     Raises ValueError for NaN and infinities.
     """
@@ -203,7 +203,7 @@ async def json_response(value: Any, held: object = None) -> Response:
 
 
 class PartsResponse(Response):
-    """A body of known length that is sent part by part, as fast as the caller reads; it keeps `held` until then."""
+    """A body of known length, sent part by part as fast as the caller reads; it keeps `held` until then."""
 
     media_type = "application/json"
 

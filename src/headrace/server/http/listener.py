@@ -1,4 +1,4 @@
-"""The socket that a server listens on, and how many connections the system lets it have."""
+"""The listening socket, and the system's limit of connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 
 _UNSENT_BYTES = 64 * 2**10
 _OTHER_FILES = 512
-"""Open files that are no connection: the engine's socket, the tokenizer, connections that are being refused."""
+"""Open files beside connections: the engine's socket, the tokenizer, connections that are being refused."""
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket, which refuses connections until it listens.
 
-    Raises ConfigError with one sentence where the address is taken or impossible.
+    Raises ConfigError if the address is taken or invalid.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -40,26 +40,26 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def unusable(host: str, port: int, error: OSError) -> ConfigError:
-    """The error of an address that cannot be bound, or not be listened on."""
+    """The error for an address that cannot be bound or listened on."""
     if error.errno == errno.EADDRINUSE:
         return ConfigError(f"port {port} on {host} is taken; choose another with --port")
     return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
 
 
 def url(listener: socket.socket) -> str:
-    """An address that a program on this machine can use."""
+    """An address for programs on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def allow_connections(wanted: int) -> int:
-    """How many connections there may be, up to `wanted`; raises this process' limit of open files as far as it may."""
+    """The number of possible connections, at most `wanted`; raises this process' limit of open files if needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and hard < needed:
         wanted = max(1, hard - _OTHER_FILES)
-        _log.warning("the system allows %d open files: at most %d connections are taken", hard, wanted)
+        _log.warning("the system allows %d open files: at most %d connections are accepted", hard, wanted)
         needed = hard
     if soft != resource.RLIM_INFINITY and soft < needed:
         with contextlib.suppress(OSError, ValueError):
@@ -68,7 +68,7 @@ def allow_connections(wanted: int) -> int:
 
 
 def _bound_unsent(listener: socket.socket) -> None:
-    """Let the system hold little more for a caller than the caller has agreed to take; connections inherit it."""
+    """Limit the kernel's buffer of unsent bytes to little more than the caller's window; connections inherit it."""
     option = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # <linux/tcp.h>
     with contextlib.suppress(OSError):  # a system without it buffers more
         listener.setsockopt(socket.IPPROTO_TCP, option, _UNSENT_BYTES)

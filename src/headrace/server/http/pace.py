@@ -1,7 +1,7 @@
-"""When work is done: a few requests of a burst at a time, and none for callers who left.
+"""When a request's work is done: a few requests of a burst at a time, none for callers who left, none after shutdown.
 
-The event loop runs all that is ready before it looks at sockets and clocks again. Hundreds of requests that come in the
-same moment, as clients do that were refused or answered together, would be one long turn, in which no stream goes on.
+The event loop runs everything that is ready before it polls sockets and timers again. Hundreds of requests that arrive
+in the same moment, as from clients that were refused together, would make one long turn that delays every stream.
 """
 
 from __future__ import annotations
@@ -11,17 +11,29 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.server.http.errors import error_body
+
+REQUESTS_A_TURN = 8
+"""About ten milliseconds of work."""
+
+RETRY_AFTER_S = 5
+"""After it, a service manager or a load balancer may have found another server."""
+
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_MAX_UNREAD_BYTES = 2**20
 
 Result = TypeVar("Result")
 
 
 class CallerLeft(Exception):
-    """The connection was closed; nobody is there to read an answer."""
+    """The connection was closed before the answer was complete."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled when the caller disconnects. Raises CallerLeft then.
+    """The result of `work`. When the caller disconnects, cancels it and raises CallerLeft.
 
     The request's body must have been read.
     """
@@ -43,19 +55,15 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-REQUESTS_A_TURN = 8
-"""About ten milliseconds of work."""
-
-
 class Slices:
-    """The work of one request, cut into slices of a size, so that others are served between them."""
+    """The work of one request in slices of `size`, between which the event loop serves others."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._left = size
 
     async def add(self, work: int) -> None:
-        """So much was done; where a slice is full, the event loop has a turn for others."""
+        """Count work that was done; a full slice ends the turn."""
         self._left -= work
         if self._left <= 0:
             self._left = self._size
@@ -63,7 +71,7 @@ class Slices:
 
 
 class Pace:
-    """ASGI middleware, outside of what costs time: lets so many requests begin in each turn of the loop, in order."""
+    """ASGI middleware: starts at most `a_turn` requests in a turn of the event loop, in order of arrival."""
 
     def __init__(self, app: ASGIApp, a_turn: int = REQUESTS_A_TURN) -> None:
         self._app = app
@@ -87,13 +95,63 @@ class Pace:
         await self._app(scope, receive, send)
 
     def _turn(self) -> None:
-        """A new turn: those who have waited longest begin."""
+        """A new turn: start the requests that have waited longest."""
         self._begun = 0
         while self._waiting and self._begun < self._a_turn:
             turn = self._waiting.popleft()
-            if not turn.done():  # its caller is still there
+            if not turn.done():  # the request was not cancelled
                 turn.set_result(None)
                 self._begun += 1
         self._turning = bool(self._waiting)
         if self._turning:
             asyncio.get_running_loop().call_soon(self._turn)
+
+
+class Drain:
+    """ASGI middleware: counts the requests in progress, and answers new ones with 503 after `begin`.
+
+    Safe methods (health, metrics, the page) are served and not counted, as live feeds do not end by themselves.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._begun = False
+        self._in_progress = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def begin(self) -> None:
+        """Refuse new work from now on."""
+        self._begun = True
+
+    async def finished(self) -> None:
+        """Wait until no request is in progress."""
+        await self._idle.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in _SAFE_METHODS:
+            await self._app(scope, receive, send)
+            return
+        if self._begun:
+            await _read(receive)  # closing a connection with an unread body resets it, and the answer is lost
+            body = error_body("the server is shutting down: try again later", 503, "shutting_down")
+            headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
+            await JSONResponse(body, 503, headers)(scope, receive, send)
+            return
+        self._in_progress += 1
+        self._idle.clear()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._in_progress -= 1
+            if not self._in_progress:
+                self._idle.set()
+
+
+async def _read(receive: Receive) -> None:
+    size = 0
+    while size <= _MAX_UNREAD_BYTES:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

@@ -1,7 +1,7 @@
-"""HTTP/1.1 on one connection, with an end for callers who take forever to send, or to read.
+"""HTTP/1.1 on one connection, with limits for callers that send or read slowly.
 
-uvicorn's httptools protocol knows no limit for the head of a request, for the time that a request takes to arrive, or
-for a caller who does not read. Each would let a few cheap connections hold the server's memory or its sockets.
+uvicorn's httptools protocol has no limit for the head of a request, for the time that a request takes to arrive, or for
+a caller that does not read. Each would let a few cheap connections exhaust the server's memory or sockets.
 """
 
 from __future__ import annotations
@@ -19,18 +19,25 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from headrace.server.http.connection import ConnectionLimits, Fault, HalfClosed, fault, send_unchunked
+from headrace.server.http.connection import (
+    BatchedTransport,
+    ConnectionLimits,
+    Fault,
+    HalfClosed,
+    WriteBatch,
+    fault,
+    send_unchunked,
+)
 from headrace.server.http.errors import error_body
 from headrace.server.http.events import offer
-from headrace.server.http.write_batch import BatchedTransport, WriteBatch
 
 RETRY_AFTER_S = 1
 
 _BODY_UNIT = 2**20
 _LEAST_READ_BYTES = 32 * 2**10
-"""A reader who takes less than this in the time given is as good as gone."""
+"""A caller that reads less than this in `slow_reader_timeout_s` is disconnected."""
 _MAX_AHEAD = 100
-"""Most requests that may come behind one that is being answered."""
+"""Pipelined requests that may wait for the answer of an earlier one."""
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 * 2**20
 _LINGERING = 256
@@ -41,29 +48,21 @@ _log = logging.getLogger(__name__)
 class _Awaited(enum.Enum):
     """What the caller sends next."""
 
-    REQUEST = enum.auto()  # nothing need come
+    REQUEST = enum.auto()  # may never come
     HEAD = enum.auto()
     BODY = enum.auto()
-    NOTHING = enum.auto()  # an answer was sent that ends the connection
+    NOTHING = enum.auto()  # the last answer was sent
 
 
 class _Skipped(enum.Enum):
-    """Parts of a message that the parser reports although they are none of the caller's; see `_parse`."""
+    """Parser events that do not belong to a message of the caller; see `_parse`."""
 
     END = enum.auto()  # after a head that asks for another protocol
-    HEAD = enum.auto()  # the one that tells a new parser how the body is framed
+    HEAD = enum.auto()  # written by `_parse` to give a new parser the framing of the body
 
 
-class _Refused(Exception):
-    pass
-
-
-class _HeadTooLarge(Exception):
-    pass
-
-
-class _TooManyAhead(Exception):
-    pass
+class _Stop(Exception):
+    """Raised in callbacks of the parser, which then stops and calls `send_400_response`."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -83,23 +82,23 @@ class GuardedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._batch = batch
         self._awaited = _Awaited.HEAD
-        self._received = 0  # bytes of the head or the body that is awaited
-        self._requests = 0  # that have arrived
-        self._head_bytes = 0  # of the head as far as it is parsed
-        self._begun = 0.0  # when that began, on the loop's clock
+        self._received = 0  # bytes of the awaited head or body
+        self._requests = 0  # received completely
+        self._head_bytes = 0  # parsed so far
+        self._begun = 0.0  # when that began, by the loop's clock
         self._arriving: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes in our buffer when `_reading` was set
-        self._in_trailers = False  # header lines that come now follow a chunked body
+        self._in_trailers = False  # header lines are now trailers of a chunked body
         self._fault: Fault | None = None  # of a head that is refused
-        self._skipped: _Skipped | None = None  # what the parser reports and nobody shall hear
-        self._answered: RequestResponseCycle = None  # type: ignore[assignment]  # the request whose answer is next
+        self._skipped: _Skipped | None = None  # parser events to ignore
+        self._answered: RequestResponseCycle = None  # type: ignore[assignment]  # whose answer is next
         self._half_closed: HalfClosed | None = None  # once the caller has sent its last byte
 
     # ---- The connection ----
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(BatchedTransport(transport, self._batch))
+        super().connection_made(cast(asyncio.Transport, BatchedTransport(transport, self._batch)))
         if len(self.connections) > self._limits.max_connections:
             self._refuse(503, "too many connections are open: try again later", "too_many_connections")
         else:
@@ -109,7 +108,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timers()
         if self._half_closed is not None:
             self._half_closed.stop()
-        if self.pipeline and not self._answered.response_complete:  # uvicorn tells the newest request alone
+        if self.pipeline and not self._answered.response_complete:  # uvicorn notifies the newest request only
             self._answered.disconnected = True
             self._answered.message_event.set()
         super().connection_lost(exc)
@@ -121,18 +120,18 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.transport.abort()
             return
         if self._awaited is _Awaited.REQUEST and not data.strip(b"\r\n"):
-            return  # some callers end a body with an empty line too many
+            return  # some callers send an empty line after a body
         before = self._requests
         self._parse(data)
-        if before == self._requests:  # else part of this belonged to the request before
+        if before == self._requests:  # else some bytes belonged to the previous request
             self._received += len(data)
         if self._awaited is _Awaited.HEAD and self._received > self._limits.max_header_bytes:
             self._refuse_head()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The caller has sent its last byte; true keeps the connection open for the answers that it still waits for."""
+        """The caller has sent its last byte. Returns True to keep the connection open for pending answers."""
         if self._awaited is _Awaited.BODY and self.pipeline:
-            self.pipeline.popleft()  # its body will never be complete; those before it are answered
+            self.pipeline.popleft()  # its body will never be complete; earlier requests are answered
             self.cycle = self.pipeline[0][0] if self.pipeline else self._answered
         elif self._awaited in (_Awaited.BODY, _Awaited.NOTHING):
             return False
@@ -147,11 +146,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _probe(self, waited_s: float) -> None:
-        """Find out whether a caller that sends no more has left.
+        """Find out whether a half-closed caller has left.
 
-        A write fails where the caller has closed its end altogether. Before the head of an answer only an interim
-        response can be written, which every client of HTTP/1.1 skips and none of HTTP/1.0 knows: such a caller gets
-        what is answered at once, and counts as gone after that.
+        A write fails if the caller has closed its socket. Before the head of an answer only an interim response can be
+        written, which clients of HTTP/1.1 skip. HTTP/1.0 has none: such a caller is disconnected after a short wait.
         """
         if self._answered.response_started:
             return
@@ -163,11 +161,11 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- Requests as they arrive ----
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser. It stops after a head that asks for another protocol, which no request gets here.
+        """Feed the parser, which stops after a head with `Upgrade`.
 
-        RFC 9110, 7.8 lets a server ignore `Upgrade`; the body, if there is one, follows as in any other request. The
-        parser cannot be told to go on, so a new one takes over, after it has read a head with the same framing. What
-        follows CONNECT belongs to no protocol of ours: it is answered, and nothing after it is read.
+        A server may ignore `Upgrade` (RFC 9110, 7.8), and the body follows as in any other request. The parser cannot
+        resume, so a new one continues, after it was fed a head with the same framing. CONNECT is answered, and nothing
+        after it is read.
         """
         self._unset_keepalive_if_required()
         while True:
@@ -208,14 +206,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._skipped is not None:
             return
-        if not self._in_trailers:  # which are no headers, whatever their names (RFC 9110, 6.5.1)
+        if not self._in_trailers:  # trailers are not headers (RFC 9110, 6.5.1)
             super().on_header(name, value)
         self._count_head(len(name) + len(value))
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > self._limits.max_header_bytes:
-            raise _HeadTooLarge  # the parser gives up, and calls send_400_response
+            raise _Stop
 
     def on_headers_complete(self) -> None:
         if self._skipped is not None:
@@ -224,22 +222,21 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_trailers = True
         self._fault = fault(self.parser.get_http_version(), self.headers)
         if self._fault is not None:
-            raise _Refused
+            raise _Stop
         super().on_headers_complete()
-        if b"%2f" in self.cycle.scope["raw_path"].lower():
-            self.cycle.scope["path"] = self.cycle.scope["raw_path"].decode(
-                "ascii"
-            )  # not a separator (RFC 3986, 2.2)
+        scope = self.cycle.scope
+        if b"%2f" in scope["raw_path"].lower():  # not a separator (RFC 3986, 2.2)
+            scope["path"] = scope["raw_path"].decode("ascii")
         if self.parser.get_method() == b"CONNECT":
             self.cycle.keep_alive = False
         elif self.parser.should_upgrade():
             self._skipped = _Skipped.END
-        if self.cycle.scope["http_version"] == "1.0":
-            self.cycle.waiting_for_100_continue = False  # unknown there (RFC 9110, 10.1.1)
+        if scope["http_version"] == "1.0":
+            self.cycle.waiting_for_100_continue = False  # not in HTTP/1.0 (RFC 9110, 10.1.1)
             send_unchunked(self.cycle)
-        offer(cast(Scope, self.cycle.scope), partial(self._write_part, self.cycle))
+        offer(cast(Scope, scope), partial(self._write_part, self.cycle))
         if len(self.pipeline) > _MAX_AHEAD:
-            raise _TooManyAhead  # as above
+            raise _Stop
         self._await(_Awaited.BODY)
 
     def on_message_complete(self) -> None:
@@ -255,13 +252,13 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         if self._awaited is _Awaited.BODY:
-            # Either the answer came before all of the body, or a second request has been waiting with its own unread.
+            # Either the answer came before the end of the body, or a second request waits with its body unread.
             self._await(_Awaited.BODY)
         if self._reading is None and not self.transport.is_closing():
             self._watch_reader()
 
     def send_400_response(self, msg: str) -> None:
-        """Called where the parser gives up."""
+        """Called when the parser stops with an error."""
         if self._head_bytes > self._limits.max_header_bytes:
             self._refuse_head()
         elif self._fault is not None:
@@ -274,7 +271,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await(self, what: _Awaited) -> None:
-        """Give the caller its time for what comes next."""
+        """Start the timeout of the next part."""
         self._awaited = what
         self._received = 0
         if self._arriving is not None:
@@ -291,23 +288,23 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._arriving = None
-        ahead = self._awaited is _Awaited.HEAD and self._answering
+        early = self._awaited is _Awaited.HEAD and self._answering
         if (
-            ahead or self.pipeline or self.flow.read_paused
-        ):  # it need not come yet, or it has come and we have not read it
+            early or self.pipeline or self.flow.read_paused
+        ):  # it may come later, or has come and was not read yet
             self._begun = self.loop.time()
         if self.loop.time() < self._due():
             self._arriving = self.loop.call_at(self._due(), self._late)
             return
         if self._awaited is _Awaited.HEAD and not self._received:
-            self.transport.close()  # opened in advance by a browser, and never used
+            self.transport.close()  # opened by a browser in advance, and never used
             return
         self._refuse(408, "the request did not arrive in time", "request_timeout")
 
     # ---- Answers as they leave ----
 
     def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
-        """What `cycle.send` does with a part of a body, where it need not wait; see `direct_write`."""
+        """Write a part of a body as `cycle.send` does, if that need not wait; see `direct_write`."""
         if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
@@ -324,7 +321,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._reading = None
 
     def _watch_reader(self) -> None:
-        """Look again later whether the caller reads what waits for it."""
+        """Check later whether the caller has read the buffered bytes."""
         self._unread = self.transport.get_write_buffer_size()
         if self._unread:
             self._reading = self.loop.call_later(self._limits.slow_reader_timeout_s, self._check_reader)
@@ -338,7 +335,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch_reader()
             return
         _log.info("a caller does not read its answer: the connection is closed")
-        self.transport.abort()  # which tells the request that its caller has left
+        self.transport.abort()  # the request is cancelled as after a disconnect
 
     # ---- Ends ----
 
@@ -347,7 +344,7 @@ class GuardedProtocol(HttpToolsProtocol):
                      "request_header_fields_too_large")  # fmt: skip
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer where no application was asked, and end the connection."""
+        """Answer without calling the app, and end the connection."""
         if self._awaited is _Awaited.NOTHING:
             return
         self._stop_timers()
@@ -371,18 +368,18 @@ class GuardedProtocol(HttpToolsProtocol):
         )
         head.append(b"connection: close\r\n\r\n")
         self.transport.write(b"".join(head) + body)
-        # Closing with bytes unread would reset the connection, and take the answer away from a caller who still sends.
+        # Closing with unread bytes would reset the connection, and a caller that still sends would lose the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._arriving = self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def refuse_unfinished(self) -> None:
-        """Called when the server begins to end: a request that is still arriving has not been accepted."""
+        """Called when the server begins to shut down: a request that is still arriving was not accepted."""
         if self._awaited is _Awaited.BODY and not self.pipeline:
             self._refuse(503, "the server is shutting down: try again later", "shutting_down")
 
     def shutdown(self) -> None:
-        """Called when the server ends and work has been waited for: what goes on now are streams without end."""
+        """Called after the drain: what still runs are live feeds, which have no end."""
         if self._awaited is not _Awaited.NOTHING:
             super().shutdown()
             self.loop.call_later(_LINGER_S / 2, self.transport.close)

@@ -12,45 +12,31 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import generate_latest as as_openmetrics
 from prometheus_client.registry import Collector
 
-from headrace.server.observability.metrics import METRICS, PREFIX, Buckets, Metric, Sources, Value
+from headrace.server.observability.metrics import PREFIX, Buckets, Metric, Value
 
 MAX_LABEL_CHARS = 200
 
 OPENMETRICS = "application/openmetrics-text"
-_AS_THEY_ARE = "allow-utf-8"  # the other ways to write names turn the colon of the prefix into an underscore
+_UNESCAPED = "allow-utf-8"  # other escaping schemes turn the colon of the prefix into an underscore
 _OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 _Samples = Sequence[tuple[tuple[str, ...], Value]]
 
 
-class Exposition:
-    """Reads the sources anew for each scrape; nothing of it is global to the process."""
-
-    def __init__(self, sources: Sources, model_name: str) -> None:
-        self._sources = sources
-        self._model_name = safe_label(model_name)
-        self._process = ProcessCollector(registry=None)  # memory, CPU time and open files of this process
-
-    def read(self) -> Reading:
-        """All values as they are now."""
-        samples = [(metric, list(metric.read(self._sources))) for metric in METRICS]
-        return Reading(samples, self._model_name, self._process)
-
-
 class Reading(Collector):
-    """Values that change no more, so that they may be written in another thread: many keys make a long text."""
+    """Values of one scrape. They do not change, so another thread may write them: with many keys the text is long."""
 
     def __init__(
         self, samples: Sequence[tuple[Metric, _Samples]], model_name: str, process: ProcessCollector
     ) -> None:
         self._samples = samples
-        self._model_name = model_name
+        self._model_name = safe_label(model_name)
         self._process = process
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type); OpenMetrics where the Accept header names it."""
+        """(body, content type); OpenMetrics if the Accept header names it."""
         if OPENMETRICS in accept:
-            body: bytes = as_openmetrics(self, _AS_THEY_ARE)  # type: ignore[no-untyped-call]
+            body: bytes = as_openmetrics(self, _UNESCAPED)  # type: ignore[no-untyped-call]
             return body, _OPENMETRICS_TYPE
         return as_text(self), CONTENT_TYPE_PLAIN_0_0_4
 
@@ -67,9 +53,7 @@ class Reading(Collector):
                 assert isinstance(value, Buckets)
                 histogram.add_metric((self._model_name, *values), value.buckets, value.total)
             return histogram
-        sums: dict[
-            tuple[str, ...], float
-        ] = {}  # a series that stood there twice would spoil the whole scrape
+        sums: dict[tuple[str, ...], float] = {}  # a series that occurs twice makes the whole scrape invalid
         for values, value in samples:
             assert not isinstance(value, Buckets)
             safe = tuple(safe_label(label) for label in values)
@@ -82,9 +66,9 @@ class Reading(Collector):
 
 
 def safe_label(text: str) -> str:
-    """A label's value that can be written as UTF-8 on one line, whatever a name holds."""
+    """A label's value as UTF-8 on one line, whatever characters a name has."""
     text = text[:MAX_LABEL_CHARS]
-    if text.isascii() and text.isprintable():  # as nearly always
+    if text.isascii() and text.isprintable():  # the usual case
         return text
     plain = text.encode("utf-8", "replace").decode()
     return "".join(char if char.isprintable() else "�" for char in plain)

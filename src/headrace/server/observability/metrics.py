@@ -1,17 +1,17 @@
-"""Every metric of /metrics: name, kind, meaning, and where its values come from.
+"""Every metric of /metrics: name, kind, meaning, and source.
 
-Names without the prefix are vLLM's wherever the thing is the same. Every sample has the label `model_name`.
+Names without the prefix are vLLM's if the meaning is the same. Every sample has the label `model_name`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.core.scheduler import STEP_SIZES
 from headrace.server.access.traffic import Traffic
-from headrace.server.observability.counts import Histogram, LoopLag, Tallies, cumulative
-from headrace.server.observability.engine_totals import EngineTotals
+from headrace.server.observability.counts import EngineTotals, Histogram, LoopLag, Tallies, cumulative
 from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import EngineState, ModelFacts
 
@@ -20,7 +20,7 @@ PREFIX = "headrace:"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where values come from."""
+    """Sources of values."""
 
     client: AsyncClient
     facts: ModelFacts
@@ -56,7 +56,7 @@ class Metric:
 
     @property
     def exposed(self) -> str:
-        """The name as scrapes and queries have it."""
+        """The name in scrapes and queries."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
@@ -64,43 +64,41 @@ def _one(value: float) -> Samples:
     return [((), value)]
 
 
-def _histogram(read: Callable[[Tallies], Histogram]) -> Callable[[Sources], Samples]:
+def _buckets(histogram: Histogram) -> Samples:
+    return [((), Buckets(histogram.buckets(), histogram.total))]
+
+
+def _tally(name: str) -> Callable[[Sources], Samples]:
     def samples(sources: Sources) -> Samples:
-        histogram = read(sources.tallies)
-        return [((), Buckets(histogram.buckets(), histogram.total))]
+        value = getattr(sources.tallies, name)
+        return _buckets(value) if isinstance(value, Histogram) else _one(value)
 
     return samples
-
-
-def _tally(read: Callable[[Tallies], float]) -> Callable[[Sources], Samples]:
-    return lambda sources: _one(read(sources.tallies))
 
 
 def _engine(name: str) -> Callable[[Sources], Samples]:
     return lambda sources: _one(sources.engine[name])
 
 
-def _running(sources: Sources) -> Samples:
-    now = sources.engine.now
-    return _one(0 if now is None else now.running)
-
-
-def _waiting(sources: Sources) -> Samples:
-    now = sources.engine.now
-    return _one(0 if now is None else now.waiting)
+def _engine_now(name: str) -> Callable[[Sources], Samples]:
+    return lambda sources: _one(0 if sources.engine.now is None else getattr(sources.engine.now, name))
 
 
 def _kv_usage(sources: Sources) -> Samples:
     now = sources.engine.now
-    if now is None or not now.total_blocks:
-        return _one(0.0)
-    return _one(1 - now.free_blocks / now.total_blocks)
+    return _one(1 - now.free_blocks / now.total_blocks if now is not None and now.total_blocks else 0.0)
 
 
 def _cache_config(sources: Sources) -> Samples:
     facts = sources.facts
-    told = (facts.block_size, facts.num_kv_blocks, facts.max_model_len or 0, facts.max_num_seqs, facts.dtype)
-    return [(tuple(str(value) for value in told), 1)]
+    values = (
+        facts.block_size,
+        facts.num_kv_blocks,
+        facts.max_model_len or 0,
+        facts.max_num_seqs,
+        facts.dtype,
+    )
+    return [(tuple(map(str, values)), 1)]
 
 
 def _step_sizes(sources: Sources) -> Samples:
@@ -110,50 +108,25 @@ def _step_sizes(sources: Sources) -> Samples:
     return [((), Buckets(cumulative(bounds, sizes), engine["scheduled_tokens"]))]
 
 
-def _misses(sources: Sources) -> Samples:
-    return [((reason,), count) for reason, count in sources.engine.under("miss ").items()]
-
-
-def _finished(sources: Sources) -> Samples:
-    return [((reason,), count) for reason, count in sources.tallies.finished.items()]
-
-
-def _http(sources: Sources) -> Samples:
-    return list(sources.tallies.http.items())
-
-
-def _lag(sources: Sources) -> Samples:
-    histogram = sources.lag.histogram
-    return [((), Buckets(histogram.buckets(), histogram.total))]
-
-
-def _states(sources: Sources) -> Samples:
-    return [((state.value,), int(sources.client.state is state)) for state in EngineState]
+def _labelled(counts: Mapping[str, float]) -> Samples:
+    return [((label,), count) for label, count in counts.items()]
 
 
 def _rejections(sources: Sources) -> Samples:
     usage = sources.traffic.usage
-    counts = {"unauthorized": usage.unauthorized}
+    counts = Counter({"unauthorized": usage.unauthorized})
     for _, used in usage.items():
-        for code, count in used.refused.items():
-            counts[code] = counts.get(code, 0) + count
-    return [((code,), count) for code, count in sorted(counts.items())]
+        counts.update(used.refused)
+    return _labelled(dict(sorted(counts.items())))
 
 
-def _per_key(read: Callable[[object], int]) -> Callable[[Sources], Samples]:
-    return lambda sources: [((name,), read(used)) for name, used in sources.traffic.usage.items()]
-
-
-def _used(name: str) -> Callable[[Sources], Samples]:
-    return _per_key(lambda used: int(getattr(used, name)))
+def _key(name: str) -> Callable[[Sources], Samples]:
+    return lambda sources: [((key,), getattr(used, name)) for key, used in sources.traffic.usage.items()]
 
 
 def _key_rejections(sources: Sources) -> Samples:
-    return [
-        ((name, code), count)
-        for name, used in sources.traffic.usage.items()
-        for code, count in used.refused.items()
-    ]
+    used = sources.traffic.usage.items()
+    return [((key, code), count) for key, one in used for code, count in one.refused.items()]
 
 
 def _queue(name: str) -> Callable[[Sources], Samples]:
@@ -164,99 +137,92 @@ def _queue(name: str) -> Callable[[Sources], Samples]:
     return samples
 
 
+def _states(sources: Sources) -> Samples:
+    return [((state.value,), int(sources.client.state is state)) for state in EngineState]
+
+
 METRICS: tuple[Metric, ...] = (
     # The engine now.
-    Metric("num_requests_running", "gauge", "Completions in the batch that runs.", _running),
+    Metric("num_requests_running", "gauge", "Completions in the running batch.", _engine_now("running")),
     Metric("num_requests_waiting", "gauge", "Completions that wait to be scheduled, preempted ones included.",
-           _waiting),
+           _engine_now("waiting")),
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV blocks in use; 1 is all of them.", _kv_usage),
-    Metric("cache_config_info", "gauge", "Always 1; the labels say how the engine was set up.", _cache_config,
-           ("block_size", "num_kv_blocks", "max_model_len", "max_num_seqs", "dtype")),
-    Metric("engine_state", "gauge", "1 for the state that the engine is in.", _states, ("state",)),
-    Metric("engine_restarts", "counter", "Engines that were started after the first.",
-           lambda sources: _one(sources.client.restarts)),
+    Metric("cache_config_info", "gauge", "Always 1; the labels are the engine's options.",
+           _cache_config, ("block_size", "num_kv_blocks", "max_model_len", "max_num_seqs", "dtype")),
+    Metric("engine_state", "gauge", "1 for the current state of the engine.", _states, ("state",)),
+    Metric("engine_restarts", "counter", "Restarts of the engine.", lambda sources: _one(sources.client.restarts)),
 
     # Tokens and steps.
-    Metric("prompt_tokens", "counter", "Prompt tokens that were computed or cached, of requests that have ended.",
-           _tally(lambda tallies: tallies.prompt_tokens)),
-    Metric("prompt_tokens_cached", "counter", "Of these, the ones taken from the prefix cache.",
-           _tally(lambda tallies: tallies.cached_tokens)),
-    Metric("generation_tokens", "counter", "Output tokens.", _tally(lambda tallies: tallies.generation_tokens)),
-    Metric("iteration_tokens_total", "histogram", "Tokens that a step of the engine computed.", _step_sizes),
-    Metric("num_preemptions", "counter", "Times that a sequence gave its KV blocks back, to be recomputed later.",
+    Metric("prompt_tokens", "counter", "Prompt tokens of requests that have ended, computed or cached.",
+           _tally("prompt_tokens")),
+    Metric("prompt_tokens_cached", "counter", "Prompt tokens taken from the prefix cache.", _tally("cached_tokens")),
+    Metric("generation_tokens", "counter", "Output tokens.", _tally("generation_tokens")),
+    Metric("iteration_tokens_total", "histogram", "Tokens computed in an engine step.", _step_sizes),
+    Metric("num_preemptions", "counter", "Preemptions: a sequence lost its KV blocks, and is recomputed later.",
            _engine("preemptions")),
 
     # The prefix cache.
-    Metric("prefix_cache_queries", "counter", "Tokens that were looked up in the prefix cache.", _engine("queries")),
-    Metric("prefix_cache_hits", "counter", "Of these, the ones that were found.", _engine("hits")),
-    Metric("prefix_cache_evictions", "counter", "Blocks whose content was given up for other tokens.",
-           _engine("evictions")),
-    Metric("prefix_cache_pins", "counter", "Blocks that requests have pinned for a time, not counting prolonged pins.",
-           _engine("pins")),
-    Metric("prefix_cache_pins_broken", "counter",
-           "Of these, the ones whose pin ended before its time, for lack of other blocks.", _engine("pins broken")),
-    Metric("prefix_cache_lookups", "counter", "Lookups, by the reason that no more was found.", _misses,
-           ("reason",)),
+    Metric("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache.", _engine("queries")),
+    Metric("prefix_cache_hits", "counter", "Tokens found in the prefix cache.", _engine("hits")),
+    Metric("prefix_cache_evictions", "counter", "Cached blocks that were reallocated.", _engine("evictions")),
+    Metric("prefix_cache_pins", "counter", "Blocks pinned by requests, not counting renewed pins.", _engine("pins")),
+    Metric("prefix_cache_pins_broken", "counter", "Pins that ended early, because no other block was free.",
+           _engine("pins broken")),
+    Metric("prefix_cache_lookups", "counter", "Lookups by the reason why no more was found.",
+           lambda sources: _labelled(sources.engine.under("miss ")), ("reason",)),
 
     # Latencies as callers see them.
     Metric("time_to_first_token_seconds", "histogram", "Arrival of the HTTP request to its first output token.",
-           _histogram(lambda tallies: tallies.ttft)),
-    Metric("inter_token_latency_seconds", "histogram", "From one piece of a completion to the next.",
-           _histogram(lambda tallies: tallies.itl)),
+           _tally("ttft")),
+    Metric("inter_token_latency_seconds", "histogram", "Time between two additions to a completion.", _tally("itl")),
     Metric("e2e_request_latency_seconds", "histogram",
-           "Arrival of the HTTP request to the end of its answer, for requests that the engine accepted.",
-           _histogram(lambda tallies: tallies.e2e)),
+           "Arrival of the HTTP request to the end of its answer, if the engine accepted it.", _tally("e2e")),
 
-    # Latencies of each prompt on the engine's clock.
+    # Latencies of each prompt, by the engine's clock.
     Metric("request_time_per_output_token_seconds", "histogram",
-           "Mean time between the output tokens of a prompt's completions.", _histogram(lambda tallies: tallies.tpot)),
-    Metric("request_queue_time_seconds", "histogram", "Arrival at the engine to the first time in a step.",
-           _histogram(lambda tallies: tallies.queue)),
-    Metric("request_prefill_time_seconds", "histogram", "First time in a step to the first output token.",
-           _histogram(lambda tallies: tallies.prefill)),
-    Metric("request_decode_time_seconds", "histogram", "First output token to the last.",
-           _histogram(lambda tallies: tallies.decode)),
-    Metric("request_inference_time_seconds", "histogram", "Prefill and decode together.",
-           _histogram(lambda tallies: tallies.inference)),
+           "Mean time between the output tokens of a prompt's completions.", _tally("tpot")),
+    Metric("request_queue_time_seconds", "histogram", "Arrival at the engine to the first scheduled step.",
+           _tally("queue")),
+    Metric("request_prefill_time_seconds", "histogram", "First scheduled step to the first output token.",
+           _tally("prefill")),
+    Metric("request_decode_time_seconds", "histogram", "First output token to the last.", _tally("decode")),
+    Metric("request_inference_time_seconds", "histogram", "Prefill and decode together.", _tally("inference")),
 
-    # What was asked, and how it ended.
-    Metric("request_success", "counter", "Completions that have ended, by the reason why.", _finished,
-           ("finished_reason",)),
+    # Requests, and how they ended.
+    Metric("request_success", "counter", "Completions that have ended, by finish reason.",
+           lambda sources: _labelled(sources.tallies.finished), ("finished_reason",)),
     Metric("request_prompt_tokens", "histogram", "Tokens of a prompt that were computed or cached.",
-           _histogram(lambda tallies: tallies.prompt_length)),
+           _tally("prompt_length")),
     Metric("request_prefill_kv_computed_tokens", "histogram", "Tokens of a prompt that were not cached.",
-           _histogram(lambda tallies: tallies.computed_length)),
-    Metric("request_generation_tokens", "histogram", "Output tokens of a completion.",
-           _histogram(lambda tallies: tallies.output_length)),
+           _tally("computed_length")),
+    Metric("request_generation_tokens", "histogram", "Output tokens of a completion.", _tally("output_length")),
     Metric("request_max_num_generation_tokens", "histogram", "Output tokens of a prompt's longest completion.",
-           _histogram(lambda tallies: tallies.longest_output)),
-    Metric("request_params_n", "histogram", "n as requests ask for it.", _histogram(lambda tallies: tallies.n)),
-    Metric("request_params_max_tokens", "histogram", "max_tokens as requests ask for it.",
-           _histogram(lambda tallies: tallies.max_tokens)),
+           _tally("longest_output")),
+    Metric("request_params_n", "histogram", "The parameter n of requests.", _tally("n")),
+    Metric("request_params_max_tokens", "histogram", "The parameter max_tokens of requests.", _tally("max_tokens")),
 
     # Traffic.
-    Metric("http_requests", "counter", "HTTP requests that have ended.", _http, ("route", "method", "status")),
-    Metric("admission_rejections", "counter", "Requests that were refused before they ran, by the code of the error.",
+    Metric("http_requests", "counter", "HTTP requests that have ended.",
+           lambda sources: list(sources.tallies.http.items()), ("route", "method", "status")),
+    Metric("admission_rejections", "counter", "Requests refused before they ran, by error code.",
            _rejections, ("reason",)),
-    Metric("queue_completions", "gauge", "Completions that run or wait, as --max-queue counts them.",
+    Metric("queue_completions", "gauge", "Running and waiting completions, as counted for --max-queue.",
            _queue("completions")),
-    Metric("queue_tokens", "gauge", "Tokens that they are charged, as --max-queue-tokens counts them.",
-           _queue("tokens")),
+    Metric("queue_tokens", "gauge", "Tokens charged for them, as counted for --max-queue-tokens.", _queue("tokens")),
     Metric("queue_max_completions", "gauge", "--max-queue.", _queue("max_completions")),
     Metric("queue_max_tokens", "gauge", "--max-queue-tokens.", _queue("max_tokens")),
-    Metric("key_requests", "counter", "Accepted requests, by the name of the key.", _used("requests"), ("key",)),
-    Metric("key_prompt_tokens", "counter", "Prompt tokens, by the name of the key.", _used("prompt_tokens"),
-           ("key",)),
-    Metric("key_cached_tokens", "counter", "Cached prompt tokens, by the name of the key.", _used("cached_tokens"),
-           ("key",)),
-    Metric("key_generation_tokens", "counter", "Output tokens, by the name of the key.", _used("completion_tokens"),
-           ("key",)),
-    Metric("key_rejections", "counter", "Refused requests, by the name of the key and the code of the error.",
+    Metric("key_requests", "counter", "Accepted requests, by the name of the key.", _key("requests"), ("key",)),
+    Metric("key_prompt_tokens", "counter", "Prompt tokens, by the name of the key.", _key("prompt_tokens"), ("key",)),
+    Metric("key_cached_tokens", "counter", "Cached prompt tokens, by the name of the key.",
+           _key("cached_tokens"), ("key",)),
+    Metric("key_generation_tokens", "counter", "Output tokens, by the name of the key.",
+           _key("completion_tokens"), ("key",)),
+    Metric("key_rejections", "counter", "Refused requests, by the name of the key and the error code.",
            _key_rejections, ("key", "reason")),
 
     # The server itself.
-    Metric("event_loop_lag_seconds", "histogram", "How late the server's event loop is, sampled in equal intervals.",
-           _lag),
-    Metric("log_lines_dropped", "counter", "Lines of log that could not be written.",
+    Metric("event_loop_lag_seconds", "histogram", "Delay of the server's event loop, sampled in equal intervals.",
+           lambda sources: _buckets(sources.lag.histogram)),
+    Metric("log_lines_dropped", "counter", "Log lines that could not be written.",
            lambda sources: _one(sources.dropped_log_lines())),
 )  # fmt: skip

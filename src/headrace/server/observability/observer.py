@@ -1,4 +1,4 @@
-"""Observes every request: when it came, how it ended, and what that adds to the counts."""
+"""Observes every request: when it came and how it ended; adds it to the counts, and logs it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace.core.types import FinishReason
 from headrace.server.access.keys import ANYONE
 from headrace.server.http.headers import completed
+from headrace.server.http.json_parts import rounded
 from headrace.server.observability.counts import Tallies
+from headrace.server.observability.logs import FIELDS
 from headrace.server.observability.record import RequestRecord, Work
 from headrace.serving.requests.outputs import RequestMetrics
 from headrace.serving.system import MONOTONIC, Clock
 
 NO_ROUTE = "none"
+Sink = Callable[[RequestRecord], None]
+"""Called with each request that has ended."""
+
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 OTHER_METHOD = "other"
 
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Polled every few seconds, so successful requests for them are logged at debug."""
+
+_log = logging.getLogger(__name__)
+_request_log = logging.getLogger("headrace.request")
+
 
 def tally(record: RequestRecord) -> None:
-    """Add one request to what its server has counted."""
+    """Add one request to the tallies."""
     tallies = record.tallies
     method = record.method if record.method in METHODS else OTHER_METHOD
     tallies.http[record.route or NO_ROUTE, method, str(record.status or 499)] += 1
@@ -56,14 +67,52 @@ def _tally_times(tallies: Tallies, metrics: RequestMetrics) -> None:
         tallies.inference.observe(metrics.prefill_s + metrics.decode_s)
 
 
-Sink = Callable[[RequestRecord], None]
-"""Is told of each request when it has ended."""
+def log_request(record: RequestRecord) -> None:
+    """One line for each request that has ended, without prompt, output or key. Cheap if the level is off."""
+    well = record.status is not None and record.status < 400
+    level = logging.DEBUG if well and record.route in PROBES else logging.INFO
+    if _request_log.isEnabledFor(level):
+        fields = request_fields(record)
+        _request_log.log(level, "%s", _sentence(fields), extra={FIELDS: fields})
 
-_log = logging.getLogger(__name__)
+
+def request_fields(record: RequestRecord) -> dict[str, object]:
+    """The fields of the log line; those about tokens only for requests that the engine computed."""
+    fields: dict[str, object] = {
+        "method": record.method if len(record.method) <= 16 else "other",
+        "route": record.route or NO_ROUTE,
+        "status": record.status,
+        "request_id": record.request_id,
+        "key": record.caller or None,
+        "e2e_s": rounded(record.e2e_s),
+        "aborted": record.aborted,
+        "error": record.error,
+    }
+    if record.embedded is not None:
+        fields["prompt_tokens"], fields["cached_tokens"] = record.embedded
+    work = record.work
+    if work is not None:
+        fields |= {
+            "id": work.name,
+            "stream": work.stream,
+            "prompt_tokens": sum(work.prompt_tokens),
+            "cached_tokens": record.cached_tokens,
+            "output_tokens": work.output_tokens,
+            "queue_s": rounded(record.queue_s),
+            "ttft_s": rounded(record.ttft_s),
+            "finish_reasons": work.finish_reasons,
+        }
+    return fields
+
+
+def _sentence(fields: dict[str, object]) -> str:
+    first = f"{fields['method']} {fields['route']} {fields['status']}"
+    rest = (f"{name}={value}" for name, value in fields.items() if name not in ("method", "route", "status"))
+    return " ".join([first, *rest])
 
 
 class Observer:
-    """ASGI middleware, outside of all that may refuse a request. A sink that fails is logged and harms nobody."""
+    """ASGI middleware, outside of everything that may refuse a request. A sink that fails is logged."""
 
     def __init__(
         self, app: ASGIApp, tallies: Tallies, sinks: Sequence[Sink], clock: Clock = MONOTONIC
@@ -92,7 +141,7 @@ class Observer:
             await self._app(scope, receive, watched)
         except Exception:
             record.error = record.error or "internal_error"
-            record.status = record.status or 500  # which is sent further outside
+            record.status = record.status or 500  # sent by the middleware outside of this one
             raise
         finally:
             self._end(record, scope)
@@ -106,4 +155,4 @@ class Observer:
             try:
                 sink(record)
             except Exception as error:
-                _log.error("a request could not be noted down", exc_info=error)
+                _log.error("a request could not be recorded", exc_info=error)

@@ -1,4 +1,4 @@
-"""What is known of one HTTP request: filled in while it is served, read once at its end."""
+"""The record of one HTTP request: filled in while it is served, read at its end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _current: ContextVar[RequestRecord | None] = ContextVar("headrace_request_record
 
 
 def current() -> RequestRecord | None:
-    """The record of the request that is being handled; None outside of any."""
+    """The record of the current request; None outside of one."""
     return _current.get()
 
 
 @dataclass(slots=True)
 class Seen:
-    """A completion so far: how many tokens, and when the last of them came."""
+    """A completion so far: its number of tokens, and the time of the last one."""
 
     tokens: int
     last: float
@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Work:
-    """What a request has the engine do. `prompt_tokens`, `generations`: one entry a prompt.
+    """The work of a request at the engine. `prompt_tokens`, `generations`: one entry a prompt.
 
     Completion i of prompt p is choice p * n + i.
     """
@@ -48,12 +48,12 @@ class Work:
 
     @property
     def metrics(self) -> list[RequestMetrics | None]:
-        """None for a prompt whose completions have not all ended."""
+        """None for a prompt with completions that have not ended."""
         return [generation.metrics for generation in self.generations]
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """One entry a choice; None for one that had not ended."""
+        """One entry a choice; None for one that has not ended."""
         return [self.reasons.get(choice) for choice in range(len(self.generations) * self.params.n)]
 
     @property
@@ -62,12 +62,11 @@ class Work:
 
 
 class RequestRecord:
-    """Times in seconds on `clock`, but for `started`, which is Unix time. No text of any prompt or output is in it."""
+    """Times in seconds by `clock`; `started` is Unix time. It contains no text of prompts or outputs."""
 
     __slots__ = (
         "arrived", "caller", "clock", "embedded", "ended", "error", "first", "headers", "method", "request_id",
-        "route", "started",
-        "status", "tallies", "work",
+        "route", "started", "status", "tallies", "work",
     )  # fmt: skip
 
     def __init__(
@@ -82,18 +81,16 @@ class RequestRecord:
         self.clock = clock
         self.arrived = clock()
         self.started = started
-        self.ended: float | None = None  # the last part of the answer was handed on
+        self.ended: float | None = None  # the last part of the answer was sent
         self.first: float | None = None  # token
         self.method = method
         self.headers = headers
-        self.route: str | None = None  # None where the request met no route
-        self.status: int | None = None  # None where the answer had not begun
+        self.route: str | None = None  # None without a route
+        self.status: int | None = None  # None if the answer had not begun
         self.caller = ""
         self.error: str | None = None  # the code of an error, also of one in the middle of a stream
         self.work: Work | None = None
-        self.embedded: tuple[int, int] | None = (
-            None  # (prompt tokens, cached ones) of prompts that gave vectors
-        )
+        self.embedded: tuple[int, int] | None = None  # (prompt tokens, cached ones)
         self.tallies = tallies
 
     def make_current(self) -> None:
@@ -107,15 +104,15 @@ class RequestRecord:
         generations: Sequence[Generation],
         stream: bool,
     ) -> None:
-        """The engine has accepted the request. Of several pieces of work the last one is told."""
+        """The engine has accepted the request."""
         self.work = Work(name, params, tuple(prompt_tokens), tuple(generations), stream)
 
     def gave_vectors(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Prompts were computed, and nothing was generated."""
+        """Prompts were embedded."""
         self.embedded = (prompt_tokens, cached_tokens)
 
     def settled(self, used: Used) -> None:
-        """One of its prompts has used this. Output that was delivered has been counted as it came."""
+        """Count what one of the prompts used, without output tokens that `on_delta` has counted."""
         tallies = self.tallies
         tallies.prompt_tokens += used.prompt_tokens
         tallies.cached_tokens += used.cached_tokens
@@ -172,14 +169,14 @@ class RequestRecord:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens from the prefix cache, as far as that is known."""
+        """Prompt tokens from the prefix cache, known so far."""
         if self.work is None:
             return 0
         return sum(one.num_cached_tokens for one in self.work.metrics if one is not None)
 
     @property
     def queue_s(self) -> float | None:
-        """The longest that any of the prompts waited."""
+        """The longest wait of a prompt."""
         if self.work is None:
             return None
         waits = [one.queue_s for one in self.work.metrics if one is not None]

@@ -1,6 +1,6 @@
-"""OpenTelemetry: a span for each request that gave the engine work, with the attributes that vLLM's spans have.
+"""OpenTelemetry: a span for each request to the engine, with the attributes of vLLM's spans.
 
-The names under gen_ai.* are those of OpenTelemetry's semantic conventions, and vLLM's where there are none.
+Names under gen_ai.* are those of OpenTelemetry's semantic conventions, or else vLLM's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.server.observability.record import RequestRecord, Work
 SPAN = "llm_request"
 EXPORT_TIMEOUT_S = 5.0
 LAST_EXPORT_S = 2.0
-"""Time that spans get to leave at the end of the server."""
+"""Time to send spans when the server ends."""
 
 _OPERATIONS = {"cmpl": "text_completion"}
 _OTHER_OPERATION = "chat"
@@ -35,9 +35,9 @@ _NS = 1_000_000_000
 
 
 class Spans:
-    """A sink for records of requests. Has a provider of its own, and touches nothing that is global.
+    """A sink for records of requests, with a provider of its own: nothing global changes.
 
-    `processor` gets the spans; it must take them without waiting.
+    `processor` receives the spans; it must not block.
     """
 
     def __init__(self, model_name: str, processor: SpanProcessor) -> None:
@@ -50,7 +50,7 @@ class Spans:
 
     @classmethod
     def sent_to(cls, endpoint: str, model_name: str) -> Spans:
-        """Spans that a thread sends to a collector, in batches, as OTLP over HTTP. See `check_endpoint`."""
+        """A thread sends spans to a collector in batches, as OTLP over HTTP. See `check_endpoint`."""
         exporter = OTLPSpanExporter(endpoint=check_endpoint(endpoint), timeout=EXPORT_TIMEOUT_S)
         return cls(model_name, BatchSpanProcessor(exporter))
 
@@ -69,13 +69,13 @@ class Spans:
         span.end(begun + int(record.e2e_s * _NS))
 
     def close(self) -> None:
-        """Send what waits, for `LAST_EXPORT_S` at most: a collector that is away must not keep the server."""
+        """Send pending spans, for `LAST_EXPORT_S` at most."""
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(LAST_EXPORT_S)
 
     def _parent(self, record: RequestRecord) -> Context:
-        """The caller's span, where its traceparent header names one."""
+        """The caller's span, if a traceparent header names one."""
         carrier = {
             name.decode(): value.decode("latin-1") for name, value in record.headers if name in _HEADERS
         }
@@ -83,7 +83,7 @@ class Spans:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Raises ConfigError unless this is an address such as http://localhost:4318/v1/traces."""
+    """Raises ConfigError unless it is a URL such as http://localhost:4318/v1/traces."""
     try:
         parts = urlsplit(endpoint)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -96,7 +96,7 @@ def check_endpoint(endpoint: str) -> str:
 
 def _attributes(record: RequestRecord, work: Work, model_name: str) -> dict[str, AttributeValue]:
     params = work.params
-    told: dict[str, AttributeValue | None] = {
+    found: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": _OPERATIONS.get(work.name.partition("-")[0], _OTHER_OPERATION),
         "gen_ai.request.model": model_name,
         "gen_ai.response.model": model_name,
@@ -107,7 +107,7 @@ def _attributes(record: RequestRecord, work: Work, model_name: str) -> dict[str,
         "gen_ai.request.top_p": params.top_p,
         "gen_ai.request.top_k": params.top_k,
         "gen_ai.usage.num_sequences": len(work.finish_reasons),
-        # vLLM's names and today's conventions, which have changed meanwhile.
+        # vLLM's names, and those of the current conventions.
         "gen_ai.usage.prompt_tokens": sum(work.prompt_tokens),
         "gen_ai.usage.input_tokens": sum(work.prompt_tokens),
         "gen_ai.usage.completion_tokens": work.output_tokens,
@@ -122,12 +122,12 @@ def _attributes(record: RequestRecord, work: Work, model_name: str) -> dict[str,
         "http.response.status_code": record.status,
         "error.type": record.error or ("client_closed_request" if record.aborted else None),
     }
-    told |= _engine_times(work)
-    return {name: value for name, value in told.items() if value is not None}
+    found |= _engine_times(work)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _engine_times(work: Work) -> dict[str, AttributeValue | None]:
-    """Of the prompt that took longest, where there are several."""
+    """Of the slowest prompt."""
     metrics = [one for one in work.metrics if one is not None]
     prefill = max((one.prefill_s for one in metrics if one.prefill_s is not None), default=None)
     decode = max((one.decode_s for one in metrics if one.decode_s is not None), default=None)

@@ -1,4 +1,4 @@
-"""Traces where they are wanted, and the package for them is there."""
+"""Traces, if an endpoint is set and OpenTelemetry is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.server.observability.observer import Sink
 def tracing(endpoint: str | None, model_name: str) -> Iterator[tuple[Sink, ...]]:
     """The sinks that send a trace of each request to a collector: one, or none without an endpoint.
 
-    Raises ConfigError for an endpoint that is no URL, MissingDependency without OpenTelemetry.
+    Raises ConfigError for a malformed endpoint, MissingDependency without OpenTelemetry.
     """
     if endpoint is None:
         yield ()

@@ -5,7 +5,7 @@ A request passes, in this order: a route (`chat`, `completions`, `embeddings`, `
 `choices` and `logprobs` (the answer).
 
 - `request_fields`: fields that are refused or ignored; `structured`: the grammar of an output.
-- `models`, `tokens`: what is served, and its tokenizer.
+- `models`: what is served, and its tokenizer.
 
 Import from the modules; this package imports nothing by itself.
 """

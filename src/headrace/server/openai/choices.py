@@ -20,9 +20,9 @@ _TIMES = ("queue_s", "prefill_s", "decode_s", "ttft_s", "tpot_s", "e2e_s")
 def usage(job: Job, explain: bool | None) -> dict[str, Any]:
     """Token counts of a complete answer.
 
-    With `explain`, one entry a prompt says what the engine did: times are in seconds, null for phases that were not
-    reached, and `cache_miss` is null where every block that can be shared was. It contains nothing about requests
-    with another salt or key.
+    With `explain`, there is an entry for each prompt: times in seconds, null for phases that were not reached, and
+    `cache_miss`, null if all blocks that can be shared were. It contains nothing about requests with another salt or
+    key.
     """
     metrics = job.metrics
     prompt = sum(one.num_prompt_tokens for one in metrics)

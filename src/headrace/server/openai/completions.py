@@ -35,7 +35,7 @@ router = APIRouter()
 _KIND = "text_completion"
 
 _FEW_TOKENS = 2000
-"""Decoded on the event loop, where a thread would cost more than the work."""
+"""Decoded on the event loop: a thread would cost more than the work."""
 
 _CHOICES_A_TURN = 256
 
@@ -77,7 +77,7 @@ async def completions(
 
 class _Parts:
     """What choices have beside their text: the echoed prompt before it (`fronts`, one a prompt), log-probabilities,
-    and token ids (`ids`, one a prompt, where the answer shows them)."""
+    and token ids (`ids`, one a prompt, if the answer contains them)."""
 
     def __init__(
         self,

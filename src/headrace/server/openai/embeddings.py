@@ -21,7 +21,7 @@ from headrace.server.observability.record import current
 from headrace.server.openai.job import new_requests, started
 from headrace.server.openai.prompts import check_length, encode_prompts, truncation
 from headrace.server.openai.request_fields import EMBEDDING
-from headrace.server.openai.schemas import Prompts, Side, TruncatedLength, User, WorkFields
+from headrace.server.openai.schemas import Prompts, TruncationFields, User, WorkFields
 from headrace.server.service import Service, service_of
 from headrace.serving.requests.embedding import Embedding, embed
 
@@ -35,8 +35,8 @@ MAX_NUMBERS = 2**22
 _PROMPT_ALONE = SamplingParams(max_tokens=0)
 
 
-class EmbeddingRequest(WorkFields):
-    """Body of POST /v1/embeddings. `pooling` is our own; the server's option is the default."""
+class EmbeddingRequest(TruncationFields, WorkFields):
+    """Body of POST /v1/embeddings. `pooling` is an extension; its default is the server's option."""
 
     others: ClassVar = EMBEDDING
 
@@ -46,9 +46,6 @@ class EmbeddingRequest(WorkFields):
     dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
     normalize: bool | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: TruncatedLength | None = None
-    truncation_side: Side | None = None
-
     pooling: Literal["mean", "last"] | None = None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +17,6 @@ from headrace.errors import DeadlineExceeded, HeadraceError, InvalidParams
 from headrace.server.access.gate import HeldAnswer, bounded, check_parameters, ids_and_chars
 from headrace.server.http.pace import Slices, while_connected
 from headrace.server.observability.record import current
-from headrace.server.openai.models import with_model_defaults
 from headrace.server.openai.prompts import Encoded
 from headrace.server.openai.schemas import WorkFields
 from headrace.server.service import Service
@@ -249,6 +249,30 @@ class Job:
             self._ready[number] = None
             self.waiting = True
         return sum(map(_weight, deltas))
+
+
+def with_model_defaults(
+    params: SamplingParams,
+    body: object,
+    defaults: Mapping[str, float],
+    lengths: Sequence[int],
+    context: int | None,
+) -> SamplingParams:
+    """`params` with the model's own `defaults` where `body` sets nothing, as in vLLM.
+
+    The default `max_tokens` limits every answer. If a prompt of `lengths` tokens leaves less room in the context, the
+    limit is the room that is left.
+    """
+    changed: dict[str, float | int | None] = {
+        name: value
+        for name, value in defaults.items()
+        if name != "max_tokens" and getattr(body, name, None) is None
+    }
+    limit = defaults.get("max_tokens")
+    if limit is not None and (params.max_tokens is None or params.max_tokens > limit):
+        room = limit if context is None else min(limit, context - max(lengths, default=0))
+        changed["max_tokens"] = max(room, params.min_tokens) if room > 0 else params.max_tokens
+    return replace(params, **changed) if changed else params  # type: ignore[arg-type]
 
 
 def _weight(delta: Delta) -> int:

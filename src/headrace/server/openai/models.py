@@ -1,43 +1,51 @@
-"""GET /v1/models, and the served model's sampling defaults, which apply where a request sets nothing, as in vLLM."""
+"""GET /v1/models, and POST /tokenize and /detokenize: what is served, and its tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+import asyncio
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field, WithJsonSchema
 
-from headrace.core.params import SamplingParams
+from headrace.errors import InvalidParams
+from headrace.server.http.json_parts import JsonList, json_response
+from headrace.server.openai.prompts import encode_chat, encode_prompts, tokenizer_of
+from headrace.server.openai.request_fields import TOKENIZE, Strict
+from headrace.server.openai.schemas import MAX_MODEL_NAME_CHARS, MESSAGES, Token
 from headrace.server.service import Service, service_of
-
-
-def with_model_defaults(
-    params: SamplingParams,
-    body: object,
-    defaults: Mapping[str, float],
-    lengths: Sequence[int],
-    context: int | None,
-) -> SamplingParams:
-    """`params` with `defaults` in place of what `body` leaves open.
-
-    The default `max_tokens` bounds every answer. A prompt of `lengths` tokens that leaves less room in a `context`
-    gets what is left.
-    """
-    changed: dict[str, float | int | None] = {
-        name: value
-        for name, value in defaults.items()
-        if name != "max_tokens" and getattr(body, name, None) is None
-    }
-    limit = defaults.get("max_tokens")
-    if limit is not None and (params.max_tokens is None or params.max_tokens > limit):
-        room = limit if context is None else min(limit, context - max(lengths, default=0))
-        changed["max_tokens"] = max(room, params.min_tokens) if room > 0 else params.max_tokens
-    return replace(params, **changed) if changed else params  # type: ignore[arg-type]
-
+from headrace.text.tools.request import checked_tool_use
 
 router = APIRouter()
+
+MAX_TOKENS = 2**18
+"""Of a request to /detokenize."""
+
+_FEW = 2000
+
+
+class TokenizeRequest(Strict):
+    """Body of POST /tokenize: a prompt, or a conversation, as the model would see it."""
+
+    others: ClassVar = TOKENIZE
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    prompt: str | None = None
+    messages: Annotated[Any, WithJsonSchema({"anyOf": [MESSAGES, {"type": "null"}]})] = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
+
+
+class DetokenizeRequest(Strict):
+    """Body of POST /detokenize."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 @router.get("/v1/models")
@@ -48,6 +56,57 @@ async def models(service: Annotated[Service, Depends(service_of)]) -> Response:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, service: Annotated[Service, Depends(service_of)]) -> Response:
     return JSONResponse(_card(service, service.model(name)))
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(service_of)]) -> Response:
+    """Token ids of a prompt (with what the model expects around it), or of a conversation by the chat template."""
+    service.model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidParams("either prompt or messages must be given")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidParams("continue_final_message and add_generation_prompt cannot both be true")
+    tokenizer = tokenizer_of(service)
+    if body.prompt is not None:
+        (encoded,) = await encode_prompts(service, [body.prompt], body.add_special_tokens is not False)
+    else:
+        encoded = await encode_chat(
+            service,
+            body.messages,
+            body.add_generation_prompt is not False,
+            body.chat_template_kwargs or {},
+            checked_tool_use(body.tools, None).tools,
+            continue_final_message=bool(body.continue_final_message),
+            add_special_tokens=bool(body.add_special_tokens),
+        )
+    strings = None
+    if body.return_token_strs:
+        strings = JsonList()
+        for at in range(0, len(encoded.ids), _FEW):
+            strings.extend([tokenizer.token(token) for token in encoded.ids[at : at + _FEW]])
+            await asyncio.sleep(0)
+    return await json_response(
+        {
+            "count": len(encoded.ids),
+            "max_model_len": service.facts.max_model_len,
+            "tokens": encoded.ids,
+            "token_strs": strings,
+        }
+    )
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, service: Annotated[Service, Depends(service_of)]) -> Response:
+    """The text of token ids, special ones by their names."""
+    service.model(body.model)
+    tokenizer, vocab = tokenizer_of(service), service.facts.vocab_size
+    if body.tokens and max(body.tokens) >= vocab:
+        raise InvalidParams(f"token id {max(body.tokens)} is outside the model's vocabulary of {vocab} ids")
+    if len(body.tokens) <= _FEW:
+        text = tokenizer.decode(body.tokens, skip_special_tokens=False)
+    else:
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, False)
+    return await json_response({"prompt": text})
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:

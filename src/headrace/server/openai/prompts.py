@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from headrace.errors import PromptTooLong, RequestError
-from headrace.server.openai.schemas import Prompt
+from headrace.server.openai.schemas import Prompt, TruncationFields
 from headrace.server.service import Service
 from headrace.text.templates.conversation import adapted, knows_tools
 from headrace.text.tokenizer import Tokenizer
@@ -17,21 +17,20 @@ from headrace.text.tools.request import Tool
 Read = TypeVar("Read")
 
 SHORT_CHARS = 2000
-"""Text up to this length is tokenized on the event loop: that takes less time than handing it to a thread."""
+"""Text up to this length is tokenized on the event loop: a thread would cost more than the work."""
 
 LONG_CHARS = 200_000
-"""Longer text waits for its turn, so that it does not hold all threads and keep others from being tokenized."""
+"""Longer texts are tokenized one at a time, so that they do not occupy all threads."""
 
 
 MANY_MESSAGES = 500
-"""Longer conversations are read and rendered one after the other: every thread that runs Python makes the event loop
-wait longer for its turn."""
+"""Longer conversations are read and rendered one at a time: each thread that runs Python delays the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prompt. `text` is None where it came as ids or was shortened. `continued` is the text of the last message that
-    the answer goes on with, None where the answer is a message of its own."""
+    """A prompt. `text` is None if it was given as ids, or truncated. `continued` is the text of the last message if the
+    answer continues it, else None."""
 
     ids: tuple[int, ...]
     text: str | None = None
@@ -52,15 +51,8 @@ class Truncation:
         return replace(prompt, ids=ids[: self.keep] if self.right else ids[len(ids) - self.keep :], text=None)
 
 
-class Truncated(Protocol):
-    """The fields of a request that say how to shorten prompts."""
-
-    truncate_prompt_tokens: int | None
-    truncation_side: Literal["left", "right"] | None
-
-
-def truncation(service: Service, body: Truncated, max_tokens: int | None) -> Truncation | None:
-    """How a request wants its prompts shortened; None where it does not. -1 leaves room for `max_tokens` or one."""
+def truncation(service: Service, body: TruncationFields, max_tokens: int | None) -> Truncation | None:
+    """The truncation that a request sets, None without one. -1 leaves room for `max_tokens`, at least one."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return None
@@ -78,7 +70,7 @@ async def encode_prompts(
     add_special_tokens: bool = True,
     truncation: Truncation | None = None,
 ) -> list[Encoded]:
-    """Raises RequestError for text that cannot be tokenized, or that a model without a tokenizer cannot take."""
+    """Raises RequestError for text that cannot be tokenized, and for text without a tokenizer."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if texts:
         rows = await _tokenized(service, texts, add_special_tokens, truncation)
@@ -116,7 +108,7 @@ async def encode_chat(
             continue_final_message=continue_final_message, **variables,
         )  # fmt: skip
 
-    # A template may be slow, and may be stopped only by its own limits.
+    # A template may be slow.
     pool = service.long_texts if are_many(messages) else None
     text = await asyncio.get_running_loop().run_in_executor(pool, render)
     (ids,) = await _tokenized(service, [text], add_special_tokens, truncation)
@@ -135,7 +127,7 @@ def are_many(messages: Any) -> bool:
 
 
 async def read_messages(service: Service, many: bool, read: Callable[[], Read]) -> Read:
-    """`read()`, which makes something of messages; off the event loop where they are `many`. Raises what it raises."""
+    """`read()`, which processes messages; off the event loop if they are `many`. Raises what it raises."""
     if not many:
         return read()
     return await asyncio.get_running_loop().run_in_executor(service.long_texts, read)
@@ -147,24 +139,24 @@ _RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "too
 async def _tokenized(
     service: Service, texts: list[str], add_special_tokens: bool, truncation: Truncation | None
 ) -> list[tuple[int, ...]]:
-    """Ids of texts. What takes long is done in a thread, and what takes very long one after the other."""
+    """Ids of texts: in a thread if they are long, one at a time if they are very long."""
     tokenizer = tokenizer_of(service)
     if truncation is None:
         check_chars(service, texts)
-    chars = sum(map(len, texts))
-    if chars <= SHORT_CHARS:
-        return list(map(tuple, tokenizer.encode_batch(texts, add_special_tokens)))
 
     def encode() -> list[tuple[int, ...]]:
-        # A batch even where it is a single text: only that lets other threads run meanwhile.
+        # A batch even for a single text: only `encode_batch` releases the interpreter's lock.
         return list(map(tuple, tokenizer.encode_batch(texts, add_special_tokens)))
 
+    chars = sum(map(len, texts))
+    if chars <= SHORT_CHARS:
+        return encode()
     pool = service.long_texts if chars > LONG_CHARS else None
     return await asyncio.get_running_loop().run_in_executor(pool, encode)
 
 
 def _text_of(message: Any) -> str:
-    """The text of a message that a template has rendered."""
+    """The text of a rendered message."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -172,7 +164,7 @@ def _text_of(message: Any) -> str:
 
 
 def check_chars(service: Service, texts: Sequence[str]) -> None:
-    """Raises PromptTooLong for text that cannot fit the context however it is tokenized: that need not be tried."""
+    """Raises PromptTooLong, before tokenizing, for text that cannot fit the context however it is tokenized."""
     tokenizer, context = service.tokenizer, service.facts.max_model_len
     if tokenizer is None or context is None:
         return
@@ -184,7 +176,7 @@ def check_chars(service: Service, texts: Sequence[str]) -> None:
 
 
 def check_length(service: Service, prompts: Sequence[Encoded], max_tokens: int | None) -> None:
-    """Raises PromptTooLong where prompt and `max_tokens` together exceed the context, as OpenAI's API does."""
+    """Raises PromptTooLong if prompt and `max_tokens` together exceed the context, as in OpenAI's API."""
     limit = service.facts.max_model_len
     if limit is None or max_tokens is None:
         return
@@ -212,16 +204,16 @@ Encode = Callable[[Messages], Awaitable[Encoded]]
 
 _KEPT = ("system", "developer")
 _ROOM = 8
-"""Where a request names no length, a shortened conversation leaves one part in so many of the context to the answer."""
+"""Without a length in the request, a shortened conversation leaves this part of the context to the answer."""
 
 
 async def encode_shortened(
     encode: Encode, messages: Messages, context: int | None, max_tokens: int | None
 ) -> Encoded:
-    """The prompt of as much of a conversation as fits, with `max_tokens` behind it.
+    """The prompt of as much of a conversation as fits with `max_tokens` after it.
 
-    What goes first are the oldest turns, each from a message of the user to the next; messages of the system stay. The
-    last turn stays, too: raises PromptTooLong where that alone is too long, and what `encode` raises.
+    The oldest turns, each from one user message to the next, are removed first; system messages stay. Raises
+    PromptTooLong if the last turn alone does not fit, and what `encode` raises.
     """
     try:
         whole = await encode(messages)
@@ -236,7 +228,7 @@ async def encode_shortened(
     starts = [at for at, each in enumerate(messages) if each.get("role") == "user" and at > head]
     found: Encoded | None = None
     low, high = 0, len(starts)
-    while low < high:  # the first start from which it fits: later ones are shorter
+    while low < high:  # binary search for the first start from which it fits
         middle = (low + high) // 2
         try:
             shorter = await encode(_from(messages, starts[middle]))

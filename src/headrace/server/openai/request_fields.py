@@ -1,7 +1,7 @@
-"""What happens to fields of OpenAI's and vLLM's requests that this server does not implement, and to unknown ones.
+"""Fields of OpenAI's and vLLM's requests that this server does not implement, and unknown fields.
 
-A field that would change the answer is refused with 400 and its name, a harmless one is accepted, and a field that is
-in no table is refused as well: it may be a misspelled option. The table in docs/serving.md says the same to users.
+A field that would change the answer is refused with 400, a harmless one is ignored, and an unknown one is refused, as
+it may be a misspelled option. docs/serving.md has the same table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that would change the answer. `neutral` are the values that ask for nothing."""
+    """A field that would change the answer, except with a value in `neutral`."""
 
     why: str
     neutral: tuple[object, ...] = EMPTY
@@ -34,7 +34,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """A field that changes nothing of the answer: accepted, whatever it holds."""
+    """A field that does not change the answer: ignored, with any value."""
 
     why: str
 
@@ -148,7 +148,7 @@ TOKENIZE: dict[str, Other] = {
 
 
 class Strict(BaseModel):
-    """A request body, or an object in one. `others` are the fields that it knows without having them."""
+    """A request body, or an object in one. `others` are known fields that are not implemented."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -157,7 +157,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _checked_fields(cls, data: Any) -> Any:
-        """The body without fields that have no effect. Names the first field at fault, and text that is no Unicode."""
+        """The body without ignored fields. Raises for the first field that is refused or unknown, or is not Unicode."""
         if not isinstance(data, dict):
             return data
         kept = {}
@@ -175,7 +175,7 @@ class Strict(BaseModel):
 
 
 def _check_unicode(name: str, value: object) -> None:
-    """Raises for half of a surrogate pair anywhere in a field: no tokenizer, socket or answer could take it."""
+    """Raises for half of a surrogate pair anywhere in a field: it cannot be tokenized or encoded as UTF-8."""
     try:
         if is_unicode((name, value)):
             return

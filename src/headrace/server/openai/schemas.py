@@ -1,7 +1,7 @@
-"""What requests may hold: OpenAI's fields and vLLM's extras, each with a bound. `request_fields` knows the others.
+"""Request bodies: OpenAI's fields and vLLM's extras, each with a bound; see `request_fields` for others.
 
-Types are strict: "1" is no number and 1 is no truth value. Null means the default. Long lists of mixed content are
-checked by hand, because a list of errors for each of a million elements is an attack, not an answer.
+Types are strict: "1" is not a number and 1 is not a boolean. Null means the default. Long lists of mixed content are
+checked by hand: pydantic would list an error for each of a million elements.
 """
 
 from __future__ import annotations
@@ -94,8 +94,6 @@ Priority = Annotated[
 ]
 User = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Length = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
-TruncatedLength = Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)]
-Side = Literal["left", "right"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -127,8 +125,7 @@ class StreamOptions(Strict):
 
 
 class WorkFields(Strict):
-    """What every request to the engine may say, beside its prompt. Timeouts are in seconds: until the request must
-    have been scheduled, and until it must have ended."""
+    """Fields of every request to the engine. Timeouts in seconds: until the request is scheduled, and until its end."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
     priority: Priority | None = None
@@ -138,12 +135,12 @@ class WorkFields(Strict):
 
     @property
     def end_user(self) -> str:
-        """Whom the caller sends the request for, by its `user` field."""
+        """The end user, by the `user` field."""
         return getattr(self, "user", None) or NO_USER
 
 
 class SamplingFields(WorkFields):
-    """What completions, chats and responses have in common."""
+    """Fields of completions, chats and responses."""
 
     user: User | None = None
     stream: bool | None = None
@@ -155,9 +152,7 @@ class SamplingFields(WorkFields):
     stop: StopStrings = ()
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[Any, WithJsonSchema(_BIAS)] = (
-        None  # SamplingParams checks it, up to its first fault
-    )
+    logit_bias: Annotated[Any, WithJsonSchema(_BIAS)] = None  # checked by SamplingParams
 
     # As in vLLM.
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
@@ -171,7 +166,7 @@ class SamplingFields(WorkFields):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
 
-    # What the output must look like: OpenAI's field, then vLLM's. `headrace.server.openai.structured` checks them.
+    # The form of the output: OpenAI's field, then vLLM's, checked by `headrace.server.openai.structured`.
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -179,7 +174,7 @@ class SamplingFields(WorkFields):
     guided_choice: Any = None
     guided_grammar: Any = None
 
-    explain: bool | None = None  # our own: what the engine did, and why, in the usage block
+    explain: bool | None = None  # an extension: see `choices.usage`
 
     @property
     def streamed_usage(self) -> bool:
@@ -188,13 +183,13 @@ class SamplingFields(WorkFields):
 
     @property
     def continuous_usage(self) -> bool:
-        """And every other chunk counts those so far."""
+        """Every other chunk counts the tokens so far."""
         return self.streamed_usage and bool(
             self.stream_options and self.stream_options.continuous_usage_stats
         )
 
     def check(self) -> None:
-        """Raises InvalidParams for fields that do not go together."""
+        """Raises InvalidParams for fields that conflict."""
         if self.stream_options is not None and not self.stream:
             raise InvalidParams("stream_options is allowed with stream only")
 
@@ -216,11 +211,16 @@ _SAMPLING_NAMES = (
 )  # fmt: skip
 
 
-class PromptFields(SamplingFields):
-    """What completions and chats alone have in common: vLLM's fields about the prompt."""
+class TruncationFields(Strict):
+    """vLLM's fields to shorten prompts."""
 
-    truncate_prompt_tokens: TruncatedLength | None = None
-    truncation_side: Side | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+
+class PromptFields(TruncationFields, SamplingFields):
+    """Fields of completions and chats: vLLM's fields about the prompt."""
+
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
 
@@ -251,7 +251,7 @@ class CompletionRequest(PromptFields):
 
     @property
     def sampling(self) -> SamplingParams:
-        """Raises InvalidParams where the parameters do not fit together."""
+        """Raises InvalidParams for parameters that conflict."""
         length = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         if self.max_tokens is None and self.min_tokens is not None:
             length = max(length, self.min_tokens)
@@ -261,7 +261,7 @@ class CompletionRequest(PromptFields):
 
 
 def template_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The variables of a chat template. By two of them templates know how much a model is to reason, as in vLLM."""
+    """The variables of a chat template; two of them set the reasoning effort, as in vLLM."""
     variables = dict(given or {})
     if effort is not None:
         variables.setdefault("enable_thinking", effort != "none")
@@ -289,7 +289,7 @@ MESSAGES: dict[str, Any] = {
         },
     },
 }
-"""As `headrace.text.templates.messages` checks them; the model's chat template may ask for more."""
+"""As checked by `headrace.text.templates.messages`; the model's chat template may require more."""
 
 
 class ChatRequest(PromptFields):
@@ -314,7 +314,7 @@ class ChatRequest(PromptFields):
 
     @property
     def tool_use(self) -> ToolUse:
-        """Raises InvalidParams for tools of a wrong shape."""
+        """Raises InvalidParams for malformed tools."""
         return checked_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def check(self) -> None:
@@ -326,16 +326,16 @@ class ChatRequest(PromptFields):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template sees beside the conversation."""
+        """Variables of the chat template."""
         return template_variables(self.reasoning_effort, self.chat_template_kwargs)
 
     @property
     def length(self) -> int | None:
-        """Most tokens to answer with; None for what is left of the context."""
+        """Maximum number of output tokens; None for the rest of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def sampling(self) -> SamplingParams:
-        """Raises InvalidParams where the parameters do not fit together."""
+        """Raises InvalidParams for parameters that conflict."""
         params = self._sampling(self.length, (self.top_logprobs or 0) if self.logprobs else None)
         return replace(params, prompt_logprobs=self.prompt_logprobs)

@@ -1,4 +1,4 @@
-"""The ways in which a request says what its output must look like: OpenAI's, and vLLM's old and new ones."""
+"""Grammars of structured outputs: from OpenAI's field, and vLLM's old and new ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema",
 def grammar_of(
     response_format: object, structured_outputs: object, guided: Mapping[str, object]
 ) -> Grammar | None:
-    """The grammar that a request asks for in at most one of its fields, None where it asks for none.
+    """The grammar that a request sets in at most one of its fields, None without one.
 
-    `guided` holds the fields of GUIDED. Raises InvalidParams for what is no such field's value, and for several.
+    `guided` holds the fields of GUIDED. Raises InvalidParams for malformed values, and for several grammars.
     """
     found = {
         name: named_grammar(GUIDED[name], value, name) for name, value in guided.items() if value is not None
@@ -57,7 +57,7 @@ def format_grammar(value: object, field: str = "response_format") -> Grammar | N
 
 
 def text_grammar(value: object) -> Grammar | None:
-    """The grammar of the `text` field of /v1/responses, whose format holds name and schema itself."""
+    """The grammar of the `text` field of /v1/responses, whose format contains name and schema itself."""
     if value is None:
         return None
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What people look at: the web page (`page`, files in `static/`), its feed (`live`), and the API's documentation
+"""For people: the web page (`page`, files in `static/`), its feed (`live`), and the API's documentation
 (`openapi`, `answers`, `api_page`).
 
 Import from the modules; this package imports nothing by itself.

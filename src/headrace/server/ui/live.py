@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.core.engine import EngineStats
 from headrace.core.snapshot import BlockMap, Lane
-from headrace.core.types import Output
+from headrace.core.types import Output, RequestStats
 from headrace.errors import HeadraceError, Overloaded
-from headrace.server.access.usage import administrator
+from headrace.server.access.keys import administrator
 from headrace.server.http.events import event
 from headrace.server.http.json_parts import rounded
 from headrace.server.http.pace import CallerLeft, while_connected
@@ -212,38 +212,29 @@ def _rates(before: tuple[float, EngineStats] | None, now: float, stats: EngineSt
 
 
 def _lane(lane: Lane) -> dict[str, Any]:
-    return {
-        "name": lane_name(lane.request_id, lane.index),
-        "phase": lane.phase.value,
-        "arrival": rounded(lane.arrival_s, 3),
-        "scheduled": rounded(lane.first_scheduled_s, 3),
-        "first": rounded(lane.first_token_s, 3),
-        "prompt": lane.num_prompt,
-        "computed": lane.num_computed,
-        "cached": lane.num_cached,
-        "output": lane.num_output,
-        "preemptions": lane.num_preemptions,
-    }
+    name = lane_name(lane.request_id, lane.index)
+    return {"name": name, "phase": lane.phase.value, "computed": lane.num_computed} | _progress(lane)
 
 
 def _ending(output: Output) -> dict[str, Any]:
     stats, reason = output.stats, output.finish_reason
-    described: dict[str, Any] = {
-        "name": lane_name(output.request_id, output.index),
-        "reason": None if reason is None else reason.value,
-    }
+    name = lane_name(output.request_id, output.index)
+    ending: dict[str, Any] = {"name": name, "reason": None if reason is None else reason.value}
     if stats is not None:
-        described |= {
-            "arrival": rounded(stats.arrival_s, 3),
-            "scheduled": rounded(stats.first_scheduled_s, 3),
-            "first": rounded(stats.first_token_s, 3),
-            "finished": rounded(stats.finished_s, 3),
-            "prompt": stats.num_prompt,
-            "cached": stats.num_cached,
-            "output": stats.num_output,
-            "preemptions": stats.num_preemptions,
-        }
-    return described
+        ending |= {"finished": rounded(stats.finished_s, 3)} | _progress(stats)
+    return ending
+
+
+def _progress(one: Lane | RequestStats) -> dict[str, Any]:
+    return {
+        "arrival": rounded(one.arrival_s, 3),
+        "scheduled": rounded(one.first_scheduled_s, 3),
+        "first": rounded(one.first_token_s, 3),
+        "prompt": one.num_prompt,
+        "cached": one.num_cached,
+        "output": one.num_output,
+        "preemptions": one.num_preemptions,
+    }
 
 
 def _map(one: BlockMap) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The page at `/`, from files of this package: a fixed list, read once, with headers that keep foreign code out."""
+"""The page at `/`, from files of this package, read once, with headers that block foreign code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _TYPES = {
 }
 
 HEADERS = {
-    # Everything comes from here and goes back to here. No markup is ever made from text, which browsers that know
-    # trusted types enforce.
+    # Same origin only. No markup is made from text; browsers with trusted types enforce that.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -31,7 +30,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    # Asked for again at every visit, and answered with 304 as long as it is the same.
+    # Revalidated at every visit; 304 if unchanged.
     "Cache-Control": "no-cache",
 }
 
@@ -67,7 +66,7 @@ async def index(request: Request) -> Response:
 
 @router.get("/page/{name}")
 async def page_file(name: str, request: Request) -> Response:
-    """A file of the page. Only names that were found when the server started exist."""
+    """A file of the page, one of those found when the server started."""
     if name not in PAGE or name == INDEX:
         raise HTTPException(404, "the page has no such file")
     return _answer(PAGE[name], request)

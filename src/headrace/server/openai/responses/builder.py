@@ -1,9 +1,8 @@
-"""A response as it grows: its output items, and the events that tell a stream's reader of each step."""
+"""Builds a response: its output items, and the events of a stream."""
 
 from __future__ import annotations
 
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +16,9 @@ _LAST_STATUS = {"length": "incomplete", "stop": "completed"}
 
 
 class ResponseBuilder:
-    """Takes pieces of a reply in order. `response` is the answer so far; events are numbered from 0.
+    """Consumes the pieces of a reply in order. `response` is the answer so far; events are numbered from 0.
 
-    response: what the answer says beside status, output and usage.
+    response: fields of the answer other than status, output and usage.
     new_call_id: makes the ids of calls.
     """
 
@@ -45,14 +44,15 @@ class ResponseBuilder:
                     events += self._text("reasoning", text)
                 case CallBegins(_, name):
                     events += self._close("completed")
-                    events += self._begin(_Call(name, self._new_call_id()))
+                    call = {"call_id": self._new_call_id(), "name": name, "arguments": ""}
+                    events += self._begin(_Item("function_call", "fc", **call))
                 case CallArguments(_, text) if self._open is not None:
                     self._open.parts.append(text)
                     events.append(self._event("function_call_arguments.delta", delta=text))
         return events
 
     def finish(self, reason: str | None, usage: dict[str, Any]) -> list[Event]:
-        """The end; `reason` as the engine gives it."""
+        """The last events; `reason` is the engine's finish reason."""
         status = _LAST_STATUS.get(reason or "", "completed")
         events = [] if self._open or self._items else self._text("message", "")
         events += self._close(status)
@@ -62,13 +62,13 @@ class ResponseBuilder:
         return [*events, self._of_response(f"response.{status}")]
 
     def fail(self, code: str, message: str) -> list[Event]:
-        """The end, where the engine failed: what was complete by then remains."""
+        """The last event if the engine fails; complete items remain."""
         error = {"code": code, "message": message}
         self.response |= {"status": "failed", "error": error, "output": self._items}
         return [self._of_response("response.failed")]
 
     def error(self, fields: dict[str, Any]) -> Event:
-        """The end, where the server itself failed; `fields` of the error's body."""
+        """The last event if the server fails; `fields` of the error's body."""
         return self._numbered("error", {name: fields[name] for name in ("code", "message", "param")})
 
     # ---- Items ----
@@ -77,9 +77,9 @@ class ResponseBuilder:
         events: list[Event] = []
         if self._open is None or self._open.kind != kind:
             events += self._close("completed")
-            events += self._begin(_Text(kind))
+            events += self._begin(_Item.text(kind))
         item = self._open
-        assert isinstance(item, _Text)
+        assert item is not None
         item.parts.append(text)
         item.logprobs.extend(logprobs)
         if text:
@@ -90,7 +90,7 @@ class ResponseBuilder:
     def _begin(self, item: _Item) -> list[Event]:
         self._open = item
         events = [self._event("output_item.added", item=item.begun())]
-        if isinstance(item, _Text):
+        if not item.is_call:
             events.append(self._event("content_part.added", content_index=0, part=item.part("")))
         return events
 
@@ -99,7 +99,7 @@ class ResponseBuilder:
         if item is None:
             return []
         text, done = "".join(item.parts), item.done(status)
-        if isinstance(item, _Text):
+        if not item.is_call:
             more = {"logprobs": item.shown_logprobs} if item.kind == "message" else {}
             events = [
                 self._event(f"{item.part_type}.done", text=text, content_index=0, **more),
@@ -130,26 +130,26 @@ class ResponseBuilder:
         return {"type": kind, "sequence_number": number} | fields
 
 
-class _Item(ABC):
-    """An output item that is being said."""
+class _Item:
+    """An output item in progress: a message, reasoning, or a function call. `fields` of the item beside its text."""
 
-    def __init__(self, kind: str, prefix: str) -> None:
+    def __init__(self, kind: str, prefix: str, **fields: Any) -> None:
         self.kind = kind
         self.id = f"{prefix}_{uuid.uuid4().hex}"
-        self.parts: list[str] = []
-
-    @abstractmethod
-    def begun(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def done(self, status: str) -> dict[str, Any]: ...
-
-
-class _Text(_Item):
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind, "msg" if kind == "message" else "rs")
-        self.logprobs = JsonList()
+        self.is_call = kind == "function_call"
         self.part_type = "output_text" if kind == "message" else "reasoning_text"
+        self.parts: list[str] = []
+        self.logprobs = JsonList()
+        self._begun = {"id": self.id, "type": kind, "status": "in_progress"} | fields
+
+    @classmethod
+    def text(cls, kind: str) -> _Item:
+        if kind == "message":
+            return cls(kind, "msg", content=[], role="assistant")
+        return cls(kind, "rs", content=[], summary=[])
+
+    def begun(self) -> dict[str, Any]:
+        return dict(self._begun)
 
     def part(self, text: str) -> dict[str, Any]:
         more = {"annotations": [], "logprobs": self.shown_logprobs} if self.kind == "message" else {}
@@ -157,36 +157,11 @@ class _Text(_Item):
 
     @property
     def shown_logprobs(self) -> Any:
-        """For `json_parts`. An item that begins has none, whatever it will have when that is written."""
+        """For `json_parts`; a new item has a plain empty list, as the JsonList would be written with later entries."""
         return self.logprobs if self.logprobs.size else []
 
-    def begun(self) -> dict[str, Any]:
-        more: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
-        return {"id": self.id, "type": self.kind, "status": "in_progress", "content": []} | more
-
     def done(self, status: str) -> dict[str, Any]:
-        return self.begun() | {"status": status, "content": [self.part("".join(self.parts))]}
-
-
-class _Call(_Item):
-    def __init__(self, name: str, call_id: str) -> None:
-        super().__init__("function_call", "fc")
-        self._name = name
-        self._call_id = call_id
-
-    def begun(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": self.kind,
-            "status": "in_progress",
-            "call_id": self._call_id,
-            "name": self._name,
-            "arguments": "",
-        }
-
-    def done(self, status: str) -> dict[str, Any]:
-        arguments = "".join(self.parts)
-        return self.begun() | {
-            "status": status if is_closed(arguments) else "incomplete",
-            "arguments": arguments,
-        }
+        text = "".join(self.parts)
+        if not self.is_call:
+            return self._begun | {"status": status, "content": [self.part(text)]}
+        return self._begun | {"status": status if is_closed(text) else "incomplete", "arguments": text}

@@ -1,4 +1,4 @@
-"""The conversation of a response: its own input, after what the stored responses before it said."""
+"""The conversation of a response: earlier stored responses, then its own input."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ROLES = ("user", "assistant", "system", "developer")
 
 
 def chat_messages(given: Any, instructions: str | None) -> list[dict[str, Any]]:
-    """Messages for a chat template. What the model said in one turn, in several items, becomes one message.
+    """Messages for a chat template. The items of one turn of the model become one message.
 
     given: a string, or a list of messages, function calls, their outputs, and reasoning.
 
-    Raises InvalidParams for items of another shape or type.
+    Raises InvalidParams for malformed and unknown items.
     """
     messages: list[dict[str, Any]] = []
     if instructions is not None:
@@ -47,7 +47,7 @@ def chat_messages(given: Any, instructions: str | None) -> list[dict[str, Any]]:
         read(item, where, messages)
     for message in messages:
         if "content" not in message and "tool_calls" not in message:
-            message["content"] = ""  # reasoning that led to nothing
+            message["content"] = ""  # only reasoning
     return messages
 
 
@@ -97,7 +97,7 @@ _ITEMS = {
 
 
 def _turn(messages: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
-    """The message that the assistant is saying; a new one if it has said one of `unless` already."""
+    """The assistant's last message; a new one if that has one of the fields `unless`."""
     last = messages[-1] if messages else None
     if last is not None and last["role"] == "assistant" and not any(name in last for name in unless):
         return last
@@ -125,24 +125,22 @@ def _text(content: Any, where: str) -> str:
 
 
 _PART_BYTES = 2**14
-"""Stored items are kept in JSON lists of about this size, and each is parsed on its own. A conversation of at most so
-many bytes is parsed on the event loop."""
+"""Stored items are JSON lists of about this size, parsed one at a time. A conversation of at most this size is parsed
+on the event loop."""
 
 
 @dataclass(slots=True)
 class Thread:
-    """`before`: what stored responses have said. `given`: the request's input. `kept`: the response will be stored."""
+    """`before`: the conversation of stored responses. `given`: the request's input. `kept`: store the response."""
 
     before: StoredItems
     given: Any
     kept: bool
-    _written: StoredItems | None = (
-        None  # the conversation with the input, unless it is too large to be stored
-    )
+    _written: StoredItems | None = None  # the conversation with the input; None if too large to be stored
 
     @classmethod
     def of(cls, service: Service, body: ResponsesRequest) -> Thread:
-        """Raises PreviousResponseNotFound, and InvalidParams where this server stores nothing."""
+        """Raises PreviousResponseNotFound, and InvalidParams if this server stores nothing."""
         store, previous = service.responses, body.previous_response_id
         kept = store.enabled and body.store is not False
         if previous is None:
@@ -159,24 +157,24 @@ class Thread:
 
     @property
     def is_long(self) -> bool:
-        """`items` and `write` take long."""
+        """`items` and `write` may take long."""
         return self.before.size > _PART_BYTES or are_many(self.given)
 
     def items(self) -> Any:
-        """Input items, or the one text of a request that goes on from nothing."""
+        """Input items, or the text of a request without a previous response."""
         if not self.before.parts:
             return self.given
         return [item for part in self.before.parts for item in json.loads(part)] + _listed(self.given)
 
     def write(self) -> None:
-        """Write the input down for `keep`."""
+        """Encode the input for `keep`."""
         if self.kept:
             self._written = _finished(_extended(self.before, _listed(self.given)))
 
     def keep(self, service: Service, response: dict[str, Any]) -> Iterator[None]:
-        """Store a complete response with its conversation; where it is too large, the response says that it is not.
+        """Store a complete response with its conversation. If they are too large, sets the response's `store` to False.
 
-        Yields from time to time, for others to be served.
+        Yields from time to time, so that the caller can serve others.
         """
         if self.kept and not (yield from self._put(service, response)):
             response["store"] = False
@@ -188,7 +186,7 @@ class Thread:
         written = yield from _bounded(response)
         if items is None or written is None:
             return False
-        if service.caller.name not in service.traffic.names:  # the key was removed while the answer grew
+        if service.caller.name not in service.traffic.names:  # the key was removed in the meantime
             return False
         return service.responses.put(
             service.caller.name, StoredResponse(response["id"], b"".join(written), items)
@@ -196,9 +194,9 @@ class Thread:
 
 
 def _extended(before: StoredItems, items: Iterable[Any]) -> Generator[None, None, StoredItems | None]:
-    """A conversation with more items; None where it is too large to be stored, or cannot be written.
+    """A conversation with more items; None if it is too large to be stored, or cannot be encoded.
 
-    What is stored costs no more to read than the body of one request may: see `body_work`.
+    Parsing it costs no more than the body of one request may: see `http.body`.
     """
     parts, work = list(before.parts), BodyWork()
     room = MAX_ENTRY_BYTES - before.size
@@ -226,7 +224,7 @@ def _extended(before: StoredItems, items: Iterable[Any]) -> Generator[None, None
 
 
 def _bounded(value: Any, most: int = MAX_ENTRY_BYTES) -> Generator[None, None, list[bytes] | None]:
-    """A value as JSON; None where it has more than `most` bytes, or cannot be written."""
+    """A value as JSON; None if it has more than `most` bytes, or cannot be encoded."""
     parts: list[bytes] = []
     size, pause = 0, PART_CHARS
     try:
@@ -244,7 +242,7 @@ def _bounded(value: Any, most: int = MAX_ENTRY_BYTES) -> Generator[None, None, l
 
 
 def _finished(steps: Generator[None, None, StoredItems | None]) -> StoredItems | None:
-    """What a generator returns."""
+    """The return value of a generator."""
     while True:
         try:
             next(steps)

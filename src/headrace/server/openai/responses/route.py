@@ -179,9 +179,9 @@ class _Events(EventWriter[tuple[int, Delta]]):
 
 
 def _described(body: ResponsesRequest, model: str, thread: Thread) -> dict[str, Any]:
-    """What an answer says beside its output: the request, with the defaults filled in.
+    """The fields of an answer other than its output: the request, with defaults filled in.
 
-    Raises InvalidParams for what could not be written into an answer.
+    Raises InvalidParams for values that cannot be encoded.
     """
     text = body.text
     reasoning = body.reasoning
@@ -222,9 +222,9 @@ def _described(body: ResponsesRequest, model: str, thread: Thread) -> dict[str, 
     return described
 
 
-@functools.cache  # once for each type, in the log
+@functools.cache  # logged once for each type
 def _ignored(kind: str) -> str:
-    """What is said of a tool that this server does not run."""
+    """The warning about a tool that this server does not run."""
     text = f"tools of the type {kind} are ignored: this server runs none, and calls functions only"
     _log.warning("a request to /v1/responses: %s", text)
     return text
@@ -239,15 +239,15 @@ def _flat(tool: Tool) -> dict[str, Any]:
 async def stored_response(
     response_id: str, service: Annotated[Service, Depends(service_of)], stream: bool = False
 ) -> Response:
-    """A response as it was answered, while it is stored."""
+    """A stored response, as it was answered."""
     if stream:
-        raise InvalidParams("stream is not supported: what is stored is complete")
+        raise InvalidParams("stream is not supported: a stored response is complete")
     stored = service.responses.get(service.caller.name, response_id)
     return Response(stored.response, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, service: Annotated[Service, Depends(service_of)]) -> Response:
-    """Forget a response. Those that went on from it have its text in their own conversation."""
+    """Delete a response. Later responses have a copy of its text in their own conversation."""
     service.responses.delete(service.caller.name, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})

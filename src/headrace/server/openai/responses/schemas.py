@@ -1,4 +1,4 @@
-"""What a request to /v1/responses may hold, each field with a bound. `request_fields` knows the others."""
+"""The body of a request to /v1/responses, each field with a bound; see `request_fields` for others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTED_TOOLS = frozenset(
         "apply_patch", "tool_search", "programmatic_tool_calling",
     }
 )  # fmt: skip
-"""Types of tools that OpenAI's servers, or its models alone, know how to use. They are ignored with a warning."""
+"""Types of tools that run on OpenAI's servers, or need its models. They are ignored with a warning."""
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -101,29 +101,28 @@ class ResponsesRequest(SamplingFields):
             raise InvalidParams("n other than 1 is not supported by /v1/responses")
 
     def tool_use(self, strict: bool = True) -> ToolUse:
-        """`strict`: what functions are that do not say, by OpenAI's definition. Raises InvalidParams for tools of a
-        wrong shape."""
+        """`strict`: the default for functions, true in OpenAI's API. Raises InvalidParams for malformed tools."""
         return checked_tool_use(
             self.tools, self.tool_choice, self.parallel_tool_calls, strict=strict, ignored=HOSTED_TOOLS
         )
 
     def functions(self, strict: bool) -> tuple[Tool, ...]:
-        """The functions among the tools, whether the model may call them or not."""
+        """The functions among the tools, even if tool_choice excludes them."""
         return checked_tools(self.tools, strict=strict, ignored=HOSTED_TOOLS)
 
     @property
     def hosted(self) -> list[str]:
-        """Types of the tools that are ignored, because this server does not run them; call after `tool_use`."""
+        """Types of the ignored tools; call after `tool_use`."""
         return [tool["type"] for tool in self.tools or () if tool["type"] in HOSTED_TOOLS]
 
     @property
     def logprobs(self) -> bool:
-        """Log-probabilities are wanted."""
+        """The answer contains log-probabilities."""
         return LOGPROBS in (self.include or ()) or self.top_logprobs is not None
 
     @property
     def sampling(self) -> SamplingParams:
-        """Raises InvalidParams where the parameters do not fit together."""
+        """Raises InvalidParams for parameters that conflict."""
         params = self._sampling(self.max_output_tokens, (self.top_logprobs or 0) if self.logprobs else None)
         grammar = text_grammar(None if self.text is None else {"format": self.text.format})
         if grammar is None:
@@ -134,6 +133,6 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template sees beside the conversation."""
+        """Variables of the chat template."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return template_variables(effort, self.chat_template_kwargs)

@@ -1,4 +1,4 @@
-"""Answers of /v1/responses that callers may go on from or fetch again: in memory, each key's for itself, bounded."""
+"""Stored answers of /v1/responses, to be continued or fetched: in memory, separate for each key, bounded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from headrace.errors import ResponseNotFound
 
 DEFAULT_BYTES = 64 * 2**20
-"""What is kept in all."""
+"""Of all stored responses."""
 
 MAX_ENTRY_BYTES = 4 * 2**20
-"""What one response may hold, with the conversation before it; a larger one is not kept."""
+"""Of one response with the conversation before it; a larger one is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItems:
-    """A conversation as JSON lists of input items; those that go on from it share their bytes. `work`: what it costs to
-    read, see `body_work`."""
+    """A conversation as JSON lists of input items; later responses share the bytes. `work`: the cost of parsing it, see
+    `http.body`."""
 
     parts: tuple[bytes, ...] = ()
     work: int = 0
@@ -29,8 +29,8 @@ class StoredItems:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """`response`: the answer as JSON. `items`: the conversation up to its end, without instructions, which each request
-    gives itself."""
+    """`response`: the answer as JSON. `items`: the conversation up to its end, without instructions, which are not
+    inherited."""
 
     id: str
     response: bytes
@@ -42,10 +42,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Keeps the responses of each owner that were used last. Nothing of it survives the process.
+    """Keeps the most recently used responses of each owner, in memory only.
 
-    max_bytes: of all; 0 keeps nothing. When that is full, the owner who holds the most loses the response that has
-    not been used for the longest time, so that nobody's flood evicts what is another's.
+    max_bytes: of all responses; 0 stores none. When it is reached, the owner with the most bytes loses the least
+    recently used response, so that one owner cannot evict the others' responses.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
@@ -59,11 +59,11 @@ class ResponseStore:
 
     @property
     def size(self) -> int:
-        """Bytes that are held."""
+        """In bytes."""
         return sum(self._held.values())
 
     def put(self, owner: str, stored: StoredResponse) -> bool:
-        """Keep a response; False where it is too large."""
+        """Store a response; returns False if it is too large."""
         if stored.size > min(MAX_ENTRY_BYTES, self._max_bytes):
             return False
         self._of.setdefault(owner, OrderedDict())[stored.id] = stored
@@ -74,7 +74,7 @@ class ResponseStore:
         return True
 
     def get(self, owner: str, response_id: str) -> StoredResponse:
-        """Raises ResponseNotFound for what is not there, or another owner's."""
+        """Raises ResponseNotFound if the owner has no such response."""
         mine = self._of.get(owner)
         if mine is None or response_id not in mine:
             raise ResponseNotFound(f"there is no response with the id {response_id[:80]!r}")
@@ -87,7 +87,7 @@ class ResponseStore:
         self._remove(owner, response_id)
 
     def keep(self, owners: frozenset[str]) -> None:
-        """Delete the responses of owners who are not there any more."""
+        """Delete the responses of all other owners."""
         for owner in self._of.keys() - owners:
             del self._of[owner], self._held[owner]
 
