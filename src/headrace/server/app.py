@@ -28,7 +28,7 @@ from headrace.server.openai import chat, completions, embeddings, models
 from headrace.server.openai.responses import route as responses
 from headrace.server.openai.responses.store import DEFAULT_BYTES, ResponseStore
 from headrace.server.service import Service
-from headrace.server.ui import api_page, live, openapi, page
+from headrace.server.ui import live, openapi, page
 from headrace.server.ui.live import Feed
 from headrace.text.tools.formats import ReplyFormats
 
@@ -96,7 +96,6 @@ def create_app(
         monitor,
         live,
         page,
-        api_page,
     ):
         app.include_router(routes.router)
     openapi.install(app)

@@ -72,7 +72,7 @@ def faults(answer: httpx.Response) -> list[str]:
     headers, found = answer.headers, []
     if headers.get("x-content-type-options") != "nosniff":
         found.append("its type may be guessed")
-    public = answer.request.url.path == "/" or answer.request.url.path.startswith("/page/")
+    public = answer.request.url.path in ("/", "/docs") or answer.request.url.path.startswith("/page/")
     if headers.get("cache-control") != ("no-cache" if public and answer.status_code == 200 else "no-store"):
         found.append(f"it may be kept: {headers.get('cache-control')}")
     if "text/html" in headers.get("content-type", "") and "frame-ancestors 'none'" not in headers.get(

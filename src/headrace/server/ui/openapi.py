@@ -18,7 +18,6 @@ EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
 PROMETHEUS = "text/plain"
 OPENMETRICS = "application/openmetrics-text"
-HTML = "text/html"
 
 _EVENT = {
     "type": "object",
@@ -70,7 +69,6 @@ ANSWERS: dict[tuple[str, str], Answer] = {
     ("get", "/usage"): Answer(answers.UsageReport),
     ("get", "/live"): Answer(media=(EVENTS,)),
     ("get", "/metrics"): Answer(media=(PROMETHEUS, OPENMETRICS)),
-    ("get", "/docs"): Answer(media=(HTML,)),
 }
 """By method and path, for every route of the app."""
 

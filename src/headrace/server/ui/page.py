@@ -1,4 +1,4 @@
-"""The page at `/`, from files of this package, read once, with headers that block foreign code."""
+"""The pages at `/` and `/docs`, from files of this package, read once, with headers that block foreign code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-INDEX = "index.html"
+INDEX, DOCS = "index.html", "docs.html"
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -43,7 +43,7 @@ class PageFile:
 
 
 def load() -> dict[str, PageFile]:
-    """The page's files by name."""
+    """The pages' files by name."""
     loaded = {}
     for entry in files("headrace.server.ui").joinpath("static").iterdir():
         suffix = "." + entry.name.rpartition(".")[2]
@@ -64,10 +64,16 @@ async def index(request: Request) -> Response:
     return _answer(PAGE[INDEX], request)
 
 
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """The OpenAPI document for people."""
+    return _answer(PAGE[DOCS], request)
+
+
 @router.get("/page/{name}")
 async def page_file(name: str, request: Request) -> Response:
-    """A file of the page, one of those found when the server started."""
-    if name not in PAGE or name == INDEX:
+    """A file of the pages, one of those found when the server started."""
+    if name not in PAGE or name in (INDEX, DOCS):
         raise HTTPException(404, "the page has no such file")
     return _answer(PAGE[name], request)
 
