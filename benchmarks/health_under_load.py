@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     args = parser.parse_args()
     server = subprocess.Popen(
-        [sys.executable, "-m", "headrace.cli", "serve", args.model, "--port", "0", "--num-threads", "1"],
+        [sys.executable, "-m", "headrace", "serve", args.model, "--port", "0", "--num-threads", "1"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert server.stdout is not None

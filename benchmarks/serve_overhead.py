@@ -58,7 +58,7 @@ class Served:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.cli", "serve", args.model, "--port", "0", *_engine(args),
+            [sys.executable, "-m", "headrace", "serve", args.model, "--port", "0", *_engine(args),
              *([] if args.stream_interval_s is None else ["--stream-interval-s", str(args.stream_interval_s)])],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -75,7 +75,7 @@ class Served:
             before = {name: _cpu_s(pid) for name, pid in self.pids.items()}
             subprocess.run(
                 [
-                    sys.executable, "-m", "headrace.cli", "bench", "serve", "--base-url", self.url, "--ignore-eos",
+                    sys.executable, "-m", "headrace", "bench", "serve", "--base-url", self.url, "--ignore-eos",
                     "--dataset-name", "random", "--input-len", str(args.input_len), "--output-len",
                     str(args.output_len), "--num-prompts", str(args.streams), "--seed", str(number),
                     "--num-warmups", "0", "--json", str(path),

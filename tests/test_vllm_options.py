@@ -72,7 +72,7 @@ def test_what_would_change_an_answer_is_refused() -> None:
 
 def test_the_command_line_takes_them_too() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "headrace.cli", "inspect", "tale", "--gpu-memory-utilization", "0.9", "--enforce-eager",
+        [sys.executable, "-m", "headrace", "inspect", "tale", "--gpu-memory-utilization", "0.9", "--enforce-eager",
          "--swap-space", "4", "--max-num-seqs", "4", "--generation-config", "vllm"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

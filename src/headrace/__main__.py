@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
+TYPE_CHECKING = False  # see headrace/__init__.py: the less is imported before Ctrl-C is handled, the better
+if TYPE_CHECKING:
+    from types import FrameType
+
 INTERRUPTED = 130
+IMPORTING = "<frozen importlib._bootstrap>"
 
 
 def interrupted() -> int:
-    """Say so in one line; returns the exit status. Imports nothing, as Ctrl-C may come during the first import."""
+    """Print the one line that Ctrl-C ends with; returns the exit status."""
     line = "\n" if sys.stderr.isatty() else ""  # the terminal shows ^C on the current line
     try:  # noqa: SIM105, contextlib is an import
         print(f"{line}headrace: interrupted", file=sys.stderr, flush=True)
     except OSError:  # a full disk
         pass
     return INTERRUPTED
+
+
+def on_interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C: raise KeyboardInterrupt, or end the process where a module is being imported.
+
+    What an extension module runs while it is imported may turn KeyboardInterrupt into an error of its own.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            os._exit(interrupted())
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def open_missing_streams() -> None:
@@ -37,12 +55,12 @@ def open_missing_streams() -> None:
 
 
 open_missing_streams()
-try:
-    import signal
+if sys.argv[1:2] == ["engine-process"]:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's process as well
+elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, on_interrupt)
 
-    from headrace.cli import main as run
-except KeyboardInterrupt:
-    sys.exit(interrupted())
+from headrace.cli import main as run  # noqa: E402, Ctrl-C from here on ends in one line
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from headrace.cli.engine_flags import add_engine_flags, engine_options
 from headrace.config import EngineConfig
 from headrace.plan.vllm_options import ACCEPTED, RENAMED
 
-RUN = [sys.executable, "-m", "headrace.cli"]
+RUN = [sys.executable, "-m", "headrace"]
 LISTED = [command.name for command in COMMANDS if command.summary is not None]
 
 

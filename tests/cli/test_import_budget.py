@@ -11,7 +11,7 @@ import pytest
 from headrace.cli import COMMANDS
 from headrace.cli.bench_native import OPS, SAMPLING
 from headrace.cli.bench_serve import BACKENDS
-from headrace.cli.serve_flags import _CONNECTION_FLAGS
+from headrace.cli.serve_flags import _CONNECTION_LIMITS
 from headrace.server.http.connection import ConnectionLimits
 
 LISTED = [command for command in COMMANDS if command.summary is not None]
@@ -67,6 +67,6 @@ def test_names_and_defaults_of_help_are_those_of_the_implementation() -> None:
     assert tuple(overhead.SAMPLING) == SAMPLING
     assert tuple(serve_target.BACKENDS) == BACKENDS
     limits = ConnectionLimits()
-    assert {name: default for _, name, _, _, default, _ in _CONNECTION_FLAGS} == {
+    assert {name: default for name, _, _, default, _ in _CONNECTION_LIMITS} == {
         name: getattr(limits, name) for name in ConnectionLimits.__slots__
     }

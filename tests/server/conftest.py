@@ -154,7 +154,7 @@ class ServeProcess:
 def serve(*arguments: str, hangup: bool = False, env: Mapping[str, str] | None = None) -> ServeProcess:
     """Start a server and wait until it is ready; `hangup` sends SIGHUP while the model loads."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "headrace.cli", "serve", *arguments],
+        [sys.executable, "-m", "headrace", "serve", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )  # fmt: skip

@@ -252,7 +252,7 @@ def test_signals_before_there_are_handlers() -> None:
 
 # ---- Surroundings ----
 
-COMMAND = (sys.executable, "-m", "headrace.cli", "serve")
+COMMAND = (sys.executable, "-m", "headrace", "serve")
 
 
 def free_port() -> int:

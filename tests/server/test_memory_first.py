@@ -19,7 +19,7 @@ def refused(*arguments: str) -> tuple[str, float]:
     """
     begun = _child_seconds()
     outcome = subprocess.run(
-        [sys.executable, "-m", "headrace.cli", "serve", *arguments, "--port", "0"],
+        [sys.executable, "-m", "headrace", "serve", *arguments, "--port", "0"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert outcome.returncode == 1 and outcome.stderr.count("\n") == 1

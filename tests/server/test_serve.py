@@ -117,7 +117,7 @@ def test_options_that_cannot_be(
 
 def test_a_model_that_is_not_there() -> None:
     outcome = subprocess.run(
-        [sys.executable, "-m", "headrace.cli", "serve", "no-such-model", "--port", "0"],
+        [sys.executable, "-m", "headrace", "serve", "no-such-model", "--port", "0"],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert outcome.returncode == 1
@@ -154,7 +154,7 @@ def test_a_signal_lets_streams_finish_and_leaves_no_child() -> None:
 def _interrupted(delay_s: float) -> tuple[int, str]:
     """Exit code and later output of a server that is interrupted so long after it began to load."""
     with subprocess.Popen(
-        [sys.executable, "-m", "headrace.cli", "serve", "tale", "--port", "0"],
+        [sys.executable, "-m", "headrace", "serve", "tale", "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

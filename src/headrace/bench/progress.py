@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where somebody looks at it."""
+"""A progress bar on standard error, silent where that is no terminal."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
         description="Measure this machine. Prompts are random token ids from a seed; every request is greedy and "
         "runs to its full length, so that two runs do the same work. Each figure stands beside its roofline: the "
         "memory bandwidth and the peak of the matrix units, measured in the same minute. Ctrl-C ends a run and "
-        "prints what is known by then.",
+        "prints what was measured until then.",
     )  # fmt: skip
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, prog=parser.prog)
     for name, kind in KINDS.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
 from headrace.cli.engine_flags import engine_config, engine_options
+from headrace.cli.parser import add_number
 
 if TYPE_CHECKING:
     from headrace.bench.latency import Progress
@@ -23,15 +24,9 @@ if TYPE_CHECKING:
 
 
 def _latency_flags(parser: Flags) -> None:
-    parser.add_argument(
-        "--input-len", type=int, nargs="+", default=[128], metavar="N", help="prompt tokens (default: 128)"
-    )
-    parser.add_argument(
-        "--output-len", type=int, default=32, metavar="N", help="output tokens (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--batch-sizes", type=int, nargs="+", default=[1], metavar="B", help="requests at once (default: 1)"
-    )
+    add_number(parser, "--input-len", [128], "prompt tokens")
+    add_number(parser, "--output-len", 32, "output tokens")
+    add_number(parser, "--batch-sizes", [1], "requests at once", "B")
 
 
 def _latency(args: argparse.Namespace) -> Prepared:
@@ -54,24 +49,19 @@ def _throughput_flags(parser: Flags) -> None:
         "--batch-sizes", type=int, nargs="*", default=[1, 8, 32], metavar="B",
         help="closed batches, each of so many equal requests (default: 1 8 32); without a number: none",
     )  # fmt: skip
-    parser.add_argument(
-        "--input-len", type=int, default=128, metavar="N", help="their prompts (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--output-len", type=int, default=64, metavar="N", help="their outputs (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--num-prompts", type=int, default=64, metavar="N",
-        help="requests of mixed traffic, 0: none (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--mixed-input-len", type=int, nargs=2, default=None, metavar=("LOW", "HIGH"),
-        help="prompt tokens of mixed traffic (default: 32 1024, as far as the model's length allows)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--mixed-output-len", type=int, nargs=2, default=None, metavar=("LOW", "HIGH"),
-        help="output tokens of mixed traffic (default: 16 256, at most a quarter of the model's length)",
-    )  # fmt: skip
+    add_number(parser, "--input-len", 128, "their prompts")
+    add_number(parser, "--output-len", 64, "their outputs")
+    add_number(parser, "--num-prompts", 64, "requests of mixed traffic, 0: none")
+    for name, what in (
+        ("input", "prompt tokens of mixed traffic (default: 32 1024, as far as the model's length allows)"),
+        (
+            "output",
+            "output tokens of mixed traffic (default: 16 256, at most a quarter of the model's length)",
+        ),
+    ):
+        parser.add_argument(
+            f"--mixed-{name}-len", type=int, nargs=2, default=None, metavar=("LOW", "HIGH"), help=what
+        )
 
 
 def _throughput(args: argparse.Namespace) -> Prepared:
@@ -108,13 +98,8 @@ def _mixed(args: argparse.Namespace, max_model_len: int) -> Mixed:
 
 
 def _prefill_flags(parser: Flags) -> None:
-    parser.add_argument(
-        "--input-len", type=int, nargs="+", default=[128, 512, 1024], metavar="N",
-        help="prompt tokens (default: 128 512 1024)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batch-sizes", type=int, nargs="+", default=[1], metavar="B", help="prompts at once (default: 1)"
-    )
+    add_number(parser, "--input-len", [128, 512, 1024], "prompt tokens")
+    add_number(parser, "--batch-sizes", [1], "prompts at once", "B")
     parser.add_argument(
         "--chunk-sizes", type=int, nargs="+", default=[], metavar="N",
         help="most tokens in one step; the model is loaded again for each (default: --max-num-batched-tokens)",
@@ -153,9 +138,7 @@ def _prefill(args: argparse.Namespace) -> Prepared:
 
 
 def _startup_flags(parser: Flags) -> None:
-    parser.add_argument(
-        "--input-len", type=int, default=16, metavar="N", help="prompt tokens (default: %(default)s)"
-    )
+    add_number(parser, "--input-len", 16, "prompt tokens")
 
 
 def _startup(args: argparse.Namespace) -> Prepared:

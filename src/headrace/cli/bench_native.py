@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from headrace.cli.bench_kind import Flags, Kind, Prepared, prepare_subject
+from headrace.cli.parser import add_number
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,21 +44,16 @@ def _kernels_flags(parser: Flags) -> None:
         help="f32, bf16, bf16-a32, f16 (the last two meet activations in float32), or formats as --quantization takes "
         "them (default: bf16 int8 int4)",
     )  # fmt: skip
-    parser.add_argument(
-        "--rows", type=int, nargs="+", default=[1, 8, 32, 512], metavar="N",
-        help="tokens of a step: up to 64 are one of as many sequences, more are one prompt (default: 1 8 32 512)",
+    add_number(
+        parser, "--rows", [1, 8, 32, 512],
+        "tokens of a step: up to 64 are one of as many sequences, more are one prompt",
     )  # fmt: skip
-    parser.add_argument(
-        "--context", type=int, default=1024, metavar="N",
-        help="tokens that each sequence holds when it decodes (default: %(default)s)",
-    )  # fmt: skip
+    add_number(parser, "--context", 1024, "tokens that each sequence holds when it decodes")
     parser.add_argument(
         "--instruction-sets", nargs="+", default=["best"], metavar="NAME",
         help="best, all, or names such as avx2; a wrong name lists those of this machine (default: best)",
     )  # fmt: skip
-    parser.add_argument(
-        "--num-threads", type=int, default=None, metavar="N", help="CPU threads (default: all cores)"
-    )
+    add_number(parser, "--num-threads", None, "CPU threads (default: all cores)")
     parser.add_argument(
         "--pin-threads", action="store_true", help="bind each CPU thread to a core of its own"
     )
@@ -126,15 +122,9 @@ def _format(name: str) -> WeightFormat:
 
 
 def _profile_flags(parser: Flags) -> None:
-    parser.add_argument(
-        "--batch-sizes", type=int, nargs="+", default=[1], metavar="B", help="requests at once (default: 1)"
-    )
-    parser.add_argument(
-        "--input-len", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--output-len", type=int, default=64, metavar="N", help="output tokens (default: %(default)s)"
-    )
+    add_number(parser, "--batch-sizes", [1], "requests at once", "B")
+    add_number(parser, "--input-len", 128, "prompt tokens")
+    add_number(parser, "--output-len", 64, "output tokens")
     parser.add_argument("--prefill", action="store_true", help="the steps of the prompts instead of decoding")
 
 
@@ -159,21 +149,12 @@ def _profile(args: argparse.Namespace) -> Prepared:
 
 
 def _overhead_flags(parser: Flags) -> None:
-    parser.add_argument(
-        "--batch-sizes",
-        type=int,
-        nargs="+",
-        default=[1, 8, 32],
-        metavar="B",
-        help="sequences (default: 1 8 32)",
-    )
+    add_number(parser, "--batch-sizes", [1, 8, 32], "sequences", "B")
     parser.add_argument(
         "--sampling", nargs="+", choices=SAMPLING, default=["greedy", "top-p"], metavar="NAME",
         help=f"of {', '.join(SAMPLING)} (default: greedy top-p)",
     )  # fmt: skip
-    parser.add_argument(
-        "--steps", type=int, default=300, metavar="N", help="decode steps of each run (default: %(default)s)"
-    )
+    add_number(parser, "--steps", 300, "decode steps of each run")
 
 
 def _overhead(args: argparse.Namespace) -> Prepared:

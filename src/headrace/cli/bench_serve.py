@@ -1,4 +1,4 @@
-"""The benchmark of a running server, ours or anybody's, as its clients see it."""
+"""The benchmark of a running server, Headrace or another, as its clients see it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.bench_kind import Flags, Kind, Prepared
+from headrace.cli.parser import add_number, restore_interrupts
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ def _flags(parser: Flags) -> None:
         help="where it listens (default: %(default)s)",
     )
     server.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        default=BACKENDS[0],
-        help="completions or chats (default: %(default)s)",
+        "--backend", choices=BACKENDS, default=BACKENDS[0], help="completions or chats (default: %(default)s)"
     )
     server.add_argument(
         "--model", "-m", metavar="NAME", help="its name there (default: the first one listed)"
@@ -53,62 +51,34 @@ def _flags(parser: Flags) -> None:
         metavar="JSON",
         help='more fields of every request, such as {"top_k": 20}',
     )
-    server.add_argument(
-        "--request-timeout", type=float, default=600.0, metavar="S", help="seconds (default: %(default)g)"
-    )
+    add_number(server, "--request-timeout", 600.0, "seconds", "S", float)
     work = parser.add_argument_group("requests")
     work.add_argument(
         "--dataset-name", choices=_DATASETS, default="sharegpt",
-        help="lengths as in shared chats, all the same, behind shared prefixes, or of turns (default: %(default)s)",
+        help="lengths as in shared chats, all the same, after shared prefixes, or of turns (default: %(default)s)",
     )  # fmt: skip
-    work.add_argument(
-        "--num-prompts", type=int, default=100, metavar="N",
-        help="requests, or conversations, of each rate (default: %(default)s)",
-    )  # fmt: skip
-    work.add_argument(
-        "--input-len", type=int, metavar="N", help="about so many prompt tokens each (random: 128)"
-    )
-    work.add_argument(
-        "--output-len", type=int, metavar="N", help="at most so many output tokens each (random: 64)"
-    )
-    work.add_argument(
-        "--prefix-len", type=int, default=256, metavar="N", help="of prefix_repetition (default: 256)"
-    )
-    work.add_argument(
-        "--num-prefixes", type=int, default=4, metavar="N", help="of prefix_repetition (default: 4)"
-    )
-    work.add_argument("--num-turns", type=int, default=4, metavar="N", help="of multi_turn (default: 4)")
-    work.add_argument(
-        "--max-model-len",
-        type=int,
-        metavar="N",
-        help="longest sequence (default: what the server says, else 2048)",
-    )
-    work.add_argument(
-        "--num-warmups", type=int, default=2, metavar="N", help="not counted (default: %(default)s)"
-    )
-    work.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of lengths, words and arrivals (default: 0)"
-    )
+    add_number(work, "--num-prompts", 100, "requests, or conversations, of each rate")
+    add_number(work, "--input-len", None, "about so many prompt tokens each (random: 128)")
+    add_number(work, "--output-len", None, "at most so many output tokens each (random: 64)")
+    add_number(work, "--prefix-len", 256, "of prefix_repetition")
+    add_number(work, "--num-prefixes", 4, "of prefix_repetition")
+    add_number(work, "--num-turns", 4, "of multi_turn")
+    add_number(work, "--max-model-len", None, "longest sequence (default: what the server says, else 2048)")
+    add_number(work, "--num-warmups", 2, "not counted")
+    add_number(work, "--seed", 0, "of lengths, words and arrivals")
     when = parser.add_argument_group("arrivals")
     when.add_argument(
         "--request-rate", nargs="+", default=["inf"], metavar="R",
         help="requests a second: one or several rates, from:to:steps, or inf for all at once (default: inf)",
     )  # fmt: skip
-    when.add_argument(
-        "--burstiness", type=float, default=1.0, metavar="G",
-        help="shape of the gaps' gamma distribution: 1 Poisson, below 1 burstier, above more regular (default: 1)",
-    )  # fmt: skip
-    when.add_argument(
-        "--burst-size", type=int, default=1, metavar="N", help="requests of one moment (default: 1)"
+    shape = "shape of the gaps' gamma distribution: 1 Poisson, below 1 burstier, above more regular"
+    add_number(when, "--burstiness", 1.0, shape, "G", float)
+    add_number(when, "--burst-size", 1, "requests of one moment")
+    add_number(when, "--max-concurrency", None, "requests in flight (default: no limit)")
+    clients = (
+        "no timetable: --max-concurrency clients that send one request after the other for so many seconds"
     )
-    when.add_argument(
-        "--max-concurrency", type=int, metavar="N", help="requests under way (default: no limit)"
-    )
-    when.add_argument(
-        "--duration", type=float, metavar="S",
-        help="no timetable: --max-concurrency clients that send one request after the other for so many seconds",
-    )  # fmt: skip
+    add_number(when, "--duration", None, clients, "S", float)
     parser.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:S",
         help="count requests that keep a promise in seconds: ttft, tpot, e2el, such as ttft:0.2 tpot:0.05",
@@ -122,6 +92,7 @@ def _serve(args: argparse.Namespace) -> Prepared:
     from headrace.bench.serve_http import Address
     from headrace.bench.serve_target import BACKENDS, Target, find_model, measure_words
 
+    restore_interrupts()
     rates = parse_rates(args.request_rate)
     _check(args)
     promise = Promise.parse(args.goodput)

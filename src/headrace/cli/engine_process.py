@@ -64,7 +64,7 @@ def serve(connection: Connection) -> int:
     except ParentGone:
         raise
     except Exception as error:
-        # A HeadraceError is told by the parent in one sentence; anything else is a bug, and shows where it is.
+        # The parent prints a HeadraceError in one sentence; anything else is a bug, logged with its traceback.
         if not isinstance(error, HeadraceError):
             _log.error("the engine did not start", exc_info=error)
         connection.send(failed(error))
@@ -92,7 +92,9 @@ def _grammars(parts: EngineParts) -> GrammarGate:
 def _config(connection: Connection) -> EngineConfig:
     hello = connection.receive_one()
     if not isinstance(hello, Hello) or hello.version != __version__:
-        raise ConfigError(f"the engine process is headrace {__version__}, and whoever started it is not")
+        raise ConfigError(
+            f"the engine process is headrace {__version__}, and the process that started it is another version"
+        )
     return EngineConfig.from_json(json.loads(hello.config))
 
 

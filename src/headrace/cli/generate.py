@@ -72,7 +72,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         given = [STDIN]
     if [*given, args.file].count(STDIN) > 1:
         raise RequestError("standard input can be read only once: give - only once")
-    # A shell's echo and here-documents end in a newline that nobody means.
+    # echo and here-documents add a newline that is not part of the prompt.
     prompts = [_read(STDIN).removesuffix("\n") if prompt == STDIN else prompt for prompt in given]
     if args.file is not None:
         prompts += [line for line in _read(args.file).splitlines() if line.strip()]

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -87,6 +88,23 @@ def add_command(
     return parser
 
 
+def add_number(
+    parser: argparse._ActionsContainer,
+    flag: str,
+    default: float | list[int] | None,
+    text: str,
+    metavar: str = "N",
+    kind: type = int,
+) -> None:
+    """Add a flag for a number, or for one or more where the default is a list; help shows a default but None."""
+    several = isinstance(default, list)
+    shown = " ".join(map(str, default)) if isinstance(default, list) else f"{default or 0:.9g}"
+    parser.add_argument(
+        flag, type=kind, metavar=metavar, default=default, nargs="+" if several else None,
+        help=text if default is None else f"{text} (default: {shown})",
+    )  # fmt: skip
+
+
 def check_range(flag: str, value: float | None, low: float, high: float) -> None:
     """Raises ConfigError for a value out of its range; None, which is no value, is in every range."""
     if value is not None and not low <= value <= high:
@@ -106,6 +124,15 @@ def check_writable(what: str, path: str) -> None:
     else:
         return
     raise ConfigError(f"{what} cannot be written to {path}: {why}")
+
+
+def restore_interrupts() -> None:
+    """Give Ctrl-C Python's own handler in place of the one for imports (`headrace.__main__`), once they are done.
+
+    asyncio cancels the main task on Ctrl-C only where it finds Python's own.
+    """
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag, engine_config
-from headrace.cli.parser import add_command, check_range, needs_extra
+from headrace.cli.parser import add_command, check_range, needs_extra, restore_interrupts
 from headrace.cli.serve_flags import add_reply_flags
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ EXAMPLES = """\
 examples:
   headrace run-batch in.jsonl out.jsonl                       with the bundled model
   headrace run-batch in.jsonl out.jsonl -m ./my-model --served-model-name my-model --max-num-seqs 64
-  headrace run-batch in.jsonl out.jsonl                       again, after a kill: does what is left
+  headrace run-batch in.jsonl out.jsonl                       again, after a kill: answers the rest
 
 A line of the input is a request, and becomes a line of the output, in the order in which the answers come:
   {"custom_id": "1", "method": "POST", "url": "/v1/completions",
@@ -37,9 +37,9 @@ def add_parser(commands: Any) -> None:
     parser = add_command(
         commands, "run-batch", "[options] IN OUT", summary="answer a file of requests", examples=EXAMPLES,
         description="Answer the requests of a file in OpenAI's batch format, with the routes of the server but "
-        "without HTTP. Answers are appended as they come, so that a run which was killed goes on where it was. Lines "
-        "that cannot be answered become error entries. The exit code is 1 unless every line has an answer with "
-        "status 200.",
+        "without HTTP. Answers are appended as they come, so that a run that was killed can be continued: run it "
+        "again. Lines that cannot be answered become error entries. The exit code is 1 unless every line has an "
+        "answer with status 200.",
     )  # fmt: skip
     parser.add_argument("input", type=Path, metavar="IN", help="requests, one JSON object a line")
     parser.add_argument("output", type=Path, metavar="OUT", help="answers; those that are there already stay")
@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
         "--concurrency", type=int, metavar="N",
         help="requests at a time (default: twice as many as the engine runs at once)",
     )  # fmt: skip
-    group.add_argument("--overwrite", action="store_true", help="start anew: forget what OUT holds")
+    group.add_argument("--overwrite", action="store_true", help="answer every request again and replace OUT")
     group.add_argument(
         "--pooling", default="last", choices=("last", "mean"),
         help="how embeddings are made, where a request does not say (default: %(default)s)",
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     with needs_extra("server", "headrace run-batch"):
         from headrace.server.batch.run import MAX_CONCURRENCY, BatchOptions
         from headrace.server.batch.run import run as run_all
+    restore_interrupts()
     check_range("concurrency", args.concurrency, 1, MAX_CONCURRENCY)
     options = BatchOptions(
         args.input, args.output, tuple(args.served_model_name), args.concurrency, args.overwrite,
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     bar = _Bar() if sys.stderr.isatty() else _Lines()
     began = time.monotonic()
     try:
-        progress = run_all(config, options, bar.tell)
+        progress = run_all(config, options, bar.show)
     finally:
         bar.close()
     spent = time.monotonic() - began
@@ -99,7 +100,7 @@ class _Bar:
         self._bar: tqdm[object] | None = None
         self._began = time.monotonic()
 
-    def tell(self, progress: Progress) -> None:
+    def show(self, progress: Progress) -> None:
         if self._bar is None:
             from tqdm import tqdm
 
@@ -120,7 +121,7 @@ class _Lines:
     def __init__(self) -> None:
         self._last = time.monotonic()
 
-    def tell(self, progress: Progress) -> None:
+    def show(self, progress: Progress) -> None:
         if time.monotonic() - self._last >= _QUIET_S:
             self._last = time.monotonic()
             print(

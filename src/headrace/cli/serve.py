@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
-from headrace.cli.parser import add_command, check_range, needs_extra
+from headrace.cli.parser import add_command, add_number, check_range, needs_extra
 from headrace.cli.serve_flags import (
     add_connection_flags,
     add_reply_flags,
@@ -47,9 +47,7 @@ def add_parser(commands: Any) -> None:
     add_model_argument(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="0 takes a free one (default: %(default)s)"
-    )
+    add_number(group, "--port", 8000, "0 takes a free one")
     group.add_argument(
         "--served-model-name", nargs="+", default=[], metavar="NAME",
         help="what requests may call the model; answers use the first (default: the model's name)",
@@ -59,24 +57,15 @@ def add_parser(commands: Any) -> None:
         help="how /v1/embeddings makes one vector of a prompt's hidden states, where a request does not say "
         "(default: %(default)s)",
     )  # fmt: skip
-    group.add_argument(
-        "--max-body-bytes", type=int, default=16 * 2**20, metavar="N",
-        help="largest request body (default: %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--response-store-bytes", type=int, default=64 * 2**20, metavar="N",
-        help="memory for responses that callers go on from by previous_response_id; 0 stores none (default: "
-        "%(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--shutdown-timeout", type=int, default=30, metavar="S",
-        help="seconds that running requests get to finish at the end (default: %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--engine-timeout", type=float, default=60.0, metavar="S",
-        help="seconds of silence after which a hung engine is killed and started again; a step of more than 512 tokens "
-        "gets more, by the speed of those before it; 0 never does (default: %(default)g)",
-    )  # fmt: skip
+    add_number(group, "--max-body-bytes", 16 * 2**20, "largest request body")
+    stored = "memory for responses that callers go on from by previous_response_id; 0 stores none"
+    add_number(group, "--response-store-bytes", 64 * 2**20, stored)
+    add_number(group, "--shutdown-timeout", 30, "seconds that running requests get to finish at the end", "S")
+    hung = (
+        "seconds of silence after which a hung engine is killed and started again; a step of more than 512 tokens "
+        "gets more, by the speed of those before it; 0 never does"
+    )
+    add_number(group, "--engine-timeout", 60.0, hung, "S", float)
     group.add_argument(
         "--log-level", default="warning", choices=("debug", "info", "warning", "error"),
         help="info logs every request (default: %(default)s)",
@@ -161,8 +150,7 @@ def _announce(url: str, name: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line. The server goes on where nobody reads its output any more or the disk is full: then nothing is
-    printed from now on."""
+    """Print a line. Where that fails (closed pipe, full disk) print nothing from then on: the server keeps running."""
     try:
         print(text, flush=True)
     except OSError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from headrace.cli.parser import check_range
+from headrace.cli.parser import add_number, check_range
 
 if TYPE_CHECKING:
     from headrace.server.access.traffic import TrafficOptions
@@ -19,23 +19,17 @@ MAX_SECONDS = 7 * 86_400
 
 def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("traffic and keys")
-    group.add_argument(
-        "--max-queue", type=int, default=2048, metavar="N",
-        help="completions that may run or wait before requests are refused with 429 (default: %(default)s)",
-    )  # fmt: skip
+    refused = "completions that may run or wait before requests are refused with 429"
+    add_number(group, "--max-queue", 2048, refused)
     group.add_argument(
         "--max-queue-tokens", type=int, default=None, metavar="N",
         help="tokens of all of them: prompts, and output that is expected or generated (default: 16 times what the KV "
         "cache holds, 131072 at least)",
     )  # fmt: skip
-    group.add_argument(
-        "--queue-timeout", type=float, default=None, metavar="S",
-        help="seconds that a request may wait without being scheduled (default: no limit)",
-    )  # fmt: skip
-    group.add_argument(
-        "--request-timeout", type=float, default=None, metavar="S",
-        help="seconds that a request may take in all (default: no limit)",
-    )  # fmt: skip
+    waiting = "seconds that a request may wait without being scheduled (default: no limit)"
+    add_number(group, "--queue-timeout", None, waiting, "S", float)
+    whole = "seconds that a request may take in all (default: no limit)"
+    add_number(group, "--request-timeout", None, whole, "S", float)
     group.add_argument(
         "--api-key", action="append", default=[], metavar="KEY",
         help="a key that callers must send; may be given several times; HEADRACE_API_KEY is one more, and is not seen "
@@ -47,8 +41,8 @@ def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--share-prefix-across-keys", action="store_true",
-        help="let callers with different keys share the KV of equal prefixes; the time to the first token then tells "
-        "them what others sent",
+        help="let callers with different keys share the KV of equal prefixes; the time to the first token then reveals "
+        "to them what others sent",
     )  # fmt: skip
     group.add_argument(
         "--allowed-hosts", nargs="+", default=None, metavar="NAME",
@@ -91,38 +85,38 @@ def traffic_options(args: argparse.Namespace, environment_key: str | None) -> Tr
 
 # ---- Connections ----
 
-_CONNECTION_FLAGS: tuple[tuple[str, str, float, float, float, str], ...] = (
-    ("max-connections", "max_connections", 1, 1_000_000, 4096, "open connections; the next ones get 503"),
-    ("max-header-bytes", "max_header_bytes", 1024, 2**24, 64 * 2**10,
-     "largest head of a request; larger ones get 431"),
-    ("header-timeout", "header_timeout_s", 0.1, 86_400, 10.0,
-     "seconds that the head of a request may take to arrive"),
-    ("body-timeout", "body_timeout_s", 0.1, 86_400, 30.0,
-     "seconds that each MiB of a request's body may take to arrive"),
-    ("keep-alive-timeout", "keep_alive_timeout_s", 1, 86_400, 75.0, "seconds that an idle connection is kept"),
-    ("slow-reader-timeout", "slow_reader_timeout_s", 0.1, 86_400, 30.0,
+_CONNECTION_LIMITS: tuple[tuple[str, float, float, float, str], ...] = (
+    ("max_connections", 1, 1_000_000, 4096, "open connections; the next ones get 503"),
+    ("max_header_bytes", 1024, 2**24, 64 * 2**10, "largest head of a request; larger ones get 431"),
+    ("header_timeout_s", 0.1, 86_400, 10.0, "seconds that the head of a request may take to arrive"),
+    ("body_timeout_s", 0.1, 86_400, 30.0, "seconds that each MiB of a request's body may take to arrive"),
+    ("keep_alive_timeout_s", 1, 86_400, 75.0, "seconds that an idle connection is kept"),
+    ("slow_reader_timeout_s", 0.1, 86_400, 30.0,
      "seconds that a stalled client gets to read 32 KiB; then its request is aborted"),
 )  # fmt: skip
-"""(flag, field of ConnectionLimits, least, most, default, help). The defaults are those of ConnectionLimits, which
-loads an HTTP server and so cannot be imported for help; a test compares them."""
+"""(field of ConnectionLimits, least, most, default, help). The defaults are those of ConnectionLimits, which loads an
+HTTP server and so cannot be imported for help; a test compares them."""
 
 
 def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("connections")
-    for flag, name, least, _, default, text in _CONNECTION_FLAGS:
-        group.add_argument(
-            f"--{flag}", dest=name, type=int if isinstance(least, int) else float, metavar="N", default=default,
-            help=f"{text} (default: %(default)g)",
-        )  # fmt: skip
+    for field, least, _, default, text in _CONNECTION_LIMITS:
+        kind = int if isinstance(least, int) else float
+        add_number(group, f"--{_flag(field)}", default, text, kind=kind)
 
 
 def connection_limits(args: argparse.Namespace) -> ConnectionLimits:
     """Raises ConfigError for a limit out of its range."""
     from headrace.server.http.connection import ConnectionLimits
 
-    for flag, name, least, most, _, _ in _CONNECTION_FLAGS:
-        check_range(flag, getattr(args, name), least, most)
-    return ConnectionLimits(**{name: getattr(args, name) for _, name, *_ in _CONNECTION_FLAGS})
+    given = {field: getattr(args, field.removesuffix("_s")) for field, *_ in _CONNECTION_LIMITS}
+    for field, least, most, _, _ in _CONNECTION_LIMITS:
+        check_range(_flag(field), given[field], least, most)
+    return ConnectionLimits(**given)
+
+
+def _flag(field: str) -> str:
+    return field.removesuffix("_s").replace("_", "-")
 
 
 # ---- Replies ----

@@ -391,7 +391,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "headrace.cli", "run-batch", *words, "--num-threads", "1"]
+    return [sys.executable, "-m", "headrace", "run-batch", *words, "--num-threads", "1"]
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
@@ -449,13 +449,13 @@ def test_progress_for_people_and_for_logs(
 ) -> None:
     bar = run_batch_command._Bar()
     for ended in (0, 1, 3):
-        bar.tell(Progress(3, answered=ended, tokens=10 * ended))
+        bar.show(Progress(3, answered=ended, tokens=10 * ended))
     bar.close()
     assert "3/3" in capsys.readouterr().err
     lines = run_batch_command._Lines()
-    lines.tell(Progress(3))
+    lines.show(Progress(3))
     monkeypatch.setattr(run_batch_command, "_QUIET_S", 0.0)
-    lines.tell(Progress(3, before=1, answered=1, failed=1))
+    lines.show(Progress(3, before=1, answered=1, failed=1))
     assert capsys.readouterr().err == "headrace: 3 of 3 requests, 1 failed\n"
 
 

@@ -273,7 +273,7 @@ def test_an_ordinary_handler_would_wait() -> None:
 
 def served(stderr: Any, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "headrace.cli", "serve", "tale", "--port", "0", "--num-threads", "1", *arguments],
+        [sys.executable, "-m", "headrace", "serve", "tale", "--port", "0", "--num-threads", "1", *arguments],
         stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert process.stdout is not None

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "headrace.cli", "engine-process")
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "headrace", "engine-process")
 """`-P` keeps modules in the present folder from standing in for ours."""
 
 _STANDARD_ERROR = 2
