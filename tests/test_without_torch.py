@@ -62,16 +62,14 @@ def test_torch_is_blocked(blocked: dict[str, str]):
     ids=["generate", "int4", "int8", "bench"],
 )  # fmt: skip
 def test_native_path(blocked: dict[str, str], words: list[str], shown: str):
-    outcome = run(blocked, "-m", "headrace.cli", *words, *SHORT)
+    outcome = run(blocked, "-m", "headrace", *words, *SHORT)
     assert outcome.returncode == 0, outcome.stderr
     assert shown in outcome.stdout + outcome.stderr
 
 
 @pytest.mark.usefixtures("kernels")
 def test_chat(blocked: dict[str, str]):
-    outcome = run(
-        blocked, "-m", "headrace.cli", "chat", "--max-tokens", "4", *SHORT, input="Tell me a story.\n"
-    )
+    outcome = run(blocked, "-m", "headrace", "chat", "--max-tokens", "4", *SHORT, input="Tell me a story.\n")
     assert outcome.returncode == 0, outcome.stderr
     assert "4 tokens" in outcome.stdout + outcome.stderr
 
@@ -107,12 +105,12 @@ def test_what_needs_torch_says_how_to_install_it(
 ):
     """Also where `inspect` shows the same model: planning never needs torch."""
     blocked["BLOCKED"] += f" {also}"
-    outcome = run(blocked, "-m", "headrace.cli", "generate", "Once", "--max-tokens", "1", *options)
+    outcome = run(blocked, "-m", "headrace", "generate", "Once", "--max-tokens", "1", *options)
     assert outcome.returncode == 1
     (line,) = outcome.stderr.strip().splitlines()
     assert why in line
     assert "torch is not installed: " in line and line.endswith("-m pip install '.[torch]'")
-    inspected = run(blocked, "-m", "headrace.cli", "inspect", "tale", *options)
+    inspected = run(blocked, "-m", "headrace", "inspect", "tale", *options)
     assert inspected.returncode == 0, inspected.stderr
     assert "torch runs the model" in inspected.stdout
 

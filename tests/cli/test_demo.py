@@ -39,7 +39,7 @@ def checked(printed: str) -> None:
 
 def test_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "headrace.cli", "demo", "--requests", "24", "--num-threads", "1"],
+        [sys.executable, "-m", "headrace", "demo", "--requests", "24", "--num-threads", "1"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
 from headrace.cli.parser import add_command, add_number, check_range, needs_extra
 from headrace.cli.serve_flags import (
+    LOG_FORMATS,
     add_connection_flags,
     add_reply_flags,
     add_traffic_flags,
@@ -20,7 +21,6 @@ from headrace.cli.serve_flags import (
     traffic_options,
 )
 from headrace.config import EngineConfig
-from headrace.server.observability.logs import FORMATS, TEXT
 
 if TYPE_CHECKING:
     from headrace.server.run import ServeOptions
@@ -75,7 +75,7 @@ def add_parser(commands: Any) -> None:
         help="send a trace of each request there, as OTLP over HTTP (default: none; needs the otel extra)",
     )  # fmt: skip
     group.add_argument(
-        "--log-format", default=TEXT, choices=FORMATS,
+        "--log-format", default=LOG_FORMATS[0], choices=LOG_FORMATS,
         help="lines for people, or JSON objects for programs (default: %(default)s)",
     )  # fmt: skip
     add_traffic_flags(parser)

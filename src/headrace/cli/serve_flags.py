@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from headrace.server.access.traffic import TrafficOptions
     from headrace.server.http.connection import ConnectionLimits
 
+LOG_FORMATS = ("text", "json")
+"""As in `headrace.server.observability.logs`; a test compares them."""
+
 # ---- Traffic and keys ----
 
 MAX_QUEUE_TOKENS = 2**40

@@ -1,7 +1,0 @@
-"""`python -m headrace.cli` is the same as `headrace`."""
-
-import sys
-
-from headrace.cli import main
-
-sys.exit(main())
