@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +45,7 @@ _EXAMPLES = """examples:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines are ended as after Ctrl-C
     workplace = Workplace(options.work.resolve())
     steps = [options.step] if options.step != "all" else ["setup", "models", "run", "report"]
     try:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from benchmarks.peers.peers import GGUF_WRITER, Peer
 from benchmarks.peers.workplace import ROOT, Workplace
 
-GGUF_FORMATS: Mapping[str, str] = MappingProxyType({"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"})
 ONNX_OPTIONS = ("block_size=32", "accuracy_level=4")
 """Groups of 32, as in GGUF's formats, and products in int8, which is the builder's advice for CPUs."""
 
@@ -20,8 +18,13 @@ MAKE_LIMIT_S = 1200.0
 def model_file(peer: Peer, model: str, format_: str, workplace: Workplace) -> Path:
     """What `peer` is given to load."""
     if peer.files == "gguf":
-        return workplace.gguf(model, GGUF_FORMATS[format_])
+        return workplace.gguf(model, gguf_kind(peer, format_))
     return workplace.onnx(model, format_) if peer.files == "onnx" else workplace.model(model)
+
+
+def gguf_kind(peer: Peer, format_: str) -> str:
+    """The type of matrices in the GGUF file that `peer` loads, as GGUF names it."""
+    return peer.formats[format_].removeprefix("GGUF ")
 
 
 def missing_files(
@@ -43,7 +46,7 @@ def make_file(peer: Peer, model: str, format_: str, workplace: Workplace) -> boo
     part = file.with_name(f"{file.name}.part")
     if peer.files == "gguf":
         python = workplace.python(GGUF_WRITER.name)
-        words = ["benchmarks.peers.gguf_writer", str(folder), str(part), GGUF_FORMATS[format_]]
+        words = ["benchmarks.peers.gguf_writer", str(folder), str(part), gguf_kind(peer, format_)]
     else:
         python = workplace.python(peer.name)
         places = ["-m", str(folder), "-o", str(part), "-c", str(workplace.downloads / "onnx")]

@@ -1,6 +1,6 @@
 """Writes a Llama model's Hugging Face folder as a GGUF file; runs in an environment that has the `gguf` package.
 
-    python -m benchmarks.peers.gguf_writer FOLDER OUT.gguf BF16|Q8_0|Q4_0
+    python -m benchmarks.peers.gguf_writer FOLDER OUT.gguf BF16|F16|Q8_0|Q4_0
 
 Every matrix gets the same format, embedding and head too, so that a file's size says what a step reads.
 """

@@ -73,7 +73,7 @@ within one run count.
 
 Weights are random (normal, deviation 0.02) and the same for every engine; prompts are token ids; decoding is
 greedy and continues after any end of sequence; prefix caches are off. Prompts differ from those of the warm-up.
-Compared are engines whose weights have the same size: bf16 with bf16, int8 with Q8_0, int4 with Q4_0.
+Compared are engines whose weights have the same size: bf16 with BF16 and F16, int8 with Q8_0, int4 with Q4_0.
 
 ![Figures of every engine with their limits]({PLOT})"""
 

@@ -111,8 +111,7 @@ PEERS: tuple[Peer, ...] = (
         "benchmarks.peers.drivers.openvino",
         "openvino-genai",
         ("openvino-genai==2026.4.1.0",),
-        MappingProxyType({"int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),
-        missing=MappingProxyType({"bf16": "its GGUF reader knows no bfloat16"}),
+        MappingProxyType({"bf16": "GGUF F16", "int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),  # it reads no BF16
         files="gguf",
     ),
     Peer(

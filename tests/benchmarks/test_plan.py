@@ -16,7 +16,7 @@ def in_order(group: Group, columns: list[str], rounds: Rounds) -> list[tuple[int
 def test_every_engine_is_in_the_groups_of_its_formats() -> None:
     engines = [BY_NAME[name] for name in ("headrace", "vllm", "openvino", "llamacpp")]
     assert list(groups(engines, ["m"])) == [
-        Group("m", "bf16", ("headrace", "vllm", "llamacpp")),
+        Group("m", "bf16", ("headrace", "vllm", "openvino", "llamacpp")),
         Group("m", "int8", ("headrace", "openvino", "llamacpp")),
         Group("m", "int4", ("headrace", "openvino", "llamacpp")),
     ]
