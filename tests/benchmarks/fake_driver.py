@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.peers.drivers.driving import Job, main
 from benchmarks.peers.work_items import Request
@@ -14,7 +15,7 @@ RATE = 1000.0
 
 class FakeEngine:
     def __init__(self, job: Job) -> None:
-        self._mode = job.model
+        self._mode = Path(job.model).name
         self._runs = 0
         self.facts = {"kv": "none"}
         if self._mode == "broken":
