@@ -76,17 +76,18 @@ types: $(DEV)
 # $(MAKE) in the recipe itself would run all of it for `make --dry-run`, too.
 TYPES = $(MAKE) --no-print-directory types
 
-# Types and import contracts are checked beside the tests; what they print follows the tests' output.
+# Types and import contracts are checked beside the tests; what they print follows the tests' output. Compiled modules
+# are kept whatever the environment says, or each of the servers that tests start would compile them again.
 test: style
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
 	$(TYPES) >"$$log" 2>&1 & types=$$!; \
 	trap 'kill $$types 2>/dev/null; exit 130' INT TERM; \
-	$(BIN)/python -m pytest $(PARALLEL) --durations=25 $(ARGS); tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) --durations=25 $(ARGS); tests=$$?; \
 	wait $$types; typed=$$?; cat "$$log"; \
 	exit $$((tests ? tests : typed))
 
 test-long: $(DEV)
-	$(BIN)/python -m pytest -m long --timeout 3600 --durations=25 $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m long --timeout 3600 --durations=25 $(ARGS)
 
 sanitize: $(DEV)
 	@tools/sanitize.sh

@@ -16,7 +16,7 @@ import pytest
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     if not hasattr(item.config, "workerinput"):
         return (yield)  # there is one process
-    folder = item.config.cache.mkdir("alone")
+    folder = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]  # the run's, of all workers
     alone = item.get_closest_marker("alone") is not None
     with open(folder / "next", "w") as next_, open(folder / "running", "w") as running:
         fcntl.flock(next_, fcntl.LOCK_EX)

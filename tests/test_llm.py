@@ -412,7 +412,9 @@ def test_embedding_and_generating_take_turns(llm: LLM) -> None:
     alone = list(llm.embed("A fox", use_tqdm=False)[0].outputs.embedding)
     stream = llm.stream("Once upon a time", GREEDY)
     next(stream)
-    assert list(llm.embed("A fox", use_tqdm=False)[0].outputs.embedding) == alone
+    beside = list(llm.embed("A fox", use_tqdm=False)[0].outputs.embedding)
+    rounding = 0.0 if llm.parts.resolved.kernels else 1e-6  # torch's products round by the size of the batch
+    assert beside == pytest.approx(alone, rel=0, abs=rounding)
     assert list(stream)[-1].outputs[0].token_ids == wanted[0]
 
 

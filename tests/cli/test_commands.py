@@ -76,7 +76,7 @@ def test_inspect_explains_everything_without_reading_weights(capsys: pytest.Capt
     assert main(["inspect", "shape:llama-2-7b", "--dtype", "bfloat16", "--max-model-len", "64"]) in (0, 1)
     shown = capsys.readouterr()
     if shown.err:  # a machine with less than 14 GB of free memory says so
-        assert "of memory is available" in shown.err
+        assert "of memory is available" in shown.err or "too little for the activations" in shown.err
         return
     assert "6,738,415,616" in shown.out
     for word in ("Memory", "Ops", "Settings", "paged_attention", "max_num_seqs", "asked for"):

@@ -15,6 +15,8 @@ _native = needs.native()
 
 from tests.native.paged import Problem, Shape  # noqa: E402
 
+pytestmark = pytest.mark.alone
+
 SIZES = (3, 5, 16, 64)
 FORMATS = (
     *(("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32")),

@@ -14,9 +14,16 @@ import pytest
 import headrace
 from headrace.ops import cpu_features
 from headrace.ops.cpu_features import FLAGS, CpuFeatures, detect, detect_without_native
+from tests import needs
 
 on_linux_x86 = sys.platform == "linux" and platform.machine() == "x86_64"
-needs_native = pytest.mark.skipif(not detect().native, reason=detect().note)
+needs_native = pytest.mark.usefixtures("native")
+
+
+@pytest.fixture(name="native")
+def _native() -> None:
+    needs.native()
+
 
 # The CPUID words of a server with every flag (Sapphire Rapids), its operating system saving every register.
 EVERYTHING = {

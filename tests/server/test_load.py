@@ -157,6 +157,7 @@ def check_load(served: ServeProcess, clients: int, seconds: float) -> tuple[Row,
     return row, within, starved
 
 
+@pytest.mark.alone
 def test_a_hundred_clients_lose_nothing(crowded: ServeProcess) -> None:
     """Refusals happen, too."""
     row, _, _ = check_load(crowded, clients=100, seconds=3)
