@@ -26,12 +26,15 @@ from headrace.errors import (
     PromptTooLong,
     TokenizerError,
 )
+from headrace.serving.client.stream import MAX_TAKEN
 from headrace.serving.engine.state import EngineState
 
 OPTIONS: dict[str, object] = {"num_threads": 1, "num_kv_blocks": 40, "block_size": 16, "max_model_len": 512}
 PROMPT = "Once upon a time there was a fox"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-ENDLESS = SamplingParams(temperature=0.0, max_tokens=480, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
+STREAMING: dict[str, object] = {"max_model_len": 200_000, "sliding_window": 64, "attention_sinks": 4}
+"""Options under which a completion may take ENDLESS tokens: minutes, however slow this process is."""
 CHAT = [{"role": "user", "content": "Tell me a story."}]
 
 
@@ -137,9 +140,9 @@ def check_kinds(
     assert [at for output in deltas for at in output.prompt_logprobs or ()] == final[0].prompt_logprobs
 
 
-def of_kind(kind: object) -> SamplingParams:
+def of_kind(kind: object, max_tokens: int, stop: str) -> SamplingParams:
     return SamplingParams(
-        n=2, seed=3, max_tokens=40, stop=(".",), logprobs=1, prompt_logprobs=0, ignore_eos=True,
+        n=2, seed=3, max_tokens=max_tokens, stop=stop, logprobs=1, prompt_logprobs=0, ignore_eos=True,
         output_kind=kind,  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -148,18 +151,20 @@ def of_kind(kind: object) -> SamplingParams:
 async def test_output_kinds() -> None:
     async with tale() as engine:
         kinds = [RequestOutputKind.CUMULATIVE, "delta", "final_only"]
-        results = [[output async for output in engine.generate(PROMPT, of_kind(kind))] for kind in kinds]
+        # More outputs than a reader takes at once, so there are several results, however slow the reader is.
+        params = [of_kind(kind, MAX_TAKEN, "never written") for kind in kinds]
+        results = [[output async for output in engine.generate(PROMPT, one)] for one in params]
         check_kinds(*results)
 
 
 def test_output_kinds_of_llm(llm: LLM) -> None:
-    results = [list(llm.stream(PROMPT, of_kind(kind))) for kind in RequestOutputKind]
+    results = [list(llm.stream(PROMPT, of_kind(kind, 40, "."))) for kind in RequestOutputKind]
     check_kinds(*results)
     for kind in RequestOutputKind:  # generate has no use for parts
-        (whole,) = llm.generate(PROMPT, of_kind(kind), use_tqdm=False)
+        (whole,) = llm.generate(PROMPT, of_kind(kind, 40, "."), use_tqdm=False)
         assert exact(whole) == exact(results[-1][0])
     with pytest.raises(InvalidParams, match="output_kind"):
-        of_kind("half")
+        of_kind("half", 40, ".")
 
 
 @run_async
@@ -190,13 +195,13 @@ async def test_leaving_a_generator_aborts_the_request() -> None:
         task.cancel()
         await asyncio.wait([task])
 
-    async with tale() as engine:
+    async with tale(**STREAMING) as engine:
         for leave in (broken_off, closed, closed_chat, dropped, cancelled):
             before = (await engine.stats()).scheduler.output_tokens
             await leave(engine)
             await idle(engine)
             made = (await engine.stats()).scheduler.output_tokens - before
-            assert 0 < made < 480, leave.__name__
+            assert 0 < made < 100_000, leave.__name__
             assert len((await last(engine.generate(PROMPT, GREEDY, "r"))).outputs[0].token_ids) == 12
 
 
@@ -215,14 +220,14 @@ async def test_cancelling_an_embedding_aborts_it() -> None:
 
 @run_async
 async def test_abort_ends_the_generator_with_what_there_is() -> None:
-    async with tale() as engine:
+    async with tale(**STREAMING) as engine:
         seen = []
         async for output in engine.generate(PROMPT, ENDLESS, "r"):
             seen.append(output)
             if len(seen) == 3:
                 await engine.abort(["r", "of nobody"])
         assert seen[-1].finished and seen[-1].outputs[0].finish_reason == "abort"
-        assert 0 < len(seen[-1].outputs[0].token_ids) < 480
+        assert 0 < len(seen[-1].outputs[0].token_ids) < 100_000
         await idle(engine)
 
 
@@ -231,7 +236,7 @@ async def test_abort_before_the_engine_has_accepted() -> None:
     params = replace(
         ENDLESS, grammar=Grammar("regex", "[a-z]{100,200}")
     )  # compiled before the request is accepted
-    async with tale() as engine:
+    async with tale(**STREAMING) as engine:
         starting = asyncio.ensure_future(last(engine.generate(PROMPT, params, "r")))
         await asyncio.sleep(0.1)
         await engine.abort("r")
@@ -243,10 +248,10 @@ async def test_abort_before_the_engine_has_accepted() -> None:
 
 @run_async
 async def test_errors_have_their_types_and_harm_no_other_request() -> None:
-    async with tale() as engine:
+    async with tale(**STREAMING) as engine:
         running = asyncio.ensure_future(last(engine.generate(PROMPT, GREEDY)))
         with pytest.raises(PromptTooLong):
-            await last(engine.generate([5] * 600, GREEDY))
+            await last(engine.generate([5] * 300_000, GREEDY))
         with pytest.raises(InvalidParams, match="no field 'extra'"):
             await last(engine.generate({"prompt": "x", "extra": 1}, GREEDY))
         with pytest.raises(InvalidParams, match="must be SamplingParams"):
@@ -266,10 +271,10 @@ async def test_errors_have_their_types_and_harm_no_other_request() -> None:
 
 @run_async
 async def test_too_many_requests_are_refused() -> None:
-    config = EngineConfig.from_kwargs(model="tale", **OPTIONS)
+    config = EngineConfig.from_kwargs(model="tale", **OPTIONS | STREAMING)
     async with (
         AsyncLLM.from_config(config, ProcessOptions(max_in_flight=2)) as engine,
-        aclosing(engine.generate(PROMPT, SamplingParams(n=2, max_tokens=480, ignore_eos=True))) as outputs,
+        aclosing(engine.generate(PROMPT, replace(ENDLESS, n=2))) as outputs,
     ):
         await anext(outputs)
         with pytest.raises(Overloaded):
@@ -330,7 +335,7 @@ async def test_closing_ends_a_start_and_running_requests() -> None:
             raise AssertionError("the model was loaded in no time")
     assert children() == before
 
-    async with tale() as engine:
+    async with tale(**STREAMING) as engine:
         outputs = engine.generate(PROMPT, ENDLESS)
         await anext(outputs)
         await engine.close()
@@ -349,7 +354,7 @@ async def test_a_start_that_failed_can_be_repeated() -> None:
 
 @run_async
 async def test_an_engine_that_dies_is_started_again() -> None:
-    async with tale() as engine:
+    async with tale(**STREAMING) as engine:
         streams = [engine.generate(PROMPT, ENDLESS) for _ in range(3)]
         for stream in streams:
             await anext(stream)

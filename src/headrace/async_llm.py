@@ -24,8 +24,7 @@ from headrace.serving.client.source import arrivals
 from headrace.serving.client.supervisor import Supervisor
 from headrace.serving.engine.state import EngineState, ModelFacts
 from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S, Watchdog
-from headrace.serving.requests.embedding import embed
-from headrace.serving.requests.generation import Generation
+from headrace.serving.requests.generation import Generation, embed
 from headrace.serving.requests.inputs import Inputs, Message, Prompt, Shape, as_pooling
 from headrace.serving.requests.output_processor import GrowingResult
 from headrace.serving.requests.outputs import EmbeddingRequestOutput, RequestOutput

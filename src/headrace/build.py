@@ -1,4 +1,4 @@
-"""Puts an engine together from a config: model, executor, scheduler, tokenizer."""
+"""Assembles an engine from a config: model, executor, scheduler, tokenizer."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class EngineParts:
     tokenizer: Tokenizer | None
     grammars: GrammarStore
     tokenizer_folder: Path | None
-    sampling_defaults: Mapping[str, Any]  # fields of SamplingParams that nobody has to give
+    sampling_defaults: Mapping[str, Any]  # fields of SamplingParams, for calls that leave them out
 
 
 def survey(config: EngineConfig) -> Survey:
-    """Find the model and settle every option; reads no weights.
+    """Find the model and resolve every option; reads no weights.
 
-    Raises ModelError where the model cannot be used and ConfigError where an option is wrong.
+    Raises ModelError if the model cannot be used and ConfigError if an option is wrong.
     """
     source = resolve_model(config.model, HubOptions(config.revision, config.download_dir))
     if config.hf_overrides:
@@ -89,7 +89,7 @@ def find_tokenizer(config: EngineConfig, source: ModelSource) -> Path | None:
 
 
 def assemble(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
-    """Load a model and build its engine. `progress` is told (tensors read, tensors in all)."""
+    """Load a model and build its engine. `progress` is called with (tensors read, total)."""
     plan = survey(config)
     resolved, spec, source = plan.resolved, plan.spec, plan.source
     defaults = chosen_defaults(source, config.generation_config, config.override_generation_config)

@@ -1,4 +1,4 @@
-"""What the user asked of the engine, checked at the border; `config_resolve` fills what was left open."""
+"""Engine options, validated; `config_resolve` fills in those that were left open."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class EngineConfig:
     kv_layout: "contiguous" is one block of max_model_len tokens a sequence.
     batch_size, batch_wait_s, batch_max_tokens: when a "static" or "dynamic" batch starts.
     attention_sinks, sliding_window: keep only the first and the last tokens (StreamingLLM, Xiao et al. 2023).
-    stream_interval_s: least time between two events of a served stream; tokens of short steps in between travel in
+    stream_interval_s: least time between two events of a served stream; tokens of steps in between share
     one event. 0 sends every token as it comes; see serving.outbox.
     max_logprobs: most alternatives that a request may ask for at each position, in logprobs and prompt_logprobs.
     pin_threads: bind each CPU thread to a core of its own.
@@ -58,7 +58,7 @@ class EngineConfig:
     out, else a folder that holds one; override_generation_config: fields that replace those of the file.
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
 
-    Raises ConfigError from the constructor where a value is out of range or asks for what this version lacks.
+    Raises ConfigError from the constructor for a value that is out of range or not supported in this version.
     """
 
     model: str
@@ -234,7 +234,7 @@ _REQUIRED_INTS = ("max_logprobs", "seed", "tensor_parallel_size")
 _BOOLS = ("enable_prefix_caching", "enable_chunked_prefill", "kv_cache", "pin_threads")
 _DYNAMIC_ONLY = ("batch_wait_s", "batch_max_tokens")
 
-# Names that users of other engines type, and ours for the same wish.
+# Names of the same options in other engines.
 _KNOWN_ELSEWHERE: dict[str, str] = {
     "max_seq_len": "max_model_len",
     "context_length": "max_model_len",
@@ -251,7 +251,7 @@ def _suggestion(name: str, known: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """The value as an error message may show it: short, on one line."""
+    """The value for an error message: short, on one line."""
     try:
         return repr(value)[:80]
     except ValueError:  # Python refuses to print whole numbers of thousands of digits

@@ -1,8 +1,9 @@
-"""Fill in what the user left open, and say why: EngineConfig, model and machine -> ResolvedConfig."""
+"""Resolve open options, each with a reason: EngineConfig, model and machine -> ResolvedConfig."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
@@ -37,7 +38,7 @@ _BLOCK_SIZE, _NATIVE_BLOCK_SIZE = 16, 32
 _RECOMPUTE_TOKENS = 4096  # a step without a KV cache takes whole sequences
 _BATCH_SIZE, _BATCH_WAIT_S, _BATCH_MAX_TOKENS = 8, 0.05, 8192
 
-# Options that pass through unchanged, with the reason where nobody asked for another value.
+# Options that pass through unchanged, with the reason for their default.
 _PASSED: dict[str, str] = {
     "model": ASKED,
     "kv_layout": "paged blocks waste less than one block a sequence (Kwon et al. 2023)",
@@ -68,10 +69,10 @@ _PASSED: dict[str, str] = {
 def resolve(
     config: EngineConfig, spec: ModelSpec, machine: Machine, dtypes: DtypeInfo | None = None
 ) -> ResolvedConfig:
-    """Decide every open setting. A pure function of its arguments; `dtypes` None goes by the machine's flags.
+    """Resolve every open option. A pure function of its arguments; `dtypes` None: by the machine's CPU flags.
 
     Weights, activations and KV pools together stay within `machine.memory_available`, and the pools hold at
-    least one sequence of max_model_len tokens. Raises ConfigError where that or an option is impossible.
+    least one sequence of max_model_len tokens. Raises ConfigError if that or an option is impossible.
     """
     reasons = {name: reason if _is_default(config, name) else ASKED for name, reason in _PASSED.items()}
     device = _device(config, machine, reasons)
@@ -118,8 +119,9 @@ def resolve(
     _explain_switches(config, reasons)
     chunked = config.enable_chunked_prefill and config.kv_cache
     prefix = config.enable_prefix_caching and config.kv_cache and config.kv_layout == "paged"
+    passed: dict[str, Any] = {name: getattr(config, name) for name in _PASSED}
     return ResolvedConfig(
-        model=config.model,
+        **passed,
         device=device,
         dtype=dtype,
         weights_dtype=stored,
@@ -127,39 +129,17 @@ def resolve(
         max_model_len=length,
         max_num_seqs=fit.max_num_seqs,
         max_num_batched_tokens=fit.step_tokens(length),
-        kv_layout=config.kv_layout,
         block_size=groups[0].block_size,
         kv_cache_memory=pool,
         num_kv_blocks=max(counts),
         kv_groups=groups,
-        kv_cache=config.kv_cache,
         enable_prefix_caching=prefix,
         enable_chunked_prefill=chunked,
-        attention_sinks=config.attention_sinks,
-        sliding_window=config.sliding_window,
-        batching=config.batching,
         batch_size=config.batch_size or min(_BATCH_SIZE, fit.max_num_seqs),
         batch_wait_s=_BATCH_WAIT_S if config.batch_wait_s is None else config.batch_wait_s,
         batch_max_tokens=config.batch_max_tokens or _BATCH_MAX_TOKENS,
-        scheduling_policy=config.scheduling_policy,
-        preemption_victim=config.preemption_victim,
-        seed=config.seed,
         num_threads=threads,
-        stream_interval_s=config.stream_interval_s,
-        max_logprobs=config.max_logprobs,
-        pin_threads=config.pin_threads,
-        tokenizer=config.tokenizer,
-        revision=config.revision,
-        download_dir=config.download_dir,
-        hf_overrides=config.hf_overrides,
-        generation_config=config.generation_config,
-        override_generation_config=config.override_generation_config,
-        ops_force=config.ops_force,
         kernels=kernels.name,
-        load_format=config.load_format,
-        quantization=config.quantization,
-        speculative=config.speculative,
-        tensor_parallel_size=config.tensor_parallel_size,
         reasons=tuple(sorted(reasons.items())),
     )
 

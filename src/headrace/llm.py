@@ -54,11 +54,11 @@ class LLM:
             print(out.outputs[0].text, out.metrics)
 
     `model` is a bundled name, a Hugging Face folder, a hub id or `shape:NAME` (random weights, no tokenizer). The
-    options are those of `headrace.config.EngineConfig`; what is left open is chosen for this machine, and
-    `headrace inspect` says why. Threads may share one LLM: each step computes the requests of all of them. Ctrl-C
+    options are those of `headrace.config.EngineConfig`; open options are resolved for this machine, and `headrace
+    inspect` explains each value. Threads may share one LLM: each step computes the requests of all of them. Ctrl-C
     aborts the call that it interrupts, and the LLM stays usable.
 
-    Raises ModelError where the model cannot be loaded and ConfigError where an option is wrong.
+    Raises ModelError if the model cannot be loaded and ConfigError if an option is wrong.
     """
 
     def __init__(self, model: str, *, show_progress: bool = True, **options: object) -> None:
@@ -79,7 +79,7 @@ class LLM:
         return self._inputs.require_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What holds where a call gives no parameters: what the model's generation_config.json recommends."""
+        """The parameters of a call without any: what the model's generation_config.json recommends."""
         return SamplingParams(**self.parts.sampling_defaults)
 
     def generate(
@@ -89,12 +89,12 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete prompts, all in one continuous batch; results come in the order of the prompts.
+        """Complete prompts in one continuous batch; results are in the order of the prompts.
 
         A prompt is text, a list or array of token ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}, which
         may also hold "priority", "user", "cache_salt", "cache_pin_tokens" and "cache_pin_ttl_s" (see
-        `core.types.NewRequest`). `sampling_params` is one for all or one a prompt; None takes what the model's
-        generation_config.json recommends.
+        `core.types.NewRequest`). `sampling_params` is one for all or one a prompt; None: see
+        `get_default_sampling_params`.
 
         Raises RequestError for a prompt or parameter that cannot be served, before anything is run.
         """
@@ -123,7 +123,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """Complete one prompt and yield the growing result after every step that adds to it.
+        """Complete one prompt and yield the result after every step that adds to it, see `output_kind`.
 
         Closing the iterator, or dropping it, aborts the request. Streams may be interleaved with each other and with
         `generate`.
@@ -138,12 +138,12 @@ class LLM:
                     yield call.partial
             yield call.results[request[0].request_id]
         finally:
-            call.closed = True  # and nothing else: the garbage collector may run this at any line of a step
+            call.closed = True  # nothing else: the garbage collector may run this at any line of a step
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """Answer one conversation and yield the growing result, as `stream` does."""
+        """Answer one conversation; otherwise as `stream`."""
         yield from self.stream(self._inputs.chat(messages), sampling_params)
 
     def embed(
@@ -157,11 +157,11 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Prompts as vectors of the model's hidden size, in the order of the prompts.
 
-        `pooling` takes the hidden state behind the final norm of the "last" token, or the "mean" of all of them.
+        `pooling` takes the hidden state after the final norm of the "last" token, or the "mean" of all of them.
         `dimensions` keeps the first ones only; `normalize` scales what is kept to length 1.
 
         Raises RequestError for a prompt or option that cannot be served, before anything is run, and HeadraceError
-        where the model fails on a prompt.
+        if the model fails on a prompt.
         """
         kind, shape = as_pooling(pooling), Shape(self.parts.spec.hidden_size, dimensions, normalize)
         params = SamplingParams(max_tokens=0)
@@ -191,7 +191,7 @@ class LLM:
     def _run(
         self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool, what: str = "generating"
     ) -> Call:
-        """Run requests to their end. What a signal handler raises (Ctrl-C) comes between two steps and aborts them."""
+        """Run requests to their end. A signal handler that raises (Ctrl-C) runs between two steps, and aborts them."""
         bar = _GeneratingBar(len(requests), what) if use_tqdm and sys.stderr.isatty() else None
         call = Call(requests)
         try:
@@ -212,7 +212,7 @@ class LLM:
 
 
 class _LoadingBar:
-    """A progress bar that appears when loading takes longer than most."""
+    """A progress bar that appears if loading takes longer than usual."""
 
     _PATIENCE_S = 0.5
 
@@ -235,7 +235,7 @@ class _LoadingBar:
 
 
 class _GeneratingBar:
-    """Requests that have ended, and the speed so far."""
+    """Progress of requests, and the speed so far."""
 
     def __init__(self, requests: int, what: str) -> None:
         from tqdm import tqdm
@@ -244,7 +244,7 @@ class _GeneratingBar:
         self._started = time.monotonic()
 
     def show(self, tokens: int, ended: int) -> None:
-        """So many tokens and ended requests there are now."""
+        """Update the bar to these totals."""
         speed = tokens / max(1e-9, time.monotonic() - self._started)
         self._bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
         self._bar.update(ended - self._bar.n)

@@ -1,4 +1,4 @@
-"""Between the core and its callers: results with text, and the clients that drive an engine.
+"""Between the core and its callers: requests, results with text, and the clients of an engine.
 
 - `requests/`: one request: admission, text of its completions, results, charges.
 - `engine/`: the engine process: its loop, its steps, what it sends.

@@ -273,7 +273,7 @@ async def _fill_up(client: ProcessClient, prompt: tuple[int, ...]) -> None:
     waiting = [asyncio.create_task(client.submit(NewRequest(f"r{i}", prompt))) for i in range(12)]
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
-        assert isinstance(task.exception(), Overloaded) and "does not take in" in str(task.exception())
+        assert isinstance(task.exception(), Overloaded) and "does not read requests" in str(task.exception())
     os.kill(client.pid, signal.SIGCONT)
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, Overloaded)]
@@ -326,7 +326,7 @@ async def test_closing_ends_what_runs() -> None:
     [
         ({"fail": True}, ModelNotFound, "there is no tiny model"),
         ({"vanish": True}, EngineDead, "ended with exit code 7 before its model was loaded"),
-        ({"garbage": True}, EngineDead, "something else than messages"),
+        ({"garbage": True}, EngineDead, "invalid data"),
         ({"unknown_option": 1}, EngineDead, "exit code 1"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence, SeqSlice, StepPlan
-from headrace.serving.engine.step_times import StepTimes, Work, WorkCounter
+from headrace.serving.engine.watchdog import StepTimes, Work, WorkCounter
 
 
 class Machine:

@@ -15,7 +15,7 @@ from headrace.core.types import NewRequest, Pooling
 from headrace.core.vectors import floats, packed, shaped
 from headrace.errors import HeadraceError, PromptTooLong
 from headrace.serving.client.process import ProcessClient
-from headrace.serving.requests.embedding import Embedding, embed
+from headrace.serving.requests.generation import Embedding, embed
 from tests.serving.tiny_engine import COMMAND, FAIL, MAX_MODEL_LEN, hidden_state
 
 

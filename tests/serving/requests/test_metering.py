@@ -15,8 +15,7 @@ from headrace.errors import EngineDead, InvalidParams, Overloaded
 from headrace.serving.client.process import ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.stream import OutputStream
-from headrace.serving.requests.embedding import embed
-from headrace.serving.requests.generation import Generation
+from headrace.serving.requests.generation import Generation, embed
 from headrace.serving.requests.metering import Meter, Used
 from headrace.text.tokenizer import Tokenizer
 from tests.serving.client.test_process_client import LONG, engine, idle, read, run_async, until

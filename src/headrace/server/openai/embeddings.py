@@ -23,7 +23,7 @@ from headrace.server.openai.prompts import check_length, encode_prompts, truncat
 from headrace.server.openai.request_fields import EMBEDDING
 from headrace.server.openai.schemas import Prompts, TruncationFields, User, WorkFields
 from headrace.server.service import Service, service_of
-from headrace.serving.requests.embedding import Embedding, embed
+from headrace.serving.requests.generation import Embedding, embed
 
 router = APIRouter()
 

@@ -1,4 +1,4 @@
-"""What the server needs of an engine that runs elsewhere."""
+"""The interfaces of clients of an engine in another process."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ GRACE_S = 5.0
 
 
 class Submitter(Protocol):
-    """Takes requests. Calls come from one event loop."""
+    """Submits requests. Calls come from one event loop."""
 
     async def submit(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
-        """Hand a request to the engine; returns when it was accepted.
+        """Send a request to the engine; returns when it was accepted.
 
-        The meter follows the request from here on; also one whose submission is cancelled. Where this raises a
-        HeadraceError, the engine has computed nothing, and the meter may not be called.
+        The meter follows the request from here on, also if the submission is cancelled. If this raises a HeadraceError,
+        the engine has computed nothing, and the meter may not be called.
 
-        Raises RequestError where it cannot be served (Overloaded where too many are), EngineDead without an engine.
+        Raises RequestError if it cannot be served (Overloaded if there are too many), EngineDead without an engine.
         """
         ...
 
     def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
-        """End a request, or one of its completions. Its stream ends at once if all of it is meant. Never blocks."""
+        """End a request, or one of its completions. Without an index its stream ends at once. Never blocks."""
         ...
 
 
 class AsyncClient(Submitter, Protocol):
-    """An engine, with what it says of itself."""
+    """Also reports the engine's state and statistics, and closes it."""
 
     @property
     def facts(self) -> ModelFacts:
-        """What the engine says of its model."""
+        """What the engine reported about its model."""
         ...
 
     @property
     def state(self) -> EngineState:
-        """Whether there is an engine, and whether it is for new callers."""
+        """Whether there is an engine, and whether it takes new requests."""
         ...
 
     @property
     def restarts(self) -> int:
-        """Engines that were started after the first."""
+        """Number of engines that were started after the first."""
         ...
 
     @property
     def trouble(self) -> str | None:
-        """Why there is no engine, in one sentence that anybody may read; None while there is one."""
+        """Why there is no engine, in one sentence for any caller; None while there is one."""
         ...
 
     def drain(self) -> None:
@@ -68,5 +68,5 @@ class AsyncClient(Submitter, Protocol):
         ...
 
     async def view(self) -> View:
-        """What the engine does now, and what has ended since the last view. Raises EngineDead without an engine."""
+        """A snapshot of the engine, and the completions that ended since the last view. Raises EngineDead."""
         ...

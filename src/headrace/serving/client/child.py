@@ -1,4 +1,4 @@
-"""The engine process as its parent sees it: started with one end of a socket pair, and never left behind."""
+"""The engine process from its parent's side: started with one end of a socket pair, and always reaped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headrace", "engine-process")
-"""`-P` keeps modules in the present folder from standing in for ours."""
+"""`-P` keeps modules in the current folder from being imported instead of ours."""
 
 _STANDARD_ERROR = 2
 
 
 class Child:
-    """A process that talks over a socket. Its standard input is empty; it writes to our standard error."""
+    """A process with a socket to this one. Its standard input is empty; it writes to our standard error."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Child:
 
     @classmethod
     async def start(cls, command: Sequence[str] = ENGINE_COMMAND) -> Child:
-        """Start `command --fd N`, where N is an inherited stream socket. Raises OSError if that is impossible."""
+        """Start `command --fd N`, where N is an inherited stream socket. Raises OSError."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:

@@ -22,11 +22,11 @@ _LONGEST_PAUSE_S = 0.25
 
 
 class Call:
-    """Requests that one caller waits for, each with its text if it came as text, and what came of them so far.
+    """Requests that one caller waits for, each with its text if it came as text, and their results so far.
 
-    A caller leaves by setting `closed`, in whatever state the call is, and does nothing else: so a finalizer may do it
-    at any line of a step. The next caller's turn, or `InProcessClient.settle`, aborts what is left. With `growing`
-    the result so far of the only request is in `partial` after each step that added to it.
+    A caller leaves by setting `closed`, in any state of the call, and does nothing else, so that a finalizer may do it
+    at any line of a step. The next caller's turn, or `InProcessClient.settle`, aborts the requests that are left. With
+    `growing`, `partial` holds the result of the only request after each step that added to it.
     """
 
     def __init__(self, requests: Sequence[tuple[NewRequest, str | None]], *, growing: bool = False) -> None:
@@ -36,14 +36,14 @@ class Call:
         """Requests that have not ended."""
         self.results: dict[str, RequestOutput] = {}
         self.pooled: dict[str, Output] = {}
-        """How requests for an embedding ended."""
+        """The last outputs of requests for an embedding."""
         self.partial: RequestOutput | None = None
         self.num_tokens = 0
         """Output tokens of all requests so far, and prompt tokens of those that became embeddings."""
         self.opened = False
         self.closed = False
         self.thread = None if growing else threading.get_ident()
-        """The only thread that goes on with the call, where there is one."""
+        """The only thread that continues the call; None if any may."""
         self._shown = 0
         self._embedded = {new.request_id for new, _ in requests if new.pooling is not None}
 
@@ -62,18 +62,18 @@ class Call:
         return True
 
     def grown(self) -> bool:
-        """There are tokens that `partial` has not shown."""
+        """There are tokens that `partial` has not shown yet."""
         before, self._shown = self._shown, self.num_tokens
         return self._shown > before
 
 
 class InProcessClient:
-    """Runs one step at a time for everybody, on the thread of the caller whose turn it is; see Turn.
+    """Runs one step at a time for all callers, on the thread of the caller whose turn it is; see Turn.
 
-    `advance` a call while something of it is left, then set its `closed`. Callers of several threads take turns, and
-    each step computes the requests of all of them. Without a tokenizer all text is empty. When a step fails, every
-    request is lost: that step, and all calls after it, raise EngineDead with the cause. So does a child process that
-    was forked while another thread was in the middle of a step.
+    `advance` a call while requests of it are left, then set its `closed`. Callers of several threads take turns, and
+    each step computes the requests of all of them. Without a tokenizer all text is empty. If a step fails, every
+    request is lost: that step, and all later calls, raise EngineDead with the cause. So does a child process that was
+    forked while another thread ran a step.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class InProcessClient:
         self._clock = clock
         self._sleep = sleep
         self.interrupts = Interrupts()
-        """Held for the length of each step, or for longer by a caller that runs many."""
+        """Held during each step, or for longer by a caller that runs many."""
         self._turn = Turn(self.interrupts)
         self._calls: list[Call] = []
         self._owners: dict[str, Call] = {}  # by the ids of requests that have not ended
         watch_forks(self)
 
     def advance(self, call: Call) -> None:
-        """Run one step for everybody, unless the call has ended meanwhile; the first time, let its requests in before.
+        """Run one step for all callers, unless the call has ended meanwhile; the first time, add its requests before.
 
-        Where nothing can run before a certain time (dynamic batching), sleeps for some of that. Raises RequestError
-        where a request cannot be served, and EngineDead.
+        If nothing can run before a certain time (dynamic batching), sleeps for part of that. Raises RequestError if a
+        request cannot be served, and EngineDead.
         """
         wait_until = None
         with self._turn:
@@ -118,18 +118,18 @@ class InProcessClient:
             self._sleep(min(pause, _LONGEST_PAUSE_S))
 
     def settle(self) -> None:
-        """Abort what callers have left behind."""
+        """Abort the requests of callers that have left."""
         with self._turn:
             self._settle()
 
     def stats(self) -> EngineStats:
-        """Who runs and waits now, and counts since the start."""
+        """Running and waiting requests, and counts since the start."""
         with self._turn:
             self._settle()
             return self._engine.stats()
 
     def after_fork(self) -> None:
-        """In a child process: drop the calls of threads that are not there."""
+        """In a child process: drop the calls of threads that do not exist here."""
         if self._turn.after_fork():
             self._stepper.error = EngineDead(
                 "this process was forked while another thread ran a step of the model: load the model again here"
@@ -142,7 +142,7 @@ class InProcessClient:
     def _open(self, call: Call) -> None:
         call.opened = True
         self._calls.append(call)
-        for new, text in call.requests:  # all are accepted here before the first one is queued
+        for new, text in call.requests:  # all are checked before the first one is queued
             self._engine.check(new)
             if new.pooling is None:
                 self._processor.add(new, text)
@@ -160,7 +160,7 @@ class InProcessClient:
                     self._engine.abort(name, self._clock())
 
     def _step(self) -> float | None:
-        """Run one step and hand out its news; returns when to run the next one, if there is a time to wait for."""
+        """Run one step and distribute its outputs; returns the earliest time of the next one, or None for now."""
         step = self._stepper.step()
         progress = self._processor.process(step.outputs)
         for name, index in progress.to_stop:

@@ -1,10 +1,9 @@
-"""What a client waits for: the requests that an engine works on, and RPC replies."""
+"""What a client waits for: replies of the engine process, and the outputs of the requests that it works on."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from headrace.core.types import NewRequest, Output
@@ -12,63 +11,50 @@ from headrace.errors import EngineDead, HeadraceError, InvalidParams, Overloaded
 from headrace.serving.client.stream import OutputStream, Unread
 from headrace.serving.requests.metering import Meter
 
-Key = TypeVar("Key")
-Answer = TypeVar("Answer")
+Key = TypeVar("Key", bound=Hashable)
+Reply = TypeVar("Reply")
 
 
-class Questions(Generic[Key, Answer]):
-    """Those that wait for an answer of one kind, by key. On one event loop."""
+class PendingReplies(Generic[Key, Reply]):
+    """Calls that wait for a reply of one kind, by key. On one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Key, asyncio.Future[Answer]] = {}
+        self._waiting: dict[Key, asyncio.Future[Reply]] = {}
 
-    async def ask(self, key: Key, send: Callable[[], None]) -> Answer:
-        """Call `send`, then wait. Raises what `refuse` is given, and EngineDead."""
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = answer
+    async def wait(self, key: Key, send: Callable[[], None]) -> Reply:
+        """Call `send`, then wait for the reply. Raises what `reject` is given, and EngineDead."""
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = reply
         try:
             send()
-            return await answer
+            return await reply
         finally:
             self._waiting.pop(key, None)
 
-    def answer(self, key: Key, answer: Answer) -> None:
-        """Ignored where nobody waits any more."""
+    def resolve(self, key: Key, reply: Reply) -> None:
+        """Ignored if no call waits for the key."""
         waiting = self._waiting.get(key)
         if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+            waiting.set_result(reply)
 
-    def refuse(self, key: Key, error: HeadraceError) -> None:
-        """The answer is an error. Ignored where nobody waits any more."""
+    def reject(self, key: Key, error: HeadraceError) -> None:
+        """Raise an error in the call. Ignored if no call waits for the key."""
         waiting = self._waiting.get(key)
         if waiting is not None and not waiting.done():
             waiting.set_exception(error)
-            waiting.exception()  # looked at: whoever was to wait for it may have gone
+            waiting.exception()  # retrieved, so that asyncio does not log it if the caller has left
 
     def fail(self, error: str) -> None:
-        """The engine is dead: no answer will come to any of them."""
+        """The engine is dead: every call raises EngineDead."""
         for key in self._waiting:
-            self.refuse(key, EngineDead(error))
-
-
-class NumberedQuestions(Questions[int, Answer]):
-    """Questions that are told apart by numbers of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers = itertools.count()
-
-    async def ask_next(self, send: Callable[[int], None]) -> Answer:
-        """As `ask`, with the next number."""
-        number = next(self._numbers)
-        return await self.ask(number, lambda: send(number))
+            self.reject(key, EngineDead(error))
 
 
 class OpenStreams:
     """Streams by request id, for at most `max_completions` completions together.
 
-    What waits for a slow reader is bounded by `max_unread_bytes`; see OutputStream. A request that its caller left
-    counts no more, but its stream stays known until the engine has reported what was computed for it.
+    Unread output of a slow reader is bounded by `max_unread_bytes`; see OutputStream. A request that its caller left no
+    longer counts, but its stream is kept until the engine has reported what was computed for it.
     """
 
     def __init__(self, max_completions: int, max_unread_bytes: int) -> None:
@@ -81,13 +67,13 @@ class OpenStreams:
         self._completions = 0
 
     def open(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
-        """A stream for a request. Raises InvalidParams for an id that is in use, Overloaded where there is no room."""
+        """A stream for a request. Raises InvalidParams for an id that is in use, Overloaded if there is no room."""
         if new.request_id in self._streams:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
         if self._completions + new.params.n > self._max_completions:
             raise Overloaded(f"{self._completions} completions are running or waiting: try again later")
         if (left := self._left.pop(new.request_id, None)) is not None:
-            left.settle()  # the name means another request now
+            left.settle()  # its id belongs to another request now
         stream = OutputStream(new.request_id, new.params.n, self._max_unread_bytes, self._unread, meter)
         self._streams[new.request_id] = stream
         self._sizes[new.request_id] = new.params.n
@@ -98,30 +84,30 @@ class OpenStreams:
         return request_id in self._streams
 
     def put(self, output: Output) -> bool:
-        """Hand out news; False where the reader does not keep up and is given up. News of others is ignored."""
+        """Pass an output to its stream; False if the reader is too slow and was dropped. Ignores unknown ids."""
         stream = self._streams.get(output.request_id)
         if stream is None:
             left = self._left.get(output.request_id)
             if left is not None and left.conclude(output):
                 del self._left[output.request_id]
-            return True  # aborted here, not yet there
+            return True  # aborted here, not yet at the engine
         stream.put(output)
         kept_up = not stream.full
         if not kept_up:
-            stream.give_up(Overloaded("the output was not read as fast as it came: the request was given up"))
+            stream.give_up(Overloaded("the output was not read as fast as it came: the request was aborted"))
         if stream.ended:
             self.forget(output.request_id)
         return kept_up
 
     def close(self, request_id: str) -> None:
-        """End a stream for its reader. Unknown ids are ignored."""
+        """End a stream for its reader. Ignores unknown ids."""
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.close()
             self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Count a request no more: it has ended for its caller. Unknown ids are ignored."""
+        """Stop counting a request that has ended for its caller. Ignores unknown ids."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._completions -= self._sizes.pop(request_id)
@@ -129,17 +115,17 @@ class OpenStreams:
                 self._left[request_id] = stream
 
     def refused(self, request_id: str) -> None:
-        """The engine has not taken a request, so it will report no end. Unknown ids are ignored."""
+        """The engine has refused a request, so it will report no end. Ignores unknown ids."""
         self.forget(request_id)
         self.dropped(request_id)
 
     def dropped(self, request_id: str) -> None:
-        """A request that its caller left never came to the engine. Unknown ids are ignored."""
+        """The engine never started a request that its caller left. Ignores unknown ids."""
         if (left := self._left.pop(request_id, None)) is not None:
             left.settle()
 
     def fail(self, error: str) -> None:
-        """The engine is dead: every reader is told so."""
+        """The engine is dead: every stream raises EngineDead."""
         streams = [*self._streams.values(), *self._left.values()]
         self._streams.clear()
         self._left.clear()

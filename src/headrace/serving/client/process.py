@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from headrace.core.types import NewRequest
 from headrace.errors import EngineDead, HeadraceError, InvalidParams, Overloaded
 from headrace.serving.client.base import GRACE_S
 from headrace.serving.client.child import ENGINE_COMMAND, Child, describe_exit
-from headrace.serving.client.pending import NumberedQuestions, OpenStreams, Questions
+from headrace.serving.client.pending import OpenStreams, PendingReplies
 from headrace.serving.client.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.engine.state import EngineState, ModelFacts, View
 from headrace.serving.engine.watchdog import Verdict, Watchdog
@@ -46,16 +47,16 @@ from headrace.serving.wire.messages import (
 )
 
 MAX_IN_FLIGHT = 2048
-"""Most completions that may run or wait at the engine; the next request is refused as Overloaded."""
+"""Most completions that may run or wait at the engine; further requests raise Overloaded."""
 
 DEFAULT_START_TIMEOUT_S = 1800.0
-"""Time that an engine process gets to load its model."""
+"""Seconds that an engine process gets to load its model."""
 
 MAX_UNSENT_BYTES = 64 * 2**20
-"""Most bytes that may wait for an engine that does not take in messages, as in a long step."""
+"""Most bytes that may be unsent while the engine process reads nothing, as in a long step."""
 
 MAX_TURN_BYTES = 10 * 2**10
-"""Bytes of messages after which the event loop has a turn for others: about 500 log-probabilities."""
+"""Bytes of messages after which other tasks of the event loop run: about 500 log-probabilities."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,14 +81,15 @@ class ProcessClient:
     ) -> None:
         self._child = child
         self._streams = OpenStreams(max_in_flight, max_unread_bytes)
-        self._accepting: Questions[str, None] = Questions()
-        self._counting: NumberedQuestions[EngineStats] = NumberedQuestions()
-        self._viewing: NumberedQuestions[View] = NumberedQuestions()
+        self._accepting: PendingReplies[str, None] = PendingReplies()
+        self._counting: PendingReplies[int, EngineStats] = PendingReplies()
+        self._viewing: PendingReplies[int, View] = PendingReplies()
+        self._numbers = itertools.count()
         self._error: str | None = None  # why the engine is dead
         self._facts: ModelFacts | None = None
         self._ready: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
-        """Set once the engine process has ended, or been given up."""
+        """Set once the engine process has ended, or is being killed."""
         self._watchdog = watchdog
         self._watching: asyncio.Task[None] | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-reader")
@@ -129,7 +131,7 @@ class ProcessClient:
 
     @property
     def facts(self) -> ModelFacts:
-        """What the engine process said about its model."""
+        """What the engine process reported about its model."""
         if self._facts is None:
             raise RuntimeError("the engine is not ready")
         return self._facts
@@ -143,7 +145,7 @@ class ProcessClient:
 
     @property
     def restarts(self) -> int:
-        """None: an engine that has ended is not started again here."""
+        """0: an engine that has ended is not started again here."""
         return 0
 
     @property
@@ -160,11 +162,11 @@ class ProcessClient:
         """Hand over a request; see AsyncClient. A caller that is cancelled meanwhile leaves nothing running."""
         self._check_alive()
         if self._child.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            raise Overloaded("the engine does not take in requests as fast as they come: try again later")
+            raise Overloaded("the engine does not read requests as fast as they come: try again later")
         payload = _payload(new)
         stream = self._streams.open(new, meter)
         try:
-            await self._accepting.ask(new.request_id, lambda: self._write(payload))
+            await self._accepting.wait(new.request_id, lambda: self._write(payload))
         except HeadraceError:
             self._streams.refused(new.request_id)
             raise
@@ -179,18 +181,20 @@ class ProcessClient:
             return
         if index is None:
             self._streams.close(request_id)
-            self._accepting.answer(request_id, None)  # `submit` returns a stream that has ended
-        self._tell(Abort(request_id, index, stopped))
+            self._accepting.resolve(request_id, None)  # `submit` returns a stream that has ended
+        self._try_send(Abort(request_id, index, stopped))
 
     async def stats(self) -> EngineStats:
         """A snapshot, taken between two steps."""
         self._check_alive()
-        return await self._counting.ask_next(lambda number: self._send(StatsRequest(number)))
+        number = next(self._numbers)
+        return await self._counting.wait(number, lambda: self._send(StatsRequest(number)))
 
     async def view(self) -> View:
         """A snapshot with the endings since the last one, taken between two steps."""
         self._check_alive()
-        return await self._viewing.ask_next(lambda number: self._send(SnapshotRequest(number)))
+        number = next(self._numbers)
+        return await self._viewing.wait(number, lambda: self._send(SnapshotRequest(number)))
 
     def drain(self) -> None:
         """Does nothing: an engine that has ended is not started again here."""
@@ -200,17 +204,17 @@ class ProcessClient:
 
         Streams that are still open raise EngineDead. Closing twice does nothing.
         """
-        self._tell(Shutdown())
+        self._try_send(Shutdown())
         await self._end(EngineDead("the engine was shut down"), grace_s)
 
-    # ---- The other direction ----
+    # ---- Messages from the engine ----
 
     async def _read(self) -> None:
-        """Hand out messages until the stream ends, then tell everybody."""
+        """Dispatch messages until the stream ends, then fail everything that waits."""
         frames = FrameBuffer()
         error: HeadraceError | None = None
         try:
-            taken = 0  # bytes since others had their turn
+            taken = 0  # bytes since other tasks ran
             while error is None and (data := await self._child.reader.read(_READ_BYTES)):
                 for payload in frames.feed(data):
                     message = decode_from_engine(payload)
@@ -223,10 +227,10 @@ class ProcessClient:
                         taken = 0
                         await asyncio.sleep(0)
         except WireError as broken:
-            error = EngineDead(f"the engine process sent something else than messages: {broken}")
+            error = EngineDead(f"the engine process sent invalid data: {broken}")
         except OSError:
             pass  # a reset is an end like any other
-        except Exception as bug:  # nobody may be left waiting for a reader that has stopped
+        except Exception as bug:  # no call may wait for a reader that has stopped
             _log.error("reading from the engine failed", exc_info=bug)
             error = EngineDead(f"the server lost its engine: {type(bug).__name__}: {bug}")
         if error is None:
@@ -245,16 +249,16 @@ class ProcessClient:
             case Outputs():
                 for output in message.outputs:
                     if not self._streams.put(output):
-                        self._tell(Abort(output.request_id, None, False))
+                        self._try_send(Abort(output.request_id, None, False))
             case Accepted():
-                self._accepting.answer(message.request_id, None)
+                self._accepting.resolve(message.request_id, None)
             case Refused():
                 self._streams.refused(message.request_id)
-                self._accepting.refuse(message.request_id, error_of(message))
+                self._accepting.reject(message.request_id, error_of(message))
             case Dropped():
                 self._streams.dropped(message.request_id)
             case Stats():
-                self._counting.answer(message.number, message.stats)
+                self._counting.resolve(message.number, message.stats)
             case StepBegun():
                 if self._watchdog is not None:
                     self._watchdog.step_begun(message.tokens, message.expected_s)
@@ -262,7 +266,7 @@ class ProcessClient:
                 if self._watchdog is not None:
                     self._watchdog.answered()
             case Snapshot():
-                self._viewing.answer(message.number, message.view)
+                self._viewing.resolve(message.number, message.view)
             case Ready():
                 if self._ready.done():
                     raise WireError("a second Ready message")
@@ -271,11 +275,11 @@ class ProcessClient:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 
     async def _watch(self, watchdog: Watchdog) -> None:
-        """Kill an engine process that gives no sign of life."""
+        """Kill an engine process that hangs."""
         while self._error is None:
             match watchdog.check():
                 case Verdict.ASK:
-                    self._tell(Ping())
+                    self._try_send(Ping())
                 case Verdict.HUNG:
                     self._die(EngineDead(f"the engine gave no sign of life for {watchdog.silence_s:.0f} s"))
                     _log.error("%s: it is killed", self._error)
@@ -286,15 +290,15 @@ class ProcessClient:
     # ---- Endings ----
 
     def _die(self, error: HeadraceError) -> None:
-        """Everything that waits learns that it waits in vain."""
+        """Fail everything that waits."""
         if self._error is not None:
             return
         self._error = str(error)
         self.ended.set()
-        # Before the model is loaded the error is the caller's to mend; after that the engine is dead, whatever it was.
+        # Before the model is loaded `start` raises the error itself; after that it is EngineDead, whatever it was.
         if not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # looked at: whoever was to wait for it may have gone
+            self._ready.exception()  # retrieved: the caller of `start` may have left
         for waiting in (self._accepting, self._counting, self._viewing):
             waiting.fail(self._error)
         self._streams.fail(self._error)
@@ -316,13 +320,13 @@ class ProcessClient:
     def _send(self, message: Message) -> None:
         self._write(frame(encode(message)))
 
-    def _tell(self, message: Message) -> None:
-        """As `_send`, for a message that an engine that has ended does not need."""
+    def _try_send(self, message: Message) -> None:
+        """As `_send`; does nothing if the engine has ended."""
         if self._error is None and not self._child.writer.is_closing():
             self._send(message)
 
     def _write(self, payload: bytes) -> None:
-        """Raises EngineDead where the connection is gone.
+        """Raises EngineDead if the connection is closed.
 
         The transport closes with the first write that fails; `_read` sets `_error` later, once the exit code is known.
         """

@@ -1,7 +1,7 @@
-"""Where news comes from, piece by piece: told of by a call, and then taken without waiting.
+"""A source of items: it announces them by a callback, and a reader takes them without waiting.
 
-What a step of the engine has to say passes from the engine's socket to a caller's socket as plain calls: stream,
-generation, job and events are sources, each made of the one before it. Waiting is for their ends alone.
+The outputs of a step pass from the engine's socket to a caller's socket in plain calls: stream, generation, job and
+events are sources, each made of the one before it. Only the last reader of such a chain awaits.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ class Source(Protocol[Item]):
     """For one reader, on one event loop."""
 
     def listen(self, call: Callable[[], None] | None) -> None:
-        """Have `call` called whenever `take` has something to give or to raise; at once if that is now. None: no more
-        calls. It must not raise."""
+        """Call `call` whenever `take` has something to return or raise; at once if it has now. None ends the calls.
+        `call` must not raise."""
         ...
 
     def take(self) -> list[Item]:
-        """What has come, oldest first; a long queue comes in parts. Empty where nothing new has come.
+        """New items, oldest first, a long queue in parts. Empty if there are none.
 
-        Raises HeadraceError where the source has failed, after all that came before.
+        Raises HeadraceError if the source has failed, after all earlier items have been taken.
         """
         ...
 
     @property
     def waiting(self) -> bool:
-        """There is more to take, or an error to be raised."""
+        """`take` has more to return, or an error to raise."""
         ...
 
     @property
     def exhausted(self) -> bool:
-        """Everything was taken, and nothing will come any more."""
+        """Everything has been taken, and nothing more will come."""
         ...
 
 
 async def arrivals(source: Source[Item]) -> AsyncIterator[list[Item]]:
-    """All that a source gives, as it comes. Raises what `take` raises."""
+    """All items of a source, as they come. Raises what `take` raises."""
     while not source.exhausted:
         if items := source.take():
             yield items
             if source.waiting:
-                await asyncio.sleep(0)  # what is left comes in a later turn of the event loop
+                await asyncio.sleep(0)  # other tasks run before the rest is taken
         elif not source.exhausted:
-            await _news(source)
+            await _changed(source)
 
 
-async def _news(source: Source[Item]) -> None:
+async def _changed(source: Source[Item]) -> None:
     came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def tell() -> None:
+    def wake() -> None:
         if not came.done():
             came.set_result(None)
 
-    source.listen(tell)
+    source.listen(wake)
     try:
         await came
     finally:

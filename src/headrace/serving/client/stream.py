@@ -1,4 +1,4 @@
-"""The core outputs of one request, on their way from the engine process to whoever reads them."""
+"""The core outputs of one request, from the engine process to the request's reader."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from headrace.errors import HeadraceError
 from headrace.serving.requests.metering import Meter, ReadCounts, Used
 
 MAX_UNREAD_BYTES = 8 * 2**20
-"""About how much memory the outputs may take that wait for a slow reader; see `OutputStream.full`."""
+"""About how much memory the unread outputs of one request may take; see `OutputStream.full`."""
 
 MAX_SHARED_BYTES = 256 * 2**20
-"""The same for all readers of an engine together; beyond it `LEAST_UNREAD_BYTES` of one's own are too much."""
+"""The same for all requests of an engine together; beyond it one request may have `LEAST_UNREAD_BYTES`."""
 
 LEAST_UNREAD_BYTES = 128 * 2**10
 
 MAX_TAKEN = 256
 MAX_TAKEN_BYTES = 2**20
-"""Most outputs that are taken in one go, and about how much memory of theirs: a reader that lagged does not keep the
-others waiting."""
+"""Most outputs that one `take` returns, and about how much memory they take: a reader that lags does not delay the
+others."""
 
 _OUTPUT_BYTES = 400
 _TOKEN_BYTES = 32
@@ -27,7 +27,7 @@ _LOGPROB_BYTES = 160
 
 
 class Unread:
-    """What waits for the readers of several streams together."""
+    """Unread bytes of several streams together."""
 
     def __init__(self, most: int = MAX_SHARED_BYTES) -> None:
         self.bytes = 0
@@ -35,9 +35,9 @@ class Unread:
 
 
 class OutputStream:
-    """A source of the outputs of a request; exhausted behind the last output of the last completion.
+    """A source of the outputs of a request; exhausted after the last output of the last completion.
 
-    What is not taken waits here, up to a bound: see `full`.
+    Unread output is buffered up to a limit; a client that is slower is dropped, see `full`.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class OutputStream:
         self._error: HeadraceError | None = None
         self._listener: Callable[[], None] | None = None
         self.output_tokens = 0
-        """Tokens that have come, of all completions."""
+        """Tokens received, of all completions."""
         self._meter = meter
         self._paid = 0  # output tokens that were reported to the meter
-        self._unfinished = completions  # those that the engine has not reported the end of
+        self._unfinished = completions  # completions whose end the engine has not reported
         self._stats: dict[int, RequestStats] = {}  # the latest of each completion
         self._reads: ReadCounts | None = None
         self._read = False  # the reader is done
@@ -69,29 +69,29 @@ class OutputStream:
 
     @property
     def ended(self) -> bool:
-        """Nothing will be put in any more."""
+        """No output will be added."""
         return self._open == 0 or self._error is not None
 
     @property
     def full(self) -> bool:
-        """So much is unread that the reader must be given up. One output alone may be of any size."""
+        """So much is unread that the reader must be dropped. A single output may be of any size."""
         if self._unread_bytes > self._max_unread_bytes:
             return True
         return self._unread_bytes > LEAST_UNREAD_BYTES and self._shared.bytes > self._shared.most
 
-    # ---- What it used ----
+    # ---- Usage ----
 
     def count_reads(self, reads: ReadCounts) -> None:
-        """The reader counts what it takes, and where its completions end."""
+        """Set the reader's own counts of what it takes, and of where its completions end."""
         self._reads = reads
 
     def finish(self) -> None:
-        """The reader takes nothing more, and its counts are final."""
+        """The reader takes no more, and its counts are final."""
         self._read = True
         self._settle_if_complete()
 
     def conclude(self, output: Output) -> bool:
-        """The engine's report of an end, after the reader has left; returns whether it was the last one."""
+        """Note an output after the reader has left; returns whether every completion has ended."""
         if output.finish_reason is not None:
             self._note(output)
             self._settle_if_complete()
@@ -104,17 +104,16 @@ class OutputStream:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens taken from the prefix cache, as far as the engine has said."""
+        """Prompt tokens taken from the prefix cache, known from the first output on."""
         return self._stats[0].num_cached if 0 in self._stats else 0
 
     @property
     def num_pinned_tokens(self) -> int:
-        """Prompt tokens whose blocks stay pinned as the request asked, as far as the engine has said."""
+        """Prompt tokens whose blocks stay pinned as the request asked, known from the first output on."""
         return self._stats[0].num_pinned if 0 in self._stats else 0
 
     def settle(self) -> None:
-        """Report what was used, as far as it is known: the engine will say nothing more. Does nothing the second
-        time."""
+        """Report the usage that is known to the meter: the engine will report no more. Does nothing the second time."""
         self._release()
         meter, self._meter = self._meter, None
         if meter is not None:
@@ -143,7 +142,7 @@ class OutputStream:
         outputs = []
         for index, (taken, ended) in enumerate(reads):
             known = stats.get(index)
-            # An engine that died has not reported the end: what was delivered is all that is known then.
+            # An engine that died has not reported the end: only what was delivered is known then.
             left = not ended and known is not None and known.finished_s is not None
             outputs.append(known.num_output if known is not None and left else taken)
         return Used(
@@ -153,10 +152,10 @@ class OutputStream:
             delivered_tokens=sum(taken for taken, _ in reads),
         )
 
-    # ---- What comes ----
+    # ---- Input ----
 
     def put(self, output: Output) -> None:
-        """Add news; ignored after the end."""
+        """Add an output; ignored after the end."""
         if self.ended:
             return
         if self._unread:
@@ -175,14 +174,14 @@ class OutputStream:
             self._listener()
 
     def give_up(self, error: HeadraceError) -> None:
-        """End the stream with an error at once: what is unread is dropped. Ignored after the end."""
+        """End the stream with an error at once, and drop unread outputs. Ignored after the end."""
         if not self.ended:
             self._drop()
             self._error = error
             self._end()
 
     def fail(self, error: HeadraceError) -> None:
-        """The engine is dead: end the stream with an error, unless it has ended."""
+        """The engine is dead: end the stream with an error after its unread outputs, unless it has ended."""
         if not self.ended:
             self._error = error
             self._end()
@@ -190,7 +189,7 @@ class OutputStream:
             self.settle()
 
     def close(self) -> None:
-        """End the stream: what is unread is dropped."""
+        """End the stream, and drop unread outputs."""
         self._drop()
         self._open = 0
         self._end()
@@ -201,7 +200,7 @@ class OutputStream:
         if self._listener is not None:
             self._listener()
 
-    # ---- What is taken ----
+    # ---- Output ----
 
     def listen(self, call: Callable[[], None] | None) -> None:
         """See Source."""
@@ -238,7 +237,7 @@ class OutputStream:
 
     @property
     def exhausted(self) -> bool:
-        """See Source. Never after an error, which is raised as often as somebody takes."""
+        """See Source. Never after an error, which every `take` raises."""
         return self._open == 0 and not self._unread and self._error is None
 
     def _count(self, size: int) -> None:
@@ -250,7 +249,7 @@ class OutputStream:
         self._count(-self._unread_bytes)
 
     def __del__(self) -> None:
-        self._shared.bytes -= self._unread_bytes  # of an end that nobody came to read
+        self._shared.bytes -= self._unread_bytes
 
 
 def _size(output: Output) -> int:

@@ -21,7 +21,7 @@ from headrace.serving.system import MONOTONIC, Clock
 
 @dataclass(slots=True)
 class Backoff:
-    """Delays of `first_s`, doubled each time up to `longest_s`; `healthy_s` without a failure forget the past."""
+    """Delays of `first_s`, doubled each time up to `longest_s`; starts over after `healthy_s` without a failure."""
 
     first_s: float = 1.0
     longest_s: float = 30.0
@@ -29,7 +29,7 @@ class Backoff:
     _last_s: float = 0.0
 
     def after(self, lived_s: float) -> float:
-        """Seconds to wait, where what failed had run for `lived_s` seconds (0: it did not even start)."""
+        """Seconds to wait after an engine that ran for `lived_s` seconds (0: it did not start)."""
         if lived_s >= self.healthy_s:
             self._last_s = 0.0
         self._last_s = min(self.longest_s, max(self.first_s, 2 * self._last_s))
@@ -45,7 +45,7 @@ _TROUBLES: tuple[tuple[type[HeadraceError], str], ...] = (
     (MissingDependency, "a package that the engine needs is missing"),
     (EngineDead, "the engine ended while it started"),
 )
-"""What may be said of a failed start to anybody who asks: the errors themselves name folders. The log has those."""
+"""Public reasons for a failed start. The errors themselves name folders, so they are only logged."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Supervisor:
     """Owns one engine at a time; made by `start`, ended by `aclose`. An AsyncClient.
 
     When the engine ends by itself, all its streams raise EngineDead, and so does `submit` until another one has loaded
-    its model. Starts are repeated with growing pauses and without end; a start that fails is told by `trouble`.
+    its model. Starts are repeated with growing pauses and without end; `trouble` gives the reason of a failed start.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Supervisor:
 
     @property
     def facts(self) -> ModelFacts:
-        """What the first engine said of its model; later ones say the same of all that requests depend on."""
+        """What the first engine reported about its model. Later engines serve the same model."""
         return self._facts
 
     @property
@@ -94,7 +94,7 @@ class Supervisor:
 
     @property
     def trouble(self) -> str | None:
-        """Why there is no engine; a start that failed hides the end before it."""
+        """Why there is no engine: the last failed start, or else how the engine ended."""
         return None if self.state.alive else self._trouble or self._engine.trouble
 
     @property
@@ -103,23 +103,23 @@ class Supervisor:
         return self._engine.pid
 
     async def submit(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
-        """Hand over a request; see AsyncClient."""
+        """See AsyncClient."""
         return await self._running().submit(new, meter)
 
     def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
-        """End a request, or one completion of it; see AsyncClient."""
+        """See AsyncClient."""
         self._engine.abort(request_id, index, stopped=stopped)
 
     async def stats(self) -> EngineStats:
-        """A snapshot of the present engine; see AsyncClient."""
+        """See AsyncClient."""
         return await self._running().stats()
 
     async def view(self) -> View:
-        """The present engine; see AsyncClient."""
+        """See AsyncClient."""
         return await self._running().view()
 
     def drain(self) -> None:
-        """Start no further engine: what runs may finish, and then `aclose` comes."""
+        """See AsyncClient."""
         self._draining = True
 
     async def aclose(self, grace_s: float = GRACE_S) -> None:
@@ -135,7 +135,7 @@ class Supervisor:
         while True:
             await self._engine.ended.wait()
             lived_s = self._clock() - self._started
-            await self._engine.aclose(0.0)  # no child is left before the next one comes
+            await self._engine.aclose(0.0)  # reaps the child before the next one starts
             while not self._draining:
                 pause_s = self._backoff.after(lived_s)
                 self._next_start = self._clock() + pause_s
@@ -160,7 +160,7 @@ class Supervisor:
             self._trouble = "no engine process could be started"
             return False
         if _identity(engine.facts) != _identity(self._facts):
-            # The tokenizer and the names that callers use belong to the model that was there first.
+            # The tokenizer and the names of the server belong to the first model.
             _log.error("the model on disk is not the one that was served: restart the server to serve it")
             self._trouble = "the model on disk is not the one that was served"
             await engine.aclose(0.0)
@@ -172,11 +172,11 @@ class Supervisor:
         return True
 
     def _running(self) -> ProcessClient:
-        """The engine. Raises EngineDead, with the time after which there may be one, while there is none."""
+        """The engine. While there is none, raises EngineDead with the seconds after which there may be one."""
         if self._engine.state.alive:
             return self._engine
         if self._draining or self._closed:
-            raise EngineDead("the engine has ended, and so will this server")
+            raise EngineDead("the engine has ended, and will not be restarted")
         error = EngineDead(f"the engine is being restarted: {self.trouble}")
         wait_s = 0.0 if self._next_start is None else self._next_start - self._clock()
         error.retry_after_s = max(1, math.ceil(wait_s) + 1)

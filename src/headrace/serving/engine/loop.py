@@ -11,9 +11,8 @@ from headrace.core.types import NewRequest, StepPlan
 from headrace.errors import EngineDead, HeadraceError, InvalidParams
 from headrace.serving.engine.outbox import Outbox
 from headrace.serving.engine.state import Journal, ModelFacts, View
-from headrace.serving.engine.step_times import StepTimes, WorkCounter
 from headrace.serving.engine.stepper import Stepper
-from headrace.serving.engine.watchdog import TOKENS_PER_TIMEOUT
+from headrace.serving.engine.watchdog import TOKENS_PER_TIMEOUT, StepTimes, WorkCounter
 from headrace.serving.grammar.gate import POLL_S, GrammarGate
 from headrace.serving.system import MONOTONIC, Clock
 from headrace.serving.wire.connection import Connection, ParentGone
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 class EngineLoop:
     """Serves one parent until it says Shutdown, closes the socket, or the engine fails.
 
-    Messages are taken in between steps. While the engine has nothing to run, the loop sleeps on the socket.
+    Messages are received between steps. While the engine has nothing to run, the loop sleeps on the socket.
     `stream_interval_s`: see Outbox.
     """
 
@@ -72,7 +71,7 @@ class EngineLoop:
         self._wait_until: float | None = None
 
     def run(self, facts: ModelFacts) -> int:
-        """Announce the model, then serve. Returns the exit code of the process."""
+        """Report the model, then serve. Returns the exit code of the process."""
         try:
             self._connection.send(Ready(facts))
             while self._turn():
@@ -86,7 +85,7 @@ class EngineLoop:
         return EXIT_OK
 
     def _turn(self) -> bool:
-        """Take in messages and run a step; False when the parent asked for the end."""
+        """Receive messages and run a step; False after Shutdown."""
         answers: list[Message] = []
         patience_s = self._patience()
         if patience_s != 0.0:
@@ -99,7 +98,7 @@ class EngineLoop:
                 answers.append(answer)
         answers += self._take_compiled()
         if answers:
-            self._outbox.send(*answers)  # before the step: nobody should wait for that to be told "no"
+            self._outbox.send(*answers)  # before the step: a refusal need not wait for it
         if self._engine.has_work:
             step = self._stepper.step()
             self._step_times.end()
@@ -111,7 +110,7 @@ class EngineLoop:
         return True
 
     def _patience(self) -> float | None:
-        """Seconds to wait for a message before the next step; None without end."""
+        """Seconds to wait for a message before the next step; None for no limit."""
         patience = POLL_S if self._grammars is not None and self._grammars.busy else None
         if not self._engine.has_work:
             return patience
@@ -155,14 +154,14 @@ class EngineLoop:
         return Accepted(new.request_id)
 
     def _compiled(self, new: NewRequest) -> bool:
-        """The engine may have a request with a grammar; False where that has to be compiled first."""
+        """False if the request has to wait for its grammar to compile."""
         if self._grammars is None:
             raise InvalidParams("this engine follows no grammars")
         self._engine.check(new)
         return self._grammars.submit(new, self._clock())
 
     def _take_compiled(self) -> list[Message]:
-        """Let requests in whose grammar is ready, or whose time is up, which is then for the engine to say."""
+        """Add requests whose grammar is ready, or whose deadline has passed, which the engine then reports."""
         answers: list[Message] = []
         if self._grammars is None:
             return answers
@@ -170,7 +169,7 @@ class EngineLoop:
             try:
                 if error is not None:
                     raise error
-                self._engine.add(new, arrival)  # its deadlines ran meanwhile
+                self._engine.add(new, arrival)  # its deadlines count from its arrival
             except HeadraceError as refusal:
                 self._grammars.let_go(new.request_id)
                 answers.append(refused(new.request_id, refusal))
@@ -180,7 +179,7 @@ class EngineLoop:
         return answers
 
     def _announce(self, plan: StepPlan) -> None:
-        """Nothing waits for a step with prompts in it; the silence of a large one is explained before it begins."""
+        """Send held updates before a step with prompts in it, and announce a large step."""
         work = self._work.count(plan)
         if work.tokens > TOKENS_PER_TIMEOUT:
             self._outbox.send(StepBegun(work.tokens, self._step_times.begin(work)))
@@ -195,4 +194,4 @@ class EngineLoop:
         try:
             self._outbox.send(failed(error))
         except (ParentGone, WireError):
-            return  # it cannot be told, and need not be: it sees the socket close
+            return  # the parent sees the socket close

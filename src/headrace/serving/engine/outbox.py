@@ -1,4 +1,4 @@
-"""What the engine process sends: updates from short steps are coalesced where that is asked for."""
+"""What the engine process sends: updates from short steps are coalesced if an interval is set."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _STATS_ENTRIES = 8
 class Outbox:
     """Sends messages in order; the updates of steps that end within `interval_s` seconds go out together.
 
-    Every message wakes the server, which then writes an event to every reader; where a step takes a millisecond, much
-    of the machine would be busy with that. What a completion gained in the meantime becomes one update, and so one
-    event. Steps of more than half the interval are sent one by one, and the first and last updates of a completion at
-    once. 0 sends every step by itself.
+    Every message wakes the server, which then writes an event to every reader; if a step takes a millisecond, that
+    takes much of the machine. The tokens that a completion gained meanwhile become one update, and so one event. Steps
+    longer than half the interval are sent one by one, and the first and last updates of a completion at once. 0 sends
+    every step by itself.
     """
 
     def __init__(self, connection: Connection, clock: Clock, interval_s: float) -> None:
@@ -44,7 +44,7 @@ class Outbox:
         step_s, self._stepped = now - self._stepped, now
         self._held += outputs
         self._held_steps += 1
-        urgent = sum(map(self._is_urgent, outputs))  # which looks at all of them
+        urgent = sum(map(self._is_urgent, outputs))  # every output is noted
         # The next step may take as long as this one did.
         if urgent or now + step_s > self._sent + self._interval_s:
             self.flush()
@@ -59,12 +59,12 @@ class Outbox:
         self._connection.send(*in_messages(held), *messages)
 
     def flush(self) -> None:
-        """Send what is held: there may be no next step, or not soon."""
+        """Send held updates: there may be no next step, or not soon."""
         if self._held:
             self.send()
 
     def forget(self, request_id: str) -> None:
-        """A request gives no more updates."""
+        """A request has no more updates."""
         self._begun.discard(request_id)
 
     def _is_urgent(self, output: Output) -> bool:
@@ -77,11 +77,9 @@ class Outbox:
 
 
 def merged(outputs: Iterable[Output]) -> list[Output]:
-    """One update for each completion, with all that its updates say; several where that is more than a message."""
+    """The updates of each completion as one, or as several if they exceed a message."""
     found: list[Output] = []
-    last: dict[
-        tuple[str, int], tuple[int, int]
-    ] = {}  # of each completion: where it is in `found`, and its entries
+    last: dict[tuple[str, int], tuple[int, int]] = {}  # (request, completion) -> index in `found`, entries
     for later in outputs:
         key, size = (later.request_id, later.index), entries(later)
         at, before = last.get(key, (-1, 0))

@@ -1,4 +1,4 @@
-"""What others know of an engine: its state, its model, and which completions have ended."""
+"""What an engine reports: its state, its model, and which completions have ended."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.core.types import Output
 
 
 class EngineState(enum.Enum):
-    """READY and DRAINING engines run requests; only a READY one is for new callers."""
+    """READY and DRAINING engines run requests; only a READY one takes new ones."""
 
     STARTING = "starting"  # its model is being loaded for the first time
     READY = "ready"
-    RESTARTING = "restarting"  # it ended by itself, and another one is on its way
-    DRAINING = "draining"  # the server ends: what runs may finish
-    DEAD = "dead"  # it ended, and no other one will come
+    RESTARTING = "restarting"  # it ended by itself, and another one is being started
+    DRAINING = "draining"  # the server ends: running requests may finish
+    DEAD = "dead"  # it ended, and is not restarted
 
     @property
     def alive(self) -> bool:
@@ -52,10 +52,10 @@ class ModelFacts:
 
 
 MAX_ENDED = 512
-"""Endings that are kept between two looks; the oldest are forgotten."""
+"""Most endings that are kept between two views; the oldest are dropped."""
 
 WATCHED_S = 5.0
-"""Seconds after a look for which endings are noted down."""
+"""Seconds after a view during which endings are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class View:
 
 
 class Journal:
-    """Costs nothing while nobody looks. Times in seconds on the engine's clock."""
+    """Records endings while views are taken. Times in seconds on the engine's clock."""
 
     def __init__(self) -> None:
         self._ended: deque[Output] = deque(maxlen=MAX_ENDED)
         self._until = float("-inf")
 
     def note(self, outputs: Iterable[Output], now: float) -> None:
-        """Take in a step's news."""
+        """Record the endings among a step's outputs."""
         if now > self._until:
             self._ended.clear()
             return
@@ -90,7 +90,7 @@ class Journal:
                 )
 
     def take(self, now: float) -> tuple[Output, ...]:
-        """What was noted since the last call; somebody looks, so endings are noted from here on."""
+        """The endings recorded since the last call; starts recording."""
         self._until = now + WATCHED_S
         ended = tuple(self._ended)
         self._ended.clear()

@@ -12,7 +12,7 @@ from headrace.errors import EngineDead
 from headrace.serving.system import Clock
 
 MAX_IDLE_STEPS = 1000
-"""Steps in a row that may grant nothing, report nothing and name no time to wait for."""
+"""Steps in a row that may grant no tokens, give no outputs and name no time to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,10 @@ class Step:
 
 
 class Stepper:
-    """Drives an engine that has work. An exception of engine or executor leaves both in an unknown state, so it is
-    remembered, and every later step raises it again. `announce` is told of each plan before it is executed."""
+    """Drives an engine that has work. `announce` is called with each plan before it is executed.
+
+    An exception of engine or executor leaves both in an unknown state, so every later step raises it again.
+    """
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class Stepper:
             raise self.error
 
     def step(self) -> Step:
-        """Run one step. Raises EngineDead, with the exception that did it as its cause, if it fails."""
+        """Run one step. Raises EngineDead, from the exception, if it fails."""
         self.check()
         try:
             return self._step()

@@ -1,4 +1,4 @@
-"""One thread at a time changes an engine, and no signal handler runs while a step is half done."""
+"""One thread at a time changes an engine, and no signal handler runs in the middle of a step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Interrupts:
-    """Inside the block, Python's handlers of SIGNALS do not run; those whose signal came run at its end, or in `check`.
+    """Defers Python's handlers of SIGNALS to the end of the block, or to `check`.
 
-    A handler that raises, as Ctrl-C's does, may do so between any two bytecodes of the main thread. In other threads
-    there is nothing to hold back. A block inside another one changes nothing.
+    A handler that raises, as Ctrl-C's does, may do so between any two bytecodes of the main thread. Other threads run
+    no handlers. Blocks may be nested.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Interrupts:
             self._run_handlers()
 
     def check(self) -> None:
-        """Run the handlers of signals that came, at a line where they may raise."""
+        """Run the handlers of signals that arrived, at a line where they may raise."""
         if self._came and threading.current_thread() is threading.main_thread():
             self._run_handlers()
 
@@ -83,9 +83,9 @@ class Interrupts:
 
 
 class Turn:
-    """A lock that goes to threads in the order in which they came, with signal handlers held back inside.
+    """A fair lock: threads get it in order of arrival. Signal handlers are deferred inside.
 
-    With `threading.Lock` a thread that steps in a loop would take the lock again before any other one wakes up.
+    With `threading.Lock` a thread that steps in a loop would take the lock again before another one wakes up.
     """
 
     def __init__(self, interrupts: Interrupts | None = None) -> None:
@@ -93,9 +93,7 @@ class Turn:
         self._guard = threading.Lock()
         self._taken = False
         self._owner: int | None = None  # identifier of the thread inside
-        self._queue: deque[threading.Lock] = (
-            deque()
-        )  # one for each thread that waits, released when its turn comes
+        self._queue: deque[threading.Lock] = deque()  # of waiting threads, each released when its turn comes
 
     def __enter__(self) -> None:
         me = threading.get_ident()
@@ -123,7 +121,7 @@ class Turn:
         self._interrupts.__exit__()
 
     def after_fork(self) -> bool:
-        """In a child process: forget the threads that are not there. True where one of them was inside."""
+        """In a child process: forget the parent's other threads. True if one of them was inside."""
         self._guard = threading.Lock()
         self._queue.clear()
         return self._taken and self._owner != threading.get_ident()

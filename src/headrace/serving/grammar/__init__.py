@@ -1,5 +1,5 @@
-"""Grammars, compiled off the engine's steps: `gate` holds back their requests, `queue` takes users in turn, `pool`
-compiles, `checker` and `worker` try each grammar in a process of its own first.
+"""Grammars, compiled beside the engine's steps: `gate` holds their requests until then, `queue` orders them fairly
+between users, `pool` compiles, and `checker` and `worker` try each grammar in a process of its own first.
 
 Import from the modules; this package imports nothing by itself.
 """

@@ -1,4 +1,4 @@
-"""Finds out in a process of its own whether a grammar can be compiled within limits; see `worker`."""
+"""Checks in another process whether a grammar can be compiled within limits; see `worker`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "headrace.serving.grammar.worker")
 START_S = 60.0
 """Longest start: large tokenizers take seconds."""
 ANSWER_S = 8.0
-"""Longest answer; more than the worker gives its child."""
+"""Longest answer; more than the limit of the worker's child."""
 
 HARMLESS = frozenset({JSON_OBJECT, CHOICE})
-"""Kinds that are not tried out: their cost is bounded by their size."""
+"""Kinds that are not checked: their cost is bounded by their size."""
 
 _READ_BYTES = 1 << 16
 _NOT_NOW = "the grammar could not be checked in time; try again later"
 
 
 class GrammarChecker:
-    """Starts its process with the first grammar, and again where it was lost. Not thread-safe, except for `kill`.
+    """Starts its process with the first grammar, and again if it ended. Not thread-safe, except for `kill`.
 
     The process ends by itself when this one does.
     """
@@ -52,9 +52,9 @@ class GrammarChecker:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """See to it that the process runs, and wait until it has read the vocabulary.
+        """Start the process unless it runs, and wait until it has read the vocabulary.
 
-        Raises InvalidParams where this model can follow no grammar, Overloaded where the process does not answer.
+        Raises InvalidParams if this model can follow no grammar, Overloaded if the process does not answer.
         """
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it was killed since the last grammar
@@ -76,7 +76,7 @@ class GrammarChecker:
     def check(self, grammar: Grammar) -> int:
         """Bytes that the compiled grammar will hold.
 
-        Raises InvalidParams for a grammar that is of no use or beyond the limits, Overloaded without an answer.
+        Raises InvalidParams for a grammar that is invalid or exceeds the limits, Overloaded without an answer.
         """
         if grammar.kind in HARMLESS:
             return 0
@@ -85,7 +85,7 @@ class GrammarChecker:
         return int(answer.get("bytes", 0))
 
     def kill(self) -> None:
-        """Have the process end, from any thread: whoever waits for its answer gets none."""
+        """Kill the process, from any thread: a pending `check` raises."""
         process = self._process
         if process is not None:
             process.kill()
@@ -95,7 +95,7 @@ class GrammarChecker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            # Not read to their end: what the process has forked may hold the other one for a moment longer.
+            # Not read to their end: a fork of the process may hold the other ends for a moment longer.
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 pipe.close()
@@ -106,7 +106,7 @@ class GrammarChecker:
         try:
             self._write(json.dumps(message).encode() + b"\n", deadline)
             answer: dict[str, Any] = json.loads(self._line(deadline))
-        except (OSError, ValueError) as error:  # it ended, or says nothing
+        except (OSError, ValueError) as error:  # it ended, or does not answer
             self.close()
             raise Overloaded(_NOT_NOW) from error
         if answer["error"] is not None:

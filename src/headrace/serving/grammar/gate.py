@@ -1,4 +1,4 @@
-"""Requests whose grammar is being compiled: off the engine's steps, users in turn, each grammar within limits."""
+"""Requests whose grammar is being compiled, beside the engine's steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from headrace.text.grammars import Compiled
 
 MAX_HELD_BYTES = 512 * 2**20
-"""What the compiled grammars of requests in the engine may hold in all."""
+"""Memory limit of the compiled grammars of all requests in the engine."""
 POLL_S = 0.004
-"""How often an idle engine asks for grammars that are ready."""
+"""Interval at which an idle engine polls for compiled grammars."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Waiting:
     pool: GrammarPool
     job: Job
 
-    def time_is_up(self, now: float) -> bool:
+    def expired(self, now: float) -> bool:
         return any(
             seconds is not None and self.arrival + seconds <= now
             for seconds in (self.new.queue_timeout_s, self.new.timeout_s)
@@ -40,16 +40,16 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Held:
-    """A compiled grammar stays known while a request that is in the engine follows it, preempted ones included."""
+    """Keeps a compiled grammar while a request in the engine follows it, a preempted one too."""
 
     compiled: Compiled
     completions: int
 
 
 class GrammarGate:
-    """What `submit` takes comes out of `take` when the engine may have it. Calls come from the engine's thread.
+    """Holds requests from `submit` until `take` returns them. Calls come from the engine's thread.
 
-    Grammars that are tried out first and those that need not be are compiled in pools of their own.
+    Grammars that are tried in a process first and those that need not be are compiled in separate pools.
     """
 
     def __init__(
@@ -66,14 +66,13 @@ class GrammarGate:
 
     @property
     def busy(self) -> bool:
-        """`take` will give something sooner or later."""
+        """Requests wait; `take` will return them."""
         return bool(self._waiting)
 
     def submit(self, new: NewRequest, now: float) -> bool:
-        """True when the engine may have the request at once: its grammar is compiled, and now held.
+        """True if the grammar is compiled already, and now held: the request can be added to the engine at once.
 
-        Raises InvalidParams where the grammar is known to be of no use or the id is taken, Overloaded where too many
-        wait.
+        Raises InvalidParams if the grammar is known to be invalid or the id is in use, Overloaded if too many wait.
         """
         grammar = new.params.grammar
         assert grammar is not None
@@ -89,7 +88,7 @@ class GrammarGate:
         return False
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request that still waits; False for any other."""
+        """Drop a waiting request; False for any other."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return False
@@ -97,9 +96,9 @@ class GrammarGate:
         return True
 
     def take(self, now: float) -> list[tuple[NewRequest, float, HeadraceError | None]]:
-        """Requests that need not wait any more, when they came, and why they failed if they did.
+        """Requests whose wait has ended, with their arrival time and their error, if any.
 
-        Those whose time is up are among them: the engine ends them before it schedules them.
+        They include those whose deadline has passed: the engine ends these before it schedules them.
         """
         found: list[tuple[NewRequest, float, HeadraceError | None]] = []
         for pool in (self._harmless, self._others):
@@ -107,7 +106,7 @@ class GrammarGate:
                 for request_id in job.waiting:
                     waiting = self._waiting.pop(request_id)
                     found.append((waiting.new, waiting.arrival, self._refusal(waiting.new, outcome)))
-        for waiting in [waiting for waiting in self._waiting.values() if waiting.time_is_up(now)]:
+        for waiting in [waiting for waiting in self._waiting.values() if waiting.expired(now)]:
             self.abort(waiting.new.request_id)
             found.append((waiting.new, waiting.arrival, None))
         return found
@@ -118,11 +117,11 @@ class GrammarGate:
         self._others.close()
 
     def let_go(self, request_id: str) -> None:
-        """The engine did not take a request after all."""
+        """The engine has refused a request."""
         self._held.pop(request_id, None)
 
     def note(self, outputs: Iterable[Output]) -> None:
-        """Let go of the grammars of completions that have ended."""
+        """Release the grammars of completions that have ended."""
         if not self._held:
             return
         for output in outputs:
@@ -135,7 +134,7 @@ class GrammarGate:
                     del self._held[output.request_id]
 
     def _refusal(self, new: NewRequest, outcome: Compiled | HeadraceError) -> HeadraceError | None:
-        """Hold what was compiled; why the request cannot have it, if so."""
+        """Hold the compiled grammar; the error if that failed."""
         if isinstance(outcome, HeadraceError):
             return outcome
         try:

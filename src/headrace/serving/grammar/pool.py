@@ -1,4 +1,4 @@
-"""Threads that compile grammars beside the engine, each behind a process of its own that tries them out first."""
+"""Threads that compile grammars beside the engine, each with a process of its own that tries them first."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from headrace.text.grammars import Compiled
 
 IDLE_S = 60.0
-"""A worker ends when all of them were not needed at once for so long. The last one stays: starting takes seconds."""
+"""A worker ends if they were not all busy for this long. The last one stays, as starting takes seconds."""
 MIN_WORKERS, MAX_WORKERS = 2, 4
 CLOSE_S = 2.0
-"""Longest time that `close` waits for threads, which may still be compiling."""
+"""Longest wait of `close` for threads that may still be compiling."""
 
 _STACK_BYTES = 64 * 2**20  # far more than the checker's process has
 _NICE = 10
@@ -34,10 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 def default_workers() -> int:
-    """Two keep one user's grammars from delaying another's, also where they share two cores with the engine.
-
-    Each takes 30 to 200 MB, by the size of the vocabulary, and a core's idle time while it compiles.
-    """
+    """At least two, so that one user's grammars do not delay another's. Each takes 30 to 200 MB, depending on the
+    vocabulary, and a core's idle time while it compiles."""
     return min(MAX_WORKERS, max(MIN_WORKERS, len(os.sched_getaffinity(0)) // 4))
 
 
@@ -48,9 +46,9 @@ class _Worker:
 
 
 class GrammarPool:
-    """What `join` takes comes out of `finished`. Threads, and the processes that they start, come when needed.
+    """Compiles grammars from `join`, and returns them from `finished`. Starts threads and processes as needed.
 
-    With `new_checker` None nothing is tried out: for grammars whose cost is bounded by their size.
+    With `new_checker` None nothing is checked: for grammars whose cost is bounded by their size.
     """
 
     def __init__(
@@ -66,14 +64,14 @@ class GrammarPool:
         self._idle_s = idle_s
         self._queue = FairQueue(workers)
         self._workers: list[_Worker] = []
-        self._changed = threading.Condition()  # guards the queue, the list of workers, and what follows
-        self._all_busy = 0.0  # when no worker was left over
+        self._changed = threading.Condition()  # guards the queue, the list of workers, and the fields below
+        self._all_busy = 0.0  # when all workers were last busy
         self._closed = False
         self._finished: deque[tuple[Job, Compiled | HeadraceError]] = deque()
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run now."""
+        """Ids of the running processes."""
         with self._changed:
             checkers = [worker.checker for worker in self._workers]
         return [checker.pid for checker in checkers if checker is not None and checker.pid is not None]
@@ -84,7 +82,7 @@ class GrammarPool:
             return len(self._workers)
 
     def join(self, grammar: Grammar, request_id: str, user: str) -> Job:
-        """Have a grammar compiled. Raises Overloaded where too many wait."""
+        """Enqueue a grammar. Raises Overloaded if too many wait."""
         with self._changed:
             job = self._queue.join(grammar, request_id, user)
             self._grow()
@@ -100,14 +98,14 @@ class GrammarPool:
             self._queue.leave(job, request_id)
 
     def finished(self) -> list[tuple[Job, Compiled | HeadraceError]]:
-        """Jobs that have ended since the last call, each with what came of it."""
+        """Jobs that have ended since the last call, each with its outcome."""
         found = []
         while self._finished:
             found.append(self._finished.popleft())
         return found
 
     def close(self) -> None:
-        """End the processes and the threads; whoever waits gets no answer."""
+        """End the processes and the threads; waiting jobs get no outcome."""
         with self._changed:
             self._closed = True
             workers = list(self._workers)
@@ -116,12 +114,12 @@ class GrammarPool:
         while any(worker.thread.is_alive() for worker in workers) and time.monotonic() < deadline:
             for worker in workers:
                 if worker.checker is not None:
-                    worker.checker.kill()  # again and again: one may just have been starting its process
+                    worker.checker.kill()  # repeatedly: one may just have been starting its process
                 worker.thread.join(0.02)
 
     def _grow(self) -> None:
-        """Start a worker where a job could be taken and everybody is busy."""
-        if self._queue.working < len(self._workers):  # one waits, or is starting
+        """Start a worker if a job could be taken and all workers are busy."""
+        if self._queue.working < len(self._workers):  # one is idle, or starting
             return
         if self._closed or self._queue.next_user() is None:
             return
@@ -143,14 +141,14 @@ class GrammarPool:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             while self._turn(worker):
-                pass  # nothing is kept in a variable of this endless loop, compiled grammars least of all
+                pass  # no variable of this loop keeps a compiled grammar alive
         finally:
             if worker.checker is not None:
                 worker.checker.close()
 
     def _turn(self, worker: _Worker) -> bool:
         """Wait for a job and do it; False when the worker has ended."""
-        refusal = self._start(worker)  # before a job is taken, which somebody else may do meanwhile
+        refusal = self._start(worker)  # before a job is taken, which another worker may do meanwhile
         if refusal is not None:
             self._give_up(worker, refusal)
             return False
@@ -161,7 +159,7 @@ class GrammarPool:
         return True
 
     def _start(self, worker: _Worker) -> HeadraceError | None:
-        """Why the worker cannot try anything out."""
+        """Start the worker's checker; the error if that failed."""
         if worker.checker is None or self._closed:
             return None
         try:
@@ -169,18 +167,18 @@ class GrammarPool:
         except HeadraceError as refusal:
             return refusal
         except Exception as bug:
-            return _told(bug)
+            return _unexpected(bug)
         return None
 
     def _give_up(self, worker: _Worker, refusal: HeadraceError) -> None:
-        """A worker that cannot start leaves the jobs to others. The last one refuses those that are there."""
+        """A worker that cannot start leaves the jobs to the others. The last one refuses them."""
         with self._changed:
             self._workers.remove(worker)
             while not self._workers and (job := self._queue.take()) is not None:
                 self._end(job, refusal)
 
     def _next(self, worker: _Worker) -> Job | None:
-        """The next job; None when the worker is to end, and is not in the list any more."""
+        """The next job; None if the worker must end, which is then no longer in the list."""
         with self._changed:
             while not self._closed:
                 job = self._queue.take()
@@ -199,12 +197,12 @@ class GrammarPool:
             self._store.refuse(job.grammar, str(outcome))
         with self._changed:
             self._queue.done(job)
-            if job.waiting:  # else nobody would come for it
+            if job.waiting:  # else no request needs it
                 self._finished.append((job, outcome))
             self._changed.notify_all()
 
     def _wait(self) -> bool:
-        """Wait for news; False when there are more workers than were needed lately."""
+        """Wait for a change; False if there are more workers than were needed lately."""
         if len(self._workers) == 1:
             return self._changed.wait()
         left = self._all_busy + self._idle_s - time.monotonic()
@@ -219,8 +217,8 @@ class GrammarPool:
             return self._compile(worker, grammar)
         except HeadraceError as refusal:
             return refusal
-        except Exception as bug:  # nobody may wait for a thread that has ended
-            return _told(bug)
+        except Exception as bug:  # the thread must not end, as requests wait for it
+            return _unexpected(bug)
 
     def _compile(self, worker: _Worker, grammar: Grammar) -> Compiled:
         size = 0
@@ -229,6 +227,6 @@ class GrammarPool:
         return self._store.get(grammar, size)
 
 
-def _told(bug: Exception) -> InvalidParams:
+def _unexpected(bug: Exception) -> InvalidParams:
     _log.error("a grammar could not be compiled", exc_info=bug)
     return InvalidParams("the grammar cannot be compiled")

@@ -1,8 +1,8 @@
-"""A process that tries out grammars, so that one that explodes takes only this process' child along.
+"""A process that tries grammars, so that one that explodes kills only a child of this process.
 
 Run as a script with pipes: first the vocabulary, then one grammar a line, as JSON; one line of answer each. A grammar
-is compiled in a forked child with hard limits of processor time, memory and stack, all far below what the engine
-allows itself when it compiles the same grammar once more.
+is compiled in a forked child with hard limits of processor time, memory and stack, all far below those of the engine
+process, which compiles the same grammar again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from headrace.text.grammars import GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
 
 CPU_S = 0.4
-"""Processor time of compiling a grammar and of its first mask."""
+"""Processor time for compiling a grammar and for its first mask."""
 WALL_S = 5.0
-"""The same on a busy machine, where this process stands behind the engine."""
+"""Wall-clock time for the same on a busy machine, where the engine goes first."""
 MEMORY_BYTES = 32 * 2**20
-"""What a compiled grammar may hold."""
+"""Largest compiled grammar."""
 TOO_MUCH = "the {kind} grammar cannot be used: it takes too much time or memory to compile"
 TOO_LATE = "the grammar could not be tried out in time; try again later"
 
-_ADDRESS_SPACE_BYTES = 256 * 2**20  # beyond what the process has mapped already
-_SHARED_BYTES = 6 * 2**20  # what any child touches of the pages that it shares with this process
+_ADDRESS_SPACE_BYTES = 256 * 2**20  # beyond what the process has already mapped
+_SHARED_BYTES = 6 * 2**20  # pages shared with this process that any child touches
 _STACK_BYTES = 4 * 2**20
 _NICE = 10
 
@@ -40,7 +40,7 @@ _NICE = 10
 def main() -> int:
     die_with_parent()
     hello = json.loads(sys.stdin.readline())
-    # Whoever started this may have given way to others already: twice would be too much to ever get done.
+    # Not relative to the parent, which may be nice already: twice that would get no processor time.
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     tokenizer = Tokenizer.from_folder(hello["tokenizer_folder"])
     try:
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def tried(compiler: GrammarCompiler, grammar: Grammar) -> dict[str, Any]:
-    """{"error": why the grammar is of no use, or None; "bytes": what it holds}; "late": the machine may be to blame."""
+    """{"error": why the grammar is refused, or None; "bytes": its size}; "late": only the machine was too slow."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -64,19 +64,19 @@ def tried(compiler: GrammarCompiler, grammar: Grammar) -> dict[str, Any]:
     os.close(write)
     try:
         ready, _, _ = select.select([read], [], [], WALL_S)
-        said = os.read(read, 1 << 16) if ready else b""
+        report = os.read(read, 1 << 16) if ready else b""
     finally:
         os.close(read)
-        os.kill(pid, signal.SIGKILL)  # a child that has ended waits for us, so the id is still its own
+        os.kill(pid, signal.SIGKILL)  # a child that has ended is a zombie, so the id is still its own
         os.waitpid(pid, 0)
     if not ready:  # its processor time was not used up
         return {"error": TOO_LATE, "late": True}
-    answer: dict[str, Any] = json.loads(said) if said else {"error": TOO_MUCH.format(kind=grammar.kind)}
+    answer: dict[str, Any] = json.loads(report) if report else {"error": TOO_MUCH.format(kind=grammar.kind)}
     return answer
 
 
 def _compile(compiler: GrammarCompiler, grammar: Grammar, write: int) -> None:
-    """In the child: tell what happens, or die."""
+    """In the child: compile, report the outcome and exit."""
     die_with_parent()
     try:
         _limit()
@@ -84,7 +84,7 @@ def _compile(compiler: GrammarCompiler, grammar: Grammar, write: int) -> None:
         error = None
         try:
             compiled = compiler.compile(grammar)
-            del compiled  # taking a deep one apart may need as much stack as putting it together
+            del compiled  # freeing a deep one may need as much stack as building it
         except InvalidParams as refusal:
             error = str(refusal)
         size = max(0, _peak_bytes() - before - _SHARED_BYTES)

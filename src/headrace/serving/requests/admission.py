@@ -1,4 +1,4 @@
-"""The bounded queue: how much may run or wait at once, in completions and in tokens, and when to try again."""
+"""The bounded queue: how many completions and tokens may run or wait at once, and when to try again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.serving.engine.state import ModelFacts
 from headrace.serving.system import MONOTONIC, Clock
 
 FIRST_ESTIMATE = 64
-"""Output tokens that a completion is expected to have before any has ended."""
+"""Expected output tokens of a completion before any has ended."""
 
 MIN_ESTIMATE, MAX_ESTIMATE = 16, 256
 """Bounds of the estimate. Output beyond it is charged as it comes, so an estimate that is too small costs nothing,
@@ -36,7 +36,7 @@ class Cost:
 
 
 class OutputEstimate:
-    """Expected output of a completion: an exponentially weighted moving average over those that ended of late.
+    """Expected output of a completion: an exponentially weighted moving average over the completions that ended.
 
     `longest`: the most tokens that prompt and output together can have, None for no limit.
     """
@@ -50,7 +50,7 @@ class OutputEstimate:
         return round(min(MAX_ESTIMATE, max(MIN_ESTIMATE, self._mean)))
 
     def learn(self, output_tokens: float) -> None:
-        """A completion has ended with so many tokens."""
+        """A completion has ended with this many tokens."""
         self._mean += _WEIGHT * (output_tokens - self._mean)
 
     def cost(self, new: NewRequest) -> Cost:
@@ -62,10 +62,10 @@ class OutputEstimate:
 
 
 CACHE_FILLS = 16
-"""The default queue holds as many tokens as the KV cache, so many times: what runs, and fifteen rounds that wait."""
+"""The default queue holds this many times the tokens of the KV cache: one running, fifteen waiting."""
 
 MIN_QUEUE_TOKENS = 2**17
-"""The default is never below this: a prompt that waits takes some bytes a token, however small the KV cache is."""
+"""Lower bound of the default: a waiting prompt takes a few bytes a token, however small the KV cache is."""
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
@@ -73,10 +73,10 @@ _WINDOW_S = 30.0
 
 
 class Admission:
-    """Counts what runs or waits at the engine. A caller's requests are admitted together or not at all.
+    """Counts running and waiting work. A caller's requests are admitted together or not at all.
 
     A request is charged its prompt and an estimate of its output (`Cost`), and more as its output outgrows that
-    (`charge`). So the charges may exceed `max_tokens` for a while; then nobody else is admitted.
+    (`charge`). So the charges may exceed `max_tokens` for a while; then no other request is admitted.
     """
 
     def __init__(self, max_completions: int, max_tokens: int, clock: Clock = MONOTONIC) -> None:
@@ -88,16 +88,14 @@ class Admission:
         """Tokens that they are charged."""
         self._clock = clock
         self._busy_since = 0.0
-        self._drained: deque[tuple[float, int, int]] = (
-            deque()
-        )  # (time, completions, tokens) that ended lately
+        self._drained: deque[tuple[float, int, int]] = deque()  # (time, completions, tokens) of recent ends
         self._done = (0, 0)  # their sums
 
     def take(self, costs: Sequence[Cost]) -> None:
-        """Make room for all of a caller's requests.
+        """Admit all of a caller's requests.
 
-        Raises InvalidParams where their completions or their prompts alone exceed the queue, Overloaded where there
-        is no room now. Output is an estimate, so it never makes a request too large for an empty queue.
+        Raises InvalidParams if their completions or their prompts alone exceed the queue, Overloaded if there is no
+        room now. Output is an estimate, so it never makes a request too large for an empty queue.
         """
         completions = sum(cost.completions for cost in costs)
         prompts, tokens = sum(cost.prompt for cost in costs), sum(cost.tokens for cost in costs)
@@ -129,11 +127,11 @@ class Admission:
         self.tokens += tokens
 
     def charge(self, tokens: int) -> None:
-        """A request has generated more than it was charged."""
+        """A request has generated more tokens than it was charged."""
         self.tokens += tokens
 
     def give_back(self, completions: int, tokens: int) -> None:
-        """A request has ended, in whatever way; `tokens` is all that it was charged."""
+        """A request has ended; `tokens` is the total that it was charged."""
         self.completions -= completions
         self.tokens -= tokens
         self._drained.append((self._clock(), completions, tokens))
@@ -141,10 +139,10 @@ class Admission:
         self._forget()
 
     def retry_after(self, completions: int, tokens: int) -> int:
-        """Seconds until so much will have ended, at the rate of the last half minute; 1 … 60."""
+        """Seconds until this much has ended, at the rate of the last half minute; 1 to 60."""
         self._forget()
         now = self._clock()
-        # A queue that has been busy for a second only tells of that second.
+        # The rate of a queue that has been busy for a second is that of this second.
         span = min(_WINDOW_S, max(now - self._busy_since, 1e-3))
         wait_s = 0.0
         for lacking, done in zip((completions, tokens), self._done, strict=True):

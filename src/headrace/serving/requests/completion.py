@@ -17,7 +17,7 @@ from headrace.text.tokenizer import Tokenizer
 class Delta:
     """What one core output adds to a completion; the fields are those of CompletionOutput.
 
-    `text` may be empty while tokens arrive: a character or a possible stop string is not complete yet.
+    `text` may be empty: a character or a possible stop string is not complete yet.
     """
 
     request_id: str
@@ -29,19 +29,18 @@ class Delta:
     stop_reason: int | str | None = None
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from the second prompt token on
-    ends: tuple[
-        int, ...
-    ] = ()  # characters of `text` known after each token; empty: one token, or nobody asks
+    ends: tuple[int, ...] = ()
+    """Characters of `text` known after each token; empty with one token, or if not asked for."""
 
     def by_token(self) -> Iterator[Delta]:
-        """The same token by token, so that what is read out of it does not depend on how outputs were merged."""
+        """The same token by token, so that a parser's results do not depend on how outputs were merged."""
         if not self.ends:
             yield self
             return
         begin, last = 0, len(self.ends) - 1
         for number, end in enumerate(self.ends):
             if number == last:
-                end = len(self.text)  # with what was held back until the completion ended
+                end = len(self.text)  # with the text that was held back until the completion ended
             yield replace(
                 self,
                 text=self.text[begin:end],
@@ -57,14 +56,14 @@ class Delta:
 
 
 class Completion:
-    """Takes a completion's core outputs in order, and gives what each adds.
+    """Turns a completion's core outputs, in order, into what each adds.
 
     It ends for the caller with the token that ends it or completes a stop string (`finish_reason`), and for the
     engine with the output that carries the engine's statistics (`stats`), which may come later.
 
-    Stop strings are looked for behind the first `min_tokens` tokens only. The text of a stop token is left out
-    unless `include_stop_str_in_output` asks for it. `visible` special tokens are always in the text; None where
-    nobody takes the text apart, else each addition says where the text of its tokens ends.
+    Stop strings are looked for after the first `min_tokens` tokens only. The text of a stop token is left out unless
+    `include_stop_str_in_output` asks for it. `visible` special tokens are always in the text; unless it is None, each
+    addition also holds where the text of its tokens ends.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Completion:
         self._stops = None if stops is None else StopChecker(stops, params.include_stop_str_in_output)
 
     def take(self, output: Output) -> Delta | None:
-        """Add news; None where there is nothing for the caller, as for tokens behind a stop string."""
+        """Process an output; None if it has nothing for the caller, such as tokens after a stop string."""
         if output.finish_reason is not None:
             self.stats = output.stats
         if self.finish_reason is not None:
@@ -146,7 +145,7 @@ class Completion:
         return text, len(tokens), None, ends
 
     def _rest(self) -> tuple[str, str | None]:
-        """What was held back as the possible beginning of a character or stop string, now that no more will come."""
+        """At the end: text that was held back as the possible beginning of a character or stop string."""
         if self._detokenizer is None:
             return "", None
         tail = self._detokenizer.finish()
@@ -156,10 +155,10 @@ class Completion:
         return (safe, matched) if matched is not None else (safe + self._stops.flush(), None)
 
 
-def entries(news: Delta | Output) -> int:
-    """Tokens and log-probabilities in it: what it costs to take it in, and to write it down."""
-    count = len(news.token_ids if isinstance(news, Delta) else news.tokens)
-    if news.logprobs or news.prompt_logprobs:  # rarely
-        for scored in (news.logprobs, news.prompt_logprobs):
+def entries(item: Delta | Output) -> int:
+    """Number of tokens and log-probabilities: the cost of processing and writing it."""
+    count = len(item.token_ids if isinstance(item, Delta) else item.tokens)
+    if item.logprobs or item.prompt_logprobs:  # rarely
+        for scored in (item.logprobs, item.prompt_logprobs):
             count += sum(1 + len(entry.top) for entry in scored)
     return count

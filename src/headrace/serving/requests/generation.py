@@ -1,11 +1,16 @@
-"""One request from submission to result: an engine's outputs as text, whoever reads them."""
+"""One request from submission to result: a generation as text, or an embedding."""
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from headrace.core.types import NewRequest
+from headrace.core.types import FinishReason, NewRequest
+from headrace.core.vectors import floats
+from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.serving.client.base import Submitter
+from headrace.serving.client.source import arrivals
 from headrace.serving.client.stream import OutputStream
 from headrace.serving.requests.completion import Delta
 from headrace.serving.requests.output_processor import PendingRequest
@@ -16,7 +21,7 @@ from headrace.text.tokenizer import Tokenizer
 class Generation:
     """A request that the engine has accepted, as a source of additions to its completions; made by `start`.
 
-    Taking raises EngineDead if the engine ends before the request. Whoever stops early must call `cancel`.
+    `take` raises EngineDead if the engine ends before the request. A reader that stops early must call `cancel`.
     """
 
     def __init__(self, client: Submitter, stream: OutputStream, pending: PendingRequest) -> None:
@@ -25,7 +30,7 @@ class Generation:
         self.pending = pending
         stream.count_reads(pending)
         self.metrics: RequestMetrics | None = None
-        """Times and counts, known when all is taken."""
+        """Times and counts, known when everything has been taken."""
 
     @classmethod
     async def start(
@@ -84,7 +89,39 @@ class Generation:
         return self._stream.exhausted
 
     def cancel(self) -> None:
-        """Free what the request holds at the engine; does nothing once it has ended."""
+        """Abort the request at the engine; does nothing once it has ended."""
         if not self._stream.ended:
             self._client.abort(self._stream.request_id)
         self._stream.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A prompt's vector before scaling, the number of the prompt's tokens, and how many of them were cached."""
+
+    vector: array.array[float]
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+
+
+async def embed(client: Submitter, new: NewRequest) -> Embedding:
+    """The vector of a request with `pooling`. Cancelling aborts the request.
+
+    Raises what `Submitter.submit` raises, DeadlineExceeded, and HeadraceError if the engine fails on this request.
+    """
+    stream = await client.submit(new)
+    try:
+        async for outputs in arrivals(stream):
+            for output in outputs:
+                if output.finish_reason is FinishReason.TIMEOUT:
+                    raise DeadlineExceeded(output.error)
+                if output.error is not None:
+                    raise HeadraceError(f"the engine failed on this request: {output.error}")
+                if output.pooled is not None:
+                    cached = 0 if output.stats is None else output.stats.num_cached
+                    return Embedding(floats(output.pooled), len(new.prompt), cached)
+        raise HeadraceError("the engine ended this request without an embedding")
+    finally:
+        if not stream.ended:
+            client.abort(new.request_id)
+        stream.finish()

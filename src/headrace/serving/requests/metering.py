@@ -1,4 +1,4 @@
-"""What a request has used, reported once to its meter."""
+"""The usage of a request, reported once to its meter."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Tokens of one request; the only definition of what is charged and counted.
+    """Tokens of one request; the one definition of what is charged and counted.
 
     prompt_tokens: prompt positions whose KV was computed or taken from the prefix cache; the whole prompt unless the
     request ended during its prefill or before. cached_tokens: of these, the ones from the prefix cache.
-    outputs: output tokens by completion. One that was read to its end counts what its answer reports, so nothing
-    after a stop string; one that was left counts what the engine generated. delivered_tokens: of all these, the ones
-    that the reader took.
+    outputs: output tokens by completion. One that was read to its end counts the tokens of its answer, so none after a
+    stop string; one that was left counts the tokens that the engine generated. delivered_tokens: of all these, the
+    ones that the reader took.
     """
 
     prompt_tokens: int = 0
@@ -35,7 +35,7 @@ class Meter(Protocol):
     """Follows one request from its submission to its settlement. Calls come from the client's event loop."""
 
     def renew(self, output_tokens: int) -> int:
-        """More output came than was paid for. Returns up to how many tokens it is paid for now."""
+        """There is more output than was charged. Returns the number of output tokens that is charged now."""
         ...
 
     def release(self) -> None:
@@ -43,7 +43,7 @@ class Meter(Protocol):
         ...
 
     def settle(self, used: Used) -> None:
-        """The engine has freed the request, and its caller has read all that there will be. Called once, at last."""
+        """The engine has freed the request, and its caller has read everything. Called once, last."""
         ...
 
 
@@ -51,5 +51,5 @@ class ReadCounts(Protocol):
     """The reader's view of a request's completions."""
 
     def counted(self, index: int) -> tuple[int, bool]:
-        """Tokens that the reader has taken of completion `index`, and whether it has ended for the reader."""
+        """Tokens that were read of completion `index`, and whether it has ended for the reader."""
         ...

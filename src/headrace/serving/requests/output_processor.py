@@ -23,10 +23,9 @@ from headrace.text.tokenizer import Tokenizer
 
 
 class PendingRequest:
-    """Takes the core outputs of one request in order; gives the additions to its completions, and keeps none.
+    """Turns the core outputs of one request, in order, into additions to its completions, and keeps none.
 
-    `visible` are special tokens that its outputs show, whatever its parameters say; None: see Completion. Raises
-    InvalidParams for stop strings that cannot be looked for, for want of a tokenizer.
+    `visible`: see Completion. Raises InvalidParams for stop strings without a tokenizer.
     """
 
     def __init__(self, new: NewRequest, tokenizer: Tokenizer | None, visible: frozenset[int] | None) -> None:
@@ -42,7 +41,7 @@ class PendingRequest:
 
     @property
     def ended(self) -> bool:
-        """The engine has said the last word on every completion."""
+        """The engine has reported the end of every completion."""
         return not self._running
 
     def counted(self, index: int) -> tuple[int, bool]:
@@ -51,7 +50,7 @@ class PendingRequest:
         return one.num_tokens, one.finish_reason is not None
 
     def take(self, output: Output) -> Delta | None:
-        """The addition to a completion; None where there is nothing for the caller. See `Completion.take`."""
+        """See `Completion.take`."""
         if output.index not in self._running:
             return None
         if output.finish_reason is not None:
@@ -59,7 +58,7 @@ class PendingRequest:
         return self.completions[output.index].take(output)
 
     def metrics(self) -> RequestMetrics:
-        """Times and counts of what there is so far."""
+        """Times and counts so far."""
         return request_metrics(
             [one.stats for one in self.completions if one.stats is not None],
             len(self.new.prompt),
@@ -168,17 +167,17 @@ def by_token(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> LogprobsByTok
 
 
 def decoded(token: int, tokenizer: Tokenizer | None) -> str | None:
-    """The text of a token inside a text; replacement characters where it is only part of a character."""
+    """The text of a token; replacement characters for a part of a character."""
     return None if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
 @record
 class Progress:
-    """What a batch of core outputs means.
+    """The effect of some core outputs.
 
-    deltas: additions to completions, in order. finished: requests all of whose completions have ended at the
-    engine, so that their metrics are known. to_stop: (request id, completion) pairs that met a stop string: the
-    caller must abort them at the engine with `stopped=True`.
+    deltas: additions to completions, in order. finished: requests whose completions have all ended at the engine, so
+    that their metrics are known. to_stop: (request id, completion) pairs that reached a stop string: the caller must
+    abort them at the engine with `stopped=True`.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -189,8 +188,8 @@ class Progress:
 class OutputProcessor:
     """Holds the text of every request between `add` and its end.
 
-    Without a tokenizer (models of random weights) all text is empty and stop strings are refused. Outputs of
-    requests that are not known, or not any more, are ignored.
+    Without a tokenizer (models of random weights) all text is empty and stop strings are refused. Ignores outputs of
+    unknown requests.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -202,10 +201,9 @@ class OutputProcessor:
         return len(self._requests)
 
     def add(self, new: NewRequest, prompt: str | None = None, visible: frozenset[int] | None = None) -> None:
-        """Expect outputs of a request; `prompt` is its text, if it has one. `visible` are special tokens that its
-        outputs show, whatever its parameters say.
+        """Expect outputs of a request; `prompt` is its text, if it has one. `visible`: see Completion.
 
-        Raises InvalidParams for stop strings that cannot be looked for, and for an id that is in use.
+        Raises InvalidParams for stop strings without a tokenizer, and for an id that is in use.
         """
         if new.request_id in self._requests:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
@@ -213,11 +211,11 @@ class OutputProcessor:
         self._requests[new.request_id] = GrowingResult(pending, prompt, self._tokenizer)
 
     def discard(self, request_id: str) -> None:
-        """Forget a request; what still comes for it is ignored. Unknown ids are, too."""
+        """Drop a request. Ignores unknown ids."""
         self._requests.pop(request_id, None)
 
     def process(self, outputs: Iterable[Output]) -> Progress:
-        """Take in news from the engine, in the order in which it came."""
+        """Process outputs in order."""
         deltas: list[Delta] = []
         finished: list[RequestOutput] = []
         to_stop: list[tuple[str, int]] = []

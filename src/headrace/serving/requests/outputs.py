@@ -1,4 +1,4 @@
-"""What a caller gets back: plain frozen values with vLLM's names where the thing is the same."""
+"""Results: frozen values, with vLLM's names for the same things."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Logprob:
 
 
 LogprobsByToken = dict[int, Logprob]
-"""Log-probabilities at one position: the token that stands there first, then the most likely ones."""
+"""Log-probabilities at one position: first the token at that position, then the most likely ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times in seconds on the engine's clock, None where it did not come to that; counts in tokens.
+    """Times in seconds on the engine's clock, None if the event did not happen; counts in tokens.
 
     queue_s: arrival to first scheduling. ttft_s: arrival to the first output token. tpot_s: mean time of an output
-    token behind the first. prefill_s: first scheduling to the first output token. decode_s: first output token to the
+    token after the first. prefill_s: first scheduling to the first output token. decode_s: first output token to the
     last. e2e_s: arrival to the end. Several completions of one prompt share one arrival: queue_s
     and ttft_s are those of the earliest, e2e_s of the latest, and the counts are sums.
-    num_cached_tokens: prompt tokens taken from the prefix cache; cache_miss: why it were not more; num_pinned_tokens:
-    prompt tokens whose blocks stay pinned, as the request has asked.
+    num_cached_tokens: prompt tokens taken from the prefix cache; cache_miss: why there were not more.
+    num_pinned_tokens: prompt tokens whose blocks stay pinned as the request asked.
     """
 
     queue_s: float | None = None
@@ -59,7 +59,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput:
-    """An embedding request and its result. prompt: None where the request came as token ids."""
+    """An embedding request and its result. prompt: None if the request came as token ids."""
 
     request_id: str
     outputs: EmbeddingOutput
@@ -76,8 +76,8 @@ class CompletionOutput:
     token_ids: every sampled token, a stop token and the token that completed a stop string included.
     finish_reason: None while it runs, then "stop", "length", "abort", "timeout" or "error".
     stop_reason: the stop string or the id of `stop_token_ids` that ended it; None for end-of-sequence.
-    logprobs: one entry a token, where asked for. cumulative_logprob: their sum.
-    error: what went wrong, with the finish reasons "error" and "timeout".
+    logprobs: one entry a token, if requested. cumulative_logprob: their sum.
+    error: the reason, with the finish reasons "error" and "timeout".
     """
 
     index: int
@@ -94,7 +94,7 @@ class CompletionOutput:
 class RequestOutput:
     """A request and its completions, in order of their index.
 
-    prompt: None where the request came as token ids. prompt_logprobs: one entry a prompt token, the first of them
+    prompt: None if the request came as token ids. prompt_logprobs: one entry a prompt token, the first of them
     None. metrics and num_cached_tokens are filled in when the request is finished.
     """
 
@@ -133,7 +133,7 @@ def request_metrics(
         num_preemptions=sum(one.num_preemptions for one in stats),
         num_drafted_tokens=sum(one.num_drafted for one in stats),
         num_accepted_tokens=sum(one.num_accepted for one in stats),
-        cache_miss=_told(leader.miss),
+        cache_miss=_reason(leader.miss),
         num_pinned_tokens=max(one.num_pinned for one in stats),
     )
 
@@ -148,8 +148,8 @@ def _tpot(stats: Sequence[RequestStats]) -> float | None:
     return time / tokens if tokens else None
 
 
-def _told(miss: CacheMiss | None) -> str | None:
-    """The reason as the caller may know it: that a foreign salt holds the same tokens is nobody else's business."""
+def _reason(miss: CacheMiss | None) -> str | None:
+    """The reason for the caller, who must not learn that another salt holds the same tokens."""
     if miss is None or miss.reason == MissReason.NONE.value:
         return None
     if miss.reason == MissReason.OTHER_SALT.value:
