@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from headrace.core.types import CacheMiss
 from headrace.server.access.keys import Caller
-from headrace.server.ui.answers import ExplainedPrompt
+from headrace.server.openai.choices import ExplainedPrompt
 from headrace.serving.requests import outputs as request_metrics
 from tests.server.conftest import TinyServer
 from tests.server.keyring import bearer, keyed
 
 BLOCK = 8
-FIELDS = set(ExplainedPrompt.model_fields)
+FIELDS = ExplainedPrompt.__required_keys__
 _fresh = iter(range(2, 1900))
 
 
@@ -47,7 +48,7 @@ def test_never_seen(tiny: TinyServer) -> None:
     assert told["cache_miss"] == "never seen"
     assert (told["prompt_tokens"], told["cached_tokens"], told["output_tokens"]) == (20, 0, 2)
     assert set(told) == FIELDS
-    ExplainedPrompt.model_validate(told, strict=True)
+    TypeAdapter(ExplainedPrompt).validate_python(told, strict=True)
 
 
 def test_everything_that_can_be_shared(tiny: TinyServer) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -19,6 +20,7 @@ from tests.places import ROOT
 from tests.server.conftest import TinyServer
 
 CONFIG = ROOT / "tests" / "clients" / "schemathesis.toml"
+SAID = [{"role": "user", "content": "a"}]
 PROGRAM = "from schemathesis.cli import schemathesis; schemathesis()"
 
 
@@ -86,6 +88,58 @@ def test_every_route_tells_its_answers_and_errors(quick: TinyServer) -> None:
         if method == "post":
             assert "#/components/schemas/" in str(operation["requestBody"]), path
     assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+ASKED: dict[tuple[str, str], dict[str, Any]] = {
+    ("post", "/v1/completions"): {"prompt": "a", "explain": True, "logprobs": 1, "prompt_logprobs": 1,
+        "return_token_ids": True},
+    ("post", "/v1/chat/completions"): {"messages": SAID, "logprobs": True, "top_logprobs": 1,
+        "return_token_ids": True, "prompt_logprobs": 1},
+    ("post", "/v1/responses"): {"input": "a", "explain": True},
+    ("post", "/v1/messages"): {"messages": SAID, "max_tokens": 3},
+    ("post", "/v1/messages/count_tokens"): {"messages": SAID},
+    ("post", "/v1/embeddings"): {"input": "a"},
+    ("post", "/api/chat"): {"messages": SAID, "stream": False, "logprobs": True, "options": {"num_predict": 3}},
+    ("post", "/api/generate"): {"prompt": "a", "stream": False, "options": {"num_predict": 3}},
+    ("post", "/api/embed"): {"input": "a"},
+    ("post", "/api/embeddings"): {"prompt": "a"},
+    ("post", "/api/show"): {"model": "tiny"},
+    ("post", "/tokenize"): {"prompt": "a", "return_token_strs": True},
+    ("post", "/detokenize"): {"tokens": [5]},
+}  # fmt: skip
+
+
+def unnamed(value: Any, schema: Any, schemas: dict[str, Any], where: str = "") -> list[str]:
+    """Fields of an answer that its schema does not name."""
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        return min((unnamed(value, part, schemas, where) for part in schema["anyOf"]), key=len)
+    if isinstance(value, list):
+        return [field for item in value for field in unnamed(item, schema.get("items", {}), schemas, where)]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return []
+    missing = [f"{where}.{name}" for name in value if name not in schema["properties"]]
+    known = [name for name in value if name in schema["properties"]]
+    return missing + [
+        field
+        for name in known
+        for field in unnamed(value[name], schema["properties"][name], schemas, f"{where}.{name}")
+    ]
+
+
+def test_the_document_names_every_field_of_an_answer(quick: TinyServer) -> None:
+    document = quick.app.openapi()
+    schemas = document["components"]["schemas"]
+    found = []
+    for method, path, operation in operations(document):
+        content = operation["responses"]["200"]["content"].get("application/json")
+        if content is None or "{" in path:
+            continue
+        answer = quick.http.request(method, path, json=ASKED.get((method, path)))
+        assert answer.status_code == 200, (path, answer.text)
+        found += unnamed(answer.json(), content["schema"], schemas, path)
+    assert found == []
 
 
 def test_a_route_that_tells_nothing_is_noticed() -> None:

@@ -6,9 +6,12 @@ Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from headrace.server.http.dialect import Dialect
+from headrace.server.http.errors import ErrorAnswer
 from headrace.text.tools.json_text import complete_members
 from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 
@@ -26,10 +29,23 @@ _TYPES = {
 }
 
 
-def messages_error(status: int, body: dict[str, Any], request_id: str | None = None) -> dict[str, Any]:
+class MessagesErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class MessagesErrorAnswer(TypedDict):
+    """Errors of the Messages API."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str | None
+
+
+def messages_error(status: int, body: ErrorAnswer, request_id: str | None = None) -> MessagesErrorAnswer:
     """An error body in Anthropic's form."""
     default = "api_error" if status >= 500 else "invalid_request_error"
-    error = {"type": _TYPES.get(status, default), "message": body["error"]["message"]}
+    error: MessagesErrorDetail = {"type": _TYPES.get(status, default), "message": body["error"]["message"]}
     return {"type": "error", "error": error, "request_id": request_id}
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import WithJsonSchema
+from typing_extensions import TypedDict
 
 from headrace.errors import HeadraceError, RequestError
 from headrace.server.anthropic.answers import Event, MessageBuilder, messages_error
@@ -23,6 +25,35 @@ from headrace.server.service import Service, service_of
 from headrace.serving.requests.completion import Delta
 
 router = APIRouter()
+
+
+class MessagesUsage(TypedDict):
+    """Input tokens are those that were neither read from the cache nor pinned in it."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageAnswer(TypedDict):
+    """Anthropic's message; `content` holds blocks of text, thinking and tool_use."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Annotated[
+        str | None,
+        WithJsonSchema({"type": "string", "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]}),
+    ]
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class CountTokensAnswer(TypedDict):
+    input_tokens: int
 
 
 @router.post("/v1/messages")
@@ -55,7 +86,8 @@ async def count_tokens(
     """The number of tokens of the request's prompt."""
     service.model(body.model)
     prompt, _ = await _encoded(service, body)
-    return JSONResponse({"input_tokens": len(prompt.ids)})
+    answer: CountTokensAnswer = {"input_tokens": len(prompt.ids)}
+    return JSONResponse(answer)
 
 
 async def _encoded(service: Service, body: CountTokensRequest) -> tuple[Encoded, list[CacheMark]]:
@@ -116,7 +148,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
             self._reason, self._stopped_by = delta.finish_reason, delta.stop_reason
         return events
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> MessageAnswer:
         """The answer so far."""
         reason, by = self._stop()
         return {
@@ -154,7 +186,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
 
     def fail(self, error: Exception) -> bytes:
         status = error.status if isinstance(error, HeadraceError) else 500
-        return named_events([messages_error(status, failure_body(error), self._request_id)])
+        return named_events([{**messages_error(status, failure_body(error), self._request_id)}])
 
     def _stop(self) -> tuple[str | None, str | None]:
         """(stop_reason, stop_sequence)."""
@@ -166,8 +198,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
             return "stop_sequence", self._stopped_by
         return "tool_use" if self._reply.called else "end_turn", None
 
-    def _usage(self) -> dict[str, Any]:
-        """Input tokens are those that were neither read from the cache nor pinned in it."""
+    def _usage(self) -> MessagesUsage:
         read = self._job.cached_tokens
         created = max(0, self._job.pinned_tokens - read)
         return {

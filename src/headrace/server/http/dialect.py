@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.server.http.errors import ErrorAnswer
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -21,7 +22,7 @@ class Dialect:
     """
 
     covers: Callable[[str], bool]
-    error: Callable[[int, dict[str, Any], str | None], dict[str, Any]]
+    error: Callable[[int, ErrorAnswer, str | None], object]
     id_header: bytes | None = None
 
 

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from typing_extensions import TypedDict
 
 from headrace.errors import HeadraceError
 from headrace.server.http.headers import NO_STORE
@@ -51,9 +52,20 @@ MAX_MESSAGE_CHARS = 2000
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def error_body(
-    message: str, status: int, code: str | None = None, param: str | None = None
-) -> dict[str, Any]:
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(TypedDict):
+    """Every error has this shape, except in APIs with their own."""
+
+    error: ErrorDetail
+
+
+def error_body(message: str, status: int, code: str | None = None, param: str | None = None) -> ErrorAnswer:
     """The body of an error answer."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     # A lone surrogate, quoted from a request, cannot be encoded as UTF-8.
@@ -61,7 +73,7 @@ def error_body(
     return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
 
-def headrace_error_body(error: HeadraceError) -> dict[str, Any]:
+def headrace_error_body(error: HeadraceError) -> ErrorAnswer:
     """The body of the answer to a HeadraceError."""
     text = safe(str(error)) if error.status >= 500 else str(error)
     return error_body(text, error.status, error.code)

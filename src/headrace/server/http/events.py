@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.errors import HeadraceError
-from headrace.server.http.errors import error_body, headrace_error_body
+from headrace.server.http.errors import ErrorAnswer, error_body, headrace_error_body
 from headrace.server.http.json_parts import PART_CHARS, json_parts, pieces
 from headrace.server.http.pace import CallerLeft, while_connected
 from headrace.serving.client.source import Source
@@ -57,13 +57,13 @@ def named_events(events: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def event_parts(chunk: Chunk) -> Iterator[bytes]:
-    """An event of any size, in parts; it may contain JsonLists and JsonTexts."""
+    """An event of any size, in parts; it may contain JsonLists and JsonNumbers."""
     yield b"data: "
     yield from json_parts(chunk)
     yield b"\n\n"
 
 
-def failure_body(error: Exception) -> dict[str, Any]:
+def failure_body(error: Exception) -> ErrorAnswer:
     """The error body of a failure in the middle of a stream."""
     if isinstance(error, HeadraceError):
         return headrace_error_body(error)

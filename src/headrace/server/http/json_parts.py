@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, get_args
 
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -36,7 +38,10 @@ def rounded(seconds: float | None, digits: int = 6) -> float | None:
     return None if seconds is None else round(seconds, digits)
 
 
-class JsonList:
+Value = TypeVar("Value")
+
+
+class JsonList(Generic[Value]):
     """A growing list, stored as encoded bytes, which take a fraction of the memory of its objects."""
 
     __slots__ = ("_parts", "_tail", "size")
@@ -47,7 +52,7 @@ class JsonList:
         self.size = 0
         """In bytes."""
 
-    def extend(self, items: Sequence[Any]) -> None:
+    def extend(self, items: Sequence[Value]) -> None:
         """Add a few values; they are encoded in one call."""
         if not items:
             return
@@ -64,9 +69,13 @@ class JsonList:
         yield from self._parts
         yield bytes(self._tail) + b"]"
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(list[get_args(source)[0]])  # type: ignore[misc]  # what it is in OpenAPI
 
-class JsonText:
-    """A value that is encoded once and written in several places, which share its bytes."""
+
+class JsonNumbers:
+    """A list of numbers that is encoded once and written in several places, which share its bytes."""
 
     __slots__ = ("parts",)
 
@@ -74,7 +83,7 @@ class JsonText:
         self.parts = parts
 
     @classmethod
-    async def of_numbers(cls, values: Sequence[int]) -> JsonText:
+    async def of(cls, values: Sequence[int]) -> JsonNumbers:
         """A list of any length; the event loop serves others between its parts."""
         if not values:
             return cls([b"[]"])
@@ -87,12 +96,16 @@ class JsonText:
         parts[-1] += b"]"
         return cls(parts)
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(list[int])
+
 
 def json_parts(value: Any) -> Iterator[bytes]:
-    """The JSON of a value, which may contain JsonLists and JsonTexts, in parts of about PART_CHARS."""
+    """The JSON of a value, which may contain JsonLists and JsonNumbers, in parts of about PART_CHARS."""
     if isinstance(value, JsonList):
         yield from value.parts()
-    elif isinstance(value, JsonText):
+    elif isinstance(value, JsonNumbers):
         yield from value.parts
     elif _weight(value, PART_CHARS) > 0:
         yield encoded(value)
@@ -149,7 +162,7 @@ def _weight(value: Any, left: int) -> int:
         return left - _NODE_CHARS
     if isinstance(value, str):
         return left - _NODE_CHARS - len(value)
-    if isinstance(value, (JsonList, JsonText)):
+    if isinstance(value, (JsonList, JsonNumbers)):
         return 0
     left -= _NODE_CHARS
     if isinstance(value, dict):

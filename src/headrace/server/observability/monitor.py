@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from asyncio import to_thread
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal, NotRequired
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import ProcessCollector
+from typing_extensions import TypedDict
 
 from headrace import __version__
 from headrace.server.access.keys import administrator
@@ -24,10 +25,42 @@ from headrace.serving.engine.state import EngineState
 POLL_INTERVAL_S = 1.0
 """What an engine counts in this time before it dies unexpectedly is lost."""
 
-_USED = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens")
-_QUEUE = ("completions", "max_completions", "tokens", "max_tokens")
-
 router = APIRouter()
+
+
+class StatusAnswer(TypedDict):
+    """`reason` says why there is no engine, if there is none."""
+
+    status: str
+    reason: NotRequired[str | None]
+
+
+class VersionAnswer(TypedDict):
+    version: str
+
+
+class KeyUsage(TypedDict):
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    refused: dict[str, int]
+
+
+class QueueUsage(TypedDict):
+    completions: int
+    max_completions: int
+    tokens: int
+    max_tokens: int
+
+
+class UsageReport(TypedDict):
+    """Counts by the name of the key since the server started."""
+
+    object: Literal["usage"]
+    keys: dict[str, KeyUsage]
+    unauthorized: int
+    queue: QueueUsage | None
 
 
 @router.get("/health")
@@ -35,8 +68,8 @@ async def health(service: Annotated[Service, Depends(service_of)]) -> Response:
     """200 while an engine runs, 503 with a reason while none does."""
     state, trouble = service.client.state, service.client.trouble
     if state.alive:
-        return JSONResponse({"status": "ok"})
-    return JSONResponse({"status": f"engine {state.value}", "reason": trouble}, 503)
+        return _status({"status": "ok"})
+    return _status({"status": f"engine {state.value}", "reason": trouble}, 503)
 
 
 @router.get("/ready")
@@ -44,13 +77,18 @@ async def ready(service: Annotated[Service, Depends(service_of)]) -> Response:
     """200 while new requests are accepted: not while an engine starts, and not while the server shuts down."""
     state, trouble = service.client.state, service.client.trouble
     if state is EngineState.READY:
-        return JSONResponse({"status": "ready"})
-    return JSONResponse({"status": state.value, "reason": trouble}, 503)
+        return _status({"status": "ready"})
+    return _status({"status": state.value, "reason": trouble}, 503)
+
+
+def _status(answer: StatusAnswer, code: int = 200) -> Response:
+    return JSONResponse(answer, code)
 
 
 @router.get("/version")
 async def version() -> Response:
-    return JSONResponse({"version": __version__})
+    answer: VersionAnswer = {"version": __version__}
+    return JSONResponse(answer)
 
 
 @router.get("/metrics", dependencies=[Depends(administrator)])
@@ -65,14 +103,31 @@ async def metrics(request: Request) -> Response:
 async def usage(service: Annotated[Service, Depends(service_of)]) -> Response:
     """Counts by the name of the key since the server started."""
     counted, queue = service.traffic.usage, service.traffic.admission
-    keys = {
-        name: {field: getattr(used, field) for field in _USED} | {"refused": dict(used.refused)}
+    keys: dict[str, KeyUsage] = {
+        name: {
+            "requests": used.requests,
+            "prompt_tokens": used.prompt_tokens,
+            "completion_tokens": used.completion_tokens,
+            "cached_tokens": used.cached_tokens,
+            "refused": dict(used.refused),
+        }
         for name, used in counted.items()
     }
-    queued = None if queue is None else {field: getattr(queue, field) for field in _QUEUE}
-    return JSONResponse(
-        {"object": "usage", "keys": keys, "unauthorized": counted.unauthorized, "queue": queued}
-    )
+    queued: QueueUsage | None = None
+    if queue is not None:
+        queued = {
+            "completions": queue.completions,
+            "max_completions": queue.max_completions,
+            "tokens": queue.tokens,
+            "max_tokens": queue.max_tokens,
+        }
+    answer: UsageReport = {
+        "object": "usage",
+        "keys": keys,
+        "unauthorized": counted.unauthorized,
+        "queue": queued,
+    }
+    return JSONResponse(answer)
 
 
 class Monitor:

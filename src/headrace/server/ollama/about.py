@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
 
+from headrace.server.observability.monitor import VersionAnswer
 from headrace.server.ollama.answers import timestamp
 from headrace.server.ollama.route import named
 from headrace.server.ollama.schemas import OllamaShowRequest
@@ -24,20 +26,64 @@ _NEVER = "9999-12-31T23:59:59Z"
 _OF_A_REGISTRY = ("/api/pull", "/api/push", "/api/create", "/api/copy")
 
 
+class OllamaDetails(TypedDict):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(TypedDict):
+    """What /api/show answers."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaModelCard(TypedDict):
+    """The last three in /api/ps."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: NotRequired[str]
+    size_vram: NotRequired[int]
+    context_length: NotRequired[int | None]
+
+
+class OllamaModelList(TypedDict):
+    models: list[OllamaModelCard]
+
+
 @router.get("/api/version")
 async def version() -> Response:
-    return JSONResponse({"version": VERSION})
+    answer: VersionAnswer = {"version": VERSION}
+    return JSONResponse(answer)
 
 
 @router.get("/api/tags")
 async def tags(service: Annotated[Service, Depends(service_of)]) -> Response:
-    return JSONResponse({"models": [_card(service, name) for name in service.names]})
+    answer: OllamaModelList = {"models": [_card(service, name) for name in service.names]}
+    return JSONResponse(answer)
 
 
 @router.get("/api/ps")
 async def running(service: Annotated[Service, Depends(service_of)]) -> Response:
-    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": service.facts.max_model_len}
-    return JSONResponse({"models": [_card(service, name) | more for name in service.names]})
+    answer: OllamaModelList = {"models": [_card(service, name) for name in service.names]}
+    for card in answer["models"]:
+        card["expires_at"], card["size_vram"] = _NEVER, 0
+        card["context_length"] = service.facts.max_model_len
+    return JSONResponse(answer)
 
 
 @router.post("/api/show")
@@ -59,17 +105,16 @@ async def show(body: OllamaShowRequest, service: Annotated[Service, Depends(serv
         f"{facts.family}.embedding_length": facts.hidden_size,
         f"{facts.family}.vocab_size": facts.vocab_size,
     }
-    return JSONResponse(
-        {
-            "modelfile": f"FROM {service.names[0]}\n",
-            "parameters": "\n".join(f"{name} {value}" for name, value in facts.sampling_defaults.items()),
-            "template": template or "",
-            "details": _details(service),
-            "model_info": info,
-            "capabilities": capabilities,
-            "modified_at": timestamp(service.started),
-        }
-    )
+    answer: OllamaModel = {
+        "modelfile": f"FROM {service.names[0]}\n",
+        "parameters": "\n".join(f"{name} {value}" for name, value in facts.sampling_defaults.items()),
+        "template": template or "",
+        "details": _details(service),
+        "model_info": info,
+        "capabilities": capabilities,
+        "modified_at": timestamp(service.started),
+    }
+    return JSONResponse(answer)
 
 
 async def _no_registry() -> Response:
@@ -83,7 +128,7 @@ for _path in _OF_A_REGISTRY:
 router.add_api_route("/api/delete", _no_registry, methods=["DELETE"], include_in_schema=False)
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
+def _card(service: Service, name: str) -> OllamaModelCard:
     return {
         "name": name,
         "model": name,
@@ -94,7 +139,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def _details(service: Service) -> dict[str, Any]:
+def _details(service: Service) -> OllamaDetails:
     facts = service.facts
     return {
         "parent_model": "",

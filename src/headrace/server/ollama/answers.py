@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from headrace.server.http.dialect import Dialect
+from headrace.server.http.errors import ErrorAnswer
 from headrace.server.http.events import EventWriter, failure_body
 from headrace.server.http.json_parts import JsonList, encoded
 from headrace.server.openai.job import Job
-from headrace.server.openai.logprobs import chat_logprobs
+from headrace.server.openai.logprobs import ChatToken, chat_logprobs
 from headrace.server.openai.reply import Reply
 from headrace.serving.requests.completion import Delta
 from headrace.text.tokenizer import Tokenizer
@@ -25,7 +28,54 @@ from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece
 _NANOSECONDS = 10**9
 
 
-def ollama_error(status: int, body: dict[str, Any], request_id: str | None = None) -> dict[str, Any]:
+class OllamaErrorAnswer(TypedDict):
+    error: str
+
+
+class OllamaFunction(TypedDict):
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(TypedDict):
+    id: str
+    function: OllamaFunction
+
+
+class OllamaMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaCall]]
+
+
+class OllamaEnd(TypedDict):
+    """A line's fields beside its text. Counts, and durations in nanoseconds, if something was generated."""
+
+    model: str
+    created_at: str
+    logprobs: NotRequired[JsonList[ChatToken]]
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+
+
+class OllamaChatAnswer(OllamaEnd):
+    message: OllamaMessage
+
+
+class OllamaGenerateAnswer(OllamaEnd):
+    response: str
+    thinking: NotRequired[str]
+
+
+def ollama_error(status: int, body: ErrorAnswer, request_id: str | None = None) -> OllamaErrorAnswer:
     """An error body of ours in Ollama's form."""
     return {"error": body["error"]["message"]}
 
@@ -81,7 +131,7 @@ class Pieces:
         if self._name is None:
             return
         arguments = complete_members(self._arguments.getvalue())
-        call = {"index": self._calls, "name": self._name, "arguments": arguments}
+        call: OllamaFunction = {"index": self._calls, "name": self._name, "arguments": arguments}
         fields.setdefault("tool_calls", []).append({"id": self._reply.new_call_id(), "function": call})
         self._name, self._arguments = None, io.StringIO()
         self._calls += 1
@@ -116,8 +166,8 @@ class Answer(EventWriter[tuple[int, Delta]]):
         self._shows_logprobs = logprobs
         self._reason: str | None = None
         self._texts: dict[str, io.StringIO] = {}
-        self._calls: list[dict[str, Any]] = []
-        self._logprobs = JsonList()
+        self._calls: list[OllamaCall] = []
+        self._logprobs = JsonList[ChatToken]()
 
     def write(self, item: tuple[int, Delta]) -> bytes:
         delta = item[1]
@@ -144,20 +194,27 @@ class Answer(EventWriter[tuple[int, Delta]]):
         self._calls += fields.get("tool_calls", ())
         self._logprobs.extend(self._shown(delta))
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> OllamaChatAnswer | OllamaGenerateAnswer:
         """The answer, for `json_parts`."""
-        fields: dict[str, Any] = {name: text.getvalue() for name, text in self._texts.items()}
+        last = self._last()
+        if self._shows_logprobs:
+            last["logprobs"] = self._logprobs
+        texts = {name: text.getvalue() for name, text in self._texts.items()}
+        text = texts.get("content", "")
+        if not self._chats:
+            generated = _generated(last, text)
+            if "thinking" in texts:
+                generated["thinking"] = texts["thinking"]
+            return generated
+        message: OllamaMessage = {"role": "assistant", "content": text}
+        if "thinking" in texts:
+            message["thinking"] = texts["thinking"]
         if self._calls:
-            fields["tool_calls"] = self._calls
-        return (
-            self._part(fields) | ({"logprobs": self._logprobs} if self._shows_logprobs else {}) | self._last()
-        )
+            message["tool_calls"] = self._calls
+        return {**last, "message": message}
 
-    def _shown(self, delta: Delta) -> Sequence[Any]:
-        if not self._shows_logprobs or not delta.logprobs:
-            return ()
-        entries: Sequence[Any] = chat_logprobs(delta.logprobs, self._tokenizer)["content"]
-        return entries
+    def _shown(self, delta: Delta) -> list[ChatToken]:
+        return chat_logprobs(delta.logprobs, self._tokenizer) if self._shows_logprobs else []
 
     def _part(self, fields: dict[str, Any]) -> dict[str, Any]:
         head: dict[str, Any] = {"model": self._model, "created_at": now()}
@@ -165,9 +222,11 @@ class Answer(EventWriter[tuple[int, Delta]]):
             return head | {"message": {"role": "assistant", "content": ""} | fields}
         return head | {"response": fields.pop("content", "")} | fields
 
-    def _last(self) -> dict[str, Any]:
+    def _last(self) -> OllamaEnd:
         (metrics,) = self._job.metrics
         return {
+            "model": self._model,
+            "created_at": now(),
             "done": True,
             "done_reason": "length" if self._reason == "length" else "stop",
             "total_duration": nanoseconds(time.perf_counter() - self._begun),
@@ -179,17 +238,22 @@ class Answer(EventWriter[tuple[int, Delta]]):
         }
 
 
-def nothing(model: str, chats: bool, unloads: bool) -> dict[str, Any]:
+def nothing(model: str, chats: bool, unloads: bool) -> OllamaChatAnswer | OllamaGenerateAnswer:
     """The answer to a request without a prompt, which asks for the model to be loaded or unloaded."""
-    text: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chats else {"response": ""}
-    return {
+    end: OllamaEnd = {
         "model": model,
         "created_at": now(),
-        **text,
         "done": True,
         "done_reason": "unload" if unloads else "load",
     }
+    if chats:
+        return {**end, "message": {"role": "assistant", "content": ""}}
+    return _generated(end, "")
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def _generated(end: OllamaEnd, text: str) -> OllamaGenerateAnswer:
+    return {**end, "response": text}  # type: ignore[typeddict-item]  # `end` has no other keys
+
+
+def _line(value: object) -> bytes:
     return encoded(value) + b"\n"

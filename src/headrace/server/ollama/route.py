@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
+from typing_extensions import TypedDict
 
 from headrace.core.vectors import shaped
 from headrace.errors import InvalidParams, PromptTooLong
@@ -45,6 +46,18 @@ router = APIRouter()
 
 _LONGEST_SHARE = 4
 """A prompt that is too long is cut so that num_predict tokens fit after it, or a quarter of the context."""
+
+
+class OllamaEmbedAnswer(TypedDict):
+    model: str
+    embeddings: JsonList[list[float]]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+
+
+class OllamaEmbeddingAnswer(TypedDict):
+    embedding: list[float]
 
 
 @router.post("/api/chat")
@@ -91,7 +104,7 @@ async def embed(
 ) -> Response:
     begun = time.perf_counter()
     model = named(service, body.model)
-    answer: dict[str, Any] = {"model": model, "embeddings": JsonList()}
+    answer: OllamaEmbedAnswer = {"model": model, "embeddings": JsonList()}
     if not body.input:
         return await json_response(answer)
     wanted = EmbeddingRequest(
@@ -101,11 +114,9 @@ async def embed(
     found = await while_connected(request.receive, embedded(service, wanted))
     for one in found:
         answer["embeddings"].extend([list(shaped(one.vector, body.dimensions, True))])
-    answer |= {
-        "total_duration": nanoseconds(time.perf_counter() - begun),
-        "load_duration": 0,
-        "prompt_eval_count": sum(one.num_prompt_tokens for one in found),
-    }
+    answer["total_duration"] = nanoseconds(time.perf_counter() - begun)
+    answer["load_duration"] = 0
+    answer["prompt_eval_count"] = sum(one.num_prompt_tokens for one in found)
     return await json_response(answer)
 
 
@@ -121,7 +132,8 @@ async def old_embeddings(
         **body.work_fields, input=[body.prompt], truncate_prompt_tokens=_keep(service, body)
     )
     (found,) = await while_connected(request.receive, embedded(service, wanted))
-    return await json_response({"embedding": list(shaped(found.vector, None, False))})
+    answer: OllamaEmbeddingAnswer = {"embedding": list(shaped(found.vector, None, False))}
+    return await json_response(answer)
 
 
 def named(service: Service, asked: str | None) -> str:

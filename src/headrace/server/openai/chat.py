@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
+from pydantic import WithJsonSchema
+from typing_extensions import TypedDict
 
 from headrace.server.http.events import Chunk, EventStream, event, event_parts
-from headrace.server.http.json_parts import JsonText, json_response
+from headrace.server.http.json_parts import JsonList, JsonNumbers, json_response
 from headrace.server.http.pace import while_connected
 from headrace.server.openai.choices import (
     HOLE,
     Choice,
     ChunkTemplate,
     ChunkWriter,
-    Column,
     Rows,
-    head,
+    UsageAnswer,
     token_ids,
     usage,
 )
 from headrace.server.openai.job import Job
-from headrace.server.openai.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from headrace.server.openai.logprobs import (
+    ChatLogprobsAnswer,
+    ChatToken,
+    PromptLogprob,
+    PromptLogprobs,
+    chat_logprobs,
+    prompt_logprobs,
+)
 from headrace.server.openai.prompts import check_length, encode_chat, truncation
-from headrace.server.openai.reply import MessageBuilder, Reading, Reply, message_delta
+from headrace.server.openai.reply import AssistantMessage, MessageBuilder, Reading, Reply, message_delta
 from headrace.server.openai.schemas import ChatRequest, PromptFields
 from headrace.server.service import Service, service_of
 from headrace.serving.requests.completion import Delta
@@ -33,6 +42,32 @@ from headrace.serving.requests.completion import Delta
 router = APIRouter()
 
 _CONTENT = {"content"}
+
+
+class ChatChoice(TypedDict):
+    """`token_ids` if the request asks for them."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobsAnswer | None
+    finish_reason: Annotated[
+        str | None, WithJsonSchema({"type": "string", "enum": ["stop", "length", "tool_calls"]})
+    ]
+    stop_reason: int | str | None
+    token_ids: NotRequired[JsonList[int]]
+
+
+class ChatAnswer(TypedDict):
+    """The last two if the request asks for them."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[JsonNumbers]
 
 
 @router.post("/v1/chat/completions")
@@ -57,7 +92,7 @@ async def chat_completions(
     reading, params = Reading.of(service, tools, prompt, params)
     shown, ids = 0, None
     if body.return_token_ids:
-        shown, ids = params.n if body.stream else 1, await JsonText.of_numbers(prompt.ids)
+        shown, ids = params.n if body.stream else 1, await JsonNumbers.of(prompt.ids)
     starting = Job.start(
         service, "chatcmpl", [prompt], params, body, bool(body.stream), reading.visible, prompt_ids=shown
     )
@@ -66,7 +101,7 @@ async def chat_completions(
         writer = _Chunks(service, job, model, body, reading, len(prompt.ids), ids)
         return EventStream(job, writer, job.cancel)
     choices = [_Choice(index, reading, service, body) for index in range(params.n)]
-    prompt_scores: Rows | None = None
+    prompt_scores: Rows[dict[str, PromptLogprob] | None] | None = None
     if body.prompt_logprobs is not None:
         prompt_scores = prompt_logprobs(body.prompt_logprobs, service.tokenizer)
 
@@ -76,9 +111,14 @@ async def chat_completions(
             prompt_scores.add(delta)
 
     await job.read(request.receive, add)
-    answer = head("chat.completion", job, model)
-    answer["choices"] = [choice.fields() for choice in choices]
-    answer["usage"] = _usage(service, job, body, [choice.reply for choice in choices])
+    answer: ChatAnswer = {
+        "id": job.name,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice.written() for choice in choices],
+        "usage": _usage(service, job, body, [choice.reply for choice in choices]),
+    }
     if prompt_scores is not None:
         answer["prompt_logprobs"] = prompt_scores.value()
     if ids is not None:
@@ -90,24 +130,30 @@ class _Choice(Choice):
     """A choice of an answer that is sent whole."""
 
     def __init__(self, index: int, reading: Reading, service: Service, body: ChatRequest) -> None:
-        columns: dict[str, Column] = {}
-        if body.logprobs:
-            columns["logprobs"] = ChatLogprobs(service.tokenizer)
-        if body.return_token_ids:
-            columns["token_ids"] = token_ids()
-        super().__init__(index, columns)
+        super().__init__(index, {"token_ids": token_ids()} if body.return_token_ids else {})
+        self._logprobs: JsonList[ChatToken] | None = JsonList() if body.logprobs else None
+        self._tokenizer = service.tokenizer
         self.reply = Reply(reading)
         self._message = MessageBuilder()
         self._include_reasoning = body.include_reasoning is not False
 
     def add(self, delta: Delta) -> None:
         super().add(delta)
+        if self._logprobs is not None:
+            self._logprobs.extend(chat_logprobs(delta.logprobs, self._tokenizer))
         self._message.add(message_delta(self.reply.take(delta), self.reply, self._include_reasoning))
 
-    def fields(self) -> dict[str, Any]:
-        fields = super().fields()
-        reason = self.reply.finish_reason(fields["finish_reason"])
-        return fields | {"message": self._message.message(), "finish_reason": reason}
+    def written(self) -> ChatChoice:
+        made: ChatChoice = {
+            "index": self.index,
+            "message": self._message.message(),
+            "logprobs": None if self._logprobs is None else {"content": self._logprobs},
+            "finish_reason": self.reply.finish_reason(self.finish_reason),
+            "stop_reason": self.stop_reason,
+        }
+        if (ids := self.column("token_ids")) is not None:
+            made["token_ids"] = ids
+        return made
 
 
 class _Chunks(ChunkWriter):
@@ -121,7 +167,7 @@ class _Chunks(ChunkWriter):
         body: ChatRequest,
         reading: Reading,
         prompt_tokens: int,
-        prompt_ids: JsonText | None,
+        prompt_ids: JsonNumbers | None,
     ) -> None:
         super().__init__("chat.completion.chunk", job, model, body, prompt_tokens, bool(body.logprobs))
         self._service = service
@@ -156,7 +202,9 @@ class _Chunks(ChunkWriter):
         return [*event_parts(first | {"prompt_token_ids": self._prompt_ids}), chunk]
 
     def _chunk(self, index: int, said: Chunk, delta: Delta, reason: str | None = None) -> dict[str, Any]:
-        logprobs = chat_logprobs(delta.logprobs, self._service.tokenizer) if self._logprobs else None
+        logprobs = None
+        if self._logprobs:
+            logprobs = {"content": chat_logprobs(delta.logprobs, self._service.tokenizer)}
         choice = {
             "index": index,
             "delta": said,
@@ -168,11 +216,11 @@ class _Chunks(ChunkWriter):
             choice["token_ids"] = delta.token_ids
         return self.common | {"choices": [choice]}
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> UsageAnswer:
         return _usage(self._service, self.job, self.body, list(self._replies.values()))
 
 
-def _usage(service: Service, job: Job, body: PromptFields, replies: Sequence[Reply]) -> dict[str, Any]:
+def _usage(service: Service, job: Job, body: PromptFields, replies: Sequence[Reply]) -> UsageAnswer:
     counted = usage(job, body.explain)
     if service.replies.reasoning is not None:
         tokens = sum(reply.reasoning_tokens for reply in replies)

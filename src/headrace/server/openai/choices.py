@@ -6,7 +6,9 @@ import io
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from json.encoder import encode_basestring
-from typing import Any, Protocol
+from typing import Any, Generic, NotRequired, Protocol, TypeVar
+
+from typing_extensions import TypedDict
 
 from headrace.server.http.events import DONE, Chunk, EventWriter, event
 from headrace.server.http.json_parts import JsonList, rounded
@@ -14,10 +16,47 @@ from headrace.server.openai.job import Job
 from headrace.server.openai.schemas import PromptFields
 from headrace.serving.requests.completion import Delta
 
-_TIMES = ("queue_s", "prefill_s", "decode_s", "ttft_s", "tpot_s", "e2e_s")
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
 
 
-def usage(job: Job, explain: bool | None) -> dict[str, Any]:
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ExplainedPrompt(TypedDict):
+    """Times in seconds, null for phases that were not reached."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    cache_miss: str | None
+    output_tokens: int
+    preemptions: int
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+
+
+class Explanation(TypedDict):
+    prompts: list[ExplainedPrompt]
+
+
+class UsageAnswer(TypedDict):
+    """`headrace` is there if the request says `"explain": true`, `completion_tokens_details` if the model reasons."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
+    headrace: NotRequired[Explanation]
+
+
+def usage(job: Job, explain: bool | None) -> UsageAnswer:
     """Token counts of a complete answer.
 
     With `explain`, there is an entry for each prompt: times in seconds, null for phases that were not reached, and
@@ -27,22 +66,27 @@ def usage(job: Job, explain: bool | None) -> dict[str, Any]:
     metrics = job.metrics
     prompt = sum(one.num_prompt_tokens for one in metrics)
     output = sum(one.num_output_tokens for one in metrics)
-    counts: dict[str, Any] = {
+    counts: UsageAnswer = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in metrics)},
     }
     if explain:
-        explained: list[dict[str, Any]] = [
+        explained: list[ExplainedPrompt] = [
             {
                 "prompt_tokens": one.num_prompt_tokens,
                 "cached_tokens": one.num_cached_tokens,
                 "cache_miss": one.cache_miss,
                 "output_tokens": one.num_output_tokens,
                 "preemptions": one.num_preemptions,
+                "queue_s": rounded(one.queue_s),
+                "prefill_s": rounded(one.prefill_s),
+                "decode_s": rounded(one.decode_s),
+                "ttft_s": rounded(one.ttft_s),
+                "tpot_s": rounded(one.tpot_s),
+                "e2e_s": rounded(one.e2e_s),
             }
-            | {name: rounded(getattr(one, name)) for name in _TIMES}
             for one in metrics
         ]
         counts["headrace"] = {"prompts": explained}
@@ -50,7 +94,7 @@ def usage(job: Job, explain: bool | None) -> dict[str, Any]:
 
 
 def head(kind: str, job: Job, model: str) -> dict[str, Any]:
-    """The fields that all chunks of an answer share."""
+    """The fields that all chunks of a stream share."""
     return {"id": job.name, "object": kind, "created": int(time.time()), "model": model}
 
 
@@ -64,18 +108,21 @@ class Column(Protocol):
         ...
 
 
-class Rows:
+Entry = TypeVar("Entry")
+
+
+class Rows(Generic[Entry]):
     """A column with an entry a token, kept as JSON. `first`: entries before those of any token."""
 
-    def __init__(self, entries: Callable[[Delta], Sequence[Any]], first: Sequence[Any] = ()) -> None:
+    def __init__(self, entries: Callable[[Delta], Sequence[Entry]], first: Sequence[Entry] = ()) -> None:
         self._entries = entries
-        self._list = JsonList()
+        self._list = JsonList[Entry]()
         self._list.extend(first)
 
     def add(self, delta: Delta) -> None:
         self._list.extend(self._entries(delta))
 
-    def value(self) -> Any:
+    def value(self) -> JsonList[Entry]:
         return self._list
 
 
@@ -92,29 +139,29 @@ class Text:
         return self._text.getvalue()
 
 
-def token_ids() -> Rows:
+def token_ids() -> Rows[int]:
     """The column `token_ids`, as in vLLM."""
     return Rows(lambda delta: delta.token_ids)
 
 
 class Choice:
-    """One completion of an answer that is sent whole."""
+    """One completion of an answer that is sent whole; `finish_reason` and `stop_reason` are those of its end."""
 
     def __init__(self, index: int, columns: Mapping[str, Column]) -> None:
         self.index = index
         self._columns = columns
-        self._finish_reason: str | None = None
-        self._stop_reason: int | str | None = None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
 
     def add(self, delta: Delta) -> None:
         for column in self._columns.values():
             column.add(delta)
-        self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
-    def fields(self) -> dict[str, Any]:
-        reasons = {"finish_reason": self._finish_reason, "stop_reason": self._stop_reason}
-        columns = {name: column.value() for name, column in self._columns.items()}
-        return {"index": self.index, "logprobs": None} | columns | reasons
+    def column(self, name: str) -> Any:
+        """The value of a column; None if there is no such column."""
+        column = self._columns.get(name)
+        return None if column is None else column.value()
 
 
 HOLE = "\ue000text\ue000"
@@ -166,7 +213,7 @@ class ChunkWriter(EventWriter[tuple[int, Delta]]):
             counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total}
             self.common["usage"] = counts
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> UsageAnswer:
         return usage(self.job, self.body.explain)
 
     def end(self) -> Iterable[bytes]:

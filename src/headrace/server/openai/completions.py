@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
+from pydantic import WithJsonSchema
+from typing_extensions import TypedDict
 
 from headrace.server.http.events import EventStream, event, event_parts
-from headrace.server.http.json_parts import JsonText, json_response
+from headrace.server.http.json_parts import JsonList, JsonNumbers, json_response
 from headrace.server.http.pace import Slices, while_connected
 from headrace.server.openai.choices import (
     HOLE,
@@ -19,12 +22,12 @@ from headrace.server.openai.choices import (
     ChunkWriter,
     Column,
     Text,
-    head,
+    UsageAnswer,
     token_ids,
     usage,
 )
 from headrace.server.openai.job import Job
-from headrace.server.openai.logprobs import TextLogprobs, prompt_logprobs
+from headrace.server.openai.logprobs import PromptLogprobs, TextLogprobs, TextLogprobsAnswer, prompt_logprobs
 from headrace.server.openai.prompts import Encoded, check_length, encode_prompts, truncation
 from headrace.server.openai.schemas import CompletionRequest
 from headrace.server.service import Service, service_of
@@ -32,12 +35,32 @@ from headrace.serving.requests.completion import Delta
 
 router = APIRouter()
 
-_KIND = "text_completion"
-
 _FEW_TOKENS = 2000
 """Decoded on the event loop: a thread would cost more than the work."""
 
 _CHOICES_A_TURN = 256
+
+
+class TextChoice(TypedDict):
+    """The last three if the request asks for them."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobsAnswer | None
+    finish_reason: Annotated[str | None, WithJsonSchema({"type": "string", "enum": ["stop", "length"]})]
+    stop_reason: int | str | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[JsonNumbers]
+    token_ids: NotRequired[JsonList[int]]
+
+
+class CompletionAnswer(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageAnswer
 
 
 @router.post("/v1/completions")
@@ -62,16 +85,21 @@ async def completions(
         return EventStream(job, _Chunks(parts, job, model, body), job.cancel)
     choices = [Choice(index, parts.columns(index)) for index in range(len(prompts) * params.n)]
     await job.read(request.receive, lambda index, delta: choices[index].add(delta))
-    answer = head(_KIND, job, model)
-    answer["choices"] = written = []
+    written: list[TextChoice] = []
     slices = Slices(_CHOICES_A_TURN)
     for choice in choices:
-        fields, front = choice.fields(), parts.front(choice.index)
         if job.held is not None:
-            job.held.take(len(front))
-        written.append(fields | {"text": front + fields["text"]} | parts.prompt_ids(choice.index))
+            job.held.take(len(parts.front(choice.index)))
+        written.append(parts.written(choice))
         await slices.add(1)
-    answer["usage"] = usage(job, body.explain)
+    answer: CompletionAnswer = {
+        "id": job.name,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": written,
+        "usage": usage(job, body.explain),
+    }
     return await json_response(answer, job.held)
 
 
@@ -85,7 +113,7 @@ class _Parts:
         body: CompletionRequest,
         prompts: Sequence[Encoded],
         fronts: Sequence[str] | None,
-        ids: Sequence[JsonText],
+        ids: Sequence[JsonNumbers],
     ) -> None:
         self._tokenizer = service.tokenizer
         self._body = body
@@ -97,11 +125,11 @@ class _Parts:
     @classmethod
     async def of(cls, service: Service, body: CompletionRequest, prompts: Sequence[Encoded]) -> _Parts:
         fronts = await _echoed(service, body, prompts) if body.echo else None
-        ids: list[JsonText] = []
+        ids: list[JsonNumbers] = []
         if body.return_token_ids:
             slices = Slices(_CHOICES_A_TURN)
             for prompt in prompts:
-                ids.append(await JsonText.of_numbers(prompt.ids))
+                ids.append(await JsonNumbers.of(prompt.ids))
                 await slices.add(1)
         return cls(service, body, prompts, fronts, ids)
 
@@ -127,9 +155,26 @@ class _Parts:
             found["token_ids"] = token_ids()
         return found
 
-    def prompt_ids(self, index: int) -> dict[str, Any]:
-        """The field with the prompt's token ids, if the request asks for it."""
-        return {"prompt_token_ids": self._ids[index // self._n]} if self._ids else {}
+    def prompt_ids(self, index: int) -> JsonNumbers | None:
+        """The prompt's token ids, if the request asks for them."""
+        return self._ids[index // self._n] if self._ids else None
+
+    def written(self, choice: Choice) -> TextChoice:
+        """A choice of a whole answer."""
+        made: TextChoice = {
+            "index": choice.index,
+            "text": self.front(choice.index) + choice.column("text"),
+            "logprobs": choice.column("logprobs"),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._body.prompt_logprobs is not None:
+            made["prompt_logprobs"] = choice.column("prompt_logprobs")
+        ids = self.prompt_ids(choice.index)
+        if ids is not None:
+            made["prompt_token_ids"] = ids
+            made["token_ids"] = choice.column("token_ids")
+        return made
 
 
 async def _echoed(service: Service, body: CompletionRequest, prompts: Sequence[Encoded]) -> list[str]:
@@ -149,7 +194,7 @@ class _Chunks(ChunkWriter):
 
     def __init__(self, parts: _Parts, job: Job, model: str, body: CompletionRequest) -> None:
         prompt_tokens = sum(len(prompt.ids) for prompt in parts.prompts)
-        super().__init__(_KIND, job, model, body, prompt_tokens, body.logprobs is not None)
+        super().__init__("text_completion", job, model, body, prompt_tokens, body.logprobs is not None)
         self._parts = parts
         self._logprobs: dict[int, TextLogprobs | None] = {}  # of choices that have begun
 
@@ -162,7 +207,7 @@ class _Chunks(ChunkWriter):
         if not shown and not (self.with_ids and delta.token_ids):  # such as the middle of a character
             return b""
         begins = index not in self._logprobs
-        front, prompt_ids = "", {"prompt_token_ids": None}
+        front, prompt_ids = "", None
         if begins:
             self._logprobs[index], front = self._parts.logprobs(index), self._parts.front(index)
             prompt_ids = self._parts.prompt_ids(index)
@@ -175,7 +220,7 @@ class _Chunks(ChunkWriter):
             "stop_reason": delta.stop_reason,
         }
         if self.with_ids:
-            choice |= prompt_ids | {"token_ids": delta.token_ids}
+            choice |= {"prompt_token_ids": prompt_ids, "token_ids": delta.token_ids}
         chunk = self.common | {"choices": [choice]}
         if begins and self.with_ids:
             return list(event_parts(chunk))

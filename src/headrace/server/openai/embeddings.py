@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import uuid
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import Pooling
@@ -18,6 +19,7 @@ from headrace.errors import InvalidParams
 from headrace.server.http.json_parts import JsonList, json_response
 from headrace.server.http.pace import while_connected
 from headrace.server.observability.record import current
+from headrace.server.openai.choices import PromptTokensDetails
 from headrace.server.openai.job import new_requests, started
 from headrace.server.openai.prompts import check_length, encode_prompts, truncation
 from headrace.server.openai.request_fields import EMBEDDING
@@ -49,6 +51,27 @@ class EmbeddingRequest(TruncationFields, WorkFields):
     pooling: Literal["mean", "last"] | None = None
 
 
+class EmbeddingEntry(TypedDict):
+    """`embedding` is a list of numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingAnswer(TypedDict):
+    object: Literal["list"]
+    model: str
+    usage: EmbeddingUsage
+    data: JsonList[EmbeddingEntry]
+
+
 @router.post("/v1/embeddings")
 async def embeddings(
     body: EmbeddingRequest, request: Request, service: Annotated[Service, Depends(service_of)]
@@ -56,18 +79,19 @@ async def embeddings(
     """Prompts as vectors: the model's last hidden state of a prompt's last token, or the mean over its tokens."""
     model = service.model(body.model)
     found = await while_connected(request.receive, embedded(service, body))
-    data = JsonList()
+    data = JsonList[EmbeddingEntry]()
     for index, embedding in enumerate(found):
         data.extend([_entry(index, embedding, body)])
         await asyncio.sleep(0)  # a thousand vectors take a while
     tokens = sum(embedding.num_prompt_tokens for embedding in found)
     cached = sum(embedding.num_cached_tokens for embedding in found)
-    usage = {
+    usage: EmbeddingUsage = {
         "prompt_tokens": tokens,
         "total_tokens": tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    return await json_response({"object": "list", "model": model, "usage": usage, "data": data})
+    answer: EmbeddingAnswer = {"object": "list", "model": model, "usage": usage, "data": data}
+    return await json_response(answer)
 
 
 async def embedded(service: Service, body: EmbeddingRequest) -> list[Embedding]:
@@ -96,7 +120,7 @@ async def embedded(service: Service, body: EmbeddingRequest) -> list[Embedding]:
     return found
 
 
-def _entry(index: int, embedding: Embedding, body: EmbeddingRequest) -> dict[str, Any]:
+def _entry(index: int, embedding: Embedding, body: EmbeddingRequest) -> EmbeddingEntry:
     vector = shaped(embedding.vector, body.dimensions, body.normalize is not False)
     data: str | list[float] = list(vector)
     if body.encoding_format == "base64":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from headrace.core.types import TokenLogprobs
 from headrace.server.http.json_parts import JsonList
@@ -15,6 +16,38 @@ from headrace.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot write; vLLM uses the same number."""
+
+
+class TextLogprobsAnswer(TypedDict):
+    """One entry a token. Nothing predicts the first token of an echoed prompt."""
+
+    tokens: list[str] | JsonList[str]
+    token_logprobs: list[float | None] | JsonList[float | None]
+    top_logprobs: list[dict[str, float] | None] | JsonList[dict[str, float] | None]
+    text_offset: list[int] | JsonList[int]
+
+
+class TokenChance(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(TokenChance):
+    top_logprobs: list[TokenChance]
+
+
+class ChatLogprobsAnswer(TypedDict):
+    content: list[ChatToken] | JsonList[ChatToken]
+
+
+class PromptLogprob(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+PromptLogprobs = JsonList[dict[str, PromptLogprob] | None]
 
 
 class TextLogprobs:
@@ -37,17 +70,34 @@ class TextLogprobs:
         self._offset = 0
         self._echo = echo
         self._first: tuple[int, ...] = prompt.ids[:1] if echo else ()
-        self._whole: dict[str, JsonList] = {}
+        self._tokens = JsonList[str]()
+        self._chosen = JsonList[float | None]()
+        self._top = JsonList[dict[str, float] | None]()
+        self._offsets = JsonList[int]()
 
     def add(self, delta: Delta) -> None:
-        for name, values in self.take(delta).items():
-            self._whole.setdefault(name, JsonList()).extend(values)
+        tokens, chosen, top, offsets = self._entries(delta)
+        self._tokens.extend(tokens)
+        self._chosen.extend(chosen)
+        self._top.extend(top)
+        self._offsets.extend(offsets)
 
-    def value(self) -> dict[str, JsonList]:
-        return self._whole
+    def value(self) -> TextLogprobsAnswer:
+        return {
+            "tokens": self._tokens,
+            "token_logprobs": self._chosen,
+            "top_logprobs": self._top,
+            "text_offset": self._offsets,
+        }
 
-    def take(self, delta: Delta) -> dict[str, list[Any]]:
+    def take(self, delta: Delta) -> TextLogprobsAnswer:
         """The entries of new tokens."""
+        tokens, chosen, top, offsets = self._entries(delta)
+        return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
+
+    def _entries(
+        self, delta: Delta
+    ) -> tuple[list[str], list[float | None], list[dict[str, float] | None], list[int]]:
         tokens: list[str] = []
         chosen: list[float | None] = []
         top: list[dict[str, float] | None] = []
@@ -71,36 +121,26 @@ class TextLogprobs:
             chosen.append(_finite(entry.logprob))
             top.append(alternatives)
         self._first = ()
-        return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
+        return tokens, chosen, top, offsets
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """`logprobs` of /v1/chat/completions."""
-    return {
-        "content": [
-            _described(entry.token, entry.logprob, tokenizer)
-            | {"top_logprobs": [_described(token, logprob, tokenizer) for token, logprob, _ in entry.top]}
-            for entry in entries
-        ]
-    }
+def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[ChatToken]:
+    """`content` of `logprobs` of /v1/chat/completions."""
+    return [
+        {
+            **_described(entry.token, entry.logprob, tokenizer),
+            "top_logprobs": [_described(token, logprob, tokenizer) for token, logprob, _ in entry.top],
+        }
+        for entry in entries
+    ]
 
 
-class ChatLogprobs(Rows):
-    """`logprobs` of a whole choice of /v1/chat/completions."""
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        super().__init__(lambda delta: chat_logprobs(delta.logprobs, tokenizer)["content"])
-
-    def value(self) -> dict[str, Any]:
-        return {"content": super().value()}
-
-
-def prompt_logprobs(count: int, tokenizer: Tokenizer | None) -> Rows:
+def prompt_logprobs(count: int, tokenizer: Tokenizer | None) -> Rows[dict[str, PromptLogprob] | None]:
     """vLLM's `prompt_logprobs` of a whole answer, with `count` alternatives: an object a prompt token, null for the
     first, which nothing predicts."""
 
-    def by_token(entry: TokenLogprobs) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def by_token(entry: TokenLogprobs) -> dict[str, PromptLogprob] | None:
+        found: dict[str, PromptLogprob] = {}
         for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *entry.top[:count]):
             if str(token) not in found:
                 text = None if tokenizer is None else _text(token, tokenizer)
@@ -110,7 +150,7 @@ def prompt_logprobs(count: int, tokenizer: Tokenizer | None) -> Rows:
     return Rows(lambda delta: list(map(by_token, delta.prompt_logprobs)), [None])
 
 
-def _described(token: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _described(token: int, logprob: float, tokenizer: Tokenizer | None) -> TokenChance:
     data = None if tokenizer is None else list(tokenizer.token_bytes(token))
     return {"token": _text(token, tokenizer), "logprob": _finite(logprob), "bytes": data}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
 
 from headrace.errors import InvalidParams
 from headrace.server.http.json_parts import JsonList, json_response
@@ -48,9 +50,35 @@ class DetokenizeRequest(Strict):
     tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
+class ModelCard(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int | None
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class TokenizeAnswer(TypedDict):
+    count: int
+    max_model_len: int | None
+    tokens: Sequence[int]
+    token_strs: JsonList[str] | None
+
+
+class DetokenizeAnswer(TypedDict):
+    prompt: str
+
+
 @router.get("/v1/models")
 async def models(service: Annotated[Service, Depends(service_of)]) -> Response:
-    return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
+    answer: ModelList = {"object": "list", "data": [_card(service, name) for name in service.names]}
+    return JSONResponse(answer)
 
 
 @router.get("/v1/models/{name:path}")
@@ -79,20 +107,19 @@ async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(se
             continue_final_message=bool(body.continue_final_message),
             add_special_tokens=bool(body.add_special_tokens),
         )
-    strings = None
+    strings: JsonList[str] | None = None
     if body.return_token_strs:
         strings = JsonList()
         for at in range(0, len(encoded.ids), _FEW):
             strings.extend([tokenizer.token(token) for token in encoded.ids[at : at + _FEW]])
             await asyncio.sleep(0)
-    return await json_response(
-        {
-            "count": len(encoded.ids),
-            "max_model_len": service.facts.max_model_len,
-            "tokens": encoded.ids,
-            "token_strs": strings,
-        }
-    )
+    answer: TokenizeAnswer = {
+        "count": len(encoded.ids),
+        "max_model_len": service.facts.max_model_len,
+        "tokens": encoded.ids,
+        "token_strs": strings,
+    }
+    return await json_response(answer)
 
 
 @router.post("/detokenize")
@@ -106,10 +133,11 @@ async def detokenize(body: DetokenizeRequest, service: Annotated[Service, Depend
         text = tokenizer.decode(body.tokens, skip_special_tokens=False)
     else:
         text = await asyncio.to_thread(tokenizer.decode, body.tokens, False)
-    return await json_response({"prompt": text})
+    answer: DetokenizeAnswer = {"prompt": text}
+    return await json_response(answer)
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
+def _card(service: Service, name: str) -> ModelCard:
     return {
         "id": name,
         "object": "model",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
@@ -195,6 +197,27 @@ def message_delta(pieces: list[Piece], reply: Reply, include_reasoning: bool = T
     return delta
 
 
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(TypedDict):
+    """`content` is null if the message has calls and no text; `reasoning` equals `reasoning_content`."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
 class MessageBuilder:
     """Joins the deltas of a choice into its message."""
 
@@ -213,11 +236,10 @@ class MessageBuilder:
                 self._arguments.append(io.StringIO())
             self._arguments[call["index"]].write(call["function"]["arguments"])
 
-    def message(self) -> dict[str, Any]:
-        """The message; `content` is null if it has calls and no text."""
+    def message(self) -> AssistantMessage:
         texts = {name: text.getvalue() for name, text in self._texts.items()}
         content = texts.get("content", "")
-        message: dict[str, Any] = {"role": "assistant", "content": content or (None if self._calls else "")}
+        message: AssistantMessage = {"role": "assistant", "content": content or (None if self._calls else "")}
         if "reasoning_content" in texts:
             message["reasoning_content"] = message["reasoning"] = texts["reasoning_content"]
         if self._calls:

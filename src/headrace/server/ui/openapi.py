@@ -8,11 +8,22 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 
+from headrace.server.anthropic.answers import MessagesErrorAnswer
+from headrace.server.anthropic.route import CountTokensAnswer, MessageAnswer
+from headrace.server.http.errors import ErrorAnswer
+from headrace.server.observability.monitor import StatusAnswer, UsageReport, VersionAnswer
+from headrace.server.ollama.about import OllamaModel, OllamaModelList
+from headrace.server.ollama.answers import OllamaChatAnswer, OllamaErrorAnswer, OllamaGenerateAnswer
+from headrace.server.ollama.route import OllamaEmbedAnswer, OllamaEmbeddingAnswer
+from headrace.server.openai.chat import ChatAnswer
+from headrace.server.openai.completions import CompletionAnswer
+from headrace.server.openai.embeddings import EmbeddingAnswer
+from headrace.server.openai.models import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
+from headrace.server.openai.responses.builder import ResponsesAnswer
+from headrace.server.openai.responses.route import ResponseDeleted
 from headrace.server.service import Service
-from headrace.server.ui import answers
 
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
@@ -32,41 +43,37 @@ class Answer:
     """What a route answers with 200: JSON of a model, other media types, or one or the other. `unavailable` is what it
     says with 503 where that is no error body."""
 
-    model: type[BaseModel] | None = None
+    model: type[Any] | None = None
     media: tuple[str, ...] = ()
-    unavailable: type[BaseModel] | None = None
-    error: type[BaseModel] = answers.ErrorAnswer
+    unavailable: type[Any] | None = None
+    error: type[Any] = ErrorAnswer
 
 
 ANSWERS: dict[tuple[str, str], Answer] = {
-    ("post", "/v1/completions"): Answer(answers.CompletionAnswer, (EVENTS,)),
-    ("post", "/v1/chat/completions"): Answer(answers.ChatAnswer, (EVENTS,)),
-    ("post", "/v1/responses"): Answer(answers.ResponsesAnswer, (EVENTS,)),
-    ("get", "/v1/responses/{response_id}"): Answer(answers.ResponsesAnswer),
-    ("delete", "/v1/responses/{response_id}"): Answer(answers.ResponseDeleted),
-    ("post", "/v1/messages"): Answer(answers.MessageAnswer, (EVENTS,), error=answers.MessagesErrorAnswer),
-    ("post", "/v1/messages/count_tokens"): Answer(
-        answers.CountTokensAnswer, error=answers.MessagesErrorAnswer
-    ),
-    ("post", "/v1/embeddings"): Answer(answers.EmbeddingAnswer),
-    ("post", "/api/chat"): Answer(answers.OllamaChatAnswer, (LINES,), error=answers.OllamaErrorAnswer),
-    ("post", "/api/generate"): Answer(
-        answers.OllamaGenerateAnswer, (LINES,), error=answers.OllamaErrorAnswer
-    ),
-    ("post", "/api/embed"): Answer(answers.OllamaEmbedAnswer, error=answers.OllamaErrorAnswer),
-    ("post", "/api/embeddings"): Answer(answers.OllamaEmbeddingAnswer, error=answers.OllamaErrorAnswer),
-    ("post", "/api/show"): Answer(answers.OllamaModel, error=answers.OllamaErrorAnswer),
-    ("get", "/api/tags"): Answer(answers.OllamaModelList, error=answers.OllamaErrorAnswer),
-    ("get", "/api/ps"): Answer(answers.OllamaModelList, error=answers.OllamaErrorAnswer),
-    ("get", "/api/version"): Answer(answers.VersionAnswer, error=answers.OllamaErrorAnswer),
-    ("post", "/tokenize"): Answer(answers.TokenizeAnswer),
-    ("post", "/detokenize"): Answer(answers.DetokenizeAnswer),
-    ("get", "/v1/models"): Answer(answers.ModelList),
-    ("get", "/v1/models/{name}"): Answer(answers.ModelCard),
-    ("get", "/health"): Answer(answers.StatusAnswer, unavailable=answers.StatusAnswer),
-    ("get", "/ready"): Answer(answers.StatusAnswer, unavailable=answers.StatusAnswer),
-    ("get", "/version"): Answer(answers.VersionAnswer),
-    ("get", "/usage"): Answer(answers.UsageReport),
+    ("post", "/v1/completions"): Answer(CompletionAnswer, (EVENTS,)),
+    ("post", "/v1/chat/completions"): Answer(ChatAnswer, (EVENTS,)),
+    ("post", "/v1/responses"): Answer(ResponsesAnswer, (EVENTS,)),
+    ("get", "/v1/responses/{response_id}"): Answer(ResponsesAnswer),
+    ("delete", "/v1/responses/{response_id}"): Answer(ResponseDeleted),
+    ("post", "/v1/messages"): Answer(MessageAnswer, (EVENTS,), error=MessagesErrorAnswer),
+    ("post", "/v1/messages/count_tokens"): Answer(CountTokensAnswer, error=MessagesErrorAnswer),
+    ("post", "/v1/embeddings"): Answer(EmbeddingAnswer),
+    ("post", "/api/chat"): Answer(OllamaChatAnswer, (LINES,), error=OllamaErrorAnswer),
+    ("post", "/api/generate"): Answer(OllamaGenerateAnswer, (LINES,), error=OllamaErrorAnswer),
+    ("post", "/api/embed"): Answer(OllamaEmbedAnswer, error=OllamaErrorAnswer),
+    ("post", "/api/embeddings"): Answer(OllamaEmbeddingAnswer, error=OllamaErrorAnswer),
+    ("post", "/api/show"): Answer(OllamaModel, error=OllamaErrorAnswer),
+    ("get", "/api/tags"): Answer(OllamaModelList, error=OllamaErrorAnswer),
+    ("get", "/api/ps"): Answer(OllamaModelList, error=OllamaErrorAnswer),
+    ("get", "/api/version"): Answer(VersionAnswer, error=OllamaErrorAnswer),
+    ("post", "/tokenize"): Answer(TokenizeAnswer),
+    ("post", "/detokenize"): Answer(DetokenizeAnswer),
+    ("get", "/v1/models"): Answer(ModelList),
+    ("get", "/v1/models/{name}"): Answer(ModelCard),
+    ("get", "/health"): Answer(StatusAnswer, unavailable=StatusAnswer),
+    ("get", "/ready"): Answer(StatusAnswer, unavailable=StatusAnswer),
+    ("get", "/version"): Answer(VersionAnswer),
+    ("get", "/usage"): Answer(UsageReport),
     ("get", "/live"): Answer(media=(EVENTS,)),
     ("get", "/metrics"): Answer(media=(PROMETHEUS, OPENMETRICS)),
 }
@@ -131,15 +138,17 @@ def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str
 
 
 def _answer_schemas() -> dict[str, Any]:
-    models: set[type[BaseModel]] = {answer.error for answer in ANSWERS.values()}
+    models: dict[str, Any] = {}
     for answer in ANSWERS.values():
-        models |= {model for model in (answer.model, answer.unavailable) if model is not None}
-    ordered = sorted(models, key=lambda model: model.__name__)
-    _, definitions = models_json_schema(
-        [(model, "serialization") for model in ordered], ref_template="#/components/schemas/{model}"
+        for model in (answer.model, answer.unavailable, answer.error):
+            if model is not None:
+                models[model.__name__] = model
+    _, found = TypeAdapter.json_schemas(
+        [(name, "serialization", TypeAdapter(models[name])) for name in sorted(models)],
+        ref_template="#/components/schemas/{model}",
     )
-    found: dict[str, Any] = definitions["$defs"]
-    return found
+    schemas: dict[str, Any] = found["$defs"]
+    return schemas
 
 
 def _responses(described: Answer, operation: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +167,7 @@ def _responses(described: Answer, operation: Mapping[str, Any]) -> dict[str, Any
     return responses
 
 
-def _reference(model: type[BaseModel]) -> dict[str, Any]:
+def _reference(model: type[Any]) -> dict[str, Any]:
     return {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
 
 

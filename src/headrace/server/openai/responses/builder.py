@@ -3,16 +3,69 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NotRequired
 
+from typing_extensions import TypedDict
+
+from headrace.server.http.errors import ErrorDetail
 from headrace.server.http.json_parts import JsonList
+from headrace.server.openai.choices import CompletionTokensDetails, Explanation, PromptTokensDetails
+from headrace.server.openai.logprobs import ChatToken
 from headrace.text.tools.json_text import is_closed
 from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 
 Event = dict[str, Any]
 
-_LAST_STATUS = {"length": "incomplete", "stop": "completed"}
+Status = Literal["completed", "incomplete", "failed", "in_progress"]
+
+
+class ResponsesUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionTokensDetails
+    total_tokens: int
+    headrace: NotRequired[Explanation]
+
+
+class ResponsesHead(TypedDict):
+    """The fields of a response that are known before there is output."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    error: dict[str, str] | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    metadata: dict[str, Any]
+    max_output_tokens: int | None
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    background: bool
+    reasoning: dict[str, str | None]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    user: str | None
+    warnings: NotRequired[list[str]]
+
+
+class ResponsesAnswer(ResponsesHead):
+    """OpenAI's response object; `output` holds messages, reasoning and calls of functions."""
+
+    status: Status
+    output: list[dict[str, Any]]
+    usage: ResponsesUsage | None
+
+
+_LAST_STATUS: dict[str, Status] = {"length": "incomplete", "stop": "completed"}
 
 
 class ResponseBuilder:
@@ -22,8 +75,8 @@ class ResponseBuilder:
     new_call_id: makes the ids of calls.
     """
 
-    def __init__(self, response: dict[str, Any], new_call_id: Any) -> None:
-        self.response = response | {"status": "in_progress", "output": [], "usage": None}
+    def __init__(self, response: ResponsesHead, new_call_id: Callable[[], str]) -> None:
+        self.response: ResponsesAnswer = {**response, "status": "in_progress", "output": [], "usage": None}
         self._new_call_id = new_call_id
         self._number = 0
         self._open: _Item | None = None
@@ -51,12 +104,12 @@ class ResponseBuilder:
                     events.append(self._event("function_call_arguments.delta", delta=text))
         return events
 
-    def finish(self, reason: str | None, usage: dict[str, Any]) -> list[Event]:
+    def finish(self, reason: str | None, usage: ResponsesUsage) -> list[Event]:
         """The last events; `reason` is the engine's finish reason."""
         status = _LAST_STATUS.get(reason or "", "completed")
         events = [] if self._open or self._items else self._text("message", "")
         events += self._close(status)
-        self.response |= {"status": status, "usage": usage, "output": self._items}
+        self.response.update({"status": status, "usage": usage, "output": self._items})
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         return [*events, self._of_response(f"response.{status}")]
@@ -64,12 +117,14 @@ class ResponseBuilder:
     def fail(self, code: str, message: str) -> list[Event]:
         """The last event if the engine fails; complete items remain."""
         error = {"code": code, "message": message}
-        self.response |= {"status": "failed", "error": error, "output": self._items}
+        self.response.update({"status": "failed", "error": error, "output": self._items})
         return [self._of_response("response.failed")]
 
-    def error(self, fields: dict[str, Any]) -> Event:
-        """The last event if the server fails; `fields` of the error's body."""
-        return self._numbered("error", {name: fields[name] for name in ("code", "message", "param")})
+    def error(self, error: ErrorDetail) -> Event:
+        """The last event if the server fails."""
+        return self._numbered(
+            "error", {"code": error["code"], "message": error["message"], "param": error["param"]}
+        )
 
     # ---- Items ----
 
@@ -139,7 +194,7 @@ class _Item:
         self.is_call = kind == "function_call"
         self.part_type = "output_text" if kind == "message" else "reasoning_text"
         self.parts: list[str] = []
-        self.logprobs = JsonList()
+        self.logprobs = JsonList[ChatToken]()
         self._begun = {"id": self.id, "type": kind, "status": "in_progress"} | fields
 
     @classmethod

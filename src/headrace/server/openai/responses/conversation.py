@@ -11,6 +11,7 @@ from headrace.errors import InvalidParams, PreviousResponseNotFound, ResponseNot
 from headrace.server.http.body import MAX_WORK, BodyWork
 from headrace.server.http.json_parts import PART_CHARS, json_parts
 from headrace.server.openai.prompts import are_many
+from headrace.server.openai.responses.builder import ResponsesAnswer
 from headrace.server.openai.responses.schemas import ResponsesRequest
 from headrace.server.openai.responses.store import MAX_ENTRY_BYTES, StoredItems, StoredResponse
 from headrace.server.service import Service
@@ -171,7 +172,7 @@ class Thread:
         if self.kept:
             self._written = _finished(_extended(self.before, _listed(self.given)))
 
-    def keep(self, service: Service, response: dict[str, Any]) -> Iterator[None]:
+    def keep(self, service: Service, response: ResponsesAnswer) -> Iterator[None]:
         """Store a complete response with its conversation. If they are too large, sets the response's `store` to False.
 
         Yields from time to time, so that the caller can serve others.
@@ -179,7 +180,7 @@ class Thread:
         if self.kept and not (yield from self._put(service, response)):
             response["store"] = False
 
-    def _put(self, service: Service, response: dict[str, Any]) -> Generator[None, None, bool]:
+    def _put(self, service: Service, response: ResponsesAnswer) -> Generator[None, None, bool]:
         if self._written is None:
             return False
         items = yield from _extended(self._written, map(_without_logprobs, response["output"]))

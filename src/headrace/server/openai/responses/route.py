@@ -8,10 +8,11 @@ import json
 import logging
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
+from typing_extensions import TypedDict
 
 from headrace.errors import HeadraceError, InvalidParams
 from headrace.server.http.events import EventStream, EventWriter, event_parts, failure_body, named_events
@@ -29,7 +30,7 @@ from headrace.server.openai.prompts import (
     read_messages,
 )
 from headrace.server.openai.reply import Reading, Reply
-from headrace.server.openai.responses.builder import Event, ResponseBuilder
+from headrace.server.openai.responses.builder import Event, ResponseBuilder, ResponsesHead, ResponsesUsage
 from headrace.server.openai.responses.conversation import Thread, chat_messages
 from headrace.server.openai.responses.schemas import ResponsesRequest
 from headrace.server.service import Service, service_of
@@ -49,11 +50,12 @@ async def responses(
     body.check()
     thread = Thread.of(service, body)
     prompt = await _prompt(service, body, thread)
-    described = _described(body, model, thread)
+    described = _described(body, model, thread)  # checked before the work
     job, reading, strict = await while_connected(request.receive, _start(service, body, prompt))
     described["tools"] = [_flat(tool) for tool in body.functions(strict)]
     reply = Reply(reading)
-    builder = ResponseBuilder({"id": job.name.replace("-", "_", 1)} | described, reply.new_call_id)
+    described["id"] = job.name.replace("-", "_", 1)
+    builder = ResponseBuilder(described, reply.new_call_id)
     events = _Events(service, job, body, reply, builder, thread)
     if body.stream:
         return EventStream(job, events, job.cancel)
@@ -136,7 +138,7 @@ class _Events(EventWriter[tuple[int, Delta]]):
         for one in delta.by_token():  # each log-probability belongs to its token's text
             pieces = self._reply.take(one)
             # Kept until their text is complete: a token may be the middle of a character.
-            self._waiting += chat_logprobs(one.logprobs, self._service.tokenizer)["content"]
+            self._waiting += chat_logprobs(one.logprobs, self._service.tokenizer)
             events += self._builder.add(pieces, self._waiting)
             if pieces:
                 self._waiting = []
@@ -145,14 +147,15 @@ class _Events(EventWriter[tuple[int, Delta]]):
     def finish(self) -> list[Event]:
         """The last events."""
         counted = usage(self._job, self._body.explain)
-        explained = {name: counted[name] for name in ("headrace",) if name in counted}
-        used = explained | {
+        used: ResponsesUsage = {
             "input_tokens": counted["prompt_tokens"],
             "input_tokens_details": counted["prompt_tokens_details"],
             "output_tokens": counted["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": self._reply.reasoning_tokens},
             "total_tokens": counted["total_tokens"],
         }
+        if "headrace" in counted:
+            used["headrace"] = counted["headrace"]
         return self._builder.finish(self._reason, used)
 
     def begin(self) -> bytes:
@@ -178,14 +181,15 @@ class _Events(EventWriter[tuple[int, Delta]]):
         return named_events(self._builder.fail(code, body["message"]))
 
 
-def _described(body: ResponsesRequest, model: str, thread: Thread) -> dict[str, Any]:
-    """The fields of an answer other than its output: the request, with defaults filled in.
+def _described(body: ResponsesRequest, model: str, thread: Thread) -> ResponsesHead:
+    """The fields of an answer other than its id and output: the request, with defaults filled in.
 
     Raises InvalidParams for values that cannot be encoded.
     """
     text = body.text
     reasoning = body.reasoning
-    described = {
+    described: ResponsesHead = {
+        "id": "",
         "object": "response",
         "created_at": int(time.time()),
         "model": model,
@@ -246,8 +250,15 @@ async def stored_response(
     return Response(stored.response, media_type="application/json")
 
 
+class ResponseDeleted(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, service: Annotated[Service, Depends(service_of)]) -> Response:
     """Delete a response. Later responses have a copy of its text in their own conversation."""
     service.responses.delete(service.caller.name, response_id)
-    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+    answer: ResponseDeleted = {"id": response_id, "object": "response", "deleted": True}
+    return JSONResponse(answer)
