@@ -75,6 +75,9 @@ PLANTS = [
     ("errors.py", "from headrace.core import planted_low", "downward only"),
     ("core/planted.py", "from headrace.runner import planted_low", "downward only"),
     ("ops/planted.py", "from headrace.core import planted_low", "never see a request"),
+    ("server/http/planted.py", "from headrace.server.requests import service", "inside the server"),
+    ("server/ollama/planted.py", "from headrace.server.openai import schemas", "inside the server"),
+    ("server/planted/__init__.py", "", "inside the server"),
     ("core/planted.py", "import msgspec", "message modules"),
     (
         "runner/sampling/state.py",
@@ -89,7 +92,7 @@ PLANTS = [
 def test_a_planted_violation_is_noticed(tmp_path: Path, file: str, line: str, contract: str):
     copy = tmp_path / "headrace"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("bundled", "__pycache__"))
-    for package in ("core", "runner", Path(file).parent.name):
+    for package in ("core", "runner", Path(file).parent):
         (copy / package).mkdir(exist_ok=True)
         (copy / package / "__init__.py").touch()
         (copy / package / "planted_low.py").touch()

@@ -14,7 +14,7 @@ from headrace.cli.bench_native import OPS, SAMPLING
 from headrace.cli.bench_serve import BACKENDS
 from headrace.cli.serve_flags import _CONNECTION_LIMITS, LOG_FORMATS
 from headrace.server.http.connection import ConnectionLimits
-from headrace.server.observability import logs
+from headrace.serving import logs
 
 LISTED = [command for command in COMMANDS if command.summary is not None]
 COUNT = """

@@ -11,7 +11,7 @@ from headrace.server.openai.responses.schemas import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
 )
-from headrace.server.openai.structured import MAX_SCHEMA_NAME_CHARS
+from headrace.server.requests.structured import MAX_SCHEMA_NAME_CHARS
 from headrace.text.templates import messages
 from headrace.text.templates.messages import MAX_MESSAGES, MAX_TOOLS
 from headrace.text.tools.call_json import MAX_NAME_CHARS

@@ -13,7 +13,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, Field
 
 from headrace.server.http.body import COSTS, MAX_BODY_BYTES, MAX_WORK
-from headrace.server.openai.schemas import MAX_PROMPT_TOKENS, CompletionRequest, checked_prompts
+from headrace.server.openai.schemas import CompletionRequest
+from headrace.server.requests.fields import MAX_PROMPT_TOKENS, checked_prompts
 from tests.server.bounds import Case, Node, bodies, cases, unbounded
 from tests.server.conftest import TinyServer
 from tests.server.hand_bounds import BEYOND, TOO_LONG, WITHIN

@@ -18,11 +18,11 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.identity import weights_identity
 from headrace.plan.weights import parameter_count, total_weight_bytes
-from headrace.server.observability.logs import FORMATS, TEXT, formatter
 from headrace.serving.engine.loop import EXIT_FAILED, EXIT_OK, EngineLoop
 from headrace.serving.engine.state import ModelFacts
 from headrace.serving.grammar.checker import GrammarChecker
 from headrace.serving.grammar.gate import GrammarGate
+from headrace.serving.logs import FORMATS, TEXT, formatter
 from headrace.serving.wire.connection import Connection, ParentGone, exit_with_parent
 from headrace.serving.wire.messages import Hello, failed
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headrace.server.http.connection import ConnectionLimits
 
 LOG_FORMATS = ("text", "json")
-"""As in `headrace.server.observability.logs`; a test compares them."""
+"""As in `headrace.serving.logs`; a test compares them."""
 
 # ---- Traffic and keys ----
 

@@ -27,7 +27,7 @@ from headrace.server.ollama import route as ollama
 from headrace.server.openai import chat, completions, embeddings, models
 from headrace.server.openai.responses import route as responses
 from headrace.server.openai.responses.store import DEFAULT_BYTES, ResponseStore
-from headrace.server.service import Service
+from headrace.server.requests.service import Service
 from headrace.server.ui import live, openapi, page
 from headrace.server.ui.live import Feed
 from headrace.text.tools.formats import ReplyFormats
@@ -69,9 +69,9 @@ def create_app(
         replies or ReplyFormats.of(engine.inputs.tokenizer),
         traffic=traffic,
         pooling=pooling,
-        responses=ResponseStore(response_store_bytes),
     )
-    traffic.on_reload(service.responses.keep)
+    app.state.responses = stored = ResponseStore(response_store_bytes)
+    traffic.on_reload(stored.keep)
     app.state.monitor = counted = Monitor(service, sinks)
     app.state.feed = Feed(engine.client, counted.tallies)
     # From the inside to the outside: the middleware that is added last sees a request first.

@@ -29,7 +29,6 @@ from headrace.server.http.headers import EVERYWHERE
 from headrace.server.http.listener import allow_connections, listen, unusable, url
 from headrace.server.http.pace import Drain
 from headrace.server.http.protocol import GuardedProtocol
-from headrace.server.observability.logs import TEXT, LogWriter, logs
 from headrace.server.observability.observer import Sink
 from headrace.server.observability.tracing import tracing
 from headrace.server.ollama.answers import DIALECT as OLLAMA
@@ -37,6 +36,7 @@ from headrace.server.openai.responses.store import DEFAULT_BYTES
 from headrace.server.shutdown import Ending, LastResort
 from headrace.serving.client.child import ENGINE_COMMAND
 from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S
+from headrace.serving.logs import TEXT, LogWriter, logs
 from headrace.text.grammar_store import missing_package
 from headrace.text.tools.formats import AUTO, ReplyFormats
 

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from headrace.core.types import MAX_TIMEOUT_S
-from headrace.server.access.gate import Reservation
 from headrace.server.access.keys import Caller
+from headrace.server.requests.gate import Reservation
 from tests.server.conftest import TinyServer
 from tests.server.keyring import code, complete, keyed
 from tests.serving.tiny_engine import FAIL

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Scope
 
 from headrace.server.http import errors
 from headrace.server.http.headers import MAX_REQUEST_ID_CHARS, request_id
-from headrace.server.observability.counts import Tallies
 from headrace.server.observability.observer import Observer
+from headrace.server.requests.tallies import Tallies
 from headrace.server.ui import page
 from tests.server.conftest import TinyServer
 from tests.server.observability.test_logs import line_of, lines  # noqa: F401  # a fixture

@@ -17,9 +17,9 @@ from headrace.server.access.traffic import Traffic
 from headrace.server.app import create_app
 from headrace.server.observability import exposition
 from headrace.server.observability import monitor as sight_module
-from headrace.server.observability.counts import Tallies
 from headrace.server.observability.exposition import MAX_LABEL_CHARS, safe_label
 from headrace.server.observability.observer import Observer
+from headrace.server.requests.tallies import Tallies
 from tests.server.conftest import TinyServer
 from tests.server.observability.scrape import OPENMETRICS, Scrape
 

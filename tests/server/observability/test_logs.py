@@ -21,9 +21,9 @@ import pytest
 
 from headrace.server.access.keys import Caller
 from headrace.server.observability import observer
-from headrace.server.observability.logs import FIELDS, JsonFormatter, LogWriter, formatter
-from headrace.server.observability.record import RequestRecord
+from headrace.server.requests.record import RequestRecord
 from headrace.serving.client.child import ENGINE_COMMAND
+from headrace.serving.logs import FIELDS, JsonFormatter, LogWriter, formatter
 from tests.server.conftest import TinyServer
 from tests.server.keyring import bearer, complete, keyed, secret
 from tests.server.observability.scrape import Scrape

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.server.observability import record as record_module
-from headrace.server.observability.counts import Tallies
+from headrace.server.requests import record as record_module
+from headrace.server.requests.tallies import Tallies
 from tests.server.conftest import ServeProcess, TinyServer
 from tests.server.observability.scrape import PREFIX, Scrape
 from tests.serving.tiny_engine import FAIL

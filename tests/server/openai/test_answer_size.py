@@ -9,8 +9,8 @@ import pytest
 
 from headrace.core.params import SamplingParams
 from headrace.errors import InvalidParams
-from headrace.server.access import gate as answer_size
-from headrace.server.access.gate import LEAST_HELD_BYTES, MAX_ENTRIES, bounded
+from headrace.server.requests import gate as answer_size
+from headrace.server.requests.bounds import LEAST_HELD_BYTES, MAX_ENTRIES, bounded
 from tests.server.conftest import TinyServer
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}

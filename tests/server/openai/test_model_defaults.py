@@ -12,7 +12,7 @@ import pytest
 
 from headrace.core.params import SamplingParams
 from headrace.models.source import BUNDLED_FOLDER
-from headrace.server.openai.job import with_model_defaults
+from headrace.server.requests.job import with_model_defaults
 from tests.server.conftest import ServeProcess, serve
 
 CHAT = [{"role": "user", "content": "Tell me a story about a duck."}]

@@ -7,8 +7,8 @@ import pytest
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.errors import InvalidParams
-from headrace.server.access.gate import MAX_BYTES, check_parameters
 from headrace.server.openai import embeddings
+from headrace.server.requests.bounds import MAX_BYTES, check_parameters
 from tests.server.conftest import TinyServer
 from tests.serving.tiny_engine import HIDDEN_SIZE
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from headrace.async_llm import AsyncLLM
-from headrace.server.openai.prompts import LONG_CHARS, encode_chat
-from headrace.server.service import Service
+from headrace.server.requests.prompts import LONG_CHARS, encode_chat
+from headrace.server.requests.service import Service
 from headrace.text.tokenizer import Tokenizer
 from tests.server.conftest import TALE, TinyServer
 from tests.server.echo import echo_server, model_folder

@@ -12,9 +12,9 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
+from headrace.server.http.strict import EMPTY, NoEffect, Refused, Strict
 from headrace.server.openai.embeddings import EmbeddingRequest
 from headrace.server.openai.models import DetokenizeRequest, TokenizeRequest
-from headrace.server.openai.request_fields import EMPTY, NoEffect, Refused, Strict
 from headrace.server.openai.responses.schemas import ResponsesRequest
 from headrace.server.openai.schemas import ChatRequest, CompletionRequest
 from tests.places import ROOT

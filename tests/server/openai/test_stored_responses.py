@@ -194,16 +194,16 @@ def test_what_was_used_last_stays() -> None:
 
 
 def test_a_server_that_stores_nothing_says_so(echo: TinyServer) -> None:
-    service = echo.app.state.service
-    kept = service.responses
-    object.__setattr__(service, "responses", ResponseStore(0))
+    state = echo.app.state
+    kept = state.responses
+    state.responses = ResponseStore(0)
     try:
         answer = echo.openai.responses.create(model="tiny", input="Hi", store=True)
         assert answer.to_dict()["store"] is False
         with pytest.raises(openai.BadRequestError, match="stores no responses"):
             echo.openai.responses.create(model="tiny", input="Hi", previous_response_id=answer.id)
-        object.__setattr__(service, "responses", ResponseStore(100))  # too small for any
+        state.responses = ResponseStore(100)  # too small for any
         events = list(echo.openai.responses.create(model="tiny", input="Hi", stream=True))
         assert events[-1].response.to_dict()["store"] is False  # type: ignore[union-attr]
     finally:
-        object.__setattr__(service, "responses", kept)
+        state.responses = kept

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from headrace.core.grammar import MAX_CHOICES, MAX_GRAMMAR_CHARS, Grammar
 from headrace.errors import InvalidParams
-from headrace.server.openai.structured import MAX_SCHEMA_NAME_CHARS, grammar_of, text_grammar
+from headrace.server.requests.structured import MAX_SCHEMA_NAME_CHARS, grammar_of, text_grammar
 from tests import needs
 from tests.server.conftest import ServeProcess, TinyServer
 

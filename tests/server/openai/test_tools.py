@@ -10,7 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from headrace.server.openai.reply import MessageBuilder, Reply
+from headrace.server.openai.message import MessageBuilder
+from headrace.server.requests.reply import Reply
 from headrace.text.tools.hermes import HermesParser
 from headrace.text.tools.pieces import Content
 from headrace.text.tools.reader import ReplyReader

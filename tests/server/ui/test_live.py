@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from headrace.core.params import SamplingParams
-from headrace.server.observability.counts import MAX_SAMPLES, WINDOW_S, Tallies, Window
-from headrace.server.observability.record import RequestRecord
+from headrace.server.requests.record import RequestRecord
+from headrace.server.requests.tallies import MAX_SAMPLES, WINDOW_S, Tallies, Window
 from headrace.server.ui import live as feed_module
 from headrace.server.ui.live import Feed, lane_name
 from headrace.serving.requests.completion import Delta

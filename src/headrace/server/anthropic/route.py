@@ -17,11 +17,11 @@ from headrace.server.anthropic.schemas import CacheMark, CountTokensRequest, Mes
 from headrace.server.http.events import EventStream, EventWriter, failure_body, named_events
 from headrace.server.http.json_parts import json_response
 from headrace.server.http.pace import while_connected
-from headrace.server.observability.record import current
-from headrace.server.openai.job import Job
-from headrace.server.openai.prompts import Encoded, are_many, check_length, encode_chat, read_messages
-from headrace.server.openai.reply import Reading, Reply
-from headrace.server.service import Service, service_of
+from headrace.server.requests.job import Job
+from headrace.server.requests.prompts import Encoded, are_many, check_length, encode_chat, read_messages
+from headrace.server.requests.record import current
+from headrace.server.requests.reply import Reading, Reply
+from headrace.server.requests.service import Service, service_of
 from headrace.serving.requests.completion import Delta
 
 router = APIRouter()

@@ -17,9 +17,9 @@ from headrace.core.params import MAX_SEED, MAX_STOP_STRING_CHARS, MAX_STOP_STRIN
 from headrace.core.types import MAX_NAME_CHARS
 from headrace.errors import InvalidParams
 from headrace.server.anthropic.conversation import chat_tools
-from headrace.server.openai.request_fields import NoEffect, Other, Refused, Strict
-from headrace.server.openai.schemas import MAX_MODEL_NAME_CHARS, Length, WorkFields, checked_stop
-from headrace.server.openai.structured import format_grammar
+from headrace.server.http.strict import NoEffect, Other, Refused, Strict
+from headrace.server.requests.fields import MAX_MODEL_NAME_CHARS, Length, WorkFields, checked_stop
+from headrace.server.requests.structured import format_grammar
 from headrace.text.templates.messages import MAX_MESSAGES
 from headrace.text.tools.request import ToolUse, checked_tool_use
 

@@ -16,9 +16,9 @@ from starlette.routing import Match
 from typing_extensions import TypedDict
 
 from headrace.errors import HeadraceError
+from headrace.server.http.exchange import current_exchange
 from headrace.server.http.headers import NO_STORE
-from headrace.server.observability.record import current
-from headrace.server.openai.request_fields import REQUEST_FIELD
+from headrace.server.http.strict import REQUEST_FIELD
 
 GENERIC = "the server failed on this request"
 
@@ -89,9 +89,9 @@ def install(app: FastAPI) -> None:
 
 async def _headrace_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HeadraceError)
-    record = current()
-    if record is not None:
-        record.error = error.code
+    exchange = current_exchange()
+    if exchange is not None:
+        exchange.error = error.code
     after = error.retry_after_s
     headers = None if after is None else {"Retry-After": str(after)}
     return JSONResponse(headrace_error_body(error), error.status, headers)
@@ -123,10 +123,10 @@ def _methods(request: Request) -> list[str]:
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:
     """Without internal details; the server logs the traceback when it raises the error again."""
-    record = current()
+    exchange = current_exchange()
     headers = {"Cache-Control": NO_STORE}  # inner middleware has added them to other answers
-    if record is not None:
-        headers["X-Request-Id"] = record.request_id
+    if exchange is not None:
+        headers["X-Request-Id"] = exchange.request_id
     return JSONResponse(error_body(GENERIC, 500, "internal_error"), 500, headers)
 
 

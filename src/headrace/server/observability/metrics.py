@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from headrace.core.scheduler import STEP_SIZES
 from headrace.server.access.traffic import Traffic
-from headrace.server.observability.counts import EngineTotals, Histogram, LoopLag, Tallies, cumulative
+from headrace.server.observability.counts import EngineTotals, LoopLag
+from headrace.server.requests.tallies import Histogram, Tallies, cumulative
 from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import EngineState, ModelFacts
 

@@ -14,13 +14,14 @@ from typing_extensions import TypedDict
 
 from headrace import __version__
 from headrace.server.access.keys import administrator
-from headrace.server.observability.counts import EngineTotals, LoopLag, Tallies
+from headrace.server.observability.counts import EngineTotals, LoopLag
 from headrace.server.observability.exposition import Reading
-from headrace.server.observability.logs import LogWriter
 from headrace.server.observability.metrics import METRICS, Sources
 from headrace.server.observability.observer import Sink, log_request, tally
-from headrace.server.service import Service, service_of
+from headrace.server.requests.service import Service, service_of
+from headrace.server.requests.tallies import Tallies
 from headrace.serving.engine.state import EngineState
+from headrace.serving.logs import LogWriter
 
 POLL_INTERVAL_S = 1.0
 """What an engine counts in this time before it dies unexpectedly is lost."""

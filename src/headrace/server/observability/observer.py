@@ -12,9 +12,9 @@ from headrace.core.types import FinishReason
 from headrace.server.access.keys import ANYONE
 from headrace.server.http.headers import completed
 from headrace.server.http.json_parts import rounded
-from headrace.server.observability.counts import Tallies
-from headrace.server.observability.logs import FIELDS
-from headrace.server.observability.record import RequestRecord, Work
+from headrace.server.requests.record import RequestRecord, Work
+from headrace.server.requests.tallies import Tallies
+from headrace.serving.logs import FIELDS
 from headrace.serving.requests.outputs import RequestMetrics
 from headrace.serving.system import MONOTONIC, Clock
 

@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 
 from headrace import __version__
 from headrace.errors import ConfigError
-from headrace.server.observability.record import RequestRecord, Work
+from headrace.server.requests.record import RequestRecord, Work
 
 SPAN = "llm_request"
 EXPORT_TIMEOUT_S = 5.0

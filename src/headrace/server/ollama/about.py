@@ -13,7 +13,7 @@ from headrace.server.observability.monitor import VersionAnswer
 from headrace.server.ollama.answers import timestamp
 from headrace.server.ollama.route import named
 from headrace.server.ollama.schemas import OllamaShowRequest
-from headrace.server.service import Service, service_of
+from headrace.server.requests.service import Service, service_of
 
 router = APIRouter()
 

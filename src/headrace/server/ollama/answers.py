@@ -17,9 +17,9 @@ from headrace.server.http.dialect import Dialect
 from headrace.server.http.errors import ErrorAnswer
 from headrace.server.http.events import EventWriter, failure_body
 from headrace.server.http.json_parts import JsonList, encoded
-from headrace.server.openai.job import Job
-from headrace.server.openai.logprobs import ChatToken, chat_logprobs
-from headrace.server.openai.reply import Reply
+from headrace.server.requests.job import Job
+from headrace.server.requests.logprobs import ChatToken, chat_logprobs
+from headrace.server.requests.reply import Reply
 from headrace.serving.requests.completion import Delta
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.json_text import complete_members

@@ -26,9 +26,8 @@ from headrace.server.ollama.schemas import (
     OllamaGenerateRequest,
     served_name,
 )
-from headrace.server.openai.embeddings import EmbeddingRequest, embedded
-from headrace.server.openai.job import Job
-from headrace.server.openai.prompts import (
+from headrace.server.requests.job import Job
+from headrace.server.requests.prompts import (
     Encoded,
     Truncation,
     are_many,
@@ -38,8 +37,9 @@ from headrace.server.openai.prompts import (
     read_messages,
     tokenizer_of,
 )
-from headrace.server.openai.reply import Reading, Reply
-from headrace.server.service import Service, service_of
+from headrace.server.requests.reply import Reading, Reply
+from headrace.server.requests.service import Service, service_of
+from headrace.server.requests.vectors import VectorFields, embedded
 from headrace.text.tools.request import ToolUse, checked_tool_use
 
 router = APIRouter()
@@ -107,7 +107,7 @@ async def embed(
     answer: OllamaEmbedAnswer = {"model": model, "embeddings": JsonList()}
     if not body.input:
         return await json_response(answer)
-    wanted = EmbeddingRequest(
+    wanted = VectorFields(
         **body.work_fields, input=list(body.input), dimensions=body.dimensions,
         truncate_prompt_tokens=None if body.truncate is False else _keep(service, body),
     )  # fmt: skip
@@ -128,7 +128,7 @@ async def old_embeddings(
     named(service, body.model)
     if not body.prompt:
         return JSONResponse({"embedding": []})
-    wanted = EmbeddingRequest(
+    wanted = VectorFields(
         **body.work_fields, input=[body.prompt], truncate_prompt_tokens=_keep(service, body)
     )
     (found,) = await while_connected(request.receive, embedded(service, wanted))

@@ -19,9 +19,8 @@ from headrace.core.params import (
     SamplingParams,
 )
 from headrace.errors import InvalidParams
-from headrace.server.openai.embeddings import MAX_DIMENSIONS
-from headrace.server.openai.request_fields import EMPTY, NoEffect, Other, Refused, Strict
-from headrace.server.openai.schemas import (
+from headrace.server.http.strict import EMPTY, NoEffect, Other, Refused, Strict
+from headrace.server.requests.fields import (
     MAX_MODEL_NAME_CHARS,
     MAX_PROMPTS,
     MESSAGES,
@@ -30,7 +29,8 @@ from headrace.server.openai.schemas import (
     StopStrings,
     WorkFields,
 )
-from headrace.server.openai.structured import named_grammar
+from headrace.server.requests.structured import named_grammar
+from headrace.server.requests.vectors import MAX_DIMENSIONS
 from headrace.text.tools.request import ToolUse, checked_tool_use
 
 MAX_KEEP_ALIVE_CHARS = 64

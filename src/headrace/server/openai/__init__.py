@@ -1,11 +1,8 @@
-"""OpenAI's API: routes, and the parts that other APIs share with them.
+"""OpenAI's API: what differs from the others is here, the rest is in `headrace.server.requests`.
 
-A request passes, in this order: a route (`chat`, `completions`, `embeddings`, `responses/`), its `schemas`,
-`prompts` (text to token ids), `job` (the request's work at the engine), `reply` (reasoning, content and calls),
-`choices` and `logprobs` (the answer).
-
-- `request_fields`: fields that are refused or ignored; `structured`: the grammar of an output.
-- `models`: what is served, and its tokenizer.
+- `chat`, `completions`, `embeddings`, `responses/`: the routes. `models`: what is served, and its tokenizer.
+- `schemas`: what requests may hold; `request_fields`: fields that are refused or ignored.
+- `choices`, `message`, `logprobs`: what answers are made of.
 
 Import from the modules; this package imports nothing by itself.
 """

@@ -24,19 +24,14 @@ from headrace.server.openai.choices import (
     token_ids,
     usage,
 )
-from headrace.server.openai.job import Job
-from headrace.server.openai.logprobs import (
-    ChatLogprobsAnswer,
-    ChatToken,
-    PromptLogprob,
-    PromptLogprobs,
-    chat_logprobs,
-    prompt_logprobs,
-)
-from headrace.server.openai.prompts import check_length, encode_chat, truncation
-from headrace.server.openai.reply import AssistantMessage, MessageBuilder, Reading, Reply, message_delta
+from headrace.server.openai.logprobs import ChatLogprobsAnswer, PromptLogprob, PromptLogprobs, prompt_logprobs
+from headrace.server.openai.message import AssistantMessage, MessageBuilder, message_delta
 from headrace.server.openai.schemas import ChatRequest, PromptFields
-from headrace.server.service import Service, service_of
+from headrace.server.requests.job import Job
+from headrace.server.requests.logprobs import ChatToken, chat_logprobs
+from headrace.server.requests.prompts import check_length, encode_chat, truncation
+from headrace.server.requests.reply import Reading, Reply
+from headrace.server.requests.service import Service, service_of
 from headrace.serving.requests.completion import Delta
 
 router = APIRouter()

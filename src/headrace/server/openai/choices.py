@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 
 from headrace.server.http.events import DONE, Chunk, EventWriter, event
 from headrace.server.http.json_parts import JsonList, rounded
-from headrace.server.openai.job import Job
 from headrace.server.openai.schemas import PromptFields
+from headrace.server.requests.job import Job
 from headrace.serving.requests.completion import Delta
 
 

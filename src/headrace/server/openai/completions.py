@@ -26,11 +26,11 @@ from headrace.server.openai.choices import (
     token_ids,
     usage,
 )
-from headrace.server.openai.job import Job
 from headrace.server.openai.logprobs import PromptLogprobs, TextLogprobs, TextLogprobsAnswer, prompt_logprobs
-from headrace.server.openai.prompts import Encoded, check_length, encode_prompts, truncation
 from headrace.server.openai.schemas import CompletionRequest
-from headrace.server.service import Service, service_of
+from headrace.server.requests.job import Job
+from headrace.server.requests.prompts import Encoded, check_length, encode_prompts, truncation
+from headrace.server.requests.service import Service, service_of
 from headrace.serving.requests.completion import Delta
 
 router = APIRouter()

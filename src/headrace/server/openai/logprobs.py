@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's API has them, for completions and for chats, and vLLM's `prompt_logprobs`."""
+"""Log-probabilities of answers: `logprobs` of completions, and vLLM's `prompt_logprobs`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing_extensions import TypedDict
 from headrace.core.types import TokenLogprobs
 from headrace.server.http.json_parts import JsonList
 from headrace.server.openai.choices import Rows
-from headrace.server.openai.prompts import Encoded
+from headrace.server.requests.logprobs import ChatToken, finite, token_text
+from headrace.server.requests.prompts import Encoded
 from headrace.serving.requests.completion import Delta
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.tokenizer import Tokenizer
-
-LEAST = -9999.0
-"""Stands for minus infinity, which JSON cannot write; vLLM uses the same number."""
 
 
 class TextLogprobsAnswer(TypedDict):
@@ -25,16 +23,6 @@ class TextLogprobsAnswer(TypedDict):
     token_logprobs: list[float | None] | JsonList[float | None]
     top_logprobs: list[dict[str, float] | None] | JsonList[dict[str, float] | None]
     text_offset: list[int] | JsonList[int]
-
-
-class TokenChance(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatToken(TokenChance):
-    top_logprobs: list[TokenChance]
 
 
 class ChatLogprobsAnswer(TypedDict):
@@ -106,7 +94,7 @@ class TextLogprobs:
         entries: list[TokenLogprobs | int] = [*self._first, *prompt, *delta.logprobs]
         for entry in entries:
             token = entry if isinstance(entry, int) else entry.token
-            text = _text(token, self._tokenizer)
+            text = token_text(token, self._tokenizer)
             tokens.append(text)
             offsets.append(self._offset)
             if self._text is not None:
@@ -115,24 +103,13 @@ class TextLogprobs:
                 chosen.append(None)
                 top.append(None)
                 continue
-            alternatives = {text: _finite(entry.logprob)}
+            alternatives = {text: finite(entry.logprob)}
             for other, logprob, _ in entry.top[: self._count]:
-                alternatives.setdefault(_text(other, self._tokenizer), _finite(logprob))
-            chosen.append(_finite(entry.logprob))
+                alternatives.setdefault(token_text(other, self._tokenizer), finite(logprob))
+            chosen.append(finite(entry.logprob))
             top.append(alternatives)
         self._first = ()
         return tokens, chosen, top, offsets
-
-
-def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[ChatToken]:
-    """`content` of `logprobs` of /v1/chat/completions."""
-    return [
-        {
-            **_described(entry.token, entry.logprob, tokenizer),
-            "top_logprobs": [_described(token, logprob, tokenizer) for token, logprob, _ in entry.top],
-        }
-        for entry in entries
-    ]
 
 
 def prompt_logprobs(count: int, tokenizer: Tokenizer | None) -> Rows[dict[str, PromptLogprob] | None]:
@@ -143,23 +120,8 @@ def prompt_logprobs(count: int, tokenizer: Tokenizer | None) -> Rows[dict[str, P
         found: dict[str, PromptLogprob] = {}
         for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *entry.top[:count]):
             if str(token) not in found:
-                text = None if tokenizer is None else _text(token, tokenizer)
-                found[str(token)] = {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+                text = None if tokenizer is None else token_text(token, tokenizer)
+                found[str(token)] = {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
         return found
 
     return Rows(lambda delta: list(map(by_token, delta.prompt_logprobs)), [None])
-
-
-def _described(token: int, logprob: float, tokenizer: Tokenizer | None) -> TokenChance:
-    data = None if tokenizer is None else list(tokenizer.token_bytes(token))
-    return {"token": _text(token, tokenizer), "logprob": _finite(logprob), "bytes": data}
-
-
-def _text(token: int, tokenizer: Tokenizer | None) -> str:
-    if tokenizer is None:
-        return f"token_id:{token}"
-    return tokenizer.token_bytes(token).decode("utf-8", "replace")
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LEAST)

@@ -13,10 +13,11 @@ from typing_extensions import TypedDict
 
 from headrace.errors import InvalidParams
 from headrace.server.http.json_parts import JsonList, json_response
-from headrace.server.openai.prompts import encode_chat, encode_prompts, tokenizer_of
-from headrace.server.openai.request_fields import TOKENIZE, Strict
-from headrace.server.openai.schemas import MAX_MODEL_NAME_CHARS, MESSAGES, Token
-from headrace.server.service import Service, service_of
+from headrace.server.http.strict import Strict
+from headrace.server.openai.request_fields import TOKENIZE
+from headrace.server.requests.fields import MAX_MODEL_NAME_CHARS, MESSAGES, Token
+from headrace.server.requests.prompts import encode_chat, encode_prompts, tokenizer_of
+from headrace.server.requests.service import Service, service_of
 from headrace.text.tools.request import checked_tool_use
 
 router = APIRouter()

@@ -1,45 +1,8 @@
-"""Fields of OpenAI's and vLLM's requests that this server does not implement, and unknown fields.
-
-A field that would change the answer is refused with 400, a harmless one is ignored, and an unknown one is refused, as
-it may be a misspelled option. docs/serving.md has the same table.
-"""
+"""Fields of OpenAI's and vLLM's requests that this server does not implement. docs/serving.md has the same table."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
-
-from headrace.serving.wire.messages import is_unicode
-
-REQUEST_FIELD = "request_field"
-"""Type of the validation errors raised here; their context has the `field` and the whole sentence, `text`."""
-
-MAX_SHOWN_CHARS = 60
-
-EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A field that would change the answer, except with a value in `neutral`."""
-
-    why: str
-    neutral: tuple[object, ...] = EMPTY
-
-
-@dataclass(frozen=True, slots=True)
-class NoEffect:
-    """A field that does not change the answer: ignored, with any value."""
-
-    why: str
-
-
-Other = Refused | NoEffect
+from headrace.server.http.strict import EMPTY, NoEffect, Other, Refused
 
 _NO_BEAMS = NoEffect("only beam search reads it")
 _NO_MEDIA = NoEffect("only input other than text is affected")
@@ -87,10 +50,6 @@ _ABOUT_CALLERS: dict[str, Other] = {
     "store": _NOT_STORED,
 }
 """OpenAI's fields of chats and responses that are about the caller and the service."""
-
-STREAM_OPTIONS: dict[str, Other] = {
-    "include_obfuscation": NoEffect("events are not padded"),
-}
 
 COMPLETION: dict[str, Other] = _SAMPLING | {
     "prompt_embeds": Refused("prompts are text or token ids"),
@@ -145,50 +104,3 @@ TOKENIZE: dict[str, Other] = {
     "media_io_kwargs": _NO_MEDIA,
     "mm_processor_kwargs": _NO_MEDIA,
 }
-
-
-class Strict(BaseModel):
-    """A request body, or an object in one. `others` are known fields that are not implemented."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    others: ClassVar[Mapping[str, Other]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _checked_fields(cls, data: Any) -> Any:
-        """The body without ignored fields. Raises for the first field that is refused or unknown, or is not Unicode."""
-        if not isinstance(data, dict):
-            return data
-        kept = {}
-        for name, value in data.items():
-            _check_unicode(name, value)
-            if name in cls.model_fields:
-                kept[name] = value
-                continue
-            other = cls.others.get(name)
-            if isinstance(other, Refused) and value not in other.neutral:
-                raise _fault(name, f"is not supported by this server: {other.why}")
-            if other is None and value is not None:
-                raise _fault(name, f"is not a field of this request{_meant(name, cls)}")
-        return kept
-
-
-def _check_unicode(name: str, value: object) -> None:
-    """Raises for half of a surrogate pair anywhere in a field: it cannot be tokenized or encoded as UTF-8."""
-    try:
-        if is_unicode((name, value)):
-            return
-    except RecursionError:
-        raise _fault(name, "is nested too deep") from None
-    raise _fault(name, "holds half of a surrogate pair, which is no text")
-
-
-def _meant(name: str, kind: type[Strict]) -> str:
-    close = difflib.get_close_matches(name[:MAX_SHOWN_CHARS], kind.model_fields, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _fault(name: str, text: str) -> PydanticCustomError:
-    shown = name[:MAX_SHOWN_CHARS].encode("utf-8", "backslashreplace").decode()
-    return PydanticCustomError(REQUEST_FIELD, "{text}", {"field": shown, "text": text})

@@ -18,7 +18,7 @@ from headrace.server.access.keys import administrator
 from headrace.server.http.events import event
 from headrace.server.http.json_parts import rounded
 from headrace.server.http.pace import CallerLeft, while_connected
-from headrace.server.observability.counts import Tallies
+from headrace.server.requests.tallies import Tallies
 from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import View
 

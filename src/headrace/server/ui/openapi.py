@@ -23,7 +23,7 @@ from headrace.server.openai.embeddings import EmbeddingAnswer
 from headrace.server.openai.models import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
 from headrace.server.openai.responses.builder import ResponsesAnswer
 from headrace.server.openai.responses.route import ResponseDeleted
-from headrace.server.service import Service
+from headrace.server.requests.service import Service
 
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from headrace.server.http.errors import ErrorDetail
 from headrace.server.http.json_parts import JsonList
 from headrace.server.openai.choices import CompletionTokensDetails, Explanation, PromptTokensDetails
-from headrace.server.openai.logprobs import ChatToken
+from headrace.server.requests.logprobs import ChatToken
 from headrace.text.tools.json_text import is_closed
 from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 

@@ -10,11 +10,11 @@ from typing import Any
 from headrace.errors import InvalidParams, PreviousResponseNotFound, ResponseNotFound
 from headrace.server.http.body import MAX_WORK, BodyWork
 from headrace.server.http.json_parts import PART_CHARS, json_parts
-from headrace.server.openai.prompts import are_many
 from headrace.server.openai.responses.builder import ResponsesAnswer
 from headrace.server.openai.responses.schemas import ResponsesRequest
-from headrace.server.openai.responses.store import MAX_ENTRY_BYTES, StoredItems, StoredResponse
-from headrace.server.service import Service
+from headrace.server.openai.responses.store import MAX_ENTRY_BYTES, ResponseStore, StoredItems, StoredResponse
+from headrace.server.requests.prompts import are_many
+from headrace.server.requests.service import Service
 from headrace.text.templates.messages import MAX_MESSAGES
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -132,27 +132,29 @@ on the event loop."""
 
 @dataclass(slots=True)
 class Thread:
-    """`before`: the conversation of stored responses. `given`: the request's input. `kept`: store the response."""
+    """`store`: all stored responses. `before`: the conversation of some of them. `given`: the request's input. `kept`:
+    store the response."""
 
+    store: ResponseStore
     before: StoredItems
     given: Any
     kept: bool
     _written: StoredItems | None = None  # the conversation with the input; None if too large to be stored
 
     @classmethod
-    def of(cls, service: Service, body: ResponsesRequest) -> Thread:
+    def of(cls, service: Service, store: ResponseStore, body: ResponsesRequest) -> Thread:
         """Raises PreviousResponseNotFound, and InvalidParams if this server stores nothing."""
-        store, previous = service.responses, body.previous_response_id
+        previous = body.previous_response_id
         kept = store.enabled and body.store is not False
         if previous is None:
-            return cls(StoredItems(), body.input, kept)
+            return cls(store, StoredItems(), body.input, kept)
         if not store.enabled:
             raise InvalidParams(
                 "previous_response_id is not supported: this server stores no responses; "
                 "send the whole conversation as input"
             )
         try:
-            return cls(store.get(service.caller.name, previous).items, body.input, kept)
+            return cls(store, store.get(service.caller.name, previous).items, body.input, kept)
         except ResponseNotFound as error:
             raise PreviousResponseNotFound(f"previous_response_id: {error}") from error
 
@@ -189,9 +191,7 @@ class Thread:
             return False
         if service.caller.name not in service.traffic.names:  # the key was removed in the meantime
             return False
-        return service.responses.put(
-            service.caller.name, StoredResponse(response["id"], b"".join(written), items)
-        )
+        return self.store.put(service.caller.name, StoredResponse(response["id"], b"".join(written), items))
 
 
 def _extended(before: StoredItems, items: Iterable[Any]) -> Generator[None, None, StoredItems | None]:

@@ -19,9 +19,13 @@ from headrace.server.http.events import EventStream, EventWriter, event_parts, f
 from headrace.server.http.json_parts import json_response
 from headrace.server.http.pace import while_connected
 from headrace.server.openai.choices import usage
-from headrace.server.openai.job import Job
-from headrace.server.openai.logprobs import chat_logprobs
-from headrace.server.openai.prompts import (
+from headrace.server.openai.responses.builder import Event, ResponseBuilder, ResponsesHead, ResponsesUsage
+from headrace.server.openai.responses.conversation import Thread, chat_messages
+from headrace.server.openai.responses.schemas import ResponsesRequest
+from headrace.server.openai.responses.store import ResponseStore
+from headrace.server.requests.job import Job
+from headrace.server.requests.logprobs import chat_logprobs
+from headrace.server.requests.prompts import (
     Encoded,
     Messages,
     check_length,
@@ -29,11 +33,8 @@ from headrace.server.openai.prompts import (
     encode_shortened,
     read_messages,
 )
-from headrace.server.openai.reply import Reading, Reply
-from headrace.server.openai.responses.builder import Event, ResponseBuilder, ResponsesHead, ResponsesUsage
-from headrace.server.openai.responses.conversation import Thread, chat_messages
-from headrace.server.openai.responses.schemas import ResponsesRequest
-from headrace.server.service import Service, service_of
+from headrace.server.requests.reply import Reading, Reply
+from headrace.server.requests.service import Service, service_of
 from headrace.serving.requests.completion import Delta
 from headrace.text.tools.request import Tool, ToolUse, checked_tool_choice
 
@@ -42,13 +43,22 @@ router = APIRouter()
 _log = logging.getLogger(__name__)
 
 
+async def store_of(request: Request) -> ResponseStore:
+    """The app's stored responses; a FastAPI dependency."""
+    store: ResponseStore = request.app.state.responses
+    return store
+
+
 @router.post("/v1/responses")
 async def responses(
-    body: ResponsesRequest, request: Request, service: Annotated[Service, Depends(service_of)]
+    body: ResponsesRequest,
+    request: Request,
+    service: Annotated[Service, Depends(service_of)],
+    store: Annotated[ResponseStore, Depends(store_of)],
 ) -> Response:
     model = service.model(body.model)
     body.check()
-    thread = Thread.of(service, body)
+    thread = Thread.of(service, store, body)
     prompt = await _prompt(service, body, thread)
     described = _described(body, model, thread)  # checked before the work
     job, reading, strict = await while_connected(request.receive, _start(service, body, prompt))
@@ -241,12 +251,15 @@ def _flat(tool: Tool) -> dict[str, Any]:
 
 @router.get("/v1/responses/{response_id}")
 async def stored_response(
-    response_id: str, service: Annotated[Service, Depends(service_of)], stream: bool = False
+    response_id: str,
+    service: Annotated[Service, Depends(service_of)],
+    store: Annotated[ResponseStore, Depends(store_of)],
+    stream: bool = False,
 ) -> Response:
     """A stored response, as it was answered."""
     if stream:
         raise InvalidParams("stream is not supported: a stored response is complete")
-    stored = service.responses.get(service.caller.name, response_id)
+    stored = store.get(service.caller.name, response_id)
     return Response(stored.response, media_type="application/json")
 
 
@@ -257,8 +270,12 @@ class ResponseDeleted(TypedDict):
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete_response(response_id: str, service: Annotated[Service, Depends(service_of)]) -> Response:
+async def delete_response(
+    response_id: str,
+    service: Annotated[Service, Depends(service_of)],
+    store: Annotated[ResponseStore, Depends(store_of)],
+) -> Response:
     """Delete a response. Later responses have a copy of its text in their own conversation."""
-    service.responses.delete(service.caller.name, response_id)
+    store.delete(service.caller.name, response_id)
     answer: ResponseDeleted = {"id": response_id, "object": "response", "deleted": True}
     return JSONResponse(answer)

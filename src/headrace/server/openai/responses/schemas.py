@@ -9,9 +9,11 @@ from pydantic import AfterValidator, Field, PlainValidator
 
 from headrace.core.params import MAX_LOGPROBS, SamplingParams
 from headrace.errors import InvalidParams
-from headrace.server.openai.request_fields import RESPONSES, Strict
-from headrace.server.openai.schemas import Length, SamplingFields, template_variables
-from headrace.server.openai.structured import text_grammar
+from headrace.server.http.strict import Strict
+from headrace.server.openai.request_fields import RESPONSES
+from headrace.server.openai.schemas import template_variables
+from headrace.server.requests.fields import Length, SamplingFields
+from headrace.server.requests.structured import text_grammar
 from headrace.text.tools.request import Tool, ToolUse, checked_tool_use, checked_tools
 
 MAX_METADATA = 16

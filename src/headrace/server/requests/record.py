@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from headrace.core.params import SamplingParams
+from headrace.server.http.exchange import Exchange, current_exchange
 from headrace.server.http.headers import request_id
-from headrace.server.observability.counts import Tallies
+from headrace.server.requests.tallies import Tallies
 from headrace.serving.requests.completion import Delta
 from headrace.serving.requests.generation import Generation
 from headrace.serving.requests.metering import Used
 from headrace.serving.requests.outputs import RequestMetrics
 from headrace.serving.system import Clock
 
-_current: ContextVar[RequestRecord | None] = ContextVar("headrace_request_record", default=None)
-
 
 def current() -> RequestRecord | None:
     """The record of the current request; None outside of one."""
-    return _current.get()
+    exchange = current_exchange()
+    return exchange if isinstance(exchange, RequestRecord) else None
 
 
 @dataclass(slots=True)
@@ -61,12 +60,12 @@ class Work:
         return sum(seen.tokens for seen in self.seen.values())
 
 
-class RequestRecord:
+class RequestRecord(Exchange):
     """Times in seconds by `clock`; `started` is Unix time. It contains no text of prompts or outputs."""
 
     __slots__ = (
-        "arrived", "caller", "clock", "embedded", "ended", "error", "first", "headers", "method", "request_id",
-        "route", "started", "status", "tallies", "work",
+        "arrived", "caller", "clock", "embedded", "ended", "first", "headers", "method", "route", "started", "status",
+        "tallies", "work",
     )  # fmt: skip
 
     def __init__(
@@ -77,7 +76,7 @@ class RequestRecord:
         clock: Clock,
         started: float,
     ) -> None:
-        self.request_id = request_id(headers)
+        super().__init__(request_id(headers))
         self.clock = clock
         self.arrived = clock()
         self.started = started
@@ -88,13 +87,9 @@ class RequestRecord:
         self.route: str | None = None  # None without a route
         self.status: int | None = None  # None if the answer had not begun
         self.caller = ""
-        self.error: str | None = None  # the code of an error, also of one in the middle of a stream
         self.work: Work | None = None
         self.embedded: tuple[int, int] | None = None  # (prompt tokens, cached ones)
         self.tallies = tallies
-
-    def make_current(self) -> None:
-        _current.set(self)
 
     def began(
         self,

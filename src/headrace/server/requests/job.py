@@ -14,12 +14,12 @@ from starlette.types import Receive
 from headrace.core.params import SamplingParams
 from headrace.core.types import UNFULFILLABLE, FinishReason, NewRequest
 from headrace.errors import DeadlineExceeded, HeadraceError, InvalidParams
-from headrace.server.access.gate import HeldAnswer, bounded, check_parameters, ids_and_chars
 from headrace.server.http.pace import Slices, while_connected
-from headrace.server.observability.record import current
-from headrace.server.openai.prompts import Encoded
-from headrace.server.openai.schemas import WorkFields
-from headrace.server.service import Service
+from headrace.server.requests.bounds import HeldAnswer, bounded, check_parameters, ids_and_chars
+from headrace.server.requests.fields import WorkFields
+from headrace.server.requests.prompts import Encoded
+from headrace.server.requests.record import current
+from headrace.server.requests.service import Service
 from headrace.serving.client.source import arrivals
 from headrace.serving.requests.completion import Delta, entries
 from headrace.serving.requests.generation import Generation

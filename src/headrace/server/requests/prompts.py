@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from headrace.errors import PromptTooLong, RequestError
-from headrace.server.openai.schemas import Prompt, TruncationFields
-from headrace.server.service import Service
+from headrace.server.requests.fields import Prompt, TruncationFields
+from headrace.server.requests.service import Service
 from headrace.text.templates.conversation import adapted, knows_tools
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.request import Tool

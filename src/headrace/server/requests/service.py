@@ -11,10 +11,10 @@ from fastapi import Request
 from headrace.async_llm import AsyncLLM
 from headrace.core.types import Pooling
 from headrace.errors import UnknownModelName
-from headrace.server.access.gate import Gate, HeldAnswers
 from headrace.server.access.keys import ANYONE, Caller, caller_of
 from headrace.server.access.traffic import Traffic
-from headrace.server.openai.responses.store import ResponseStore
+from headrace.server.requests.bounds import HeldAnswers
+from headrace.server.requests.gate import Gate
 from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import ModelFacts
 from headrace.text.tokenizer import Tokenizer
@@ -37,7 +37,6 @@ class Service:
     traffic: Traffic = field(default_factory=Traffic)
     caller: Caller = ANYONE
     pooling: Pooling = Pooling.LAST
-    responses: ResponseStore = field(default_factory=ResponseStore)
     long_texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "long-texts"))
     answers: HeldAnswers = field(default_factory=HeldAnswers)
     gate: Gate = field(init=False)
