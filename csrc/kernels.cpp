@@ -14,7 +14,9 @@ namespace headrace {
     extern const Kernels table; \
     }
 HEADRACE_SET(portable)
+#if HEADRACE_AMX_EMULATED
 HEADRACE_SET(amx_emulated)
+#endif
 #if HEADRACE_X86_KERNELS
 HEADRACE_SET(avx2)
 HEADRACE_SET(avx512_vnni)
@@ -42,7 +44,9 @@ const std::vector<Candidate>& candidates() {  // best first; the emulation last,
         {&avx2::table, {"avx2", "fma", "f16c"}},
 #endif
         {&portable::table, {}},
+#if HEADRACE_AMX_EMULATED
         {&amx_emulated::table, {}},
+#endif
     };
     return all;
 }

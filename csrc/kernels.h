@@ -190,7 +190,8 @@ struct Kernels {
 // instructions done in plain C++, for tests on other machines.
 const Kernels* find_kernels(const char* name);
 
-// The tables that find_kernels knows on this machine, best first, null behind the last one, which is "amx-emulated".
+// The tables that find_kernels knows on this machine, best first, null after the last one, which is "amx-emulated" where
+// it is built.
 const Kernels* kernels_at(int index);
 
 }  // namespace headrace
