@@ -1,4 +1,4 @@
-"""Text in and text out: everything between strings and token ids.
+"""Everything between strings and token ids.
 
 - `tokenizer`: a Hugging Face tokenizer folder as ids, exact bytes and chat prompts; `tokenizer_files`,
   `byte_scheme`: its parts.

@@ -1,4 +1,4 @@
-"""Bad words as token ids: what a sampler can keep a model from writing."""
+"""Bad words as token ids, which a sampler can exclude."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headrace.text.tokenizer import Tokenizer
 
 
 def with_bad_word_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """The parameters with every bad word that is text in the place of token ids.
+    """The parameters with token ids in place of bad words that are text.
 
-    A word is tokenized as at the beginning of a text and as behind a space, as in vLLM; unlike there, both forms count
-    even where one has more tokens than the other. Raises InvalidParams for words without a tokenizer, and for words
-    that it makes no tokens of.
+    A word is tokenized as at the beginning of a text and as after a space, as in vLLM; unlike there, both forms count
+    even if one has more tokens than the other. Raises InvalidParams for words without a tokenizer, and for words
+    without tokens.
     """
     if not any(isinstance(word, str) for word in params.bad_words):
         return params

@@ -1,18 +1,17 @@
-"""Which bytes a token stands for, worked out from a tokenizer's decoder.
+"""The bytes of each token, derived from a tokenizer's decoder.
 
-A decoder in tokenizer.json is a chain of steps over the list of token strings. Most chains are, step by step,
-functions of one token alone followed by a treatment of the very beginning of the text, so they can be folded into a
-`ByteScheme`: bytes per token, plus what happens to the first one. Then decoding is joining bytes, and streaming needs
-no second look at earlier tokens. Chains that look at neighbours (WordPiece, CTC, no decoder at all) have no scheme,
-and callers fall back on decoding whole windows.
+A decoder in tokenizer.json is a list of steps over the token strings. In most of them each step depends on one token
+alone, except at the beginning of the text, so they can be folded into a `ByteScheme`: bytes per token, plus a rule for
+the first one. Then decoding is joining bytes, and streaming need not decode earlier tokens again. Decoders that depend
+on neighbouring tokens (WordPiece, CTC, no decoder at all) have no scheme; callers decode whole windows instead.
 
-The meaning of each step is that of the `tokenizers` library, which the tests hold this module against.
+The steps mean what they mean in the `tokenizers` library; tests compare the two.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,13 +44,13 @@ class ByteScheme:
     drop_in_first: str = ""
     """A mark that stands for nothing in the first token of a text (a decoder that undoes a prefixed space)."""
     strip_spaces: int = 0
-    """So many spaces at most are cut from the beginning of a text."""
+    """Most spaces that are removed from the beginning of a text."""
 
     def token_bytes(self, token: str) -> bytes:
         """Bytes of a token that is not the first of its text."""
         if self.byte_level:
             spelled = [_BYTE_LEVEL.get(ord(char)) for char in token]
-            # One foreign character makes the whole token literal: that is how added tokens are told apart.
+            # One character outside the alphabet makes the whole token literal, as in added tokens.
             known = [byte for byte in spelled if byte is not None]
             return bytes(known) if len(known) == len(spelled) else token.encode("utf-8", "replace")
         if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
@@ -62,7 +61,7 @@ class ByteScheme:
 
 
 class ByteJoiner:
-    """Applies a scheme to the tokens of one text in order, minding how the text begins."""
+    """Applies a scheme to the tokens of one text in order; its beginning has rules of its own."""
 
     def __init__(self, scheme: ByteScheme) -> None:
         self._scheme = scheme
@@ -71,7 +70,7 @@ class ByteJoiner:
 
     @property
     def settled(self) -> bool:
-        """True once the beginning is over: from here on every token is worth its `token_bytes`."""
+        """True after the beginning: from here on every token adds its `token_bytes`."""
         return not self._first and not self._to_strip
 
     def add(self, token: str, data: bytes) -> bytes:
@@ -81,7 +80,7 @@ class ByteJoiner:
             data = self._scheme.token_bytes(token.replace(self._scheme.drop_in_first, ""))
         if self._to_strip and data:
             spaces = min(len(data) - len(data.lstrip(b" ")), self._to_strip)
-            # Stripping goes on only while nothing but spaces has been seen.
+            # Stripping continues only while there were nothing but spaces.
             self._to_strip = self._to_strip - spaces if spaces == len(data) else 0
             data = data[spaces:]
         return data
@@ -92,95 +91,57 @@ class _NoScheme(Exception):
 
 
 def scheme_of_decoder(decoder: Mapping[str, Any] | None) -> ByteScheme | None:
-    """Fold the `decoder` section of a tokenizer.json into a scheme; None where that is impossible."""
+    """The scheme of the `decoder` section of a tokenizer.json; None if there is none."""
     if decoder is None:
-        return None  # tokens are then joined with spaces, the first without: not ours to fold
-    draft = _Draft(ByteScheme())
+        return None  # tokens are then joined with spaces, except before the first
     try:
-        _fold(draft, decoder)
+        return _folded(_steps(decoder))
     except (_NoScheme, KeyError, TypeError):
         return None
-    return draft.scheme
 
 
-@dataclass
-class _Draft:
-    scheme: ByteScheme
-    bytes_known: bool = False
-    """Tokens are bytes already: steps on strings cannot follow."""
-    fused: bool = False
-    """Tokens are one string already: steps on single tokens cannot follow."""
+def _steps(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if decoder["type"] == "Sequence":
+        for step in decoder["decoders"]:
+            yield from _steps(step)
+    else:
+        yield decoder
 
-    def change(self, **fields: Any) -> None:
-        self.scheme = replace(self.scheme, **fields)
 
-    def demand_tokens(self) -> None:
-        if self.fused or self.scheme.byte_level:
+def _folded(steps: Iterable[Mapping[str, Any]]) -> ByteScheme:
+    scheme = ByteScheme()
+    fused = False  # tokens are one string by now: steps for single tokens cannot follow
+    for step in steps:
+        kind = step["type"]
+        if kind in ("ByteLevel", "ByteFallback", "Replace", "Metaspace") and (fused or scheme.byte_level):
             raise _NoScheme
-
-
-def _fold(draft: _Draft, step: Mapping[str, Any]) -> None:
-    fold = _STEPS.get(step["type"])
-    if fold is None:
-        raise _NoScheme
-    fold(draft, step)
-
-
-def _fold_sequence(draft: _Draft, step: Mapping[str, Any]) -> None:
-    for inner in step["decoders"]:
-        _fold(draft, inner)
-
-
-def _fold_byte_level(draft: _Draft, step: Mapping[str, Any]) -> None:
-    draft.demand_tokens()
-    if draft.bytes_known or draft.scheme != ByteScheme():
-        raise _NoScheme
-    draft.change(byte_level=True)
-    # The step joins all tokens and decodes them in one go.
-    draft.bytes_known = draft.fused = True
-
-
-def _fold_byte_fallback(draft: _Draft, step: Mapping[str, Any]) -> None:
-    draft.demand_tokens()
-    draft.change(byte_fallback=True)
-    draft.bytes_known = True
-
-
-def _fold_replace(draft: _Draft, step: Mapping[str, Any]) -> None:
-    draft.demand_tokens()
-    # Only a literal pattern; a regular expression may look at where it stands. After the byte fallback the marks
-    # that the vocabulary writes are still there, so the order of the two does not matter.
-    mark = step["pattern"]["String"]
-    if not mark:
-        raise _NoScheme
-    draft.change(replacements=(*draft.scheme.replacements, (mark, step["content"])))
-
-
-def _fold_metaspace(draft: _Draft, step: Mapping[str, Any]) -> None:
-    draft.demand_tokens()
-    mark = step["replacement"]
-    draft.change(replacements=(*draft.scheme.replacements, (mark, " ")))
-    if step.get("prepend_scheme", "always") != "never":
-        draft.change(drop_in_first=mark)
-
-
-def _fold_fuse(draft: _Draft, step: Mapping[str, Any]) -> None:
-    draft.fused = True
-
-
-def _fold_strip(draft: _Draft, step: Mapping[str, Any]) -> None:
-    # On fused text only: before that it would strip every token. A strip at the end would need to see the end.
-    if not draft.fused or step["content"] != " " or step["stop"] or draft.scheme.strip_spaces:
-        raise _NoScheme
-    draft.change(strip_spaces=step["start"])
-
-
-_STEPS: dict[str, Callable[[_Draft, Mapping[str, Any]], None]] = {
-    "Sequence": _fold_sequence,
-    "ByteLevel": _fold_byte_level,
-    "ByteFallback": _fold_byte_fallback,
-    "Replace": _fold_replace,
-    "Metaspace": _fold_metaspace,
-    "Fuse": _fold_fuse,
-    "Strip": _fold_strip,
-}
+        match kind:
+            case "ByteLevel":
+                if scheme != ByteScheme():
+                    raise _NoScheme
+                scheme = replace(scheme, byte_level=True)
+                fused = True  # the step joins all tokens and decodes them at once
+            case "ByteFallback":
+                scheme = replace(scheme, byte_fallback=True)
+            case "Replace":
+                # A literal pattern only; a regular expression may depend on its position. After the byte fallback the
+                # marks of the vocabulary are still there, so the order of the two does not matter.
+                mark = step["pattern"]["String"]
+                if not mark:
+                    raise _NoScheme
+                scheme = replace(scheme, replacements=(*scheme.replacements, (mark, step["content"])))
+            case "Metaspace":
+                mark = step["replacement"]
+                scheme = replace(scheme, replacements=(*scheme.replacements, (mark, " ")))
+                if step.get("prepend_scheme", "always") != "never":
+                    scheme = replace(scheme, drop_in_first=mark)
+            case "Fuse":
+                fused = True
+            case "Strip":
+                # On fused text only: before, it would strip every token. A strip at the end would need to see the end.
+                if not fused or step["content"] != " " or step["stop"] or scheme.strip_spaces:
+                    raise _NoScheme
+                scheme = replace(scheme, strip_spaces=step["start"])
+            case _:
+                raise _NoScheme
+    return scheme

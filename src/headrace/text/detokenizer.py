@@ -1,8 +1,8 @@
-"""Streaming ids to text, a piece per step, without ever splitting or guessing a character.
+"""Streaming ids to text, a piece per step, without splitting or guessing a character.
 
-Where tokens are bytes (`Tokenizer.byte_scheme`), a piece is what an incremental UTF-8 decoder releases: it keeps back
-the beginning of an unfinished character, and only that, until it is finished or known to be wrong. Other tokenizers
-decode a short window twice, without and with the new tokens, and release the difference.
+If tokens are bytes (`Tokenizer.byte_scheme`), a piece is what an incremental UTF-8 decoder returns: it holds back
+the beginning of an incomplete character, and only that, until it is complete or known to be invalid. For other
+tokenizers a short window is decoded twice, without and with the new tokens, and the difference is the piece.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from headrace.text.byte_scheme import ByteJoiner, ByteScheme
 from headrace.text.tokenizer import Tokenizer
 
 _CONTEXT_TOKENS = 6
-"""Tokens of the prompt that a window begins with; decoders look one or two tokens back."""
+"""Tokens of the prompt that a window begins with; decoders depend on one or two earlier tokens."""
 
 _MAX_UNSETTLED_TOKENS = 16
-"""A window whose text ends in U+FFFD for longer than this really says so: no character has so many bytes."""
+"""If a window ends in U+FFFD for longer than this, the text does: no character has so many bytes."""
 
 
 class IncrementalDetokenizer:
@@ -25,8 +25,8 @@ class IncrementalDetokenizer:
 
     skip_special_tokens: leave special tokens out of the text.
     visible: special tokens to leave in the text nevertheless.
-    prompt_ids: ids before the first one pushed. Their text is not returned, but the text goes on after them: the
-        space that begins a word stays, and a character that the prompt left unfinished is completed.
+    prompt_ids: ids before the first one pushed. Their text is not returned, but the text continues it: a word keeps
+        the space before it, and a character that is incomplete at the end of the prompt is completed.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class IncrementalDetokenizer:
     ) -> None:
         hidden = tokenizer.special_ids - visible if skip_special_tokens else frozenset()
         scheme = tokenizer.byte_scheme
-        way: _ByBytes | _ByWindow
+        method: _ByBytes | _ByWindow
         if scheme is not None:
-            way = _ByBytes(tokenizer, scheme, hidden, prompt_ids)
+            method = _ByBytes(tokenizer, scheme, hidden, prompt_ids)
         else:
-            way = _ByWindow(tokenizer, hidden, prompt_ids)
-        self.push: Callable[[Sequence[int]], str] = way.push
-        """Take the next ids; return the text that they make certain."""
-        self.finish: Callable[[], str] = way.finish
-        """The rest of the text, once no more ids will come: U+FFFD for a character that was never finished."""
+            method = _ByWindow(tokenizer, hidden, prompt_ids)
+        self.push: Callable[[Sequence[int]], str] = method.push
+        """Take the next ids; return the text that is certain now."""
+        self.finish: Callable[[], str] = method.finish
+        """The rest of the text after the last ids: U+FFFD for a character that is incomplete."""
 
 
 class _ByBytes:
@@ -55,7 +55,7 @@ class _ByBytes:
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._begun = b""  # a character that is not finished
+        self._begun = b""  # of an incomplete character
         self._joiner = ByteJoiner(scheme)
         for token_id in prompt_ids:
             if self._joiner.settled:
@@ -121,11 +121,11 @@ class _ByWindow:
         before = self._text(self._window[: self._released_ids])
         text = self._text(self._window)
         unsettled = len(self._window) - self._released_ids
-        # Without new text there is nothing that the next window could begin with in place of this one.
+        # Without new text this window must stay the beginning of the next one.
         waiting = text.endswith("\ufffd") or len(text) <= len(before)
         if waiting and not final and unsettled < _MAX_UNSETTLED_TOKENS:
             return ""
-        # The next window begins with the tokens of this piece, as far back as decoders look.
+        # The next window begins with the last tokens of this piece.
         self._window = self._window[self._released_ids :][-_CONTEXT_TOKENS:] or self._window
         self._released_ids = len(self._window)
         return text[len(before) :]

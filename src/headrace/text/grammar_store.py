@@ -1,4 +1,4 @@
-"""A model's compiled grammars: each is compiled once while in use, and failures are remembered for a time."""
+"""A model's compiled grammars: each is compiled once while in use, and failures are cached for a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from headrace.text.grammars import Compiled, GrammarCompiler
 
 MAX_REFUSED = 1024
-"""Most grammars that are remembered; the oldest is forgotten first."""
+"""Most failures that are cached; the oldest is removed first."""
 REMEMBERED_S = 600.0
-"""How long: what took too much time or memory once may do with less on another day."""
+"""How long: a grammar that exceeded a limit of time or memory once may stay below it later."""
 
 
 class Refusals:
@@ -31,9 +31,7 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._reasons: OrderedDict[bytes, tuple[str, float]] = (
-            OrderedDict()
-        )  # why, and until when; oldest first
+        self._reasons: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # reason and end; oldest first
 
     def __len__(self) -> int:
         return len(self._reasons)
@@ -46,7 +44,7 @@ class Refusals:
             self._reasons.popitem(last=False)
 
     def reason(self, grammar: Grammar) -> str | None:
-        """Why the grammar was refused; None where it was not, or too long ago."""
+        """Why the grammar was refused; None if it was not, or too long ago."""
         digest = _digest(grammar)
         reason, until = self._reasons.get(digest, (None, 0.0))
         if reason is not None and until <= self._clock():
@@ -60,14 +58,14 @@ def _digest(grammar: Grammar) -> bytes:
 
 
 MAX_COMPILED = 32
-"""Most compiled grammars that are kept while nobody holds them."""
+"""Most compiled grammars that are kept while not in use."""
 MAX_KEPT_BYTES = 256 * 2**20
-"""What these may hold."""
+"""Most memory of these."""
 
 
 @functools.cache
 def missing_package() -> str | None:
-    """Why this installation can follow no grammar; None where it can."""
+    """Why this installation supports no grammars; None if it does."""
     if find_spec("llguidance") is not None:
         return None
     return (
@@ -79,7 +77,7 @@ def missing_package() -> str | None:
 class GrammarStore:
     """Compiles on first use; safe to share between threads. Loads llguidance with the first grammar, not before.
 
-    `tokenizer` is None for models without one, which follow no grammar.
+    `tokenizer` is None for models without one, which support no grammars.
     """
 
     def __init__(
@@ -97,12 +95,12 @@ class GrammarStore:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """In a child process: another thread may have held the locks."""
+        """In a child process: another thread may have held the locks at the fork."""
         self._lock = threading.Lock()  # of the tables
         self._compiling = threading.Lock()
 
     def known(self, grammar: Grammar) -> Compiled | None:
-        """The compiled grammar if there is one; None where it takes `get` to know.
+        """The compiled grammar if there is one; None if only `get` can tell.
 
         Raises MissingDependency without llguidance, and InvalidParams as `get`.
         """
@@ -116,7 +114,7 @@ class GrammarStore:
                 if reason is not None:
                     raise InvalidParams(reason)
                 return None
-            if found.worn:  # those who follow it go on; the next one gets another
+            if found.worn:  # its users continue; the next one gets another
                 del self._alive[grammar]
                 self._recent.pop(grammar, None)
                 return None
@@ -124,16 +122,16 @@ class GrammarStore:
             return found
 
     def get(self, grammar: Grammar, size: int = 0) -> Compiled:
-        """The compiled grammar, which stays known while the caller holds it. `size`: bytes that it is known to hold.
+        """The compiled grammar, cached while the caller holds it. `size`: bytes that it holds.
 
-        Raises InvalidParams where the grammar is of no use, or the model follows none; MissingDependency without
+        Raises InvalidParams if the grammar is unusable, or the model supports none; MissingDependency without
         llguidance.
         """
         found = self.known(grammar)
         if found is not None:
             return found
         with self._compiling:
-            found = self.known(grammar)  # somebody else may have compiled it meanwhile
+            found = self.known(grammar)  # another thread may have compiled it meanwhile
             if found is not None:
                 return found
             try:
@@ -147,7 +145,7 @@ class GrammarStore:
         return found
 
     def refuse(self, grammar: Grammar, reason: str) -> None:
-        """Remember for a while that a grammar is of no use, and why."""
+        """Cache for a while why a grammar is unusable."""
         with self._lock:
             self._refused.add(grammar, reason)
 

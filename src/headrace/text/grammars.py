@@ -1,8 +1,8 @@
-"""Grammars compiled for one model's vocabulary. Loads llguidance: imported only where an output must follow a grammar.
+"""Grammars compiled for one model's vocabulary. Loads llguidance: imported only if an output must follow a grammar.
 
-A grammar is a program that a stranger wrote, so everything it may cost is bounded: the size of its source by
-`headrace.core.grammar`, the work of the lexer and the parser by the limits here, and the time and memory of compiling,
-which llguidance does not bound, by `headrace.serving.grammar.worker`.
+A grammar comes from a request, so its costs are bounded: the size of its source by `headrace.core.grammar`, the work of
+the lexer and the parser by the limits here, and the time and memory of compiling, which llguidance does not bound, by
+`headrace.serving.grammar.worker`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAYOUT: JsonCompileOptions = {"whitespace_pattern": JSON_LAYOUT["whitespace_pat
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=500_000,
-    # Of one mask, for which all other sequences of a step wait: some milliseconds.
+    # For one mask, which delays all sequences of a step: some milliseconds.
     step_lexer_fuel=40_000,
     step_max_items=10_000,
     max_lexer_states=20_000,  # of 1 to 2 kB
@@ -40,10 +40,10 @@ LIMITS = LLParserLimits(
 
 
 class Compiled:
-    """A grammar that is ready to be followed by any number of sequences.
+    """A compiled grammar, for any number of sequences.
 
-    What one matcher finds out about the vocabulary all copies of it share, and it has a limit: a matcher can fail
-    because of what others have found out. Whoever meets that sets `worn` and goes on with a matcher of its own.
+    Matchers that are copies of one another share what they have computed about the vocabulary, and it has a limit: a
+    matcher can fail because of the others' share. Its caller then sets `worn` and continues with a `fresh` one.
     """
 
     __slots__ = ("__weakref__", "_matcher", "_source", "_tokenizer", "cost_s", "size", "words", "worn")
@@ -55,13 +55,13 @@ class Compiled:
         self.words = -(-tokenizer.vocab_size // 32)
         """32-bit words of a mask of the tokens that may come next."""
         self.size = 0
-        """Bytes that it holds, where somebody has measured that."""
+        """Bytes that it holds, if that was measured."""
         self.cost_s = 0.0
-        """Processor time that it took to compile."""
+        """Processor time of compiling."""
         self.worn = False
 
     def start(self) -> LLMatcher:
-        """A matcher at the beginning, which shares what others have found out."""
+        """A matcher at the beginning, which shares what others have computed."""
         return self._matcher.deep_copy()
 
     def fresh(self) -> LLMatcher:
@@ -88,21 +88,21 @@ class GrammarCompiler:
             ) from error
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """Raises InvalidParams with llguidance's reason for a grammar without meaning, or beyond the limits.
+        """Raises InvalidParams with llguidance's reason for an invalid grammar, or one beyond the limits.
 
-        The GIL is free meanwhile. A few tokens are tried out, too: the first masks are the dearest, and have limits of
+        Releases the GIL. A few tokens are tried as well: the first masks are the most expensive, and have limits of
         their own.
         """
         start = time.thread_time()
         compiled = Compiled(self._tokenizer, _source(grammar))
-        error = self._try_out(compiled)
+        error = self._try(compiled)
         if error:
             raise InvalidParams(f"the {grammar.kind} grammar cannot be used: {_reason(error)}")
         compiled.cost_s = time.thread_time() - start
         return compiled
 
-    def _try_out(self, compiled: Compiled) -> str:
-        """What goes wrong at the beginning of a text; empty if nothing does."""
+    def _try(self, compiled: Compiled) -> str:
+        """The error at the beginning of a text; empty if there is none."""
         walker = compiled.start()
         for _ in range(_TRIED_TOKENS):
             mask = int.from_bytes(walker.compute_bitmask(), "little")
@@ -138,7 +138,7 @@ _CARET = re.compile(r"\s*(\d+ \||\^)")
 
 
 def _reason(text: str) -> str:
-    """llguidance's message in one line: without the excerpts of the grammar, the state of the parser, and traces."""
+    """llguidance's message in one line, without excerpts of the grammar, the parser's state, and traces."""
     if text.startswith("panic"):
         return "it is too large"
     if text.startswith("NoExtension"):
@@ -151,4 +151,4 @@ def _reason(text: str) -> str:
             kept = [line.removeprefix("error: ")]
         elif line.strip() and not _CARET.match(line) and not line.startswith("    "):
             kept.append(line.strip())
-    return " ".join(kept)[:MAX_REASON_CHARS] or "it has no meaning"
+    return " ".join(kept)[:MAX_REASON_CHARS] or "it is invalid"

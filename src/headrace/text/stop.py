@@ -1,12 +1,12 @@
-"""Stop strings, found in streamed text wherever the pieces are cut, in linear time.
+"""Stop strings, found in streamed text for any pieces, in linear time.
 
-The match rule looks at the text one character at a time, so it cannot depend on how the text is cut: the match that
-*ends* first wins (generation may stop there without waiting for more), and of several that end at the same
-character the longest wins (it leaves the least text after it).
+The text is matched one character at a time, so the result does not depend on the pieces: the match that
+*ends* first wins (generation may stop there), and of several that end at the same character the longest wins (it
+leaves the least text after it).
 
 The matcher is an Aho-Corasick automaton (Aho and Corasick, CACM 18(6), 1975). The depth of its state is the length of
-the longest suffix that could still become a stop, which is exactly what must be held back. That suffix is also the
-beginning of some stop string, so it is never stored: hostile stops cost no more than ordinary ones.
+the longest suffix that could still become a stop, which is what must be held back. That suffix is a prefix of a stop
+string, so it is not stored: hostile stops cost no more than others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.errors import InvalidParams
 
 
 class StopAutomaton:
-    """Stop strings as nodes of a tree; never changed once it is made, so any number of completions may share it.
+    """Stop strings as nodes of a tree; immutable, so any number of completions may share it.
 
     stops: up to `MAX_STOP_STRINGS` non-empty strings, `MAX_STOP_CHARS` characters together, as SamplingParams
     checks them.
@@ -43,8 +43,8 @@ class StopAutomaton:
 
     @classmethod
     def of(cls, stops: Sequence[str]) -> StopAutomaton:
-        """The automaton of these stops, built only where none is in use: all completions of all prompts of a
-        request share theirs. Raises as the constructor."""
+        """The automaton of these stops. The completions of a request share one while it is in use. Raises as the
+        constructor."""
         key = _checked(stops)
         automaton = _IN_USE.get(key)
         if automaton is None:
@@ -65,7 +65,7 @@ class StopAutomaton:
         self.ending[node] = index
 
     def _link(self) -> None:
-        """Set suffix links level by level, so that shorter nodes are ready before longer ones ask for them."""
+        """Set suffix links level by level, as those of longer nodes depend on those of shorter ones."""
         edges, fail, ending = self.edges, self.fail, self.ending
         level = list(edges[0].values())
         while level:
@@ -86,9 +86,9 @@ _IN_USE: weakref.WeakValueDictionary[tuple[str, ...], StopAutomaton] = weakref.W
 
 
 class StopChecker:
-    """Releases one completion's streamed text up to the first stop string.
+    """Returns one completion's streamed text up to the first stop string.
 
-    include_stop_str_in_output: let the matched stop string itself through.
+    include_stop_str_in_output: return the matched stop string, too.
     """
 
     def __init__(self, automaton: StopAutomaton, include_stop_str_in_output: bool = False) -> None:
@@ -125,7 +125,7 @@ class StopChecker:
         return self._released(before, text, depth[before] + len(text) - depth[state]), None
 
     def flush(self) -> str:
-        """The text still held back, once it is known that no more text will come."""
+        """The text that is held back, after the last piece."""
         held = self._held(self._state)
         self._state = 0
         return held

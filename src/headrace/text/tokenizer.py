@@ -1,7 +1,7 @@
 """A model's tokenizer: text to ids and back, exact bytes of tokens, and chat prompts.
 
-A thin layer over the `tokenizers` library (which reads every tokenizer.json) that adds what serving needs: bytes per
-token, one place that knows which tokens are special and which end a text, and errors that name the fault.
+A thin layer over the `tokenizers` library (which reads every tokenizer.json) that adds bytes per token, the special
+tokens and those that end a text from all files of a model, and errors that name the fault.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Tokenizer:
     """Tokenizer of one model; safe to share between threads.
 
-    Ids that the vocabulary does not have (models often have more logits than tokens) stand for no text at all.
+    Ids outside the vocabulary (models often have more logits than tokens) have no text.
     """
 
     def __init__(self, backend: Any, files: TokenizerFiles) -> None:
@@ -45,20 +45,20 @@ class Tokenizer:
         self.vocab_size: int = max([backend.get_vocab_size() - 1, *added]) + 1
         """One more than the largest id."""
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
-        """Tokens that structure text rather than being text; decoding leaves them out by default."""
+        """Tokens that structure text; decoding leaves them out by default."""
         self.bos_id: int | None = self._single("bos_token")
         self.pad_id: int | None = self._single("pad_token")
         eos = self._single("eos_token")
         self.eos_ids: frozenset[int] = files.eos_ids | ({eos} if eos is not None else frozenset())
         """Tokens that end a text: the tokenizer's own and those of the model's configs."""
         self.byte_scheme: ByteScheme | None = scheme_of_decoder(_decoder_section(backend))
-        """How tokens spell bytes; None where a token's text depends on its neighbours."""
+        """How tokens spell bytes; None if a token's text depends on its neighbours."""
         self._bytes: dict[int, bytes] = {}
         self._templates: dict[str, ChatTemplate] = {}
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
-        """Read tokenizer.json and, where they exist, the configuration files beside it.
+        """Read tokenizer.json and the configuration files next to it, if they exist.
 
         Raises TokenizerError for a missing, oversized or damaged file and for a tokenizer without a vocabulary.
         """
@@ -75,7 +75,7 @@ class Tokenizer:
 
     @cached_property
     def structural_tokens(self) -> Mapping[str, int]:
-        """Texts and ids of what grammars take for no text: special tokens, and added ones in angle brackets."""
+        """Texts and ids of tokens that are not text in grammars: special tokens, and added ones in angle brackets."""
         added = self._backend.get_added_tokens_decoder()
         return {
             token.content: number
@@ -85,16 +85,15 @@ class Tokenizer:
 
     @cached_property
     def longest_token_chars(self) -> int:
-        """The most characters of text that one token can stand for, nearly always: a tokenizer that drops characters,
-        such as repeated spaces, may put more into one."""
+        """Most characters of text per token, except with tokenizers that drop characters, such as repeated spaces."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     # ---- Text and ids ----
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text; `add_special_tokens` adds what the model expects around it, such as bos.
+        """Ids of a text; `add_special_tokens` adds tokens that the model expects, such as bos.
 
-        Raises RequestError for what is not Unicode text (a lone surrogate).
+        Raises RequestError for text that is not Unicode (a lone surrogate).
         """
         # Not a batch of one: that would start the backend's threads, which do not survive a later fork.
         _check_unicode(text)
@@ -126,25 +125,25 @@ class Tokenizer:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def token(self, token_id: int) -> str:
-        """The vocabulary's own spelling of a token, such as "Ġthe" or "▁the"; "" where there is none."""
+        """A token as the vocabulary spells it, such as "Ġthe" or "▁the"; "" if there is none."""
         if not 0 <= token_id < self.vocab_size:
             return ""
         return self._backend.id_to_token(token_id) or ""
 
     def special_id(self, text: str) -> int | None:
-        """The id of the special token with this text, None where there is none."""
+        """The id of the special token with this text, None if there is none."""
         found: int | None = self._backend.token_to_id(text)
         return found if found in self.special_ids else None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds to a text that has begun already; special tokens give their names.
+        """Bytes that a token adds after the beginning of a text; for special tokens, their names.
 
         For tokenizers without a byte scheme: UTF-8 of what the token adds after itself.
         """
         data = self._bytes.get(token_id)
         if data is None:
             data = self._spell(token_id)
-            if data:  # an empty one may be an id of any size, which would grow the table without end
+            if data:  # not for ids outside the vocabulary, of which there is no end
                 self._bytes[token_id] = data
         return data
 
@@ -157,11 +156,11 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """True where the folder has a chat template to be used without naming one."""
+        """Whether the folder has a default chat template."""
         return "default" in self._files.chat_templates
 
     def chat_template_source(self, with_tools: bool = False) -> str | None:
-        """The template that a chat gets which names none; None where the folder has no such template."""
+        """The default template of chats; None if the folder has none."""
         sources = self._files.chat_templates
         return sources.get("tool_use" if with_tools and "tool_use" in sources else "default")
 
@@ -178,11 +177,11 @@ class Tokenizer:
         """The prompt of a conversation, by the model's chat template.
 
         continue_final_message: see ChatTemplate.render.
-        chat_template: the name of one of the folder's templates, or a template to use instead. Without it, "tool_use"
-            is taken when there are tools and the folder has such a template, else "default".
+        chat_template: the name of one of the folder's templates, or a template to use instead. The default is
+            "tool_use" if there are tools and the folder has such a template, else "default".
         variables: further names that the template sees, such as enable_thinking=False.
 
-        Raises RequestError for messages that are malformed or that the template refuses, and where the folder has no
+        Raises RequestError for messages that are malformed or that the template refuses, and if the folder has no
         template; TokenizerError where the folder's template is damaged or fails its trial.
         """
         template = self._template(chat_template, bool(tools))
@@ -203,7 +202,7 @@ class Tokenizer:
         chat_template: str | None = None,
         **variables: Any,
     ) -> list[int]:
-        """Ids of `apply_chat_template`. Templates write every special token themselves, so none is added."""
+        """Ids of `apply_chat_template`. Templates write all special tokens, so none is added."""
         prompt = self.apply_chat_template(messages, add_generation_prompt, tools, chat_template, **variables)
         return self.encode(prompt, add_special_tokens=False)
 
@@ -217,7 +216,7 @@ class Tokenizer:
         return found
 
     def _with_bos(self, ids: list[int]) -> list[int]:
-        # Some folders ask for bos in their configuration only, not in tokenizer.json.
+        # Some folders require bos in their configuration only, not in tokenizer.json.
         if not self._files.add_bos or self.bos_id is None or ids[:1] == [self.bos_id]:
             return ids
         return [self.bos_id, *ids]
@@ -231,12 +230,12 @@ class Tokenizer:
         once, twice = (self.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
         return twice[len(once) :].encode("utf-8", "replace")
 
-    def _template(self, wanted: str | None, with_tools: bool) -> ChatTemplate:
+    def _template(self, requested: str | None, with_tools: bool) -> ChatTemplate:
         from headrace.text.templates.chat import ChatTemplate
         from headrace.text.templates.trial import refusal
 
         sources = self._files.chat_templates
-        name = wanted or ("tool_use" if with_tools and "tool_use" in sources else "default")
+        name = requested or ("tool_use" if with_tools and "tool_use" in sources else "default")
         if name in self._templates:
             return self._templates[name]
         if name in sources:
@@ -244,18 +243,18 @@ class Tokenizer:
                 raise TokenizerError(reason)
             template = self._templates[name] = ChatTemplate(sources[name], self._files.tokens)
             return template
-        if wanted is None:
+        if requested is None:
             raise RequestError("the model has no chat template; send a plain prompt or a chat_template.")
         try:
-            return ChatTemplate(wanted, self._files.tokens)
+            return ChatTemplate(requested, self._files.tokens)
         except TokenizerError as error:
             raise RequestError(str(error)) from error
 
 
 def _declare_special(backend: Any, files: TokenizerFiles) -> None:
-    """Make the tokens that the configuration calls special special for the backend too.
+    """Declare the special tokens of the configuration to the backend.
 
-    Only tokens that the vocabulary has: a new one would have no row in the model's embedding.
+    Only tokens in the vocabulary: a new one would have no row in the model's embedding.
     """
     already = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     declared = dict.fromkeys((*files.tokens.values(), *files.extra_special))
@@ -284,13 +283,13 @@ def _check_unicode(text: str) -> None:
 
 @contextmanager
 def _native_errors(kind: type[HeadraceError], what: str) -> Iterator[None]:
-    """Turn whatever the Rust library raises into one of our errors."""
+    """Turn any exception of the Rust library into `kind`."""
     try:
         yield
     except Exception as error:
         raise kind(f"{what}: {str(error)[:300]}.") from error
     except BaseException as error:
-        # A panic arrives as an exception outside Exception whose class cannot be imported.
+        # A panic is a BaseException whose class cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         raise kind(f"{what}: {str(error)[:300]}.") from error

@@ -1,6 +1,6 @@
-"""What the files beside a tokenizer.json say, read once into a frozen object.
+"""The settings in the files next to a tokenizer.json, read once into a frozen object.
 
-Only the files named here are opened, each within a size limit. Where two files disagree, the more specific one wins:
+Only the files named here are opened, each within a size limit. If two files disagree, the more specific one wins:
 tokenizer_config.json over special_tokens_map.json over generation_config.json over config.json for single tokens,
 `chat_template.jinja` over the `chat_template` field for templates.
 """
@@ -30,7 +30,7 @@ SINGLE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The settings of one tokenizer folder, before they are held against its vocabulary."""
+    """The settings of one tokenizer folder, not yet checked against its vocabulary."""
 
     tokens: Mapping[str, str]
     """Text of each of `SINGLE_TOKENS` that is set."""
@@ -39,9 +39,9 @@ class TokenizerFiles:
     eos_ids: frozenset[int]
     """Ids that end a text according to the model's configs (the tokenizer's own eos_token not counted)."""
     fallback_ids: Mapping[str, int]
-    """bos_token and pad_token as ids, from the model's configs, for those no tokenizer file mentions."""
+    """bos_token and pad_token as ids, from the model's configs, for those that no tokenizer file has."""
     add_bos: bool
-    """`add_bos_token` is set: texts begin with bos even where tokenizer.json adds none."""
+    """`add_bos_token` is set: texts begin with bos even if tokenizer.json adds none."""
     chat_templates: Mapping[str, str]
     """Jinja sources by name; the usual one is "default"."""
 
@@ -54,7 +54,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     config = _read_json(folder / "tokenizer_config.json")
     special_map = _read_json(folder / "special_tokens_map.json")
     model_configs = [_read_json(folder / "generation_config.json"), _read_json(folder / "config.json")]
-    # Models with several parts keep the language model's ids one level down.
+    # Models with several parts have the language model's ids one level down.
     model_configs += [part for part in (model_configs[1].get("text_config"),) if isinstance(part, dict)]
 
     tokens: dict[str, str] = {}
@@ -80,7 +80,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 
 
 def read_text(path: Path, max_bytes: int) -> str | None:
-    """A UTF-8 file's text, or None where there is no such file."""
+    """A UTF-8 file's text, or None if there is no such file."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -110,7 +110,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _token_text(value: Any, name: str) -> str | None:
-    """Text of a token given as a string or as a dict with `content`; None where it is switched off."""
+    """Text of a token given as a string or as a dict with `content`; None if it is switched off."""
     if isinstance(value, dict):
         value = value.get("content")
     if value is None or value == "":
@@ -166,7 +166,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             templates[entry["name"]] = entry["template"]
     elif declared is not None:
         raise TokenizerError("chat_template of tokenizer_config.json is neither a string nor a list.")
-    # The newer layout keeps each template in a file of its own.
+    # The newer layout has a file for each template.
     files = {"default": folder / "chat_template.jinja"}
     named = folder / "additional_chat_templates"
     if named.is_dir():

@@ -129,7 +129,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "what was kept back is lost": (HermesParser, "finish", lambda self: [], "half a marker"),
     "calls are lost": (MessageBuilder, "message", lambda self: {"role": "assistant", "content": ""}, "a call"),
     "reasoning is content": (ReasoningParser, "push", lambda self, text: [Content(text)], "reasoning"),
-    "every call counts": (ReplyReader, "_wanted", lambda self, pieces: pieces, "one of two"),
+    "every call counts": (ReplyReader, "_selected", lambda self, pieces: pieces, "one of two"),
     "calls are not told": (Reply, "finish_reason", lambda self, reason: reason, "two calls"),
 }  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Chat templates: a model's Jinja template, compiled once and rendered within limits.
 
-Using a template ends in text or in one of two errors: TokenizerError when it cannot be compiled, RequestError when it
-cannot be rendered.
+Errors are TokenizerError for a template that cannot be compiled, and RequestError for one that cannot be rendered.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class ChatTemplate:
 
     source: the Jinja text.
     variables: names the template sees in every rendering, such as bos_token.
-    now: the clock behind `strftime_now`.
+    now: the clock of `strftime_now`.
 
     Raises TokenizerError for a source that is too long or not a template.
     """
@@ -69,7 +68,7 @@ class ChatTemplate:
         """The prompt of a conversation.
 
         add_generation_prompt: end with the beginning of an answer.
-        continue_final_message: end with the text of the last message instead, for the model to go on with.
+        continue_final_message: end with the text of the last message instead, for the model to continue.
         variables: further names for the template, plain data, such as enable_thinking=False.
 
         Raises InvalidParams for messages, tools or variables of a wrong shape, and for a last message without a text to
@@ -92,7 +91,7 @@ class ChatTemplate:
             raise RequestError(str(error) or "the chat template refused these messages.") from None
         except TemplateLimitExceeded as error:
             raise RequestError(f"the chat template was stopped: {error}.") from error
-        except Exception as error:  # templates can provoke any error of any builtin
+        except Exception as error:  # any builtin may raise anything
             raise RequestError(f"the chat template failed on these messages: {_clip(error)}") from error
         return _cut(text, mark) if continue_final_message else text
 
@@ -101,7 +100,7 @@ _UNAVAILABLE: tuple[type[nodes.Node], ...] = (
     nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport, nodes.EvalContextModifier,
     nodes.ScopedEvalContextModifier,
 )  # fmt: skip
-"""There are no other files here, and escaping is for HTML."""
+"""There are no other files, and escaping is for HTML."""
 
 
 def _ends_in_content(node: nodes.Node) -> bool:

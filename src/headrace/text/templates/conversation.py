@@ -1,6 +1,6 @@
-"""Conversations with tools for chat templates that know nothing of them.
+"""Conversations with tools for chat templates that do not support them.
 
-A template that does gets the conversation as it is. For others, the tools are described in the system message, and
+A template that does gets the conversation unchanged. For others, the tools are described in the system message, and
 calls and their results become text in the form that Hermes and Qwen models use.
 """
 
@@ -22,13 +22,13 @@ _INSTEAD_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "thinking
 
 
 def knows_tools(template: str | None) -> bool:
-    """A chat template presents tools to the model."""
+    """Whether a chat template shows tools to the model."""
     return template is not None and "tools" in template
 
 
 def adapted(messages: Any, tools: Sequence[Tool], template: str | None) -> Any:
-    """The messages for a template: `developer` is `system` where the template has no such role, and what it does not
-    know of tools is written out. Messages of a wrong shape stay as they are, for the template's own check.
+    """The messages for a template: `developer` becomes `system` if the template has no such role, and tools become
+    text if it does not support them. Messages of a wrong shape are unchanged; `ChatTemplate.render` checks them.
 
     Raises InvalidParams for arguments that cannot be written as JSON.
     """
@@ -49,7 +49,7 @@ def adapted(messages: Any, tools: Sequence[Tool], template: str | None) -> Any:
 
 
 def _with_content(message: Any) -> Any:
-    """Beside calls or reasoning no content is empty content: templates join it to other text without a look."""
+    """With calls or reasoning, missing content becomes empty content: templates join it to other text unchecked."""
     if not isinstance(message, Mapping) or message.get("role") != "assistant":
         return message
     if message.get("content") is None and any(message.get(name) for name in _INSTEAD_OF_CONTENT):
@@ -74,15 +74,15 @@ def _write_out(message: Any, written: list[Any]) -> None:
             written.append(_Result(role="user", content=result))
     elif role == "assistant" and isinstance(message.get("tool_calls"), (list, tuple)):
         calls = [_call(call) for call in message["tool_calls"]]
-        said = [text for text in (_text(message.get("content")), *calls) if text]
+        texts = [text for text in (_text(message.get("content")), *calls) if text]
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
-        written.append({**rest, "content": "\n".join(said)})
+        written.append({**rest, "content": "\n".join(texts)})
     else:
         written.append(message)
 
 
 class _Result(dict[str, Any]):
-    """A message that holds results of tools and nothing else."""
+    """A message of results of tools only."""
 
 
 def _call(call: Any) -> str:
@@ -96,7 +96,7 @@ def _call(call: Any) -> str:
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content, or of its parts; what is neither is left for the check of results."""
+    """The text of a message's content, or of its parts; "" if it is neither."""
     if isinstance(content, str):
         return content
     if isinstance(content, (list, tuple)):

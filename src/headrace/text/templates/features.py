@@ -1,4 +1,4 @@
-"""What chat templates of Hugging Face models expect beside Jinja's own: as `transformers` has it."""
+"""What chat templates of Hugging Face models expect besides Jinja's features, as in `transformers`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MAX_PAIRS = 4096
 
 
 def template_globals(now: Callable[[], datetime]) -> dict[str, Callable[..., Any]]:
-    """The functions that templates call by name; `now` is the clock behind `strftime_now`."""
+    """The functions that templates call by name; `now` is the clock of `strftime_now`."""
 
     def strftime_now(format: str) -> str:
         if len(format) > 256:

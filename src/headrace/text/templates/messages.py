@@ -1,7 +1,7 @@
 """The shape of a chat request: checked, and copied to plain data that a template may see.
 
-The copy matters as much as the check. A template is handed nothing but str, int, float, bool, None, list, tuple and
-dict of exactly these types, so there is no object whose methods it could reach, and nothing it could change.
+A template sees only str, int, float, bool, None, list and dict, of exactly these types and copied: it cannot reach
+methods of other objects or change the caller's.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ MAX_TOOLS = 1024
 """Most tools of one request."""
 
 MAX_NESTING = 48
-"""How deep the values of a message may nest."""
-
+"""Deepest nesting of the values of a message."""
 
 ITEM_WEIGHT = 8
-"""Characters that one value counts for by itself, for the time it takes to look at it."""
+"""Characters that a value counts for besides its text, for the time that it takes."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class PlainCopier:
-    """Copies values to plain data, and refuses to copy more than `weight` characters in all."""
+    """Copies values to plain data, of at most `weight` characters in all."""
 
     def __init__(self, weight: int) -> None:
         self._weight = weight
@@ -69,14 +68,13 @@ class PlainCopier:
 def checked_messages(messages: Any, copier: PlainCopier, keep_parts: bool) -> list[dict[str, Any]]:
     """Check the messages of a chat and copy them.
 
-    messages: a list of dicts with `role` (any string; templates judge it) and `content`: a string, a list of
+    messages: a list of dicts with `role` (any string; templates check it) and `content`: a string, a list of
         {"type": "text", "text": …} parts, or None beside tool calls or reasoning.
-    keep_parts: leave lists of parts as they are; otherwise their texts are joined with newlines into one string,
-        for templates that know strings only.
+    keep_parts: keep lists of parts; otherwise their texts are joined with newlines into one string, for templates
+        that expect strings.
 
-    What templates of Hugging Face models rely on is arranged as transformers does it: fields that are None are left
-    out, and reasoning is found under each of its names. Arguments of tool calls that are strings of JSON, as OpenAI's
-    API has them, become objects.
+    As in transformers, fields that are None are left out, and reasoning has each of its names. Arguments of tool calls
+    that are strings of JSON, as in OpenAI's API, become objects.
 
     Raises InvalidParams for any other shape.
     """
@@ -148,9 +146,9 @@ def _parse_arguments(call: dict[str, Any]) -> None:
     try:
         parsed = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
-        return  # what a model once wrote need not be JSON; the template gets the text
+        return  # a model may have written something else; the template gets the text
     if isinstance(parsed, dict):
-        # Checked again, because the string may unfold into something nested deeper than the request was.
+        # Checked again, because the string may contain deeper nesting than the request.
         try:
             function["arguments"] = PlainCopier(ITEM_WEIGHT * (len(function["arguments"]) + 2)).copy(
                 parsed, "arguments"

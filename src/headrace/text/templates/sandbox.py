@@ -1,6 +1,6 @@
 """The Jinja environment that chat templates render in.
 
-A chat template comes with a model, so it is somebody else's program. Jinja's immutable sandbox keeps it from Python's
+A chat template is a program that comes with a model. Jinja's immutable sandbox keeps it from Python's
 internals and from changing its input. This module adds caps on processor time, on the size of each value, and on all
 values of a rendering together. They hold wherever a value is made: Jinja has hooks for operators, filters, calls and
 output, and `_CodeGenerator` adds those for blocks (turns of loops, calls of macros), literals and slices.

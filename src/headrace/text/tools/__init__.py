@@ -1,10 +1,9 @@
-"""Tools: what a request says of them, and how a reply is parsed into reasoning, content and calls.
+"""Tools: the fields of a request, and how a reply is parsed into reasoning, content and calls.
 
 - `request`: the fields `tools` and `tool_choice`.
-- `reader`: a reply as it arrives; `reasoning`: its part between `<think>` and `</think>`; `pieces`: what it consists
-  of.
-- `formats`: formats of calls by name. `hermes`, `llama3`, `mistral`, `pythonic`: one format each; `call_json`,
-  `json_text`: JSON.
+- `reader`: a whole reply; `reasoning`: its part between `<think>` and `</think>`; `pieces`: what it consists of.
+- `formats`: formats of calls by name. `hermes`, `llama3`, `mistral`, `pythonic`: one format each; `call_parser`: what
+  they share; `call_json`, `json_text`: JSON.
 - `grammar/`: grammars that make a model write calls in its format.
 
 Every parser accepts text in pieces of any size and gives the same result for any pieces. It holds back only what

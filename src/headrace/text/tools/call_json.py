@@ -1,40 +1,41 @@
-"""One call written as a JSON object, `{"name": "f", "arguments": {…}}`, read as it comes."""
+"""One call written as a JSON object, `{"name": "f", "arguments": {…}}`, read as it arrives."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
 
 from headrace.text.tools.json_text import JsonSpan
-from headrace.text.tools.pieces import CallArguments, CallBegins, Piece
+from headrace.text.tools.pieces import CallArguments, CallBegins, Piece, past_space
 
 MAX_NAME_CHARS = 256
 """Longest name of a tool that a model may call."""
 
 _NAME = re.compile(r"[\w.\-:/]+", re.ASCII)
-_SPACE = re.compile(r"\s*")
 _SCALAR = re.compile(r"[\w+\-.]*", re.ASCII)
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
 _MAX_SMALL_CHARS = 4 * MAX_NAME_CHARS
-"""Longest key, and value of a key that is ignored; whatever is longer is no call."""
+"""Longest key, and longest value of an ignored key; an object with longer ones is no call."""
 
 
 def is_name(text: str) -> bool:
-    """It could be the name of a tool."""
+    """Whether it could be the name of a tool."""
     return len(text) <= MAX_NAME_CHARS and _NAME.fullmatch(text) is not None
+
+
+_Expect = Callable[[str, int, list[Piece]], int]
 
 
 class CallReader:
     """Reads one object. Until the call is certain, its text is kept in `raw`: it may turn out to be content.
 
-    It is certain once the name is known and the arguments have begun (or the object has ended without any). From then
-    on arguments are passed on as they come, and a fault only ends the call: what has been said cannot be taken back.
+    It is certain once the name is known and the arguments have begun, or the object has ended without any. From then
+    on arguments are passed on as they arrive, and a fault only ends the call: pieces cannot be taken back.
 
     index: the call's number in the reply. names: the only tools that it may call; None for any.
-    before: text in front of the object that belongs to `raw`.
+    before: text before the object that belongs to `raw`.
     """
 
     def __init__(self, index: int, names: Collection[str] | None = None, before: str = "") -> None:
@@ -53,7 +54,7 @@ class CallReader:
         """The key or value that is being read, where it matters as a whole."""
         self._small_chars = 0
         self._span: JsonSpan | None = None
-        self._expect = self._open
+        self._expect: _Expect = self._open
 
     @property
     def raw(self) -> str:
@@ -61,7 +62,7 @@ class CallReader:
         return "".join(self._raw)
 
     def read(self, text: str, at: int, pieces: list[Piece]) -> int:
-        """Go on at text[at]; returns where this object ends (`ended`), where it breaks (`broken`), or len(text)."""
+        """Read from text[at] on; returns where this object ends (`ended`), where it breaks (`broken`), or len(text)."""
         while at < len(text) and not (self.ended or self.broken):
             start = at
             at = self._expect(text, at, pieces)
@@ -69,24 +70,24 @@ class CallReader:
                 self._raw.append(text[start:at])
         return at
 
-    def finish(self, pieces: list[Piece]) -> None:
-        """No more text will come; what is not certain by now is broken."""
+    def finish(self) -> None:
+        """There is no more text; a call that is not certain is broken."""
         if not (self.certain or self.ended):
             self.broken = True
 
     # ---- What may come next. Each takes some of the text and returns where it stopped. ----
 
     def _open(self, text: str, at: int, pieces: list[Piece]) -> int:
-        return self._mark(text, at, {"{": self._first_key})
+        return self._mark(text, at, "{", self._first_key)
 
     def _first_key(self, text: str, at: int, pieces: list[Piece]) -> int:
-        at = _past_space(text, at)
+        at = past_space(text, at)
         if text[at : at + 1] == "}":
             return self._close(at, pieces)
         return self._begin_key(text, at)
 
     def _next_key(self, text: str, at: int, pieces: list[Piece]) -> int:
-        return self._begin_key(text, _past_space(text, at))
+        return self._begin_key(text, past_space(text, at))
 
     def _begin_key(self, text: str, at: int) -> int:
         if at < len(text):
@@ -105,10 +106,10 @@ class CallReader:
         return at
 
     def _colon(self, text: str, at: int, pieces: list[Piece]) -> int:
-        return self._mark(text, at, {":": self._value})
+        return self._mark(text, at, ":", self._value)
 
     def _value(self, text: str, at: int, pieces: list[Piece]) -> int:
-        at = _past_space(text, at)
+        at = past_space(text, at)
         if at == len(text):
             return at
         first = text[at]
@@ -134,18 +135,18 @@ class CallReader:
         end = self._span.read(text, at)
         self._add_arguments(text[at:end], pieces)
         if self._span.ended:
-            self._expect = self._behind_value
+            self._expect = self._after_value
         return end
 
     def _arguments_text(self, text: str, at: int, pieces: list[Piece]) -> int:
-        """Arguments as a string that holds JSON: passed on when it is known to."""
+        """Arguments as a string that holds JSON, passed on once that is certain."""
         at, value = self._read_small(text, at, limited=False)
         if value is not None:
             if not _is_object(value):
                 return self._fail(at)
             self._begin_arguments(pieces)
             self._add_arguments(value, pieces)
-            self._expect = self._behind_value
+            self._expect = self._after_value
         return at
 
     def _string_value(self, text: str, at: int, pieces: list[Piece]) -> int:
@@ -157,7 +158,7 @@ class CallReader:
                 self._name = value
                 if self._early is not None:
                     self._commit(pieces)
-            self._expect = self._behind_value
+            self._expect = self._after_value
         return at
 
     def _scalar(self, text: str, at: int, pieces: list[Piece]) -> int:
@@ -172,38 +173,38 @@ class CallReader:
             word, self._small = "".join(self._small), None
             if not word or (self._key in _ARGUMENTS and word != "null"):
                 return self._fail(end)
-            self._expect = self._behind_value
+            self._expect = self._after_value
         return end
 
-    def _behind_value(self, text: str, at: int, pieces: list[Piece]) -> int:
-        at = _past_space(text, at)
+    def _after_value(self, text: str, at: int, pieces: list[Piece]) -> int:
+        at = past_space(text, at)
         if text[at : at + 1] == "}":
             return self._close(at, pieces)
-        return self._mark(text, at, {",": self._next_key})
+        return self._mark(text, at, ",", self._next_key)
 
     # ---- Parts of these ----
 
-    def _mark(self, text: str, at: int, follow: dict[str, Any]) -> int:
-        """White space, then one of the characters that `follow` tells the next expectation for."""
-        at = _past_space(text, at)
+    def _mark(self, text: str, at: int, mark: str, follow: _Expect) -> int:
+        """White space, then the character `mark`; `follow` comes next."""
+        at = past_space(text, at)
         if at == len(text):
             return at
-        if text[at] not in follow:
+        if text[at] != mark:
             return self._fail(at)
-        self._expect = follow[text[at]]
+        self._expect = follow
         return at + 1
 
-    def _begin_small(self, follow: Any) -> None:
+    def _begin_small(self, follow: _Expect) -> None:
         self._small, self._small_chars = [], 0
         self._span = JsonSpan()
         self._expect = follow
 
     def _read_small(self, text: str, at: int, limited: bool = True) -> tuple[int, str | None]:
-        """(where it stopped, the string once it has ended)."""
+        """(where it stopped, the string if it has ended)."""
         assert self._span is not None and self._small is not None
         end = self._span.read(text, at)
         if limited and self._small_chars + end - at > _MAX_SMALL_CHARS:
-            # At the same character whatever the pieces: what is said of a text must not depend on them.
+            # At the same character for any pieces, as the result must not depend on them.
             return self._fail(at + _MAX_SMALL_CHARS - self._small_chars), None
         self._small.append(text[at:end])
         self._small_chars += end - at
@@ -256,11 +257,6 @@ class CallReader:
         else:
             self.broken = True
         return at
-
-
-def _past_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
 
 
 def _is_object(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The formats of tool calls by name, and which of them a chat template means."""
+"""The formats of tool calls by name, and which of them a chat template uses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ToolCallFormat:
     """One way to write calls.
 
     parser: makes a parser from the names of the tools and the markers to leave out of the content.
-    markers: what the parser must see of the model's output, even if it is a special token.
-    signs: a chat template that holds one of these means this format.
-    id_chars: length of the ids of calls; None where any will do.
-    forced: the format, by its name, for answers that must be calls; empty for this one.
+    markers: what the parser needs of the model's output, even if it is a special token.
+    signs: a chat template that contains one of these uses this format.
+    id_chars: length of the ids of calls; None for any length.
+    forced: the name of the format for answers that must be calls; empty for this one.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ToolCallFormat:
     forced: str = ""
 
     def new_id(self) -> str:
-        """An id for a call that nobody will guess."""
+        """A random id for a call."""
         if self.id_chars is None:
             return f"call_{secrets.token_hex(12)}"
         return secrets.token_hex(self.id_chars)[: self.id_chars]
@@ -58,11 +58,11 @@ TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
 """By vLLM's names, in the order in which a template is searched for their signs."""
 
 GENERIC = TOOL_CALL_FORMATS["hermes"]
-"""For models whose template says nothing of calls."""
+"""For models whose template does not show a format."""
 
 
 def detect_tool_calls(template: str | None) -> ToolCallFormat | None:
-    """The format that a chat template means; None where it says nothing of one."""
+    """The format that a chat template uses; None if it shows none."""
     for one in TOOL_CALL_FORMATS.values():
         if template is not None and any(sign in template for sign in one.signs):
             return one
@@ -77,7 +77,7 @@ REASONING_PARSERS = (AUTO, *REASONING_FORMATS, NONE)
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormats:
-    """How a model writes: `calls` None where replies are not searched for calls, `reasoning` None where it has none."""
+    """How a model writes. `calls` is None if replies are not searched for calls, `reasoning` if it writes none."""
 
     calls: ToolCallFormat | None = GENERIC
     reasoning: ReasoningFormat | None = None
@@ -86,7 +86,7 @@ class ReplyFormats:
     def of(
         cls, tokenizer: Tokenizer | None, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
     ) -> ReplyFormats:
-        """The formats with these names, "auto" meaning what the model's chat template shows.
+        """The formats with these names; "auto" is what the model's chat template shows.
 
         Raises ConfigError for other names.
         """

@@ -1,4 +1,4 @@
-"""JSON text that is still arriving: where a value ends, and what is known of one that was cut off."""
+"""Incomplete JSON: where a value ends, and which members of a value are complete."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 _PLAIN = re.compile(r"[^\"{}\[\]]*")
 _IN_STRING = re.compile(r'[^"\\]*')
 _FOREIGN = re.compile(r"[^\s\w+\-.,:\"{}\[\]]", re.ASCII)
-"""What JSON cannot have outside of strings; a value that was not closed ends before it."""
+"""Not JSON outside of strings; an open value ends before it."""
 
 
 class JsonSpan:
-    """Follows one object, list or string from its first character on; counts brackets, and does not check the rest.
+    """Reads one object, list or string from its first character on; counts brackets, and does not check the rest.
 
-    `read` is called with each piece of text until `ended`. closed: it has ended with its own bracket or quote.
+    `read` is called with each piece of text until `ended`. closed: it ended with its own bracket or quote.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class JsonSpan:
         self._escaped = False
 
     def read(self, text: str, at: int) -> int:
-        """Go on at text[at]; returns where the value ends, or len(text)."""
+        """Read from text[at] on; returns where the value ends, or len(text)."""
         size = len(text)
         while at < size:
             if self._escaped:
@@ -70,7 +70,7 @@ class JsonSpan:
 
 
 def is_closed(text: str) -> bool:
-    """The text begins with an object, list or string that ends in it."""
+    """Whether the text begins with a complete object, list or string."""
     span = JsonSpan()
     span.read(text, 0)
     return span.closed
@@ -85,30 +85,29 @@ _WORDS = ("true", "false", "null")
 
 
 def complete_members(text: str) -> dict[str, Any]:
-    """The members of an object that are complete, in objects and lists that are not, too; all of them in a whole text.
+    """The complete members of an object, also those inside of incomplete objects and lists.
 
-    A string counts with its closing quote, and a number once something follows it, because it could go on. Empty where
-    the text is the beginning of no object, or of one that cannot be
-    written as JSON (NaN, half of a surrogate pair). Takes time in proportion to the text.
+    A string is complete with its closing quote, and a number once something follows it. Empty if the text does not
+    begin with an object, or with one that cannot be written as JSON (NaN, half of a surrogate pair). Takes linear time.
     """
     closing: list[str] = []
-    end = at = 0  # text[:end] becomes JSON when everything that is open is closed
+    end = at = 0  # text[:end] becomes JSON with the brackets of `closing`
     key = False
     while (part := _PART.match(text, at)) is not None:
         at = part.end()
-        kind, said = part.lastgroup, part[part.lastgroup or 0]
+        kind, token = part.lastgroup, part[part.lastgroup or 0]
         if kind == "open":
-            closing.append("}" if said == "{" else "]")
-            key, end = said == "{", at
+            closing.append("}" if token == "{" else "]")
+            key, end = token == "{", at
         elif kind == "close":
-            if not closing or closing.pop() != said:
+            if not closing or closing.pop() != token:
                 return {}
             end = at
         elif kind == "mark":
-            if said == ",":
+            if token == ",":
                 end = part.start("mark")
-            key = said == "," and closing[-1:] == ["}"]
-        elif not key and (kind == "string" or said in _WORDS):
+            key = token == "," and closing[-1:] == ["}"]
+        elif not key and (kind == "string" or token in _WORDS):
             end = at
         if not closing:
             break

@@ -1,4 +1,4 @@
-"""What a reply is made of, in order: pieces, the markers between them, and the prose around calls."""
+"""What a reply consists of, in order: pieces, the markers between them, and the text around calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader."""
+    """Text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote for itself."""
+    """Text in which the model reasons."""
 
     text: str
 
@@ -32,7 +32,7 @@ class CallBegins:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: all of them joined are JSON, if the model wrote JSON."""
+    """A part of a call's arguments. All parts joined are JSON, if the model wrote JSON."""
 
     index: int
     text: str
@@ -42,21 +42,22 @@ Piece = Content | Reasoning | CallBegins | CallArguments
 
 
 class Parser(Protocol):
-    """Takes a text in pieces; see the package for what all parsers promise."""
+    """Takes a text in pieces; see the package for what holds for all parsers."""
 
     def push(self, text: str) -> list[Piece]:
-        """Take the next piece of text; return what it makes certain."""
+        """Take the next piece of text; return what is certain now."""
         ...
 
     def finish(self) -> list[Piece]:
-        """What is left, once no more text will come."""
+        """The rest, after the last piece of text."""
         ...
 
 
 def begun(text: str, marker: str, start: int = 0) -> int:
-    """Where the longest ending of `text` behind `start` begins that more text could make the marker; len(text) if none.
+    """Where the longest end of `text` after `start` begins that more text could complete to the marker; len(text) if
+    there is none.
 
-    Looks at fewer characters than the marker has.
+    Reads fewer characters than the marker has.
     """
     at = max(start, len(text) - len(marker) + 1)
     while (at := text.find(marker[0], at)) >= 0:
@@ -67,14 +68,23 @@ def begun(text: str, marker: str, start: int = 0) -> int:
 
 
 def cut_off(text: str, at: int, marker: str) -> bool:
-    """The text ends inside of a marker that begins at `at`, or at `at` itself."""
+    """Whether the text ends inside a marker that begins at `at`, or at `at` itself."""
     return len(text) - at < len(marker) and marker.startswith(text[at:])
 
 
-class Prose:
-    """White space beside a call is dropped, so it is kept back until what follows it is known.
+_SPACE = re.compile(r"\s*")
 
-    hidden: markers that are left out. They were special tokens, which are shown to parsers and not to readers.
+
+def past_space(text: str, at: int) -> int:
+    """Where the white space at text[at] ends."""
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
+
+
+class Prose:
+    """Content. White space next to a call is dropped, so it is held back until what follows it is known.
+
+    hidden: markers that are left out. They were special tokens, which parsers need and content does not show.
     """
 
     def __init__(self, hidden: Collection[str] = ()) -> None:
@@ -83,17 +93,7 @@ class Prose:
         self._cut = ""
         """The end of the text so far, if it may begin a hidden marker."""
         self._spaces: list[str] = []
-        self._behind_call = False
-
-    def before(self, marker: str, text: str, at: int, pieces: list[Piece]) -> tuple[int, str]:
-        """Add what stands in front of `marker` in text[at:].
-
-        Returns (where the marker is, "") or (-1, what at the end may be its beginning).
-        """
-        found = text.find(marker, at)
-        end = begun(text, marker, at) if found < 0 else found
-        self.add(text[at:end], pieces)
-        return found, text[end:] if found < 0 else ""
+        self._after_call = False
 
     def add(self, text: str, pieces: list[Piece]) -> None:
         """More content."""
@@ -102,13 +102,13 @@ class Prose:
         self._add(text, pieces)
 
     def call(self) -> None:
-        """A call stands here."""
+        """There is a call here."""
         self._cut = ""
         self._spaces = []
-        self._behind_call = True
+        self._after_call = True
 
     def finish(self, pieces: list[Piece]) -> None:
-        """No more will come."""
+        """After the last piece."""
         cut, self._cut = self._cut, ""
         self._add(cut, pieces)
         if self._spaces:
@@ -116,11 +116,11 @@ class Prose:
             self._spaces = []
 
     def _add(self, text: str, pieces: list[Piece]) -> None:
-        if self._behind_call:
+        if self._after_call:
             text = text.lstrip()
             if not text:
                 return
-            self._behind_call = False
+            self._after_call = False
         body = text.rstrip()
         if body:
             pieces.append(Content("".join(self._spaces) + body))

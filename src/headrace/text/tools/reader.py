@@ -1,4 +1,4 @@
-"""A reply as it comes: reasoning first, then content and calls."""
+"""A reply as it arrives: reasoning first, then content and calls."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from headrace.text.tools.reasoning import ReasoningParser
 
 
 class ReplyReader:
-    """Takes the text of one completion in pieces and says what it is.
+    """Parses the text of one completion.
 
-    single: only the first call counts; what is said of others is dropped.
+    single: only the first call counts; others are dropped.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class ReplyReader:
 
     @property
     def reasons(self) -> bool:
-        """What comes next may be reasoning."""
+        """Whether the next text may be reasoning."""
         return self._reasoning is not None and self._reasoning.reasons
 
     def push(self, text: str) -> list[Piece]:
@@ -33,10 +33,10 @@ class ReplyReader:
         return self._split(pieces)
 
     def finish(self) -> list[Piece]:
-        """What is left, once no more text will come."""
+        """The rest, after the last piece of text."""
         pieces = [] if self._reasoning is None else self._split(self._reasoning.finish())
         if self._calls is not None:
-            pieces += self._wanted(self._calls.finish())
+            pieces += self._selected(self._calls.finish())
         return pieces
 
     def _split(self, pieces: list[Piece]) -> list[Piece]:
@@ -45,12 +45,12 @@ class ReplyReader:
         split: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, Content):
-                split += self._wanted(self._calls.push(piece.text))
+                split += self._selected(self._calls.push(piece.text))
             else:
                 split.append(piece)
         return split
 
-    def _wanted(self, pieces: list[Piece]) -> list[Piece]:
+    def _selected(self, pieces: list[Piece]) -> list[Piece]:
         if not self._single:
             return pieces
         return [
@@ -59,7 +59,7 @@ class ReplyReader:
 
 
 class OnlyCalls:
-    """A parser of answers that a grammar holds to calls: text that is none is the beginning of one that was cut off."""
+    """A parser of answers that a grammar restricts to calls: other text is the beginning of an incomplete call."""
 
     def __init__(self, calls: Parser) -> None:
         self._calls = calls
@@ -74,8 +74,8 @@ class OnlyCalls:
 
 
 class LeadingCalls:
-    """A parser of answers that are either calls or content: what begins as no call is content to its end, whatever
-    markers stand in it, as in the strings of JSON. Where it begins as a call, `calls` reads it all."""
+    """A parser of answers that are either calls or content. An answer that does not begin with a call is content to its
+    end, even if there are markers in it, such as in strings of JSON; otherwise `calls` reads all of it."""
 
     def __init__(self, calls: Parser) -> None:
         self._calls: Parser | None = calls
@@ -97,8 +97,8 @@ class LeadingCalls:
         self._undecided.append(text)
         if not pieces:
             return []
-        said, self._undecided = "".join(self._undecided), None
+        start, self._undecided = "".join(self._undecided), None
         if isinstance(pieces[0], Content):
             self._calls = None
-            return [Content(said)]
+            return [Content(start)]
         return pieces

@@ -1,4 +1,4 @@
-"""The part of a reply that a model writes for itself, such as between `<think>` and `</think>`."""
+"""The reasoning in a reply, such as between `<think>` and `</think>`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from headrace.text.tools.pieces import Content, Piece, Prose, Reasoning, begun, 
 
 
 class Stage(Enum):
-    """Where the text of a reply begins. Grammar and parser are both made for it."""
+    """Where the text of a reply begins; grammar and parser both depend on it."""
 
     BEFORE = auto()
-    """The reply may open its reasoning, or have none."""
+    """The reply may begin with reasoning, or have none."""
     INSIDE = auto()
-    """The prompt has opened it."""
+    """The prompt ends inside of reasoning."""
     PAST = auto()
-    """The prompt has closed it, or goes on with a message that has none: what follows is the answer."""
+    """The prompt ends after reasoning, or with a message that has none: the answer follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """`assumed`: a reply begins with reasoning even where nothing says so."""
+    """`assumed`: a reply begins with reasoning even without a mark."""
 
     name: str
     open: str
@@ -30,10 +30,10 @@ class ReasoningFormat:
     assumed: bool = False
 
     def stage(self, prompt: str, continued: str | None = None) -> Stage:
-        """Where a reply to this prompt begins. `continued`: the text of a last message that the reply goes on with."""
-        said = (continued or "").strip()
-        if said:
-            return Stage.INSIDE if said.rfind(self.open) > said.rfind(self.close) else Stage.PAST
+        """Where a reply to this prompt begins. `continued`: the text of a last message that the reply continues."""
+        text = (continued or "").strip()
+        if text:
+            return Stage.INSIDE if text.rfind(self.open) > text.rfind(self.close) else Stage.PAST
         end = prompt.rstrip()
         if end.endswith(self.close):
             return Stage.PAST
@@ -54,7 +54,7 @@ _DETECTED = ("qwen3", "mistral")
 
 
 def detect_reasoning(template: str | None) -> ReasoningFormat | None:
-    """The format whose mark a chat template knows."""
+    """The format whose mark is in a chat template."""
     for name in _DETECTED:
         if template is not None and REASONING_FORMATS[name].open in template:
             return REASONING_FORMATS[name]
@@ -62,10 +62,10 @@ def detect_reasoning(template: str | None) -> ReasoningFormat | None:
 
 
 class ReasoningParser:
-    """Reasoning stands at the beginning of a reply or nowhere; white space around it is dropped.
+    """Reasoning can only be at the beginning of a reply; white space around it is dropped.
 
-    inside: the prompt has opened it. A reply that ends before it is closed is nothing but reasoning.
-    hidden: markers to leave out of the reasoning, see `Prose`; content is passed on as it is.
+    inside: the prompt has opened it. A reply that ends before it is closed is all reasoning.
+    hidden: markers to leave out of the reasoning, see `Prose`; content is passed on unchanged.
     """
 
     def __init__(self, how: ReasoningFormat, inside: bool, hidden: Collection[str] = ()) -> None:
@@ -73,14 +73,14 @@ class ReasoningParser:
         self._inside = inside
         self._past = False
         self._begun = False
-        """What could be an opening mark has been looked at."""
+        """The text where an opening mark could be was read."""
         self._thoughts = Prose(hidden)
         self._answer = Prose()
         self._rest = ""
 
     @property
     def reasons(self) -> bool:
-        """What comes next may still be reasoning."""
+        """Whether the next text may be reasoning."""
         return not self._past
 
     def push(self, text: str) -> list[Piece]:
@@ -108,11 +108,11 @@ class ReasoningParser:
         return pieces
 
     def _read_beginning(self, text: str) -> int:
-        """Where the reply goes on behind an opening mark."""
+        """Where the reply continues after an opening mark."""
         at = 0
         while at < len(text) and text[at].isspace():
             at += 1
-        self._answer.add(text[:at], [])  # spaces only: kept back until more is known
+        self._answer.add(text[:at], [])  # spaces only, held back
         if text.startswith(self._how.open, at):
             self._inside = self._begun = True
             self._answer = Prose()
@@ -133,15 +133,15 @@ class ReasoningParser:
         found = text.find(self._how.close, at)
         end = begun(text, self._how.close, at) if found < 0 else found
         self._thoughts.add(text[at:end], pieces)
-        said = _as_reasoning(pieces)
+        thoughts = _as_reasoning(pieces)
         if found < 0:
             self._rest = text[end:]
-            return said
+            return thoughts
         self._inside = False
         self._past = True
         self._answer = Prose()
         self._answer.call()
-        return said + self._content(text[found + len(self._how.close) :])
+        return thoughts + self._content(text[found + len(self._how.close) :])
 
     def _content(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []

@@ -1,4 +1,4 @@
-"""What a request says of tools: which there are, and whether one must be called."""
+"""The tools of a request, and whether one must be called."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def _name(function: Any) -> str | None:
 
 MAX_DESCRIPTION_CHARS = 65_536
 MAX_WEIGHT = 2**20
-"""Most characters of all tools of a request, see `PlainCopier`: looking at more would keep other requests waiting."""
+"""Most characters of all tools of a request, see `PlainCopier`: more would delay other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may ask for; `parameters` is a JSON schema, None for a function that takes anything.
+    """A function that the model may call; `parameters` is a JSON schema, None for a function that takes anything.
 
-    strict: its calls follow the schema even where the model is free not to call.
+    strict: its calls follow the schema even if the model need not call.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Tool:
 
     @property
     def described(self) -> dict[str, Any]:
-        """As chat templates and OpenAI's chat API know it."""
+        """As in chat templates and OpenAI's chat API."""
         given = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": {key: it for key, it in given.items() if it is not None}}
 
@@ -94,7 +94,7 @@ class Tool:
 class ToolUse:
     """`tools` are those that the model may call. `forced`: it must call one of them. `parallel`: it may call several.
 
-    Without tools nothing is called, and nothing of a reply is taken for a call.
+    Without tools, replies are not searched for calls.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -107,7 +107,7 @@ class ToolUse:
 
     @property
     def strict(self) -> bool:
-        """The model need not call, but the calls that it makes are held to a schema."""
+        """Whether the model need not call, but its calls must follow a schema."""
         return not self.forced and any(tool.strict for tool in self.tools)
 
 
@@ -122,10 +122,10 @@ def checked_tool_use(
     strict: bool = False,
     ignored: Collection[str] = (),
 ) -> ToolUse:
-    """What the fields `tools`, `tool_choice` and `parallel_tool_calls` mean, in the form of OpenAI's chat API or of its
+    """The fields `tools`, `tool_choice` and `parallel_tool_calls`, in the form of OpenAI's chat API or of its
     responses API, which leaves out the level of `function`. For `strict` and `ignored` see `checked_tools`.
 
-    Raises InvalidParams for another shape, for names that are used twice, and where a choice has no tool.
+    Raises InvalidParams for another shape, for names that are used twice, and for a choice without a tool.
     """
     known = checked_tools(tools, strict=strict, ignored=ignored)
     chosen = checked_tool_choice(choice)
@@ -133,18 +133,17 @@ def checked_tool_use(
         raise InvalidParams("tool_choice asks for a tool, but there is no function in tools")
     if chosen.mode == "none":
         return NO_TOOLS
-    there = frozenset(tool.name for tool in known)
+    available = frozenset(tool.name for tool in known)
     for name in chosen.names or ():
-        if name not in there:
+        if name not in available:
             raise InvalidParams(f"tool_choice names {name[:80]!r}, which is none of the tools")
     if chosen.names is not None:
-        wanted = frozenset(chosen.names)
-        known = tuple(tool for tool in known if tool.name in wanted)
+        known = tuple(tool for tool in known if tool.name in chosen.names)
     return ToolUse(known, chosen.mode == "required", parallel is not False and not chosen.named)
 
 
 def checked_tools(tools: Any, *, strict: bool = False, ignored: Collection[str] = ()) -> tuple[Tool, ...]:
-    """The functions among the tools of a request. `strict`: what they are where they do not say. `ignored`: types of
+    """The functions among the tools of a request. `strict`: the default of their field. `ignored`: types of
     tools that are left out. Raises InvalidParams as `checked_tool_use` does."""
     if tools is None:
         return ()
@@ -155,12 +154,8 @@ def checked_tools(tools: Any, *, strict: bool = False, ignored: Collection[str] 
     copier = PlainCopier(MAX_WEIGHT)
     known: dict[str, Tool] = {}
     for number, entry in enumerate(tools):
-        if (
-            ignored
-            and isinstance(entry, Mapping)
-            and isinstance(entry.get("type"), str)
-            and entry["type"] in ignored
-        ):
+        kind = entry.get("type") if isinstance(entry, Mapping) else None
+        if isinstance(kind, str) and kind in ignored:
             continue
         tool = _checked_tool(entry, f"tools[{number}]", copier, strict)
         if tool.name in known:

@@ -1,4 +1,4 @@
-"""The grammar of an answer with a fixed form: reasoning first, then calls of tools, or text in the form asked for."""
+"""The grammar of an answer with a fixed form: reasoning, then calls of tools or text in the form of the request."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ CALL_FORMATS = tuple(_FORMS)
 
 
 def call_rules(tools: Sequence[ToolSchema], call_format: str, words: Words, *, parallel: bool) -> list[str]:
-    """The rule `calls`, and those below it: one call of one of `tools`, or with `parallel` of up to MAX_CALLS, and
+    """The rule `calls`, and those it uses: one call of one of `tools`, or with `parallel` up to MAX_CALLS, and
     nothing around them. Order of keys: name, then arguments.
 
-    Markers that are tokens of the vocabulary are written as those tokens. Where these are special, their texts are left
-    out of what a detokenizer that skips special tokens gives.
+    Markers that are tokens of the vocabulary are written as those tokens. If these are special, a detokenizer that
+    skips special tokens leaves out their texts.
 
     Raises InvalidParams for an unknown format, no tools, and schemas that are not JSON.
     """
@@ -75,7 +75,7 @@ def call_rules(tools: Sequence[ToolSchema], call_format: str, words: Words, *, p
 
 _MARKERS = (hermes.OPEN, hermes.CLOSE, mistral.OPEN)
 _GAP = r"/\s{0,2}/"
-"""White space between reasoning and answer: as much as models write, and no more, or one in doubt would go on."""
+"""White space between reasoning and answer: no more than models write, as an unsure model would continue it."""
 
 
 def answer_grammar(
@@ -88,11 +88,10 @@ def answer_grammar(
     reasoning: ReasoningFormat | None = None,
     inside: bool = False,
 ) -> Grammar:
-    """Text of `form`, or calls of `tools` as `call_format` has them; of the two, what there is. With `parallel` up to
-    MAX_CALLS calls.
+    """Text of `form`, or calls of `tools` in `call_format`, or either of them. With `parallel` up to MAX_CALLS calls.
 
-    With `reasoning` some may stand before the answer; it must end, and an answer must follow. `inside`: the text begins
-    in the middle of it. A form alone, without reasoning and tools, is its own grammar.
+    With `reasoning` the answer may follow some; it must end, and an answer must follow. `inside`: the text begins
+    in the middle of it. A form without reasoning and tools is its own grammar.
 
     Raises InvalidParams for neither form nor tools, for an unknown format of calls, and for sources that are too large.
     """
@@ -126,8 +125,8 @@ def answer_grammar(
 def _calls(
     prose: Prose, tools: Sequence[ToolSchema], call_format: str, parallel: bool, form: Grammar | None
 ) -> list[str]:
-    """The rule `calls`. Beside a form of JSON, a call that is JSON from its first character on is written as JSON too:
-    llguidance cannot choose between a literal and JSON that begin alike, but between JSON and JSON."""
+    """The rule `calls`. With a form of JSON, a call that is JSON from its first character on is written as JSON, too:
+    llguidance can choose between two JSONs that begin alike, but not between a literal and JSON."""
     if call_format == "pythonic":
         return pythonic_calls(prose, tools, parallel)
     if call_format != "llama3_json" or form is None or not tools:
@@ -141,7 +140,7 @@ def _calls(
 
 
 def _call_schema(index: int, tool: ToolSchema) -> dict[str, object]:
-    # With an id of its own, the references in a tool's schema do not leave it.
+    # The id keeps references in a tool's schema inside of it.
     arguments = {"$id": f"urn:tool:{index}", "type": "object", **tool.parameters}
     return {
         "type": "object",
@@ -166,4 +165,4 @@ def _inline(form: Grammar) -> str:
         return f"/{_REGEX_TEXT.sub(lambda found: _ESCAPES.get(found[0], found[0]), form.source)}/"
     if form.kind == LARK:
         return f"%lark {{\n{form.source}\n}}"
-    raise InvalidParams(f"a {form.kind} grammar cannot follow reasoning or stand beside tools")
+    raise InvalidParams(f"a {form.kind} grammar cannot be used with reasoning or tools")

@@ -1,9 +1,9 @@
 """The grammar of an answer that may call tools: free text, and calls that obey their schemas.
 
-An answer that begins with JSON is a call where its name is a tool's, and text where it has another name or other keys.
-So the grammar looks at the keys: it holds a call to its schema from the tool's name on, and it does not admit an object
-whose arguments come before its name, or whose keys and name are written with escapes, for both could turn out as calls
-when it is too late.
+An answer that begins with JSON is a call if its name is a tool's, and text if it has another name or other keys.
+So the grammar depends on the keys: a call must follow its schema from the tool's name on. Excluded are objects whose
+arguments precede their name, or whose keys and name are written with escapes: they could turn out to be calls
+after their arguments.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from headrace.text.tools.grammar.words import SPACE, Prose, ToolSchema, Words, o
 from headrace.text.tools.reasoning import ReasoningFormat
 
 GAP = "/[ \\n]?/"
-"""What may stand between a mark and a call."""
+"""White space between a mark and a call."""
 
 
 def hermes_answer(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
-    """The rules `answer` and `reply`, see `marked`. Behind a call stands the closing mark, always."""
+    """The rules `answer` and `reply`, see `marked`. The closing mark always follows a call."""
     closing = prose.words.literal(hermes.CLOSE)
     return [
         *marked(prose, hermes.OPEN, parallel),
-        f"behind_mark: {GAP} tool {GAP} {closing}",
+        f"after_mark: {GAP} tool {GAP} {closing}",
         *object_rules(tools, "arguments"),
     ]
 
@@ -41,7 +41,7 @@ def mistral_answer(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) ->
     ]
     return [
         *marked(prose, mistral.OPEN, parallel),
-        f"behind_mark: {GAP} (listed | named)",
+        f"after_mark: {GAP} (listed | named)",
         f'listed: "[" {GAP} tool{more} {GAP} "]"',
         "named: " + " | ".join(f"named_{index}" for index in range(len(tools))),
         *named,
@@ -51,8 +51,8 @@ def mistral_answer(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) ->
 
 
 def marked(prose: Prose, mark: str, parallel: bool) -> list[str]:
-    """`answer`: text with calls in it, each the mark and the rule `behind_mark`. `reply`: the same, but what is no text
-    comes behind some text.
+    """`answer`: text with calls in it, each the mark and the rule `after_mark`. `reply`: the same, but tokens that are
+    not text follow some text.
 
     Without `parallel` the answer ends with its first call.
     """
@@ -60,7 +60,7 @@ def marked(prose: Prose, mark: str, parallel: bool) -> list[str]:
     return [
         f"answer: {rest}",
         f"reply: ANY | call{' answer' if parallel else ''} | first_other answer",
-        "call: until_mark behind_mark",
+        "call: until_mark after_mark",
         *prose.until("until_mark", mark),
         f"other: SAFE {prose.others((mark,))}",
         f"first_other: FIRST {prose.others((mark,))}",
@@ -83,7 +83,7 @@ _TERMINALS = (
 
 
 def llama3_answer(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
-    """`answer`: text or calls. Behind a call another one may begin without a mark. `reply`: the same.
+    """`answer`: text or calls. After a call another one may begin without a mark. `reply`: the same.
 
     Without `parallel` the answer ends with its first call.
     """
@@ -121,7 +121,7 @@ _ANSWERS: dict[str, tuple[_Answer, tuple[str, ...]]] = {
     "llama3_json": (llama3_answer, (llama3.TAG,)),
     "pythonic": (pythonic_answer, ()),
 }
-"""By vLLM's names of the tool parsers: the rules of the answer, and the marks that begin a call anywhere in it."""
+"""By vLLM's names of the tool parsers: the rules of the answer, and the marks that begin a call in it."""
 
 _MARKERS = (hermes.CLOSE, mistral.ID, mistral.ARGUMENTS)
 
@@ -135,12 +135,12 @@ def free_call_grammar(
     reasoning: ReasoningFormat | None = None,
     inside: bool = False,
 ) -> Grammar:
-    """Any text, in which whatever the parser of `call_format` reads as a call is one of `tools`, by its schema.
+    """Any text in which all that the parser of `call_format` reads as calls are calls of `tools` by their schemas.
 
-    With `reasoning` some may stand before the answer, and nothing in there counts as a call. `inside`: the text begins
+    With `reasoning` the answer may follow some, in which there are no calls. `inside`: the text begins
     in the middle of it. Without `parallel` the answer ends with its first call.
 
-    Raises InvalidParams for an unknown format, no tools, and schemas that are too large or that the format cannot hold.
+    Raises InvalidParams for an unknown format, no tools, and schemas too large or not expressible in the format.
     """
     if call_format not in _ANSWERS:
         raise InvalidParams(f"tool calls can be written as {', '.join(_ANSWERS)}, not {call_format!r:.80}")
@@ -156,8 +156,8 @@ def free_call_grammar(
 
 
 def _with_reasoning(prose: Prose, reasoning: ReasoningFormat, inside: bool) -> list[str]:
-    """Reasoning ends with its closing mark, or with the text. `reply` is an answer without any, see the answers: if
-    there were no text before a token that is none, a reader who does not see it could take what follows for reasoning.
+    """Reasoning ends with its closing mark, or with the text. `reply` is an answer without any. Some text must
+    precede its tokens that are not text: a parser that does not see them could read what follows as reasoning.
     """
     return [
         "start: thoughts" if inside else "start: until_opened thoughts | reply",

@@ -1,7 +1,7 @@
-"""Answers that may be a list of calls in Python's words, `[f(city="Paris", days=2), g()]`, or else are text.
+"""Answers that are a list of calls in Python's syntax, `[f(city="Paris", days=2), g()]`, or text.
 
-The values are written as JSON, which means the same to the parser: it knows `true`, `false` and `null`, and llguidance
-writes no escapes that Python reads in another way.
+The values are written as JSON, which the parser reads as well: it knows `true`, `false` and `null`, and llguidance
+writes no escapes that Python reads differently.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _KNOWN = frozenset(
         "title", "description", "default", "examples", "$schema", "$id", "$comment",
     }
 )  # fmt: skip
-"""Keywords of a schema that say nothing else of an object than which keys it has, and what their values are."""
+"""Keywords of a schema that constrain only an object's keys and their values."""
 
 
 def pythonic_answer(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
-    """`answer`: text, or a list of calls and text behind it. `reply`: the same.
+    """`answer`: text, or a list of calls and text after it. `reply`: the same.
 
-    Without `parallel` the answer ends with its only call. Raises InvalidParams for a schema that says more of the
-    arguments than what each of them is.
+    Without `parallel` the answer ends with its only call. Raises InvalidParams for a schema that constrains more than
+    each argument by itself.
     """
     other = prose.others(())
     return [
@@ -43,7 +43,7 @@ def pythonic_answer(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) -
 
 
 def pythonic_calls(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
-    """The rule `calls`, a list of calls, without `parallel` of one. Raises as `pythonic_answer` does."""
+    """The rule `calls`, a list of calls, without `parallel` of one call. Raises as `pythonic_answer` does."""
     every = range(len(tools))
     rules = [
         'calls: first more* "]"' if parallel else 'calls: first "]"',
@@ -64,24 +64,24 @@ def pythonic_calls(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) ->
 
 
 def _arguments(name: str, tool: ToolSchema) -> list[str]:
-    """The rule `name`, arguments with their keywords in the order of the schema."""
-    wanted = _checked(tool)
+    """The rule `name`: arguments with their keywords, in the order of the schema."""
+    required = _checked(tool)
     schema = tool.parameters
     properties = schema.get("properties", {})
     if not properties and schema.get("additionalProperties") in (None, True):
         return [f"{name}: any_arguments"]
     shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
-    # Behind the arguments so far: with none of them written (first), or some (next).
+    # The rest of the arguments, after none of them was written (first), or some (next).
     rules = [f"{name}: {name}_first_0"]
     for index, (key, value) in enumerate(properties.items()):
         written = f'"{key}=" {json_value({**shared, **value}, tool)}'
-        skipped = key not in wanted
+        optional = key not in required
         rules += [
             f"{name}_value_{index}: {written}",
             f"{name}_first_{index}: {name}_value_{index} {name}_next_{index + 1}"
-            + (f" | {name}_first_{index + 1}" if skipped else ""),
+            + (f" | {name}_first_{index + 1}" if optional else ""),
             f'{name}_next_{index}: ", " {name}_value_{index} {name}_next_{index + 1}'
-            + (f" | {name}_next_{index + 1}" if skipped else ""),
+            + (f" | {name}_next_{index + 1}" if optional else ""),
         ]
     end = len(properties)
     return [*rules, f'{name}_first_{end}: ""', f'{name}_next_{end}: ""']
@@ -94,7 +94,7 @@ def _checked(tool: ToolSchema) -> frozenset[str]:
     unknown = sorted(set(schema) - _KNOWN)
     if unknown:
         raise InvalidParams(
-            f"{where} use {unknown[0]!r:.80}, which this model's way of calling, as Python does, cannot be held to"
+            f"{where} use {unknown[0]!r:.80}, which cannot be enforced in this model's format of calls, Python's syntax"
         )
     if schema.get("type", "object") != "object":
         raise InvalidParams(f"{where} must be those of an object")
@@ -106,9 +106,9 @@ def _checked(tool: ToolSchema) -> frozenset[str]:
     for key in properties:
         if not _NAME.fullmatch(key) or keyword.iskeyword(key):
             raise InvalidParams(f"{where} name {key!r:.80}, which is no keyword argument of Python")
-    wanted = schema.get("required", ())
-    if not isinstance(wanted, (list, tuple)) or not all(
-        isinstance(one, str) and one in properties for one in wanted
+    required = schema.get("required", ())
+    if not isinstance(required, (list, tuple)) or not all(
+        isinstance(one, str) and one in properties for one in required
     ):
-        raise InvalidParams(f"{where} require what is none of their properties")
-    return frozenset(wanted)
+        raise InvalidParams(f"{where} require what is not one of their properties")
+    return frozenset(required)

@@ -1,8 +1,8 @@
 """Building blocks of grammars (llguidance's Lark): text, markers, calls inside them, prose up to a marker.
 
-Text goes on through tokens that are no text (special ones, see `Words.others`), of which a reader may see the names,
-or nothing at all. So text that ends with the beginning of a mark cannot go on through one: it could be a mark to the
-reader, once the token is left out.
+Text continues after tokens that are not text (special ones, see `Words.others`), of which a parser may see the names,
+or nothing. So no such token may follow text that ends with the beginning of a mark: without the token, the parser could
+read a mark.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from headrace.text.tools.pieces import begun
 
 
 def quoted(text: str) -> str:
-    """A text as a string of Lark, which has JSON's escapes."""
+    """A text as a string of Lark, which has the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
 class Words:
-    """How texts are written where `tokenizer` makes ids of them; None knows no markers.
+    """How texts are written for a vocabulary; without a tokenizer there are no markers.
 
-    A marker that is a token of its own is written as that token, because llguidance takes such a token for no text.
+    A marker that is a token is written as that token, because such a token is not text in llguidance.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, markers: Collection[str]) -> None:
@@ -34,18 +34,18 @@ class Words:
         self._markers = tuple(markers)
 
     def literal(self, text: str) -> str:
-        """A text, with the markers in it."""
+        """A text that may contain markers."""
         return " ".join(self._parts(text))
 
     def token(self, marker: str) -> str | None:
-        """A marker as its token; None where it is text like any other."""
+        """A marker as its token; None if it is ordinary text."""
         found = self._structural.get(marker)
         return None if found is None else f"<[{found}]>"
 
     def others(self, marks: Collection[str]) -> str | None:
-        """Any one token that is no text, but those whose names could make one of `marks` in a text that shows them.
+        """Any token that is not text, except those whose names could be a part of one of `marks`.
 
-        Tokens that end a text are left out, too. None where nothing is left.
+        Tokens that end a text are excluded, too. None if there is none.
         """
         assert self._tokenizer is not None or not self._structural
         ends: frozenset[int] = frozenset() if self._tokenizer is None else self._tokenizer.eos_ids
@@ -72,7 +72,7 @@ class Words:
 
 
 def _ranges(ids: list[int]) -> list[str]:
-    """Sorted ids, neighbours together."""
+    """Sorted ids as ranges."""
     found: list[list[int]] = []
     for number in ids:
         if found and found[-1][1] == number - 1:
@@ -83,8 +83,8 @@ def _ranges(ids: list[int]) -> list[str]:
 
 
 JSON_LAYOUT = {"whitespace_pattern": " "}
-"""What llguidance lets stand between the parts of JSON, at most: one space. A model that is unsure of its next token
-would fill any more room with blanks."""
+"""White space between the parts of JSON: at most one space. A model that is unsure of its next token would write as
+many as it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class ToolSchema:
 
 
 def json_value(schema: Mapping[str, Any], tool: ToolSchema) -> str:
-    """JSON that follows a schema of `tool`. Raises InvalidParams where the schema is not JSON itself."""
+    """JSON that follows a schema of `tool`. Raises InvalidParams if the schema is not JSON."""
     try:
         written = json.dumps({**schema, "x-guidance": JSON_LAYOUT}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -105,8 +105,8 @@ def json_value(schema: Mapping[str, Any], tool: ToolSchema) -> str:
 
 
 def object_rules(tools: Sequence[ToolSchema], key: str) -> list[str]:
-    """The rule `tool`, one call as `{"name": …, key: …}` with the keys in this order; the arguments of the tool with
-    the number n are the rule `arguments_n`."""
+    """The rule `tool`, one call as `{"name": …, key: …}` with the keys in this order; `arguments_n` are the arguments
+    of tool n."""
     rules = ["tool: " + " | ".join(f"tool_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
         head = f'{{"name": {quoted(tool.name)}, "{key}": '
@@ -118,28 +118,28 @@ def object_rules(tools: Sequence[ToolSchema], key: str) -> list[str]:
 
 
 SPACE = r"\s\x1c-\x1f"
-"""Python's white space in a pattern of Rust, which leaves out four of its characters: to stand in brackets."""
+"""Python's white space in a pattern of Rust, whose `\\s` lacks four of its characters; for use in brackets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """`marks`: all that a reader looks for in the text of an answer or in the reasoning before it."""
+    """`marks`: what parsers look for in an answer, or in the reasoning before it."""
 
     words: Words
     marks: tuple[str, ...]
 
     def terminals(self) -> list[str]:
-        """ANY text; BLANK text; SAFE text, behind which any token may come that is no text; NOTHING, not even that."""
+        """ANY text; BLANK text; SAFE text, which tokens that are not text may follow; NOTHING, no text at all."""
         cut = sorted({mark[:end] for mark in self.marks for end in range(1, len(mark))})
         safe = f"ANY & ~(ANY ({' | '.join(map(quoted, cut))}))" if cut else "ANY"
         return ["ANY: /(?s:.)*/", f"BLANK: /[{SPACE}]*/", f"SAFE: {safe}", r"NOTHING: /[^\s\S]/"]
 
     def others(self, marks: Collection[str]) -> str:
-        """Any one token that is no text and has none of `marks` in its name."""
+        """Any token that is not text and has none of `marks` in its name."""
         return self.words.others(marks) or "NOTHING"
 
     def until(self, name: str, mark: str, text: str = "ANY") -> list[str]:
-        """The rule `name`, text up to the first `mark` and the mark, as a token or spelled out."""
+        """The rule `name`, text up to the first `mark`, and the mark as a token or as text."""
         token = self.words.token(mark)
         either = f" | {text} {token}" if token else ""
         return [f"{name}_spelled[lazy]: {text} {quoted(mark)}", f"{name}: {name}_spelled{either}"]
