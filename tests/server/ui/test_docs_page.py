@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page
 
+from headrace.server.access.keys import Caller
 from headrace.server.ui.openapi import operations
 from tests.server.conftest import TinyServer
+from tests.server.keyring import keyed, secret
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -30,6 +32,25 @@ def page(chromium: Browser, tiny: TinyServer) -> Iterator[Page]:
     yield page
     context.close()
     assert not wrong, wrong
+
+
+@pytest.fixture
+def locked() -> Iterator[TinyServer]:
+    server = TinyServer(traffic=keyed(Caller("ann")))
+    yield server
+    server.close()
+
+
+def test_the_key_of_the_chat_page_is_used(chromium: Browser, locked: TinyServer) -> None:
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(f"{locked.url}/docs")
+    page.wait_for_selector("[role=alert]")
+    assert "API key" in (page.text_content("main") or "")
+    page.evaluate("key => localStorage.setItem('headrace.settings', JSON.stringify({ key }))", secret("ann"))
+    show(page, locked.url)
+    assert page.locator("#ChatRequest").count() == 1
+    context.close()
 
 
 def show(page: Page, url: str) -> None:

@@ -53,7 +53,17 @@ function open() {
   target?.scrollIntoView();
 }
 
-const { info, paths, components } = await (await fetch("openapi.json")).json();
+/** The document; asked for with the key from the settings of the chat page, if there is one. */
+async function load() {
+  const { key } = JSON.parse(localStorage.getItem("headrace.settings") ?? "{}");
+  const answer = await fetch("openapi.json", { headers: key ? { Authorization: `Bearer ${key.trim()}` } : {} });
+  if (answer.ok) return answer.json();
+  const reason = (await answer.json()).error.message;
+  document.querySelector("main").append(make("p", { role: "alert" }, `${reason}. Set it in the settings of the chat page.`));
+  throw new Error(reason);
+}
+
+const { info, paths, components } = await load();
 document.title = `${info.title} ${info.version}: API`;
 document.querySelector("header span").textContent = info.description;
 document.querySelector("main").append(
