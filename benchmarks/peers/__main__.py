@@ -61,7 +61,7 @@ def _say(text: str) -> None:
 
 
 def _setup(options: argparse.Namespace, workplace: Workplace) -> bool:
-    """Every peer that is asked for, and the package that writes their files. True where at least one is installed."""
+    """Install the selected peers and the package that writes their files. True if at least one peer is installed."""
     wanted = [peer for peer in PEERS if not options.only or peer.name in options.only]
     wanted = [peer for peer in wanted if peer.own and fits(peer, cpu_vendor())]
     failed = []
@@ -72,7 +72,7 @@ def _setup(options: argparse.Namespace, workplace: Workplace) -> bool:
         except (InstallError, OSError, subprocess.CalledProcessError) as error:
             failed.append(peer.name)
             _say(f"{peer.name}: FAILED: {error}")
-    return len(failed) <= len(wanted)
+    return not wanted or any(peer.name not in failed for peer in wanted)
 
 
 def _models(options: argparse.Namespace, workplace: Workplace) -> bool:

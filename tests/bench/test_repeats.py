@@ -25,14 +25,14 @@ def test_the_first_run_does_not_count() -> None:
     told: list[str] = []
     found = Repeats(counting(), 3, lambda: told.append("next"))
     assert found.runs == [1, 2, 3] and len(told) == 4
-    found.go_on()
+    found.reraise()
 
 
 def test_an_interrupt_waits_until_what_is_there_was_used() -> None:
     found = Repeats(counting(interrupted_at=3), 5, lambda: None)
     assert found.runs == [1, 2]
     with pytest.raises(KeyboardInterrupt):
-        found.go_on()
+        found.reraise()
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -60,7 +60,7 @@ def test_an_honest_server(start: Start, tmp_path: Path, capsys: pytest.CaptureFi
     (row,) = report.rows
     assert all_counted(row, 6) and row.values["answered"] == 6
     assert (row.values["prompt_tokens"], row.values["output_tokens"]) == (6 * 12, 6 * 4)
-    assert row.values["kept"] == 1 and report.notes == ()
+    assert row.values["within_slo"] == 1 and report.notes == ()
     assert report.config["model"] == "scripted" and report.config["tokens_a_word"] == 1
     shown = capsys.readouterr().out
     assert "req/s" in shown and "TTFT p90" in shown and "E2E p99" in shown
@@ -78,10 +78,10 @@ BUSY = answer(b'{"error": {"message": "try later"}}', "429 Too Many Requests", "
         (answer(b'{"error": {"message": "it broke"}}', "500 Oops"), "failed", "HTTP 500: it broke"),
         (answer(events(piece("a"), done=False)), "failed", "the stream ended early: without [DONE]"),
         (answer(events(b"garbage")), "failed", "an event is no JSON: 'garbage'"),
-        (b"garbage\r\n\r\n", "failed", "what came is no answer in HTTP/1.1"),
+        (b"garbage\r\n\r\n", "failed", "the answer is not HTTP/1.1"),
         (b"", "failed", "the connection was closed without an answer"),
         (answer(honest({"max_tokens": 4, "prompt": "x"}))[:-40], "failed", "closed in the middle"),
-        (answer(honest({"max_tokens": 9, "prompt": "x"})), "failed", "counts 9 tokens where it was asked for 4"),
+        (answer(honest({"max_tokens": 9, "prompt": "x"})), "failed", "counts 9 tokens, but at most 4 were requested"),
     ],
 )  # fmt: skip
 def test_every_third_answer_is_bad(

@@ -1,4 +1,4 @@
-"""Streams as they come, cut anywhere; and streams that end early, are none, or cannot be true."""
+"""Streams in pieces cut anywhere, and streams that end early, are malformed, or contradict themselves."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_chats_reasoning_comments_and_names() -> None:
         (events({"choices": [3]}), "a choice is no object"),
         (events({"choices": [{"index": 0}]}), "neither text nor delta"),
         (events({"choices": [{"text": 5}]}), "is no text"),
-        (events(piece("a", "stop"), usage(3, 11)), "counts 11 tokens where it was asked for 10"),
-        (events(piece("a"), piece("b", "stop"), usage(3, 1)), "counts 1 tokens, but 2 pieces"),
+        (events(piece("a", "stop"), usage(3, 11)), "counts 11 tokens, but at most 10 were requested"),
+        (events(piece("a"), piece("b", "stop"), usage(3, 1)), "counts 1 tokens, but sent 2 pieces"),
         (events(piece("a", "stop"), usage(3, -1)), "gives no completion_tokens"),
         (events(piece("a", "stop"), {"choices": [], "usage": {"prompt_tokens": "3"}}), "gives no prompt_tokens"),
-        (events(piece("a", "stop")) + events(piece("b", "stop")), "goes on behind .DONE."),
+        (events(piece("a", "stop")) + events(piece("b", "stop")), "continues after .DONE."),
     ],
 )  # fmt: skip
 def test_streams_that_cannot_be_believed(data: bytes, said: str) -> None:
@@ -84,7 +84,7 @@ def test_streams_that_cannot_be_believed(data: bytes, said: str) -> None:
 def test_messages_of_answers_that_are_no_stream() -> None:
     assert error_message(400, b'{"error": {"message": "too long"}}') == "HTTP 400: too long"
     assert error_message(502, b"<html>\nBad\nGateway") == "HTTP 502: <html> Bad Gateway"
-    assert error_message(500, b"") == "HTTP 500: nothing more"
+    assert error_message(500, b"") == "HTTP 500: empty body"
 
 
 # ---- HTTP ----
@@ -140,16 +140,16 @@ def test_other_lengths() -> None:
 @pytest.mark.parametrize(
     ("pieces", "end", "said"),
     [
-        ([b"220 mail.example.com ESMTP\r\n"], False, "no answer in HTTP"),
-        ([b"HTTP/1.1 OK\r\n\r\n"], False, "no answer in HTTP"),
-        ([b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000], False, "no answer in HTTP"),
+        ([b"220 mail.example.com ESMTP\r\n"], False, "not HTTP"),
+        ([b"HTTP/1.1 OK\r\n\r\n"], False, "not HTTP"),
+        ([b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000], False, "not HTTP"),
         ([], True, "closed without an answer"),
         ([CHUNKED[:60]], True, "closed in the middle"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"], True, "closed in the middle"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: -9\r\n\r\n"], False, "impossible length"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabc"], False, "longer than its Content-Length"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], False, "impossible length"),
-        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n"], False, "longer than it says"),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n"], False, "longer than its size"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * 2000], False, "has no size"),
     ],
 )  # fmt: skip

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import __main__ as peers_command
 from benchmarks.peers import install as installing
 from benchmarks.peers.install import InstallError, install, requirements
-from benchmarks.peers.peers import BY_NAME
+from benchmarks.peers.peers import BY_NAME, GGUF_WRITER, Peer
 from benchmarks.peers.workplace import Workplace
 
 METADATA = """Metadata-Version: 2.1
@@ -80,3 +82,24 @@ def test_a_layered_environment_needs_its_base_and_sees_its_packages(
     link = workplace.site_packages("vllm-zentorch") / "base.pth"
     assert link.read_text().strip() == str(workplace.site_packages("vllm"))
     assert calls == [["install", "zentorch==2.13.0.2"]]
+
+
+@pytest.mark.parametrize(
+    ("failing", "status"),
+    [({"llamacpp"}, 0), ({"llamacpp", "openvino"}, 1), ({GGUF_WRITER.name}, 0)],
+)
+def test_setup_fails_when_no_engine_was_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: set[str], status: int
+) -> None:
+    tried = []
+
+    def attempt(peer: Peer, workplace: Workplace, say: Callable[[str], None]) -> bool:
+        tried.append(peer.name)
+        if peer.name in failing:
+            raise InstallError("pip failed")
+        return True
+
+    monkeypatch.setattr(peers_command, "install", attempt)
+    command = ["setup", "--only", "llamacpp", "openvino", "--work", str(tmp_path)]
+    assert peers_command.main(command) == status
+    assert set(tried) == {GGUF_WRITER.name, "llamacpp", "openvino"}

@@ -90,7 +90,7 @@ def test_a_sweep_has_a_row_for_each_rate_and_a_picture(tale: ServeProcess, tmp_p
     )  # fmt: skip
     assert [row.labels["rate"] for row in report.rows] == [20, 40, 60]
     assert all(
-        counted(row) and row.values["answered"] == 8 and row.values["kept"] == 1 for row in report.rows
+        counted(row) and row.values["answered"] == 8 and row.values["within_slo"] == 1 for row in report.rows
     )
     for row in report.rows:
         values = row.values

@@ -17,7 +17,7 @@ import pytest
 from tests.places import ROOT
 
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "build", "dist", "shared", "__pycache__", "_native*.so", "_build_info.py", ".*_cache"
+    ".git", ".venv", "build", "dist", "__pycache__", "_native*.so", "_build_info.py", ".*_cache"
 )
 INTERPRETER = os.path.realpath(sys._base_executable)
 VARIABLES = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHON"))}

@@ -1,4 +1,4 @@
-"""Ways to serve one workload: settings of the one engine, each with one technique more than the one before."""
+"""Ways to serve one workload: engine settings, each adding one technique to the previous one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ MAX_NUM_SEQS = 32
 class Baseline:
     """A name for the table, what it changes against the one before, and the engine options that make it.
 
-    `share` of the requests are served, the first ones: where they run one at a time, more of them would only take
-    longer.
+    `share` of the requests are served, the first ones; all of them would take too long one at a time.
     """
 
     name: str
@@ -42,7 +41,7 @@ def _baselines() -> tuple[Baseline, ...]:
     }  # fmt: skip
     steps: tuple[tuple[str, str, dict[str, object], float], ...] = (
         ("no KV cache", "one request at a time; every step computes all of its tokens again", {}, 1 / 32),
-        ("KV cache", "keys and values are kept: a step computes one token", {"kv_cache": True}, 1 / 4),
+        ("KV cache", "keys and values are stored: a step computes one token", {"kv_cache": True}, 1 / 4),
         (
             "static batching",
             f"{BATCH} requests at a time; the next {BATCH} start when the longest has ended",
@@ -63,7 +62,7 @@ def _baselines() -> tuple[Baseline, ...]:
             "the system prompt is computed once",
             {"enable_prefix_caching": True}, 1.0,
         ),
-        ("priorities", "urgent requests, one in ten, go first", {"scheduling_policy": "priority"}, 1.0),
+        ("priorities", "urgent requests, one in ten, are scheduled first", {"scheduling_policy": "priority"}, 1.0),
     )  # fmt: skip
     made = []
     for title, change, more, share in steps:

@@ -1,8 +1,8 @@
 """Single kernels at the shapes of a model: time, bytes and operations a second, and the fraction of the roofline.
 
 Weights and KV caches are laid out several times, as the layers of a model are, until they are far larger than the
-caches: what is read comes from memory, as in a real step. Times are those of the tape's own profile, so that nothing of
-Python is in them.
+caches: operands are read from memory, as in a real step. Times are those of the tape's profile, without
+Python.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from headrace.quant.format import INPUT_ALIGN, WeightFormat
 
 OPS = ("linear", "attention", "encode")
 DECODE_ROWS = 64
-"""Up to so many rows are one token of as many sequences; more rows are one prompt."""
+"""Up to this many rows are one token each of as many sequences; more rows are one prompt."""
 HOT_COPIES = 2
 LEAST_SECONDS = 0.15
-"""A case is run at least so long, and at least `repeats` times."""
+"""Least time of a case, besides `repeats` runs."""
 _ROWS = {"f32": "f32", "bf16": "bf16", "int8": "i8"}
 """Types of activations, and of the factors of a product, as the kernels call them."""
 _KV_TYPES = {"f32": ("f32", 4), "bf16": ("bf16", 2), "int8": ("i8", 1)}

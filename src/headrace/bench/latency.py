@@ -12,7 +12,7 @@ from headrace.bench.subject import Subject, with_percentiles
 from headrace.bench.workload import fixed_lengths
 
 Progress = Callable[[str], None]
-"""Told what is measured next; called once a run."""
+"""Called before each run with a description of it."""
 
 
 def latency_rows(
@@ -41,7 +41,7 @@ def latency_rows(
             )
             rates = [decode_rates(subject, run) for run in found.runs]
             yield with_percentiles(row_of_runs({"prompt": input_len, "batch": batch}, rates), found.runs)
-            found.go_on()
+            found.reraise()
 
 
 def closed_batch(subject: Subject, batch: int, input_len: int, output_len: int) -> Measured:
@@ -55,7 +55,7 @@ def closed_batch(subject: Subject, batch: int, input_len: int, output_len: int) 
 
 
 def decode_rates(subject: Subject, run: Measured) -> dict[str, float]:
-    """Decode speed of a closed batch and how near its roofline it is; empty where nothing was decoded."""
+    """Decode speed of a closed batch and its fraction of the roofline; empty where nothing was decoded."""
     steps, seconds, tokens = run.decode_steps, run.decode_s, run.decode_tokens
     if not steps:
         return {}

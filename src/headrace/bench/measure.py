@@ -13,7 +13,7 @@ from headrace.core.executor import Executor
 from headrace.core.types import Output, RequestStats
 from headrace.errors import HeadraceError
 
-KV_SAMPLE_EVERY = 4  # steps between two looks at the KV occupancy, which costs time
+KV_SAMPLE_EVERY = 4  # steps between two samples of the KV occupancy, because a sample costs time
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class _Tally:
     used: list[int] = field(default_factory=list)
 
     def take(self, outputs: Sequence[Output], now: float) -> int:
-        """Note the news of one step; returns its new tokens. Raises HeadraceError if a request failed."""
+        """Record the outputs of one step; returns how many tokens are new. Raises HeadraceError if a request failed."""
         tokens = 0
         for output in outputs:
             if output.error is not None:
@@ -118,7 +118,7 @@ class _Tally:
         before = self.last_token_s.get(name)
         if before is None:
             self.decode_from = len(self.steps) + 1
-        else:  # tokens of one step come together: one gap for all of them, then none
+        else:  # tokens of one step arrive together: one gap, then gaps of zero
             self.gaps += [now - before] + [0.0] * (count - 1)
         self.last_token_s[name] = now
 
@@ -131,7 +131,7 @@ def run_workload(
 ) -> Measured:
     """Send every request at its time, run the engine until all have ended, and measure.
 
-    `on_token` is told how many output tokens each step gave. Raises HeadraceError if a request fails.
+    `on_token` is called with the number of output tokens of each step. Raises HeadraceError if a request fails.
     """
     tally = _Tally()
     queue = sorted(arrivals, key=lambda arrival: arrival.at_s)
@@ -149,7 +149,7 @@ def run_workload(
             _sleep_until(min(next_arrival, plan.wait_until or float("inf")))
             continue
         if plan.step_id % KV_SAMPLE_EVERY == 0:
-            _look_at_kv(engine, tally)
+            _sample_kv(engine, tally)
         outputs = engine.finish(executor.execute(plan), time.monotonic())
         after = time.monotonic()
         tokens = tally.take(outputs, after)
@@ -160,7 +160,7 @@ def run_workload(
     return _summary(tally, time.monotonic() - begin)
 
 
-def _look_at_kv(engine: Engine, tally: _Tally) -> None:
+def _sample_kv(engine: Engine, tally: _Tally) -> None:
     usage = engine.kv_usage()
     tally.reserved.append(usage.reserved_tokens)
     tally.used.append(usage.used_tokens)

@@ -1,4 +1,4 @@
-"""Every figure that a benchmark may report: its name in JSON, its heading, its unit and how people read it."""
+"""Every figure that a benchmark may report: its name in JSON, heading, unit, meaning and format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Metric:
 
 
 def show_seconds(seconds: float) -> str:
-    """Three digits in the unit that suits: 1.23 s, 45.6 ms, 789 µs."""
+    """Three digits in the largest unit that fits: 1.23 s, 45.6 ms, 789 µs."""
     for scale, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if seconds * scale >= 1 or unit == "µs":
             return f"{_digits(seconds * scale)} {unit}"
@@ -62,14 +62,14 @@ def _plain(value: float) -> str:
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "sent": Metric("sent", "requests", "requests sent; each was answered, refused or failed", _count),
-        "answered": Metric("answered", "requests", "requests whose answer came whole", _count),
+        "answered": Metric("answered", "requests", "requests with a complete answer", _count),
         "refused": Metric("429", "requests", "requests that the server refused with 429", _count),
         "failed": Metric("failed", "requests", "requests that ended in any other way", _count),
         "requests_per_s": Metric("req/s", "requests/s", "answered requests over the whole time", _rate),
         "goodput_per_s": Metric(
-            "goodput/s", "requests/s", "requests that kept the promise over the whole time", _rate
+            "goodput/s", "requests/s", "requests that met the SLO over the whole time", _rate
         ),
-        "kept": Metric("kept", "fraction", "requests that kept the promise, of those sent", _percent),
+        "within_slo": Metric("within SLO", "fraction", "requests that met the SLO, of those sent", _percent),
         "prompt_tokens": Metric("prompt tokens", "tokens", "prompt tokens of answered requests", _count),
         "output_tokens": Metric("output tokens", "tokens", "output tokens of answered requests", _count),
         "prefill_tokens_per_s": Metric(
@@ -103,28 +103,26 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         ),
         "wall_s": Metric("wall", "s", "first arrival to last token", show_seconds),
         "startup_s": Metric("to first token", "s", "launch of the process to its first token", show_seconds),
-        "launch_s": Metric("launch", "s", "launch to the first line of our code", show_seconds),
+        "launch_s": Metric("launch", "s", "launch to the first line of Headrace's code", show_seconds),
         "import_s": Metric("imports", "s", "importing the package", show_seconds),
-        "config_s": Metric("config", "s", "reading the config and settling the options", show_seconds),
+        "config_s": Metric("config", "s", "reading the config and resolving the options", show_seconds),
         "load_s": Metric("load", "s", "reading and packing weights, making the KV cache", show_seconds),
         "first_token_s": Metric("first token", "s", "request to first token", show_seconds),
         "exit_s": Metric("exit", "s", "first token to the end of the process", show_seconds),
-        "peak_rss_bytes": Metric("peak RSS", "bytes", "most memory resident at once", _bytes),
+        "peak_rss_bytes": Metric("peak RSS", "bytes", "peak resident memory", _bytes),
         "mean_batch": Metric("batch", "sequences", "sequences in a step, mean", _rate),
         "calls": Metric("calls", "calls", "calls in a step", _count),
         "seconds": Metric("time", "s", "time of one call or one step", show_seconds),
         "share": Metric("share", "fraction", "part of the whole step's time", _percent),
-        "overhead_s": Metric("overhead", "s", "of a step, what is not the model's forward", show_seconds),
+        "overhead_s": Metric("overhead", "s", "time of a step outside the model's forward", show_seconds),
         "bytes": Metric("bytes", "bytes", "bytes that have to be read from or written to memory", _bytes),
         "operations": Metric("GFLOP", "operations", "multiplications and additions", _giga),
         "bytes_per_s": Metric("GB/s", "bytes/s", "bytes over time", _giga),
         "operations_per_s": Metric("GFLOP/s", "operations/s", "operations over time", _giga),
-        "limit_s": Metric("roofline time", "s", "the time below which this machine cannot go", show_seconds),
-        "limit_tokens_per_s": Metric(
-            "roofline tok/s", "tokens/s", "the rate above which this machine cannot go", _rate
-        ),
+        "limit_s": Metric("roofline time", "s", "roofline lower bound of the time", show_seconds),
+        "limit_tokens_per_s": Metric("roofline tok/s", "tokens/s", "roofline upper bound of the rate", _rate),
         "fraction": Metric("of roofline", "fraction", "roofline time over measured time", _percent),
-        "ratio": Metric("ratio", "ratio", "rate over the rate that it is compared with", _plain),
+        "ratio": Metric("ratio", "ratio", "rate over the rate of the comparison", _plain),
         "perplexity": Metric("perplexity", "perplexity", "exp of the mean loss a token", _fine),
         "relative_error": Metric("error", "ratio", "distance from the reference over its norm", _plain),
     }

@@ -1,5 +1,5 @@
-"""What a step costs beside the model: the real engine, executor, sampler and output side around a forward that
-returns prepared logits at once."""
+"""Cost of a step without the model: the real engine, executor, sampler and output side around a forward that
+returns prepared logits immediately."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 
 PARTS = ("plan", "pack", "sample", "commit", "output")
-"""plan and commit: the scheduler. pack: the executor without model and sampler; the masks of grammars too, which a real
-forward hides. output: tokens to text."""
+"""plan and commit: the scheduler. pack: the executor without model and sampler, including grammar masks, which a real
+forward overlaps. output: tokens to text."""
 
-# Lines of JSON without end: a mask for keys, for text, for numbers and for the characters between them.
+# Endless lines of JSON: a mask for keys, for text, for numbers and for the characters between them.
 ENDLESS = Grammar("regex", r'(\{"[a-z ]+": ("[^"\n]*"|-?[0-9]{1,9})\}\n)+')
 
 SAMPLING = {
@@ -48,7 +48,7 @@ WARM_UP_STEPS = 20
 def prepared_logits(count: int, vocab_size: int, spoken: int, seed: int = 0) -> NDArray[np.float32]:
     """Logits [count, vocab_size] about as peaked as a language model's; tokens from `spoken` on are unlikely.
 
-    `spoken` is the size of the tokenizer's vocabulary: a real model hardly ever picks an id without a text.
+    `spoken` is the size of the tokenizer's vocabulary: a real model rarely picks an id without text.
     """
     random = np.random.default_rng(seed)
     logits = random.standard_normal((count, vocab_size), dtype=np.float32) * 3
@@ -70,12 +70,12 @@ class PreparedModel(Generic[Logits]):
         return self._logits[: len(step.logits_rows)]  # type: ignore[index,no-any-return]
 
     def hidden(self) -> NDArray[np.float32]:
-        """Nobody asks for embeddings here."""
+        """Not used: no request here is an embedding."""
         raise RuntimeError("a prepared model has no hidden states")
 
 
 class TimedSampler(Generic[Logits]):
-    """Passes calls on and adds up their time."""
+    """Forwards calls and adds up their time."""
 
     def __init__(self, inner: StepSampler[Logits]) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""What a number format costs in quality: the perplexity of a text under the engine's own log-probabilities."""
+"""Quality cost of a number format: the perplexity of a text, from the engine's log-probabilities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ HELD_OUT = BUNDLED_FOLDER / "heldout.jsonl"
 
 MAX_TEXT_BYTES = 256 << 20
 
-_BATCH = 16  # documents given to the engine at once: their log-probabilities are kept until all are done
+_BATCH = (
+    16  # documents given to the engine at once: their log-probabilities stay in memory until all are done
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,11 @@ def read_documents(path: Path) -> list[str]:
     return [text for text in texts if text]
 
 
-def score(llm: LLM, texts: Sequence[str], told: Callable[[int], None] = lambda count: None) -> Score:
-    """Predict every token of the texts but the first of each from those before it.
+def score(llm: LLM, texts: Sequence[str], on_done: Callable[[int], None] = lambda count: None) -> Score:
+    """Score every token of each text except the first, given the tokens before it.
 
-    Texts longer than the engine's context are cut into pieces that know nothing of each other. `told` is called
-    with the number of texts done. Raises ConfigError where there is nothing to predict.
+    Texts longer than the engine's context are cut into independent pieces. `on_done` is called
+    with the number of texts done. Raises ConfigError if there is no token to predict.
     """
     room = llm.parts.resolved.max_model_len - 1  # a request needs room for one token of output
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
@@ -80,7 +82,7 @@ def score(llm: LLM, texts: Sequence[str], told: Callable[[int], None] = lambda c
                 assert scored is not None
                 loss -= scored[token].logprob
                 tokens += 1
-        told(min(start + _BATCH, len(texts)))
+        on_done(min(start + _BATCH, len(texts)))
     if tokens == 0:
         raise ConfigError("the text is too short: there is no token to predict")
     return Score(loss, tokens)
@@ -94,14 +96,14 @@ def perplexity_rows(
     kv: Sequence[str],
     progress: Callable[[str], None],
 ) -> Iterator[Row]:
-    """A row for each weight format and KV type; the model is loaded anew for each.
+    """A row for each weight format and KV type; the model is loaded again for each.
 
     weights: compute types, or formats as `quantization` takes them; kv: as `kv_cache_dtype` takes them. `ratio` is
     the perplexity over that of the first row.
     """
     variants = [
         variant(config, one, other) for one in weights for other in kv
-    ]  # all are checked before the first runs
+    ]  # all are checked before the first one runs
     first: float | None = None
     for one in variants:
         llm = LLM(show_progress=False, **cast("dict[str, Any]", one.to_json()))

@@ -1,4 +1,4 @@
-"""A report as a picture: what was reached, beside the roofline."""
+"""A report as a plot: measured values with the roofline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.extras import install_command
 _DRAWN = (
     "decode_tokens_per_s", "output_tokens_per_s", "prefill_tokens_per_s", "bytes_per_s", "perplexity", "seconds"
 )  # fmt: skip
-"""The figure that is drawn of a row: the first one that it has."""
+"""The metric that is drawn: the first of these that a row has."""
 _TIMES = {"profile": "seconds", "overhead": "seconds"}
 """Kinds whose rows are parts of one time."""
 _PHASES = ("launch_s", "import_s", "config_s", "load_s", "first_token_s")
@@ -67,7 +67,7 @@ def save(figure: Any, path: str) -> None:
 
 
 def _draw_bars(axes: Any, bars: Sequence[tuple[Row, str]]) -> None:
-    """What was reached, with a mark where the roofline is."""
+    """Measured values, with a mark at the roofline."""
     values = [row.values[name] for row, name in bars]
     drawn = axes.barh(range(len(bars)), values, height=0.6, color="#3b7ea1")
     shown = [METRICS[name].show(row.values[name]) for row, name in bars]
@@ -98,8 +98,8 @@ def _draw_phases(axes: Any, rows: Sequence[Row]) -> None:
 
 def _drawn(kind: str, row: Row) -> str | None:
     """The metric that is drawn of a row, or None."""
-    wanted = (_TIMES[kind],) if kind in _TIMES else _DRAWN
-    return next((name for name in wanted if name in row.values), None)
+    names = (_TIMES[kind],) if kind in _TIMES else _DRAWN
+    return next((name for name in names if name in row.values), None)
 
 
 def _name(row: Row) -> str:

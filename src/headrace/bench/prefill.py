@@ -38,7 +38,7 @@ def prefill_rows(
         yield row_of_runs(
             {"prompt": input_len, "batch": batch, "chunk": min(chunk, batch * input_len)}, rates
         )
-        found.go_on()
+        found.reraise()
 
 
 def _rates(subject: Subject, run: Measured) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Where a step's time goes: every op of the model over all its layers, and what the engine adds around it."""
+"""The time of a step by op, summed over layers, and the engine's overhead."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OVERHEAD = "engine overhead"
 STEP = "step"
 
 WEIGHT_OPS = frozenset({"qkv", "out", "gate_up", "down", "head"})
-"""Products with weights; what else multiplies does it in float32."""
+"""Products with weights; all other products are in float32."""
 
 Cost = tuple[str, int, float, float, float]
 """(name, layer or -1, seconds, bytes, operations) of one call of the tape."""
 
 
 class Profiled(Protocol):
-    """What a tape tells of its calls; see headrace._native.Tape."""
+    """The profiling methods of headrace._native.Tape."""
 
     def profile(self, on: bool) -> None: ...
     def clear_costs(self) -> None: ...
@@ -54,7 +54,7 @@ class OpCost:
 
 @dataclass(slots=True)
 class ProfilingExecutor:
-    """Passes steps on and keeps what each op of each of them cost."""
+    """Forwards steps and records the cost of each op in each of them."""
 
     inner: Executor
     tape: Profiled

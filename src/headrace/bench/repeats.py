@@ -1,4 +1,4 @@
-"""The same measurement several times, of which an interrupt leaves what was done."""
+"""Repeats a measurement; an interrupt keeps the runs that were done."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class Repeats(Generic[T]):
-    """`runs` holds the results of `repeats` runs, after one that warms up; `before` is called ahead of each.
+    """`runs` holds the results of `repeats` runs, after one that warms up; `before` is called before each.
 
-    An interrupt ends them early, and is raised again by `go_on`, once the caller has used what there is. With no
-    result at all it is raised at once.
+    An interrupt ends them early. `reraise` raises it again once the caller has used the results; without any
+    result it is raised immediately.
     """
 
     def __init__(self, run: Callable[[], T], repeats: int, before: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class Repeats(Generic[T]):
                 raise
             self._interrupted = True
 
-    def go_on(self) -> None:
+    def reraise(self) -> None:
         """Raises KeyboardInterrupt if the runs were interrupted."""
         if self._interrupted:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The result of a benchmark: one documented JSON form, and the table that people read."""
+"""The result of a benchmark: one documented JSON form, and the printed table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKAGES = ("headrace", "torch", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Where a benchmark ran. Sizes in bytes, 0 where unknown; `flags` as in /proc/cpuinfo, sorted."""
+    """The machine of a benchmark. Sizes in bytes, 0 where unknown; `flags` as in /proc/cpuinfo, sorted."""
 
     cpu: str
     cores: int  # that this process may use
@@ -51,7 +51,7 @@ class Row:
 
     labels: what was run, such as {"engine": "headrace", "model": "tale", "batch": 8}; they become the first columns.
     values: figures by their name in METRICS, medians where there were repeats.
-    samples: the repeats behind a value, in the order in which they ran.
+    samples: the repeats that a value is the median of, in the order in which they ran.
     """
 
     labels: Mapping[str, Label]
@@ -89,7 +89,7 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` gives an equal report."""
+        """Plain values; `from_json` is the inverse."""
         machine = {name: getattr(self.machine, name) for name in MachineFacts.__slots__}
         return {
             "schema": SCHEMA,
@@ -107,7 +107,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: object) -> Report:
-        """Inverse of `to_json`. Raises ConfigError, saying where, for anything that is not such a report."""
+        """Inverse of `to_json`. Raises ConfigError with the place of the first fault."""
         top = _object(data, "the report")
         if top.get("schema") != SCHEMA or top.get("version") != VERSION:
             raise ConfigError(f"this is no {SCHEMA} report of version {VERSION}")
@@ -147,7 +147,7 @@ class Report:
         parts = [self.machine.describe()] if title else []
         parts += [text, *self.notes]
         if not self.complete:
-            parts.append("interrupted: what was measured until then")
+            parts.append("interrupted: these are the results until then")
         return "\n".join(parts)
 
     def write(self, path: str) -> None:
@@ -171,7 +171,7 @@ def make_report(
     complete: bool = True,
     notes: Sequence[str] = (),
 ) -> Report:
-    """A report of this moment, this machine and these versions."""
+    """A report with the current time, machine and package versions."""
     return Report(
         kind=kind,
         machine=machine_facts(),
@@ -186,7 +186,7 @@ def make_report(
 
 
 def machine_facts() -> MachineFacts:
-    """What is known of this machine."""
+    """Facts about this machine."""
     cpu = detect()
     return MachineFacts(
         cpu=cpu.brand,

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured on the spot, and how near a piece of work came to it.
+"""The peak memory and compute rates of this machine, measured, and the lower bound of a piece of work's time.
 
 The roofline model of Williams, Waterman and Patterson (2009): work that reads `bytes` from memory and does `operations`
 takes at least as long as the slower of the two.
@@ -28,18 +28,18 @@ PRODUCTS: tuple[str, ...] = ("f32", "bf16", "i8")
 
 BUFFER_BYTES = 256 * MIB
 CACHES_OVER = 4
-"""The buffer is at least so many times the last-level cache: next to nothing of a pass is left for the next."""
+"""The buffer is at least so many times the last-level cache: almost nothing of a pass is cached for the next."""
 MOST_OF_MEMORY = 8
 """The buffer takes at most the available memory divided by this."""
 READ_RUNS, PEAK_RUNS = 9, 100
 PEAK_SECONDS = 0.0005
-"""Many short runs: on a machine that others use as well, some of them are left alone."""
+"""Many short runs: on a shared machine, some of them are undisturbed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Several short runs, in bytes or operations a second. `best` is the limit: what slowed the others down was
-    somebody else's work."""
+    """Several short runs, in bytes or operations a second. `best` is the limit: slower runs
+    were disturbed by other processes."""
 
     best: float
     median: float
@@ -75,7 +75,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least time of a piece of work, in seconds; it is the larger one of the two."""
+    """The lower bound of a piece of work's time, in seconds: the larger one of the two."""
 
     memory_s: float
     compute_s: float
@@ -86,7 +86,7 @@ class Limit:
 
     @property
     def bound(self) -> str:
-        """What cannot go faster: "memory" or "compute"."""
+        """The limiting resource: "memory" or "compute"."""
         return "memory" if self.memory_s >= self.compute_s else "compute"
 
 
@@ -106,7 +106,7 @@ class Roofline:
     peaks: Mapping[str, Measurement]
 
     def limit(self, work: Work) -> Limit:
-        """How long the work takes at least. Raises KeyError for a type of product that was not measured."""
+        """The lower bound of the time of the work. Raises KeyError for a type of product that was not measured."""
         compute = sum(number / self.peaks[name].best for name, number in work.operations.items())
         return Limit(work.bytes / max(self.read.best, self.read_one.best), compute)
 
@@ -171,6 +171,6 @@ def _measured(kernels: str, threads: int) -> Roofline:
 
 
 def buffer_bytes(last_level_cache: int, memory_available: int) -> int:
-    """How much memory to read: far more than the cache holds, as far as memory allows."""
-    wanted = max(BUFFER_BYTES, CACHES_OVER * last_level_cache)
-    return max(MIB, min(wanted, memory_available // MOST_OF_MEMORY))
+    """Size of the buffer to read: several times the cache, bounded by available memory."""
+    size = max(BUFFER_BYTES, CACHES_OVER * last_level_cache)
+    return max(MIB, min(size, memory_available // MOST_OF_MEMORY))

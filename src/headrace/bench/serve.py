@@ -1,4 +1,4 @@
-"""`headrace bench serve`: one row for each rate of requests against a server that runs elsewhere."""
+"""`headrace bench serve`: one row for each request rate against a running server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from headrace.bench.report import Label, Row
 from headrace.bench.serve_arrivals import Arrivals
-from headrace.bench.serve_figures import Promise, reasons, row_of
+from headrace.bench.serve_figures import SLO, reasons, row_of
 from headrace.bench.serve_load import Load, Loaded, Outcome
 from headrace.bench.serve_target import Target
 from headrace.bench.serve_workload import Session, WordRate, Workload
@@ -20,13 +20,13 @@ Progress = Callable[[str], None]
 T = TypeVar("T")
 
 LATE_S = 0.05
-"""Requests that are sent so late at p99 were not sent as planned: the client is short of CPU."""
+"""Above this lateness at p99 requests were not sent as planned: the client is short of CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`arrivals`: one run each, of `sessions` sessions. With `seconds` there is no timetable: `max_concurrency` clients
-    begin one session after the other for so long. `warmups` sessions are not counted."""
+    """`arrivals`: one run each, of `sessions` sessions. With `seconds` the load is a closed loop: `max_concurrency`
+    clients run one session after the other for that long. `warmups` sessions are not counted."""
 
     workload: Workload
     words: WordRate
@@ -36,12 +36,12 @@ class Plan:
     max_concurrency: int | None = None
     seconds: float | None = None
     timeout_s: float = 600.0
-    promise: Promise | None = None
+    slo: SLO | None = None
     seed: int = 0
 
 
 def serve_rows(target: Target, plan: Plan, progress: Progress, notes: list[str]) -> Iterator[Row]:
-    """Measure, a row at a time; `notes` grows by what people should know of it."""
+    """Measure, a row at a time; warnings and the reasons of failures are appended to `notes`."""
     if plan.warmups:
         progress("warm-up")
         warm = plan.workload.sessions(plan.seed - 1, plan.words)
@@ -52,11 +52,11 @@ def serve_rows(target: Target, plan: Plan, progress: Progress, notes: list[str])
         name = _name(plan, arrivals)
         done = itertools.count(1)
 
-        def tell(outcome: Outcome, name: str = name, done: Iterator[int] = done) -> None:
+        def on_done(outcome: Outcome, name: str = name, done: Iterator[int] = done) -> None:
             progress(f"{name}: {next(done)} done")
 
-        loaded = _run(_load(target, plan, sessions, arrivals, plan.sessions, tell))
-        row = row_of(_labels(plan, arrivals), loaded, plan.promise)
+        loaded = _run(_load(target, plan, sessions, arrivals, plan.sessions, on_done))
+        row = row_of(_labels(plan, arrivals), loaded, plan.slo)
         notes += [f"{name}: {reason}" for reason in reasons(loaded)]
         if plan.seconds is None and plan.max_concurrency is None and row.values["late_p99_s"] > LATE_S:
             notes.append(

@@ -14,9 +14,9 @@ MAX_STEPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """`rate_per_s`: requests a second, infinite for all at once. `burstiness`: shape of the gamma distribution that
-    gaps are drawn from: 1 is a Poisson process, below 1 arrivals clump, above they are more regular. `burst`: requests
-    that come in the same moment; bursts are as many times rarer.
+    """`rate_per_s`: requests a second; infinite sends all at once. `burstiness`: shape of the gamma distribution that
+    gaps are drawn from: 1 is a Poisson process, below 1 burstier, above 1 more regular. `burst`: requests
+    sent together; the gaps between bursts are longer by the same factor.
     """
 
     rate_per_s: float = math.inf
@@ -24,7 +24,7 @@ class Arrivals:
     burst: int = 1
 
     def times(self, count: int, seed: int) -> list[float]:
-        """Seconds after the start, rising, of so many requests; the first comes at once."""
+        """Send times of `count` requests, in seconds after the start, ascending from 0."""
         if math.isinf(self.rate_per_s):
             return [0.0] * count
         rng = random.Random(f"arrivals {seed}")

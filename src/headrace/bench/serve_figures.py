@@ -1,4 +1,4 @@
-"""From the outcomes of requests to the figures of a row, and what they promise."""
+"""From the outcomes of requests to the figures of a row, with the share that met the SLO."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from headrace.bench.serve_load import Ending, Loaded, Outcome
 from headrace.errors import ConfigError
 
 SHARES = (50, 90, 99)
-MAX_PROMISE_S = 86_400.0
-_PROMISES = ("ttft", "tpot", "e2el")
+MAX_SLO_S = 86_400.0
+_TARGETS = ("ttft", "tpot", "e2el")
 _MAX_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """Seconds that a request may take for its first token, for each further one on average, and in all; None: any."""
+class SLO:
+    """Latency targets of a request in seconds: TTFT, TPOT and end to end. None: no target."""
 
     ttft: float | None = None
     tpot: float | None = None
     e2el: float | None = None
 
     @classmethod
-    def parse(cls, texts: Sequence[str]) -> Promise | None:
+    def parse(cls, texts: Sequence[str]) -> SLO | None:
         """From words such as "ttft:0.2"; None for no words. Raises ConfigError."""
         given: dict[str, float] = {}
         for text in texts:
@@ -36,23 +36,27 @@ class Promise:
                 seconds = float(value)
             except ValueError:
                 seconds = math.nan
-            if name not in _PROMISES or not 0 < seconds <= MAX_PROMISE_S:
+            if name not in _TARGETS or not 0 < seconds <= MAX_SLO_S:
                 raise ConfigError(
-                    f"--goodput takes {', '.join(_PROMISES)} with seconds up to {MAX_PROMISE_S:g}, such as "
+                    f"--goodput takes {', '.join(_TARGETS)} with seconds up to {MAX_SLO_S:g}, such as "
                     f"ttft:0.2, got {text!r:.80}"
                 )
             given[name] = seconds
         return cls(**given) if given else None
 
-    def kept(self, outcome: Outcome) -> bool:
-        """The request was answered, in time in every respect."""
-        seen = ((self.ttft, outcome.ttft_s), (self.tpot, outcome.tpot_s or 0.0), (self.e2el, outcome.e2e_s))
+    def met(self, outcome: Outcome) -> bool:
+        """Whether the request was answered within all targets."""
+        measured = (
+            (self.ttft, outcome.ttft_s),
+            (self.tpot, outcome.tpot_s or 0.0),
+            (self.e2el, outcome.e2e_s),
+        )
         return outcome.ending is Ending.ANSWERED and all(
-            limit is None or value <= limit for limit, value in seen
+            limit is None or value <= limit for limit, value in measured
         )
 
 
-def row_of(labels: Mapping[str, Label], loaded: Loaded, promise: Promise | None) -> Row:
+def row_of(labels: Mapping[str, Label], loaded: Loaded, slo: SLO | None) -> Row:
     """The figures of one run. Latencies are over answered requests; there are none without one."""
     outcomes, wall = loaded.outcomes, max(loaded.wall_s, 1e-9)
     answered = [outcome for outcome in outcomes if outcome.ending is Ending.ANSWERED]
@@ -71,10 +75,10 @@ def row_of(labels: Mapping[str, Label], loaded: Loaded, promise: Promise | None)
         "client_share": loaded.cpu_s / wall,
         "late_p99_s": percentile([outcome.late_s for outcome in outcomes], 0.99),
     }
-    if promise is not None:
-        kept = sum(promise.kept(outcome) for outcome in outcomes)
-        values["goodput_per_s"] = kept / wall
-        values["kept"] = kept / max(1, len(outcomes))
+    if slo is not None:
+        met = sum(slo.met(outcome) for outcome in outcomes)
+        values["goodput_per_s"] = met / wall
+        values["within_slo"] = met / max(1, len(outcomes))
     pools = {
         "ttft": [outcome.ttft_s for outcome in answered],
         "tpot": [outcome.tpot_s for outcome in answered if outcome.tpot_s is not None],

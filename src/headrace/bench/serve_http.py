@@ -1,8 +1,8 @@
-"""HTTP/1.1 for a benchmark client: answers are handed on as they come, at the least cost for each token.
+"""An HTTP/1.1 client for benchmarks, built for low cost per streamed token.
 
-Nothing here waits once for every piece of a stream. The transport calls `data_received`, which notes the time and takes
-the chunks apart; whoever asked is woken once, at the end of the answer. General clients pass each piece through several
-coroutines, which costs several times as much, on cores that the server may be using.
+No coroutine is woken for a piece of a stream. The transport calls `data_received`, which records the time and parses
+the chunks; the caller is woken once, at the end of the answer. General clients pass each piece through several
+coroutines, which costs several times as much CPU time, on cores that the server may be using.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from headrace.errors import ConfigError
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_ANSWER_BYTES = 256 * 2**20
-"""Longest answer; a longer one is given up."""
+"""Longest answer; a longer one is an error."""
 _MAX_CHUNK_LINE = 1024
 
 
 class HttpError(Exception):
-    """What came is no answer in HTTP/1.1, or none came. One clear sentence."""
+    """There was no answer, or it was not HTTP/1.1. The message is one sentence."""
 
 
 class Body(Protocol):
-    """Takes the body of an answer."""
+    """Receives the body of an answer."""
 
     def feed(self, now: float, data: bytes) -> None:
-        """A piece of it, and when it came, on the clock of time.perf_counter."""
+        """Add a piece, received at `now` on the clock of time.perf_counter."""
         ...
 
 
@@ -53,7 +53,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """Raises ConfigError for what is no http or https URL."""
+        """Raises ConfigError if `url` is not an http or https URL."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
         self._answer: asyncio.Future[Head] | None = None
         self.open = False
         self.touched = False
-        """A byte of the present answer has come."""
+        """At least one byte of the current answer was received."""
 
     async def ask(self, request: bytes, body: Body) -> Head:
         """Send a request and feed `body`; returns at the end of the answer. Raises HttpError."""
@@ -107,12 +107,14 @@ class Connection(asyncio.Protocol):
     # ---- asyncio.Protocol ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one, but does not say so
+        self._transport = cast(
+            asyncio.WriteTransport, transport
+        )  # uvloop's transport is one, without declaring it
         self.open = True
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
-        if self._answer is None or self._answer.done():  # more than was asked for
+        if self._answer is None or self._answer.done():  # data without a request
             self.close()
             return
         self.touched = True
@@ -142,7 +144,7 @@ class Connection(asyncio.Protocol):
         end = data.find(b"\r\n\r\n")
         if end < 0:
             if len(data) > MAX_HEAD_BYTES or not b"HTTP/1.".startswith(data[:7]):
-                raise HttpError("what came is no answer in HTTP/1.1")
+                raise HttpError("the answer is not HTTP/1.1")
             self._rest = data
             return
         self._head = head = _head(data[:end])
@@ -182,7 +184,7 @@ class Connection(asyncio.Protocol):
             if size == 0 or len(data) < end + 2:
                 break
             if data[end : end + 2] != b"\r\n":
-                raise HttpError("a chunk of the answer is longer than it says")
+                raise HttpError("a chunk of the answer is longer than its size")
             pieces.append(data[begin:end])
             at = end + 2
         else:
@@ -191,7 +193,7 @@ class Connection(asyncio.Protocol):
         if pieces and self._body is not None:
             self._body.feed(now, pieces[0] if len(pieces) == 1 else b"".join(pieces))
         self._rest = data[at:]
-        # Behind the last chunk come trailers, and an empty line.
+        # The last chunk is followed by trailers and an empty line.
         if size == 0 and b"\r\n\r\n" in self._rest:
             self._end()
 
@@ -208,7 +210,7 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """Connections to one address, used again where the server keeps them open."""
+    """Connections to one address, reused where the server keeps them open."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -225,7 +227,7 @@ class Pool:
             except HttpError:
                 if connection.touched:
                     raise
-                # The server closed it while the request was on its way, as it may: nothing was worked on.
+                # The server may close an idle connection at any time. Nothing was answered: send it again.
         return await self._ask(await self._connect(), request, body)
 
     def close(self) -> None:
@@ -259,7 +261,7 @@ class Pool:
 def request_bytes(
     address: Address, method: str, path: str, content: bytes = b"", api_key: str | None = None
 ) -> bytes:
-    """A whole request with a JSON body. `path` goes behind the base URL's."""
+    """A whole request with a JSON body. `path` is appended to the base URL's."""
     lines = [f"{method} {address.path}{path} HTTP/1.1", f"Host: {address.authority}", "Accept: */*"]
     if api_key is not None:
         lines.append(f"Authorization: Bearer {api_key}")
@@ -272,7 +274,7 @@ def _head(data: bytes) -> Head:
     first, *lines = data.decode("latin-1").split("\r\n")
     words = first.split(" ", 2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
-        raise HttpError("what came is no answer in HTTP/1.1")
+        raise HttpError("the answer is not HTTP/1.1")
     fields = (line.partition(":") for line in lines)
     return Head(int(words[1]), {name.strip().lower(): value.strip() for name, _, value in fields})
 

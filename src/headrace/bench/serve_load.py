@@ -1,4 +1,4 @@
-"""Puts a server under load: sends requests when they are due, and notes how each of them ended."""
+"""Puts a server under load: sends requests when they are due, and records how each one ended."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from headrace.bench.serve_target import Target
 from headrace.bench.serve_workload import Session, Turn
 
 MAX_PAUSE_S = 5.0
-"""Longest time that a client without a timetable waits after a refusal, whatever Retry-After says."""
+"""Longest wait of a closed-loop client after a refusal; Retry-After is capped at this."""
 
 _REFUSED = 429
 
 
 class Ending(enum.Enum):
     ANSWERED = "answered"
-    REFUSED = "refused"  # with 429: the server said that it has enough to do
+    REFUSED = "refused"  # with 429: the server is overloaded
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request. Times in seconds: when it was sent and ended after the start of the run, `late_s` after it was due,
-    `ttft_s` and `gaps_s` (between pieces of text) as they were seen. Token counts are the server's."""
+    """One request. Times in seconds: `sent_s` and `ended_s` after the start of the run, `late_s` sending after it was
+    due, `ttft_s` and `gaps_s` (between pieces of text) as measured by this client. Token counts are the server's."""
 
     ending: Ending
     sent_s: float
@@ -49,13 +49,13 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time of a token behind the first; None where there is no other."""
+        """(last piece - first piece) / (tokens - 1); None with fewer than two tokens."""
         return sum(self.gaps_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`cpu_s`: what this client used of a core meanwhile. `wall_s`: start to the last end."""
+    """`cpu_s`: CPU time of this client. `wall_s`: start of the run to the end of its last request."""
 
     outcomes: tuple[Outcome, ...]
     wall_s: float
@@ -96,10 +96,10 @@ class Load:
         return self._loaded()
 
     async def closed(self, sessions: Iterator[Session], clients: int, seconds: float) -> Loaded:
-        """So many clients that begin a session as soon as they have ended one, and none after the time is over.
+        """A closed loop: each of `clients` starts a session when its previous one has ended, for `seconds`.
 
-        A client that is refused waits as long as the server says, and up to half as long again, so that those who were
-        refused together do not come back together.
+        A refused client waits for Retry-After plus up to half of it at random, so that clients that were refused
+        together do not retry together.
         """
         self._begin()
         rng = random.Random(clients)
@@ -125,26 +125,26 @@ class Load:
         return Loaded(tuple(self._outcomes), self._now(), time.process_time() - self._cpu)
 
     async def _session(self, session: Session, due: float) -> float:
-        """Run the turns, as long as they are answered; returns the seconds to wait after a refusal."""
-        said: list[str] = []
+        """Run the turns until one is not answered; returns the seconds to wait after a refusal."""
+        texts: list[str] = []
         for turn in session.turns:
-            said.append(turn.text)
+            texts.append(turn.text)
             if self._slots is None:
-                outcome, text, pause = await self._turn(said, turn, due)
+                outcome, text, pause = await self._turn(texts, turn, due)
             else:
                 async with self._slots:
-                    outcome, text, pause = await self._turn(said, turn, due)
+                    outcome, text, pause = await self._turn(texts, turn, due)
             self._outcomes.append(outcome)
             self._on_done(outcome)
             if outcome.ending is not Ending.ANSWERED:
                 return pause
-            said.append(text)
+            texts.append(text)
             due = self._now()
         return 0.0
 
-    async def _turn(self, said: Sequence[str], turn: Turn, due: float) -> tuple[Outcome, str, float]:
+    async def _turn(self, texts: Sequence[str], turn: Turn, due: float) -> tuple[Outcome, str, float]:
         """(how it ended, the answer's text, seconds to wait)."""
-        request = self._target.request(said, turn.max_tokens)
+        request = self._target.request(texts, turn.max_tokens)
         body = EventBody()
         sent = time.perf_counter()
         sent_s = sent - self._start

@@ -13,7 +13,7 @@ _COLORS = (("p50", "#3b7ea1"), ("p90", "#8a6bbe"), ("p99", "#c4572e"))
 
 
 def draw_rates(make_figure: Any, report: Report) -> Any:
-    """A matplotlib figure: a panel for each latency, and one for answers and refusals; rates run to the right.
+    """A matplotlib figure: a panel for each latency, and one for answers and refusals, over the rate.
 
     Raises ConfigError for a report without an answered request.
     """
@@ -53,7 +53,7 @@ def _draw_latency(axes: Any, rows: Sequence[Row], name: str, heading: str) -> No
 
 
 def _draw_answers(axes: Any, rows: Sequence[Row]) -> None:
-    shown = (("requests_per_s", "answered", "#3b7ea1"), ("goodput_per_s", "in time", "#4a9a5d"))
+    shown = (("requests_per_s", "answered", "#3b7ea1"), ("goodput_per_s", "within SLO", "#4a9a5d"))
     for name, label, color in shown:
         if all(name in row.values for row in rows):
             axes.plot([row.values[name] for row in rows], "o-", ms=3.5, lw=1.3, color=color, label=label)

@@ -1,7 +1,7 @@
-"""A streamed answer of an OpenAI-compatible server: when its tokens came, how many, and whether to believe it.
+"""A streamed answer of an OpenAI-compatible server: times and counts of its tokens, checked for consistency.
 
-Events are only counted and timed while they come. They are decoded once, behind the last one and all in one call, so
-that the client's own work does not stand between two tokens.
+Events are only timed when they are received. They are decoded together after the last one, so that the client's own
+work adds no time between two tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MAX_SHOWN = 200
 
 
 class StreamError(Exception):
-    """The answer is no whole stream of completions. One clear sentence."""
+    """The answer is not a complete stream of completions. The message is one sentence."""
 
 
 class EventBody:
@@ -39,14 +39,14 @@ class EventBody:
 
     @property
     def data(self) -> bytes:
-        """All of it, for answers that are no stream."""
+        """The whole body, for answers that are not streams."""
         return b"\n\n".join([*self.events, self._pending])
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """`times`: when pieces of text came, rising. `prompt_tokens` and `output_tokens` are the server's own counts;
-    where it gives none they are None, and the number of pieces."""
+    """`times`: when pieces of text were received, ascending. `prompt_tokens` and `output_tokens` are the server's
+    counts; without `usage` they are None and the number of pieces."""
 
     text: str
     times: tuple[float, ...]
@@ -56,7 +56,7 @@ class Streamed:
 
 
 def read_stream(body: EventBody, max_tokens: int) -> Streamed:
-    """What the events say. Raises StreamError where they end early, are no chunks of completions, or cannot be true."""
+    """Decode the events. Raises StreamError if they end early, are malformed, or contradict each other."""
     chunks, times = _chunks(body)
     texts: list[str] = []
     text_times: list[float] = []
@@ -92,19 +92,19 @@ def read_stream(body: EventBody, max_tokens: int) -> Streamed:
         return Streamed("".join(texts), tuple(text_times), None, pieces, False)
     prompt, output = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     if output > max_tokens:
-        raise StreamError(f"the server counts {output} tokens where it was asked for {max_tokens}")
+        raise StreamError(f"the server counts {output} tokens, but at most {max_tokens} were requested")
     if output < pieces:
-        raise StreamError(f"the server counts {output} tokens, but {pieces} pieces of text came")
+        raise StreamError(f"the server counts {output} tokens, but sent {pieces} pieces of text")
     return Streamed("".join(texts), tuple(text_times), prompt, output, True)
 
 
 def error_message(status: int, data: bytes) -> str:
-    """What an answer that is no stream says, as one line."""
+    """The message of an answer that is not a stream, as one line."""
     try:
-        said = _message(json.loads(data))
+        message = _message(json.loads(data))
     except ValueError:
-        said = data[:_MAX_SHOWN].decode("utf-8", "replace").strip()
-    return f"HTTP {status}: {' '.join(said.split()) or 'nothing more'}"
+        message = data[:_MAX_SHOWN].decode("utf-8", "replace").strip()
+    return f"HTTP {status}: {' '.join(message.split()) or 'empty body'}"
 
 
 def _chunks(body: EventBody) -> tuple[list[Any], list[float]]:
@@ -115,13 +115,13 @@ def _chunks(body: EventBody) -> tuple[list[Any], list[float]]:
         payload = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _data(event)
         if payload == DONE:
             done = True
-        elif payload:  # else a comment that keeps the connection open
+        elif payload:  # an empty one is a comment that keeps the connection open
             if done:
-                raise StreamError("the stream goes on behind [DONE]")
+                raise StreamError("the stream continues after [DONE]")
             payloads.append(payload)
             times.append(now)
     try:
-        # One call for all: a list of the events is JSON, too.
+        # One call decodes all of them as a JSON list.
         chunks: list[Any] = json.loads(b"[" + b",".join(payloads) + b"]")
     except ValueError:
         chunks = []
@@ -155,7 +155,7 @@ def _first_bad(payloads: list[bytes]) -> str:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """The new text of a choice, of completions and of chats; what a reasoning model thinks counts as well."""
+    """The new text of a choice, of completions and of chats; reasoning counts as text."""
     if "text" in choice:
         found = choice["text"]
     else:
@@ -176,7 +176,7 @@ def _count(usage: dict[str, Any], name: str) -> int:
 
 
 def _message(data: object) -> str:
-    """OpenAI's error shape, or whatever it is."""
+    """The message in OpenAI's error shape, or the data itself."""
     error = data.get("error", data) if isinstance(data, dict) else data
     message = error.get("message", error) if isinstance(error, dict) else error
     return str(message)[:_MAX_SHOWN]

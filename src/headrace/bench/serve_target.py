@@ -1,4 +1,4 @@
-"""The server that is measured: its address, what it calls its model, and how its requests look."""
+"""The measured server: its address, the model's name there, and the form of requests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headrace.errors import HeadraceError
 
 COMPLETIONS, CHAT = "openai", "openai-chat"
 BACKENDS: Mapping[str, str] = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
-"""By the names that vLLM's client has for them."""
+"""Named as in vLLM's client."""
 
 _PROBE_WORDS = (16, 80)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`extra`: fields that every request has on top, such as {"ignore_eos": true}."""
+    """`extra`: additional fields of every request, such as {"ignore_eos": true}."""
 
     address: Address
     model: str
@@ -30,16 +30,16 @@ class Target:
     extra: Mapping[str, Any] = field(default_factory=dict)
     max_model_len: int | None = None
 
-    def request(self, said: Sequence[str], max_tokens: int) -> bytes:
-        """A streamed request. `said`: what was said so far, by the user and by the model in turn."""
+    def request(self, texts: Sequence[str], max_tokens: int) -> bytes:
+        """A streamed request. `texts`: the conversation so far, user and model in turn."""
         body: dict[str, Any] = {"model": self.model}
         if self.backend == CHAT:
             roles = ("user", "assistant")
             body["messages"] = [
-                {"role": roles[number % 2], "content": text} for number, text in enumerate(said)
+                {"role": roles[number % 2], "content": text} for number, text in enumerate(texts)
             ]
         else:
-            body["prompt"] = " ".join(said)
+            body["prompt"] = " ".join(texts)
         body |= {
             "max_tokens": max_tokens,
             "temperature": 0.0,
@@ -53,9 +53,9 @@ class Target:
 
 
 async def find_model(address: Address, api_key: str | None, model: str | None) -> tuple[str, int | None]:
-    """(name of the model, its length in tokens if the server tells); the first one of the server's list without a name.
+    """(model name, its context in tokens if the server lists it); without a name, the first model of the server's list.
 
-    Raises HeadraceError where the server cannot be asked, or has no such model.
+    Raises HeadraceError if the request fails or the server has no such model.
     """
     pool, body = Pool(address), EventBody()
     try:
@@ -81,9 +81,9 @@ async def find_model(address: Address, api_key: str | None, model: str | None) -
 
 
 async def measure_words(target: Target) -> tuple[WordRate, str | None]:
-    """How many tokens words come to, from two short requests, and a note where the server does not tell.
+    """Tokens per word, measured with two short requests, and a note if the server sends no usage.
 
-    Raises HeadraceError where a request fails: nothing else could be measured either.
+    Raises HeadraceError if a request fails.
     """
     pool = Pool(target.address)
     found = []
@@ -107,7 +107,7 @@ async def measure_words(target: Target) -> tuple[WordRate, str | None]:
 
 
 async def probe(pool: Pool, target: Target, text: str) -> Streamed:
-    """One short request. Raises HeadraceError, saying what is wrong with the answer."""
+    """One short request. Raises HeadraceError with what is wrong with the answer."""
     body = EventBody()
     try:
         head = await pool.ask(target.request([text], 1), body)

@@ -1,7 +1,7 @@
-"""What a benchmark client asks for: conversations of one or more turns, with lengths and words from a seed.
+"""The requests of a benchmark client: conversations of one or more turns, with lengths and words from a seed.
 
-Words are common English ones, so that the same seed gives the same requests to any server without its tokenizer; how
-many tokens a word comes to is measured once (`WordRate`). Exact token counts are what the server says afterwards.
+Words are common English ones, so that the same seed gives the same requests to any server without its tokenizer; the
+tokens per word are measured once (`WordRate`). Exact token counts are those of the server's answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts with a lognormal distribution, as lengths of real chats have: half are below `median`, and the
+    """Token counts with a lognormal distribution, as in real chats: half are below `median`, and the
     logarithm has the standard deviation `sigma` (0: always the median). Draws outside low … high are drawn again."""
 
     median: float
@@ -60,12 +60,12 @@ class Lengths:
 
 SHAREGPT_INPUT = Lengths(120, 1.1, 4, 4096)
 SHAREGPT_OUTPUT = Lengths(130, 0.9, 4, 2048)
-"""Means of about 220 and 195 tokens: what people have measured of conversations shared in the ShareGPT collection."""
+"""Means of about 220 and 195 tokens: as published for the ShareGPT conversations."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordRate:
-    """A text of n words comes to about `fixed + each * n` tokens, chat template included."""
+    """A text of n words has about `fixed + each * n` tokens, chat template included."""
 
     fixed: float = 0.0
     each: float = 1.3
@@ -83,7 +83,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns that follow each other, each behind the answer to the one before."""
+    """Turns of one conversation; each is sent after the answer to the previous one."""
 
     turns: tuple[Turn, ...]
 
@@ -99,19 +99,19 @@ class Workload:
     prefix_tokens: int = 0
 
     def within(self, max_model_len: int) -> Workload:
-        """Lengths cut so that whole sessions fit, with a little left for a chat template and words of many tokens.
+        """Lengths cut so that whole sessions fit, with an eighth left for a chat template and words of many tokens.
 
         Raises ConfigError where they cannot, or where fixed lengths would have to change.
         """
         room = (max_model_len - self._shared) * 7 // 8 // self.turns
         if room < 2:
             raise ConfigError(
-                f"{self.turns} turns behind {self._shared} shared tokens do not fit the model's {max_model_len}"
+                f"{self.turns} turns after {self._shared} shared tokens do not fit the model's {max_model_len}"
             )
         outputs = self.outputs.within(room // 2)
         inputs = self.inputs.within(room - outputs.high)
-        for wanted, fitting in ((self.inputs, inputs), (self.outputs, outputs)):
-            if wanted.sigma == 0 and fitting != wanted and self._fixed > max_model_len:
+        for given, fitting in ((self.inputs, inputs), (self.outputs, outputs)):
+            if given.sigma == 0 and fitting != given and self._fixed > max_model_len:
                 raise ConfigError(
                     f"{self.inputs.high} prompt and {self.outputs.high} output tokens do not fit the model's "
                     f"{max_model_len}"
@@ -130,7 +130,7 @@ class Workload:
         return self._shared + self.turns * (self.inputs.high + self.outputs.high)
 
     def sessions(self, seed: int, rate: WordRate) -> Iterator[Session]:
-        """Without end; the same ones for the same seed."""
+        """An endless sequence, the same for the same seed."""
         rng = random.Random(f"workload {seed}")
         prefixes = [
             words(random.Random(f"prefix {seed} {number}"), rate.words(self.prefix_tokens))

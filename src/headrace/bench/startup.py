@@ -1,4 +1,4 @@
-"""How long a fresh process takes to its first token, phase by phase, and how much memory it needs on the way."""
+"""Time of a fresh process to its first token, phase by phase, and its peak memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def startup_rows(
     """One row: medians over `repeats` launches of a process that loads the model and answers `input_len` tokens.
 
     One more launch comes first and is not counted: it brings the files into the page cache. `options` are those
-    of EngineConfig. Raises HeadraceError with the process's own last line where it fails.
+    of EngineConfig. Raises HeadraceError with the last line of its stderr if it fails.
     """
     found = Repeats(partial(launch, options, input_len=input_len), repeats, partial(progress, "launch"))
     yield row_of_runs({"model": str(options["model"])}, found.runs)
-    found.go_on()
+    found.reraise()
 
 
 def launch(options: Mapping[str, object], *, input_len: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""The process that `headrace bench startup` launches: from nothing to the first token, then prints when what was done.
+"""The process that `headrace bench startup` launches: loads the model, generates one token and prints the times.
 
-Nothing but small standard modules may be imported up here, since importing the rest is what is timed.
+Only small standard modules are imported here, because importing the rest is timed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def main(words: list[str]) -> int:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process had resident, 0 where the system does not say.
+    """Peak resident memory of this process, 0 if the system has no /proc.
 
-    Not from getrusage: what it tells is inherited from the parent across fork and exec.
+    Not from getrusage: its value is inherited from the parent across fork and exec.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")

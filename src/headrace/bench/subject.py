@@ -1,4 +1,4 @@
-"""A loaded model under measurement: its engine, what its steps cost, and the limits that they are held against."""
+"""A loaded model under measurement: its engine, the work of its steps, and the roofline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.plan.units import format_bytes
 
 @dataclass(slots=True)
 class Subject:
-    """`roofline` None: not measured, because nobody wants it or the native kernels are missing."""
+    """`roofline` is None if it was not requested or the native kernels are missing."""
 
     parts: EngineParts
     work: ModelWork
@@ -31,16 +31,16 @@ class Subject:
         return self.parts.spec.vocab_size
 
     def next_seed(self) -> int:
-        """A seed that no earlier prompt of this subject was made from: equal prompts would hit the prefix cache."""
+        """A seed that no earlier prompt used, because equal prompts would hit the prefix cache."""
         self._seed += 1
         return self._seed
 
     def run(self, arrivals: Sequence[Arrival]) -> Measured:
-        """Measure one workload, which must find the engine idle."""
+        """Measure one workload. The engine must be idle."""
         return run_workload(self.parts.engine, self.parts.executor, arrivals)
 
     def check(self, *, batch: int, length: int) -> None:
-        """Raises ConfigError where `batch` sequences of up to `length` tokens could not run all at once."""
+        """Raises ConfigError where `batch` sequences of up to `length` tokens cannot run all at once."""
         resolved = self.parts.resolved
         if batch > resolved.max_num_seqs:
             raise ConfigError(
@@ -104,7 +104,7 @@ def achieved(work: Work, seconds: float) -> dict[str, float]:
 
 
 def with_percentiles(row: Row, runs: Sequence[Measured]) -> Row:
-    """The row with TTFT, TPOT and ITL over the requests of all runs together; what has no samples is left out."""
+    """The row with TTFT, TPOT and ITL over the requests of all runs together; metrics without samples are left out."""
     pools: Mapping[str, list[float]] = {
         "ttft": [value for run in runs for value in run.ttft_s],
         "tpot": [value for run in runs for value in run.tpot_s],

@@ -1,4 +1,4 @@
-"""How many tokens a second many requests get together: closed batches of one size, and mixed traffic."""
+"""Tokens a second of many requests together: closed batches of one size, and mixed traffic."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def closed_rows(
         figures = [{**decode_rates(subject, run), **_rates(run), **_prefill_rate(run)} for run in found.runs]
         row = row_of_runs(_labels("closed", batch, f"{input_len}", f"{output_len}"), figures)
         yield with_percentiles(row, found.runs)
-        found.go_on()
+        found.reraise()
 
 
 def mixed_rows(
@@ -62,7 +62,7 @@ def mixed_rows(
 ) -> Iterator[Row]:
     """A row: all requests at once, prefill and decode in the same steps. The fraction is that of the whole run.
 
-    Every repeat has the lengths of the same seed, so that repeats do the same work, and prompts of its own.
+    Every repeat has the lengths of the same seed, so that repeats do the same work, and different prompts.
     """
     subject.check(batch=1, length=mixed.input_len[1] + mixed.output_len[1])
 
@@ -86,7 +86,7 @@ def mixed_rows(
     prompts, outputs = ("{}-{}".format(*ends) for ends in (mixed.input_len, mixed.output_len))
     row = row_of_runs(_labels("mixed", mixed.requests, prompts, outputs), figures)
     yield with_percentiles(row, found.runs)
-    found.go_on()
+    found.reraise()
 
 
 def _labels(traffic: str, requests: int, prompts: str, outputs: str) -> dict[str, Label]:

@@ -1,4 +1,4 @@
-"""A tokenizer of any size for measurements: the words of a real one, and pairs of them."""
+"""A tokenizer of any vocabulary size for measurements: tokens of a real one, and pairs of them."""
 
 from __future__ import annotations
 

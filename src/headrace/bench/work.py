@@ -1,8 +1,8 @@
-"""What a step has to do at least: the bytes that it must read, and the operations of its products.
+"""The minimum work of a step: the bytes that it must read, and the operations of its products.
 
-Counted from the model's spec and the plan of its memory, so that the same numbers stand beside every implementation.
+Counted from the model's spec and the plan of its memory, so the numbers are the same for every implementation.
 Weights are read once a step, keys and values once a sequence. Activations, norms and the sampler are left out:
-they stay in caches and are small beside the rest.
+they stay in caches and are comparatively small.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decode_shape(batch: int, context: int) -> StepShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """What one model's steps cost.
+    """The work of one model's steps.
 
     layer_bytes, head_bytes: packed weights that every step reads, and those that a step with logits reads.
     groups: each KV group's layout with the bytes of one token in it, over all of its layers.
@@ -80,7 +80,7 @@ class ModelWork:
         return sum((self._attention(part) for part in shape), weights)
 
     def _attention(self, part: SliceShape) -> Work:
-        """Keys and values read once and the new ones written; two products with every key in sight."""
+        """Keys and values read once and the new ones written; two products with every visible key."""
         moved, operations = 0.0, 0.0
         for layout, token_bytes in self.groups:
             pairs, keys = visible(part, layout)
@@ -95,12 +95,12 @@ class ModelWork:
 
 
 def visible(part: SliceShape, layout: KVLayout) -> tuple[int, int]:
-    """(pairs of a query and a key in its sight, different keys in sight of any query) of one slice in one layer."""
+    """(pairs of a query and a visible key, distinct keys visible to any query) of one slice in one layer."""
     most = None if layout.window is None else layout.window + layout.sinks
     end = part.start + part.tokens
     if most is None or end <= most:
         return _sum_to(end) - _sum_to(part.start), end
-    growing = max(0, most - part.start)  # queries that still see everything before them
+    growing = max(0, most - part.start)  # queries whose window holds everything before them
     pairs = _sum_to(part.start + growing) - _sum_to(part.start) + (part.tokens - growing) * most
     return pairs, min(end, most + part.tokens - 1)
 
@@ -114,9 +114,9 @@ def model_work(spec: ModelSpec, resolved: ResolvedConfig) -> ModelWork:
     return from_ledger(spec, resolved, ledger(spec, resolved))
 
 
-def from_ledger(spec: ModelSpec, resolved: ResolvedConfig, book: Ledger) -> ModelWork:
+def from_ledger(spec: ModelSpec, resolved: ResolvedConfig, memory: Ledger) -> ModelWork:
     """`model_work` where the ledger is already known."""
-    weights = {line.name: line.bytes for line in book.weights}
+    weights = {line.name: line.bytes for line in memory.weights}
     packed = resolved.weight_format
     activations = resolved.dtype if packed is None else packed.activations
     return ModelWork(
@@ -124,7 +124,7 @@ def from_ledger(spec: ModelSpec, resolved: ResolvedConfig, book: Ledger) -> Mode
         layer_bytes=weights["attention"] + weights["feed-forward"] + weights["norms"],
         head_bytes=weights["head"]
         or weights["embeddings"],  # a tied head that is not packed is the embeddings
-        groups=tuple(zip(spec.kv_shapes, (line.bytes for line in book.kv_per_token), strict=True)),
+        groups=tuple(zip(spec.kv_shapes, (line.bytes for line in memory.kv_per_token), strict=True)),
         weight_product=_PRODUCT.get(activations, "f32"),
         attention_product=_PRODUCT.get(
             "bfloat16" if resolved.kv_cache_dtype == "int8" else resolved.kv_cache_dtype, "f32"

@@ -1,4 +1,4 @@
-"""What a benchmark asks of an engine: prompts as token ids, output lengths, arrival times. Seeded."""
+"""Requests of a benchmark: prompts as token ids, output lengths and arrival times, from a seed."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ from headrace.errors import HeadraceError
 DESCRIPTION = """\
 Headrace runs open-weight language models on the hardware you own.
 
-  headrace demo                                  what each technique brings, in a minute
+  headrace demo                                  a story, then what each technique brings
   headrace generate "Once upon a time"           one completion, streamed
   headrace chat                                  talk to the bundled model
-  headrace serve tale                            an OpenAI-compatible server
+  headrace serve tale                            a server: APIs of OpenAI, Anthropic and Ollama
   headrace run-batch in.jsonl out.jsonl          a file of requests, answered offline
   headrace inspect shape:llama-3.1-8b            memory, settings and ops, each with its reason
 """
@@ -39,7 +39,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("generate", "headrace.cli.generate", "complete prompts"),
     Command("chat", "headrace.cli.chat", "talk to a model in the terminal"),
-    Command("serve", "headrace.cli.serve", "serve a model with the OpenAI API"),
+    Command("serve", "headrace.cli.serve", "serve a model over HTTP"),
     Command("run-batch", "headrace.cli.run_batch", "answer a file of requests in OpenAI's batch format"),
     Command(
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"

@@ -73,29 +73,27 @@ def _flags(parser: Flags) -> None:
     )  # fmt: skip
     shape = "shape of the gaps' gamma distribution: 1 Poisson, below 1 burstier, above more regular"
     add_number(when, "--burstiness", 1.0, shape, "G", float)
-    add_number(when, "--burst-size", 1, "requests of one moment")
+    add_number(when, "--burst-size", 1, "requests sent together")
     add_number(when, "--max-concurrency", None, "requests in flight (default: no limit)")
-    clients = (
-        "no timetable: --max-concurrency clients that send one request after the other for so many seconds"
-    )
+    clients = "closed loop: --max-concurrency clients send one request after the other for S seconds"
     add_number(when, "--duration", None, clients, "S", float)
     parser.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:S",
-        help="count requests that keep a promise in seconds: ttft, tpot, e2el, such as ttft:0.2 tpot:0.05",
+        help="count requests that meet the SLO, in seconds: ttft, tpot, e2el, such as ttft:0.2 tpot:0.05",
     )  # fmt: skip
 
 
 def _serve(args: argparse.Namespace) -> Prepared:
     from headrace.bench.serve import Plan, run, serve_rows
     from headrace.bench.serve_arrivals import Arrivals, parse_rates
-    from headrace.bench.serve_figures import Promise
+    from headrace.bench.serve_figures import SLO
     from headrace.bench.serve_http import Address
     from headrace.bench.serve_target import BACKENDS, Target, find_model, measure_words
 
     restore_interrupts()
     rates = parse_rates(args.request_rate)
     _check(args)
-    promise = Promise.parse(args.goodput)
+    slo = SLO.parse(args.goodput)
     extra = _extra(args)
     address = Address.of(args.base_url)
     workload = _workload(args)
@@ -109,7 +107,7 @@ def _serve(args: argparse.Namespace) -> Prepared:
     plan = Plan(
         workload, words,
         [Arrivals(rate, args.burstiness, args.burst_size) for rate in rates],
-        args.num_prompts, args.num_warmups, args.max_concurrency, args.duration, args.request_timeout, promise,
+        args.num_prompts, args.num_warmups, args.max_concurrency, args.duration, args.request_timeout, slo,
         args.seed,
     )  # fmt: skip
     notes = [] if note is None else [note]
@@ -206,8 +204,8 @@ SERVE_KINDS: Mapping[str, Kind] = MappingProxyType(
         "serve": Kind(
             summary="a running server under load, ours or any that speaks the OpenAI API",
             description="Sends streamed requests to a server and measures what its clients see: TTFT, TPOT, ITL and "
-            "the whole time, answers a second, refusals (429) and failures. Rates can be swept; requests that keep a "
-            "promise are counted as goodput. Lengths and words come from a seed, token counts from the server. The "
+            "the whole time, answers a second, refusals (429) and failures. Rates can be swept; requests that meet the "
+            "SLO are counted as goodput. Lengths and words come from a seed, token counts from the server. The "
             "client is one process; its share of a core is shown, since it may run beside the server.",
             examples=(
                 "",

@@ -33,7 +33,7 @@ def _fields(text: str) -> object:
 
 _FLAGS = (
     _Flag("dtype", str, "TYPE", "compute type: auto, float32, float16, bfloat16"),
-    _Flag("device", str, "NAME", "auto, cpu or cuda"),
+    _Flag("device", str, "NAME", "auto or cpu; cuda is not in this version"),
     _Flag("max_model_len", int, "N", "longest sequence in tokens, prompt and output"),
     _Flag("max_num_seqs", int, "N", "most sequences in one step"),
     _Flag("max_num_batched_tokens", int, "N", "most tokens in one step"),
@@ -49,8 +49,18 @@ _FLAGS = (
     _Flag("batch_size", int, "N", "requests in a static or dynamic batch"),
     _Flag("batch_wait_s", float, "S", "longest wait in seconds for a dynamic batch to fill"),
     _Flag("batch_max_tokens", int, "N", "prompt tokens that start a dynamic batch"),
-    _Flag("scheduling_policy", str, "NAME", "who goes first: fcfs, priority or fair"),
-    _Flag("preemption_victim", str, "NAME", "whose KV is given up when memory runs out: last or cheapest"),
+    _Flag(
+        "scheduling_policy",
+        str,
+        "NAME",
+        "scheduling order: fcfs, priority or fair (serve with several keys: fair)",
+    ),
+    _Flag(
+        "preemption_victim",
+        str,
+        "NAME",
+        "which sequence is preempted when KV memory runs out: last or cheapest",
+    ),
     _Flag(
         "attention_sinks", int, "N", "with --sliding-window: keep the first N tokens too (endless streams)"
     ),

@@ -1,4 +1,4 @@
-"""`headrace serve`: a model behind the OpenAI API."""
+"""`headrace serve`: a model behind the APIs of OpenAI, Anthropic and Ollama."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ Then, from anything that speaks the OpenAI API:
 
 def add_parser(commands: Any) -> None:
     parser = add_command(
-        commands, "serve", "[options] [MODEL]", summary="serve a model with the OpenAI API", examples=EXAMPLES,
-        description="Serve a model over HTTP with the OpenAI API: completions, chat completions and models, "
-        "streamed or whole. Ends on Ctrl-C or SIGTERM, after running requests have finished.",
+        commands, "serve", "[options] [MODEL]", summary="serve a model over HTTP", examples=EXAMPLES,
+        description="Serve a model over HTTP, streamed or whole: OpenAI's API (chat completions, completions, "
+        "responses, embeddings, models), Anthropic's Messages API and Ollama's API, with a page at / and the API's "
+        "documentation at /docs. Ends on Ctrl-C or SIGTERM, after running requests have finished.",
     )  # fmt: skip
     add_model_argument(parser)
     group = parser.add_argument_group("server")
@@ -50,7 +51,7 @@ def add_parser(commands: Any) -> None:
     add_number(group, "--port", 8000, "0 takes a free one")
     group.add_argument(
         "--served-model-name", nargs="+", default=[], metavar="NAME",
-        help="what requests may call the model; answers use the first (default: the model's name)",
+        help="names of the model in requests; answers use the first (default: the model's name)",
     )  # fmt: skip
     group.add_argument(
         "--pooling", default="last", choices=("last", "mean"),
@@ -58,9 +59,11 @@ def add_parser(commands: Any) -> None:
         "(default: %(default)s)",
     )  # fmt: skip
     add_number(group, "--max-body-bytes", 16 * 2**20, "largest request body")
-    stored = "memory for responses that callers go on from by previous_response_id; 0 stores none"
+    stored = "memory for stored responses (previous_response_id); 0 stores none"
     add_number(group, "--response-store-bytes", 64 * 2**20, stored)
-    add_number(group, "--shutdown-timeout", 30, "seconds that running requests get to finish at the end", "S")
+    add_number(
+        group, "--shutdown-timeout", 30, "seconds that running requests get to finish at shutdown", "S"
+    )
     hung = (
         "seconds of silence after which a hung engine is killed and started again; a step of more than 512 tokens "
         "gets more, by the speed of those before it; 0 never does"
@@ -119,7 +122,9 @@ def run(args: argparse.Namespace) -> int:
         engine_command=(*ENGINE_COMMAND, "--log-format", args.log_format),
     )
     if traffic.rules.keys.several and not hasattr(args, "scheduling_policy"):
-        config = replace(config, scheduling_policy="fair")  # no caller gets more by sending more
+        config = replace(
+            config, scheduling_policy="fair"
+        )  # equal shares for keys, however many requests each sends
     return _serve(config, options)
 
 
