@@ -23,3 +23,9 @@ def lines_run(call: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def growth(call: Callable[[int], object], size: int = 500) -> float:
+    """How many times as many lines run for four times the size: about 4 where work grows with it, 16 if quadratic."""
+    few, many = (lines_run(lambda size=size: call(size)) for size in (size, 4 * size))  # type: ignore[misc]
+    return many / few

@@ -111,8 +111,7 @@ async def ask(pieces: list[bytes], end: bool = False) -> tuple[int, bytes, Conne
         connection.data_received(data)
     if end:
         connection.connection_lost(None)
-    async with asyncio.timeout(1):
-        head = await asking
+    head = await asking
     return head.status, body.data, connection
 
 

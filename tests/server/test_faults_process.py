@@ -121,7 +121,7 @@ def test_ends_of_the_server_take_the_engine_along() -> None:
             if stopped:
                 os.kill(engine, signal.SIGSTOP)  # it cannot notice anything any more
             server.process.kill()
-            until(lambda engine=engine: not alive(engine), 2)  # type: ignore[misc]
+            until(lambda engine=engine: not alive(engine))  # type: ignore[misc]
 
 
 def descendants(pid: int) -> list[int]:

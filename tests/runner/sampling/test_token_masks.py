@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -146,17 +145,14 @@ def test_output_that_does_not_follow_the_grammar_is_an_error(grammars: GrammarRu
 AMBIGUOUS = Grammar("lark", 'start: e\ne: e e e | e e | "a" | "a" "a" | ("a" e)+\n')
 
 
-def steps_of(matcher: Matcher, token: int, limit: int) -> tuple[int, float]:
-    """How many steps a grammar can be followed, and the processor time of the longest."""
-    longest = 0.0
+def steps_of(matcher: Matcher, token: int, limit: int) -> int:
+    """How many steps a grammar can be followed."""
     for step in range(limit):
-        start = time.thread_time()
         allowed(matcher, step)
         matcher.advance([token])
-        longest = max(longest, time.thread_time() - start)
         if matcher.error is not None:
-            return step, longest
-    return limit, longest
+            return step
+    return limit
 
 
 def test_a_grammar_that_takes_ever_longer_is_given_up(
@@ -164,12 +160,10 @@ def test_a_grammar_that_takes_ever_longer_is_given_up(
 ) -> None:
     a = tokenizer.encode("a", add_special_tokens=False)[-1]
     matcher = started(grammars, new(AMBIGUOUS))
-    count, longest = steps_of(matcher, a, 150)
+    count = steps_of(matcher, a, 150)
     assert count < 150 and matcher.error == token_masks.TOO_SLOW and not matcher.done
-    assert longest < 0.15
     monkeypatch.setattr(token_masks, "BURST_S", 1e9)
-    endless, _ = steps_of(started(grammars, new(AMBIGUOUS)), a, count + 20)
-    assert endless == count + 20  # it is the budget that ends it
+    assert steps_of(started(grammars, new(AMBIGUOUS)), a, count + 20) == count + 20  # the budget ended it
 
 
 def test_a_grammar_that_others_have_worn_out_is_followed_all_the_same(tokenizer: Tokenizer) -> None:

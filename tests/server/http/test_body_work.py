@@ -168,14 +168,13 @@ def stall(server: TinyServer, path: str, body: bytes) -> tuple[float, int]:
     return max(gaps), int(sent.stdout)
 
 
+@pytest.mark.long  # asserts processor time
 @pytest.mark.parametrize(("path", "parts"), [pytest.param(b[1], b[2:], id=b[0]) for b in BODIES])
 def test_the_worst_bodies_are_quick(roomy: TinyServer, path: str, parts: tuple[bytes, bytes, bytes]) -> None:
     body = full(*parts)
-    for _ in range(
-        TRIES
-    ):  # on a machine whose cores are shared, processor time is not always the same either
+    for _ in range(TRIES):  # where other processes share the cores, processor time varies, too
         took, status = stall(roomy, path, body)
-        assert status in (200, 400)  # it was read
+        assert status == 400  # not 413: it was read
         if took < LONGEST_S:
             return
     raise AssertionError(f"the loop stood still for {took:.2f} s of its own time, {TRIES} times")
@@ -184,7 +183,9 @@ def test_the_worst_bodies_are_quick(roomy: TinyServer, path: str, parts: tuple[b
 @pytest.mark.parametrize(
     ("path", "parts"), [pytest.param(b[1], b[2:], id=b[0]) for b in BODIES if "text" not in b[0]]
 )
-def test_more_is_refused(roomy: TinyServer, path: str, parts: tuple[bytes, bytes, bytes]) -> None:
+def test_no_more_is_read(roomy: TinyServer, path: str, parts: tuple[bytes, bytes, bytes]) -> None:
+    read = roomy.http.post(path, content=full(*parts), headers={"Content-Type": "application/json"})
+    assert read.status_code == 400 and "more values than" not in read.text
     body = full(*parts, share=1.01)
     answer = roomy.http.post(path, content=body, headers={"Content-Type": "application/json"})
     error = answer.json()["error"]

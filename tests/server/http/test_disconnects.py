@@ -23,6 +23,7 @@ from headrace.serving.client.process import ProcessClient
 from headrace.serving.engine.state import View
 from tests.places import ROOT
 from tests.server.conftest import TinyServer
+from tests.waiting import until
 
 LEAKY = (sys.executable, str(ROOT / "tests" / "server" / "leaky_engine.py"))
 ROUNDS = 200
@@ -160,10 +161,8 @@ def churn(command: Sequence[str], rounds: int, seed: int = 11) -> tuple[Counter[
 
 
 def _check_free(server: TinyServer, crowd: Leavers) -> None:
-    deadline = time.monotonic() + 10
-    while (stats := server.stats()).running or stats.waiting:
-        assert time.monotonic() < deadline, "those who left are still served"
-        time.sleep(0.01)
+    until(lambda: (stats := server.stats()).running + stats.waiting == 0)
+    stats = server.stats()
     assert stats.free_blocks == stats.total_blocks == LITTLE.num_kv_blocks
     assert crowd.late == [], "requests were still at the engine behind their abort"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -17,7 +16,7 @@ from tests.server.conftest import TinyServer
 from tests.server.raw_http import connect, post, works
 from tests.serving.faulty_engine import command
 from tests.serving.tiny_engine import COMMAND
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 POOL = {"num_blocks": 48, "block_size": 8, "max_num_batched_tokens": 16, "step_s": 0.003}
 TOKENS = itertools.cycle(range(1, 2000))  # every prompt its own: the prefix cache would save the prefill
@@ -49,27 +48,28 @@ def phases(tiny: TinyServer) -> Counter[Phase]:
     return Counter(lane.phase for lane in tiny.call(client.view()).snapshot.lanes)
 
 
-def leave(tiny: TinyServer, phase: Phase, seconds: float = 5) -> Counter[Phase]:
+def leave(tiny: TinyServer, phase: Phase) -> Counter[Phase]:
     """A crowd that leaves in the middle; returns in which phases they were. Their blocks must be free in time."""
     count, prompt, output, enough = CROWDS[phase]
     seen: Counter[Phase] = Counter()
+    before = tiny.stats().scheduler.output_tokens
 
     def together() -> bool:
         nonlocal seen
         seen = phases(tiny)
-        return seen[phase] >= enough
+        # Where all have ended before the first look, send another crowd.
+        return seen[phase] >= enough or (
+            tiny.idle and tiny.stats().scheduler.output_tokens - before >= count * output
+        )
 
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             caller = stack.enter_context(connect(tiny.url))
             body = {"prompt": [next(TOKENS)] * prompt, "max_tokens": output, "stream": True}
             caller.sendall(post(body))
-        deadline = time.monotonic() + seconds
-        while not together():
-            if time.monotonic() > deadline:  # where all had ended before the first look, send another crowd
-                assert tiny.idle, f"no {enough} of {count} in {phase}, but {seen}"
-                break
-    until(lambda: tiny.idle)
+        until(together)
+    until(lambda: (stats := tiny.stats()).running + stats.waiting == 0)
+    assert tiny.idle  # all blocks are free, too
     return seen
 
 
@@ -137,10 +137,10 @@ def test_a_leaked_block_is_noticed(phase: Phase) -> None:
         assert stats.running == stats.waiting == 0 and stats.free_blocks < stats.total_blocks
 
 
-def ends(tiny: TinyServer) -> None:
+def ends(tiny: TinyServer, patience_s: float = LONG_S) -> None:
     """A stream that is read to its end has one."""
     with connect(tiny.url) as caller:
-        caller.settimeout(2)
+        caller.settimeout(patience_s)
         caller.sendall(post({"prompt": [1], "max_tokens": 5, "stream": True}))
         try:
             data = b""
@@ -156,4 +156,4 @@ def test_a_stream_that_never_ends_is_noticed() -> None:
     with server() as tiny:
         ends(tiny)
     with server("mute") as tiny:
-        assert fails(lambda: ends(tiny))
+        assert fails(lambda: ends(tiny, 2))

@@ -170,7 +170,7 @@ def test_trailers_count_as_head(tiny: TinyServer) -> None:
     trailers = b"".join(b"X-%d: %b\r\n" % (number, b"y" * 1000) for number in range(200))
     with connect(tiny.url) as caller:
         caller.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + trailers + b"\r\n")
-        assert answer(caller).status in (400, 431)  # the body is wrong, too, and may be read first
+        assert answer(caller).status == 431
     works(tiny)
 
 
@@ -194,17 +194,21 @@ def test_nothing_is_read_after_connect(tiny: TinyServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "target",
-    [b"*", b"//evil.example/health", b"evil.example:443", b"http://evil.example:99999/", b"/%", b"/%zz", b"/\xff", b"?",
-     b"/a b", b"/health#x", b"http://", b"/health?%ff=\x01"],
+    ("target", "get", "others"),
+    [(b"/health#x", 200, 405)]
+    + [(target, 404, 404) for target in (b"*", b"//evil.example/health", b"/%", b"/%zz")]
+    + [
+        (target, 400, 400)
+        for target in (b"evil.example:443", b"http://evil.example:99999/", b"/\xff", b"?", b"/a b", b"http://",
+                       b"/health?%ff=\x01")
+    ],
 )  # fmt: skip
-def test_odd_targets(tiny: TinyServer, target: bytes) -> None:
-    for method in (b"GET", b"CONNECT", b"OPTIONS"):
+def test_odd_targets(tiny: TinyServer, target: bytes, get: int, others: int) -> None:
+    for method, status in ((b"GET", get), (b"CONNECT", others), (b"OPTIONS", others)):
         with connect(tiny.url) as caller:
             caller.sendall(method + b" " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
             got = answer(caller)
-            allowed = (200,) if target == b"/health#x" and method == b"GET" else ()
-            assert got.status in (400, 404, 405, *allowed), (method, target, got)
+            assert got.status == status, (method, got)
             assert leaks(got.body.decode()) == []
     works(tiny)
 
@@ -254,7 +258,7 @@ def test_a_half_closed_connection_is_answered(tiny: TinyServer, version: bytes, 
     assert data.count(b"HTTP/1.1 200") == (
         2 if version == b"1.1" else 1
     )  # what was pipelined is answered, too
-    until(lambda: tiny.idle, 5)
+    until(lambda: tiny.idle)
 
 
 def test_a_half_closed_connection_with_half_a_request_is_closed(tiny: TinyServer) -> None:
@@ -284,7 +288,7 @@ def test_a_caller_that_has_left_is_noticed_before_its_answer(doomed: TinyServer,
         request = request.replace(b"HTTP/1.1", b"HTTP/1.0")
     with connect(doomed.url) as caller:
         caller.sendall(request * (3 if kind == "pipelined" else 1))
-        until(lambda: doomed.stats().running == 1, 5)
+        until(lambda: doomed.stats().running == 1)
     until(lambda: doomed.idle and not doomed.connections[1:])
     assert 0 < doomed.stats().scheduler.output_tokens < 450
 
@@ -319,14 +323,13 @@ def test_head_is_get_without_a_body(tiny: TinyServer, path: str) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b"", b": a", b"na me: a", b"na\tme: a", b"n\xc3\xa9: a", b"n\x00: a", b"a: \x01", b"a: \x7f", b"a", b"(a): b"],
+    [b": a", b"na me: a", b"na\tme: a", b"n\xc3\xa9: a", b"n\x00: a", b"a: \x01", b"a: \x7f", b"a", b"(a): b"],
 )  # fmt: skip
-def test_odd_headers(tiny: TinyServer, header: bytes) -> None:
-    """They are refused, or carried along and looked at by nobody."""
+def test_odd_headers_are_refused(tiny: TinyServer, header: bytes) -> None:
     with connect(tiny.url) as caller:
         caller.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
         got = answer(caller)
-        assert got.status in (200, 400) and b"\x00" not in got.body
+        assert got.status == 400 and b"\x00" not in got.body
     works(tiny)
 
 

@@ -9,6 +9,8 @@ import httpx
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from tests.waiting import LONG_S
+
 PREFIX = "headrace:"
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
@@ -42,7 +44,7 @@ class Scrape:
     @classmethod
     def since_then(cls, http: httpx.Client, before: Scrape, answers: int) -> Scrape:
         """What was added, once the work of so many answers is counted: a stream is, just behind its last byte."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + LONG_S
         while (seen := cls.take(http).since(before))["e2e_request_latency_seconds_count"] < answers:
             assert time.monotonic() < deadline
         return seen

@@ -14,6 +14,7 @@ import pytest
 
 from tests.server.conftest import TinyServer
 from tests.server.observability.scrape import Scrape
+from tests.waiting import LONG_S
 
 CALLERS, REQUESTS = 24, 8
 
@@ -86,7 +87,7 @@ def server() -> Iterator[TinyServer]:
 
 def quiet(server: TinyServer) -> Scrape:
     """A scrape once everybody has gone."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONG_S
     while not server.idle or Scrape.take(server.http)["queue_completions"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)

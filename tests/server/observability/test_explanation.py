@@ -170,7 +170,7 @@ def test_a_planted_leak_is_noticed(tiny: TinyServer, monkeypatch: pytest.MonkeyP
     def leaking(miss: CacheMiss | None) -> str | None:
         return None if miss is None else f"{miss.reason}: {miss.detail}"
 
-    monkeypatch.setattr(request_metrics, "_told", leaking)
+    monkeypatch.setattr(request_metrics, "_reason", leaking)
     assert salted(tiny) != "never seen"
 
 

@@ -28,6 +28,7 @@ from tests.server.conftest import TinyServer
 from tests.server.keyring import bearer, complete, keyed, secret
 from tests.server.observability.scrape import Scrape
 from tests.serving.tiny_engine import FAIL
+from tests.waiting import until
 
 SECRET = "The bear's password is honeycomb"
 
@@ -58,10 +59,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[dict[str, Any]]]:
 
 def line_of(lines: list[dict[str, Any]], count: int = 1) -> dict[str, Any]:
     """The last of so many lines; a line is written just behind the end of its answer."""
-    deadline = time.monotonic() + 10
-    while len(lines) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: len(lines) >= count)
     assert len(lines) == count, lines
     return lines[-1]
 
@@ -290,10 +288,7 @@ def test_a_server_whose_every_line_is_json(tmp_path: Path) -> None:
             http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
             (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             os.kill(int(child), signal.SIGKILL)
-            deadline = time.monotonic() + 60
-            while "the engine runs again" not in (tmp_path / "log").read_text():
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            until(lambda: "the engine runs again" in (tmp_path / "log").read_text())
         process.terminate()
         assert process.wait(30) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -339,8 +334,6 @@ def test_a_full_disk_for_logs_fails_no_request() -> None:
         for number in range(20):
             body = {"prompt": f"Once {number}", "max_tokens": 3}
             assert http.post("/v1/completions", json=body).status_code == 200
-        deadline = time.monotonic() + 10
-        while Scrape.take(http).since(before)["log_lines_dropped_total"] < 20:
-            assert time.monotonic() < deadline
+        until(lambda: Scrape.take(http).since(before)["log_lines_dropped_total"] >= 20)
     process.terminate()
     assert process.wait(30) == 0

@@ -16,6 +16,7 @@ from headrace.server.requests.tallies import Tallies
 from tests.server.conftest import ServeProcess, TinyServer
 from tests.server.observability.scrape import PREFIX, Scrape
 from tests.serving.tiny_engine import FAIL
+from tests.waiting import LONG_S
 
 TIMES = (
     "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
@@ -243,7 +244,7 @@ def test_a_caller_who_leaves_counts_as_an_abort(tiny: TinyServer) -> None:
         for number, _ in enumerate(response.iter_lines()):
             if number > 20:
                 break
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     while not (seen := Scrape.take(tiny.http).since(before)).under(
         "request_success_total", "finished_reason"
     ):

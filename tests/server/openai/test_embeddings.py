@@ -6,7 +6,6 @@ import asyncio
 import base64
 import math
 import struct
-import time
 
 import httpx
 import numpy as np
@@ -17,6 +16,7 @@ from headrace import LLM
 from headrace.text.tokenizer import Tokenizer
 from tests.server.conftest import TALE, ServeProcess, TinyServer
 from tests.serving.tiny_engine import HIDDEN_SIZE, hidden_state
+from tests.waiting import until
 
 TEXTS = ["Once upon a time there was a fox.", "Once upon a time there was a wolf.", "1 2 3 4"]
 
@@ -143,10 +143,7 @@ def test_a_caller_who_leaves_takes_the_work_along(doomed: TinyServer) -> None:
         httpx.post(
             f"{doomed.url}/v1/embeddings", json={"input": [[n] * 500 for n in range(60)]}, timeout=0.15
         )
-    deadline = time.monotonic() + 10
-    while not doomed.idle and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert doomed.idle
+    until(lambda: doomed.idle)
     steps = doomed.stats().scheduler.steps
     assert steps < 50  # of the 60 that the work would have taken
     assert doomed.http.post("/v1/embeddings", json={"input": "still here"}).status_code == 200

@@ -21,6 +21,7 @@ from headrace.server.ui import live as feed_module
 from headrace.server.ui.live import Feed, lane_name
 from headrace.serving.requests.completion import Delta
 from tests.server.conftest import TinyServer, serve
+from tests.waiting import until
 
 SECRET = "The bear's password is honeycomb"
 
@@ -162,10 +163,7 @@ def test_watchers_share_one_poller(tiny: TinyServer, monkeypatch: pytest.MonkeyP
 
 def test_nobody_asks_the_engine_when_nobody_watches(tiny: TinyServer) -> None:
     next(ticks(tiny))
-    deadline = time.monotonic() + 5
-    while tiny.feed._poller is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: tiny.feed._poller is None)
     assert tiny.feed._watchers == 0
 
 
@@ -303,9 +301,10 @@ def test_the_server_measures_what_a_client_measures(doomed: TinyServer) -> None:
         for line in response.iter_lines():
             if line and first is None:
                 first = time.monotonic() - sent
+    whole = time.monotonic() - sent
     tick = next(ticks(doomed))
     assert first is not None and 0.009 < tick["ttft"]["p50"] < first
-    assert 0.009 < tick["itl"]["p50"] < 0.05
+    assert 0.009 < tick["itl"]["p50"] <= tick["itl"]["p99"] < whole
 
 
 def test_answers_in_one_piece_are_no_samples(doomed: TinyServer) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from headrace.text.tools.json_text import complete_members
+from tests.work import growth
 
 
 @pytest.mark.parametrize(
@@ -42,14 +44,20 @@ def test_every_cut_of_an_object_gives_its_beginning() -> None:
         assert sizes == sorted(sizes) and complete_members(text) == whole
 
 
-def test_long_texts_take_linear_time() -> None:
-    for text in (
-        '{"a": "' + "x" * 10**6,
-        '{"a": "' + '\\"' * 10**5,
-        '{"a":' * 10**5,
-        "{" + " " * 10**6,
-        "[" * 10**5,
-    ):
-        started = time.process_time()
-        complete_members(text)
-        assert time.process_time() - started < 2.0
+HOSTILE: list[Callable[[int], str]] = [
+    lambda many: '{"a": "' + "x" * many, lambda many: '{"a": "' + '\\"' * many, lambda many: '{"a":' * many,
+    lambda many: "{" + " " * many, lambda many: "[" * many,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_work_for_long_texts_is_linear(text: Callable[[int], str]) -> None:
+    assert growth(lambda many: complete_members(text(many))) < 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", HOSTILE)
+def test_long_texts_take_linear_time(text: Callable[[int], str]) -> None:
+    started = time.process_time()
+    complete_members(text(100_000))
+    assert time.process_time() - started < 2.0

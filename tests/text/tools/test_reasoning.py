@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from headrace.text.tools.formats import TOOL_CALL_FORMATS
 from headrace.text.tools.reader import ReplyReader
 from headrace.text.tools.reasoning import REASONING_FORMATS, ReasoningParser, Stage, detect_reasoning
 from tests.text.replies import Reply, read
+from tests.work import growth
 
 CASES: list[tuple[str, bool, str, str, str]] = [
     ("qwen3", False, "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
@@ -77,13 +79,30 @@ def test_only_the_first_call_counts_where_one_is_allowed() -> None:
     assert read(reader, f"a {call} {call} b") == Reply("ab", "", [["now", "{}"]])
 
 
-def test_thousands_of_marks_take_linear_time() -> None:
-    for text in ("<think>" * 100_000, "<think>" + "</thin" * 100_000, "<think>" + " " * 100_000 + "x"):
-        started = time.process_time()
-        for size in (len(text), 19):
-            parser = ReasoningParser(REASONING_FORMATS["qwen3"], False)
-            assert read(parser, [text[at : at + size] for at in range(0, len(text), size)]).reasoning
-        assert time.process_time() - started < 2.0
+HOSTILE: list[Callable[[int], str]] = [
+    lambda many: "<think>" * many, lambda many: "<think>" + "</thin" * many,
+    lambda many: "<think>" + " " * many + "x",
+]  # fmt: skip
+
+
+def read_twice(text: str) -> None:
+    """Whole and in pieces of 19 characters."""
+    for size in (len(text), 19):
+        parser = ReasoningParser(REASONING_FORMATS["qwen3"], False)
+        assert read(parser, [text[at : at + size] for at in range(0, len(text), size)]).reasoning
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_work_for_many_marks_is_linear(text: Callable[[int], str]) -> None:
+    assert growth(lambda many: read_twice(text(many))) < 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", HOSTILE)
+def test_many_marks_take_linear_time(text: Callable[[int], str]) -> None:
+    started = time.process_time()
+    read_twice(text(100_000))
+    assert time.process_time() - started < 2.0
 
 
 def test_where_a_reply_begins() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from headrace.text.tools.formats import TOOL_CALL_FORMATS, detect_tool_calls
 from headrace.text.tools.hermes import HermesParser
 from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece
 from tests.text.replies import Reply, read
+from tests.work import growth
 
 TOOLS = ["weather", "add", "now"]
 
@@ -195,57 +197,75 @@ def test_markers_that_are_special_tokens_are_not_shown_where_they_mark_no_call()
         assert parse(name, text).content == text  # where it is no special token
 
 
-MANY = 100_000
-LONG: dict[str, tuple[str, str]] = {
-    "braces": ("hermes", '<tool_call>{"name": "add", "arguments": ' + "{" * MANY),
-    "open tags": ("hermes", "<tool_call>" * MANY),
-    "half tags": ("hermes", "<tool_cal" * MANY),
-    "closing tags": ("hermes", "</tool_call>" * MANY),
-    "calls": ("hermes", '<tool_call>{"name": "now"}</tool_call>\n' * (MANY // 10)),
-    "a long key": ("hermes", '<tool_call>{"' + "x" * MANY),
-    "spaces in a call": ("hermes", '<tool_call>{"name": "add", "arguments"' + " " * MANY),
-    "spaces": ("hermes", "x" + " " * MANY + "y"),
-    "backslashes": ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "' + "\\\\" * MANY),
-    "quotes": ("hermes", '<tool_call>{"name": "add", "arguments": {' + '"' * MANY),
-    "arguments as text": ("hermes", '<tool_call>{"name": "add", "arguments": "' + "[" * MANY + '"}'),
-    "markers": ("mistral", "[TOOL_CALLS]" * MANY),
-    "lists": ("mistral", "[TOOL_CALLS][" * MANY),
-    "names": ("mistral", "[TOOL_CALLS]add[ARGS" * MANY),
-    "items": ("mistral", "[TOOL_CALLS] [" + '{"name": "now", "arguments": {}}, ' * (MANY // 10)),
-    "ids": ("mistral", "[TOOL_CALLS]add[CALL_ID]" + "x" * MANY),
-    "tags": ("llama3_json", "<|python_tag|>" * MANY),
-    "semicolons": ("llama3_json", '{"name": "now", "parameters": {}}' + ";" * MANY),
-    "calls of llama": ("llama3_json", '{"name": "now", "parameters": {}}; ' * (MANY // 10)),
-    "parentheses": ("pythonic", "[add(a=" + "(" * MANY),
-    "python strings": ("pythonic", "[add(a='" + "\\'" * MANY),
-    "nested lists": ("pythonic", "[add(a=" + "[" * 30_000 + "]" * 30_000 + ")]"),
-    "python calls": ("pythonic", "[" + "now(), " * (MANY // 10)),
-}
+def hostile(many: int) -> dict[str, tuple[str, str]]:
+    """Formats, and texts of about `many` marks that a parser could scan again with each piece."""
+    return {
+        "braces": ("hermes", '<tool_call>{"name": "add", "arguments": ' + "{" * many),
+        "open tags": ("hermes", "<tool_call>" * many),
+        "half tags": ("hermes", "<tool_cal" * many),
+        "closing tags": ("hermes", "</tool_call>" * many),
+        "calls": ("hermes", '<tool_call>{"name": "now"}</tool_call>\n' * (many // 10)),
+        "a long key": ("hermes", '<tool_call>{"' + "x" * many),
+        "spaces in a call": ("hermes", '<tool_call>{"name": "add", "arguments"' + " " * many),
+        "spaces": ("hermes", "x" + " " * many + "y"),
+        "backslashes": ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "' + "\\\\" * many),
+        "quotes": ("hermes", '<tool_call>{"name": "add", "arguments": {' + '"' * many),
+        "arguments as text": ("hermes", '<tool_call>{"name": "add", "arguments": "' + "[" * many + '"}'),
+        "markers": ("mistral", "[TOOL_CALLS]" * many),
+        "lists": ("mistral", "[TOOL_CALLS][" * many),
+        "names": ("mistral", "[TOOL_CALLS]add[ARGS" * many),
+        "items": ("mistral", "[TOOL_CALLS] [" + '{"name": "now", "arguments": {}}, ' * (many // 10)),
+        "ids": ("mistral", "[TOOL_CALLS]add[CALL_ID]" + "x" * many),
+        "tags": ("llama3_json", "<|python_tag|>" * many),
+        "semicolons": ("llama3_json", '{"name": "now", "parameters": {}}' + ";" * many),
+        "calls of llama": ("llama3_json", '{"name": "now", "parameters": {}}; ' * (many // 10)),
+        "parentheses": ("pythonic", "[add(a=" + "(" * many),
+        "python strings": ("pythonic", "[add(a='" + "\\'" * many),
+        "nested lists": ("pythonic", "[add(a=" + "[" * (many // 4) + "]" * (many // 4) + ")]"),
+        "python calls": ("pythonic", "[" + "now(), " * (many // 10)),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", LONG)
+HOSTILE = list(hostile(0))
+
+
+def read_twice(make: Callable[[], object], text: str) -> None:
+    """Whole and in pieces of 19 characters, to the same reply."""
+    whole = read(make(), [text])
+    assert read(make(), [text[at : at + 19] for at in range(0, len(text), 19)]) == whole
+
+
+def parser_of(what: str) -> Callable[[], object]:
+    return lambda: TOOL_CALL_FORMATS[hostile(0)[what][0]].parser(TOOLS, ())
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_the_work_for_hostile_text_is_linear(what: str) -> None:
+    assert growth(lambda many: read_twice(parser_of(what), hostile(many)[what][1])) < 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_text_takes_linear_time(what: str) -> None:
-    name, text = LONG[what]
+    """As a count of lines does not show it: a regular expression may search the same text again and again."""
     started = time.process_time()
-    whole = parse(name, text)
-    assert parse(name, [text[at : at + 19] for at in range(0, len(text), 19)]) == whole
+    read_twice(parser_of(what), hostile(100_000)[what][1])
     assert time.process_time() - started < 4.0
 
 
-def test_a_quadratic_parser_would_be_noticed() -> None:
+def test_a_quadratic_parser_is_noticed() -> None:
     class Rescanning(HermesParser):
-        """A planted fault: everything is kept and looked at again with each piece."""
+        """A planted fault: everything is kept and read again with each piece."""
 
         def push(self, text: str) -> list[Piece]:
             self._seen = getattr(self, "_seen", "") + text
             HermesParser(TOOLS).push(self._seen)
             return super().push(text)
 
-    text = LONG["open tags"][1][:200_000]
-    started = time.process_time()
-    for at in range(0, len(text), 19 * 400):  # every 400th piece is more than enough to see it
-        Rescanning(TOOLS).push(text[:at])
-    assert (time.process_time() - started) * 400 > 4.0
+    def work(many: int) -> None:
+        read_twice(lambda: Rescanning(TOOLS), hostile(many)["open tags"][1])
+
+    assert growth(work, 50) > 10
 
 
 def test_arguments_are_the_json_that_the_model_wrote() -> None:
