@@ -175,7 +175,7 @@ def count_rejected_drafts(patch: Patch) -> None:
 
 
 def overdraw_the_budget(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_want", lambda self, request, budget: request.gap)
+    patch.setattr(Scheduler, "_tokens_due", lambda self, request, budget: request.gap)
 
 
 def repeat_prompt_logprobs(patch: Patch) -> None:

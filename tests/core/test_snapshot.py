@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from headrace.core import snapshot as module
-from headrace.core.snapshot import NOBODY, RUN, BlockMap, Phase, Snapshot, snapshot
+from headrace.core.snapshot import NO_LANE, RUN, BlockMap, Phase, Snapshot, snapshot
 from headrace.core.types import KVGroupSpec
 from tests.core.build import driver, full, new, sinks, window
 from tests.core.driver import Driver
@@ -17,7 +17,7 @@ from tests.core.driver import Driver
 def cells(one: BlockMap) -> dict[int, tuple[int, int, int]]:
     """cell -> users, lane, place; what runs mean, spelled out."""
     return {
-        first + at: (users, lane, place if place == NOBODY else place + at)
+        first + at: (users, lane, place if place == NO_LANE else place + at)
         for first, count, users, lane, place in runs(one)
         for at in range(count)
     }
@@ -38,7 +38,7 @@ def check(engine: Driver, taken: Snapshot) -> None:
             users = pool.references(block)
             findable = scheduler.kv.cache is not None and scheduler.kv.cache.holds(group, block)
             if not users:
-                assert shown.get(block) == ((0, NOBODY, NOBODY) if findable else None)
+                assert shown.get(block) == ((0, NO_LANE, NO_LANE) if findable else None)
                 continue
             assert shown[block][0] == users
             lane = taken.lanes[shown[block][1]]
@@ -143,5 +143,5 @@ def test_lanes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = snapshot(engine.engine, 0.0)
     assert [lane.request_id for lane in taken.lanes] == ["r0", "r1", "r2"]
     assert taken.stats.running == 6
-    assert {lane for _, _, _, lane, _ in runs(taken.maps[0])} == {0, 1, 2, NOBODY}
+    assert {lane for _, _, _, lane, _ in runs(taken.maps[0])} == {0, 1, 2, NO_LANE}
     assert taken.maps[0].held == sum(count for _, count, users, *_ in runs(taken.maps[0]) if users)

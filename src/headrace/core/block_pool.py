@@ -8,7 +8,7 @@ from collections.abc import Callable
 class BlockPool:
     """`num_blocks` blocks with ids 0 … num_blocks - 1; every operation is O(1).
 
-    A block is free when nobody refers to it. Free blocks wait in a doubly linked list: `allocate` takes the head,
+    A block is free when its reference count is 0. Free blocks are in a doubly linked list: `allocate` takes the head,
     so blocks without reusable content are put in at the head and blocks that the prefix cache still knows at the
     tail, which makes the list least-recently-used order. Pinned blocks have a list of their own, of which `allocate`
     takes when the other is empty. `on_evict` is called before a block is reallocated, which ends its pin.

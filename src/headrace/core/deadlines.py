@@ -10,7 +10,7 @@ _SPARE = 64  # entries of ended requests that may lie in the heap at any size
 
 
 class Deadlines:
-    """A heap of times. Entries of requests that have ended are swept out once they are the larger part."""
+    """A heap of deadlines. Entries of ended requests are removed once they are the majority."""
 
     def __init__(self) -> None:
         self._live: dict[int, Request] = {}
@@ -37,7 +37,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def expired(self, now: float) -> list[tuple[Request, str]]:
-        """Requests whose time has come by `now`, with the reason; each is named once and then forgotten."""
+        """Requests that have expired by `now`, with the reason; each is returned once and then removed."""
         found = []
         while self._heap and self._heap[0][0] <= now:
             time, number = heapq.heappop(self._heap)
@@ -49,12 +49,12 @@ class Deadlines:
 
     @property
     def next(self) -> float | None:
-        """A time before which nobody expires."""
+        """A time before which no request expires."""
         return self._heap[0][0] if self._heap else None
 
 
 def _reason(request: Request, time: float) -> str | None:
-    """Why the request expires at this one of its times; None where it had been scheduled before it had to be."""
+    """Why the request expires at this deadline; None where it was scheduled before its queue timeout."""
     if request.finish_by is not None and time >= request.finish_by:
         return f"the request did not end within {request.finish_by - request.stats.arrival_s:g} s"
     if request.started:

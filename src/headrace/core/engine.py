@@ -1,4 +1,4 @@
-"""The core's front: requests in, plans out, results in, news out. Time enters only as `now`."""
+"""The core's interface: requests in, plans out, results in, outputs out. Time enters only as `now`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNBOUNDED = 2**31 - 1  # limit in tokens of a stream whose every layer is bounde
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot: who runs and waits now, and counts since the start. Blocks are summed over KV groups."""
+    """A snapshot: running and waiting requests now, and counts since the start. Blocks are summed over KV groups."""
 
     running: int
     waiting: int
@@ -149,7 +149,7 @@ class Engine:
         return plan
 
     def finish(self, result: StepResult, now: float) -> list[Output]:
-        """Take in a step's result; returns news about every request that made visible progress or ended."""
+        """Apply a step's result; returns the outputs of all requests that advanced or ended."""
         plan = self._plan
         if plan is None or plan.step_id != result.step_id:
             raise RuntimeError(f"result of step {result.step_id} does not belong to the step begun")
@@ -198,7 +198,7 @@ class Engine:
         return next(request for request in self._by_name[name] if request.index == index)
 
     def _report_end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """Tell of an end outside a step with that step's news, or the next one's."""
+        """Queue the output of a request that ended outside a step; the next `finish` returns it."""
         self._drop(request)
         self._ended.append(
             Output(

@@ -1,4 +1,4 @@
-"""The only way from a plan to tokens."""
+"""The interface that runs step plans and returns tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child of `os.fork` must create again: only the thread that forked exists there.
+"""What a child of `os.fork` must create again: only the thread that called fork exists there.
 
 A lock that another thread held stays locked there for ever, and a pool waits for threads that do not exist.
 """

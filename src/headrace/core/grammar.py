@@ -32,7 +32,7 @@ class Grammar:
     - lark: a grammar in llguidance's dialect of Lark, with the rule `start`.
 
     Raises InvalidParams from the constructor for an unknown kind and for a source that is too large, too deeply nested
-    or of the wrong shape. Whether it means something is found out when it is compiled, see `headrace.text.grammars`.
+    or of the wrong shape. Other errors are found when it is compiled, see `headrace.text.grammars`.
     """
 
     kind: str
@@ -127,7 +127,7 @@ def is_unicode(text: str) -> bool:
 
 
 def _nesting(kind: str, source: str) -> int:
-    """The most brackets open at once, those in strings and behind a backslash not counted."""
+    """The deepest nesting of brackets, without those in strings and after a backslash."""
     depth = deepest = 0
     for bracket in _BRACKETS.findall(_SKIPPED[kind].sub("", source)):
         depth = depth + 1 if bracket in "([{" else max(0, depth - 1)

@@ -27,7 +27,7 @@ class KVUsage:
 
 class KVManager:
     """Owns one pool a group and the prefix cache over them. All operations keep the pools' invariants;
-    `grow` and `admit` change nothing when they do not succeed, except that blocks behind a window are given back."""
+    `grow` and `admit` change nothing when they do not succeed, except that blocks outside a window are freed."""
 
     def __init__(
         self, groups: Sequence[KVGroupSpec], *, prefix_caching: bool = True, cache_scope: bytes = b""
@@ -47,7 +47,7 @@ class KVManager:
             for index, group in enumerate(groups)
         )
         self.pins = Pins(self.pools)
-        self._held: list[Cell] = []  # what the head of the queue has found
+        self._held: list[Cell] = []  # cached blocks of the head of the queue
 
     def keys(self, salt: str) -> BlockKeys:
         """An empty chain of block keys for a sequence with this salt."""
@@ -107,7 +107,7 @@ class KVManager:
         return source
 
     def hold(self, hit: Hit | None) -> None:
-        """Evict what a waiting request has found last, as if it were pinned, until the next call.
+        """Evict the blocks that a waiting request has found only after all others, as if pinned, until the next call.
 
         Else running sequences would take those blocks before the request joins.
         """
@@ -122,13 +122,13 @@ class KVManager:
             self.pools[group].pin(block)
 
     def may_find_other(self, request: Request, hit: Hit | None, source: Request | None) -> bool:
-        """Whether `fork` and `lookup`, which found these, may find what takes fewer blocks by now."""
+        """Whether `fork` and `lookup`, which found these, may now find something that needs fewer blocks."""
         if source is None and request.prompt_key in self._prompts and not request.num_output:
             return not _needs_every_token(request)
         return hit is not None and self.cache is not None and self.cache.has_changed(hit, request.keys)
 
     def _take(self, request: Request, group: int, blocks: list[int], dropped: int) -> None:
-        """Let a request without blocks start from these, which hold or are about to hold what it needs."""
+        """Let a request without blocks start from these, which hold the KV that it needs, or will in this step."""
         pool, table = self.pools[group], request.tables[group]
         for block in blocks:
             pool.share(block)
@@ -145,7 +145,7 @@ class KVManager:
         ):
             needed = -(-end // self.block_size) - table.logical_len
             if spec.reach_blocks is not None:
-                needed = min(needed, spec.reach_blocks + 1)  # one more, so that there is a chunk to speak of
+                needed = min(needed, spec.reach_blocks + 1)  # one more, so that a chunk is not tiny
             if needed + len(self._shared(request, group)) + spare > pool.num_free:
                 return True
         return False
@@ -164,7 +164,7 @@ class KVManager:
     def grow(self, request: Request, num_tokens: int, copies: list[BlockCopy]) -> bool:
         """Make room for positions num_computed … num_computed + num_tokens - 1 in every group.
 
-        Gives back blocks that fell out of a window, takes new blocks, and replaces shared blocks that would be
+        Frees blocks that fell out of a window, takes new blocks, and replaces shared blocks that would be
         written (appending to `copies`). False, with no block taken, when some group has too few free blocks.
         """
         end = request.num_computed + num_tokens
@@ -191,7 +191,7 @@ class KVManager:
         return True
 
     def _has_room(self, request: Request, end_block: int) -> bool:
-        """True where the last block held takes the tokens and is nobody else's: most steps of a decoding sequence."""
+        """True where the last block held has room and is not shared: most steps of a decoding sequence."""
         last = end_block - 1
         if self._windows or request.num_computed // self.block_size != last:
             return False
@@ -203,7 +203,7 @@ class KVManager:
         return True
 
     def plan_slice(self, request: Request, num_tokens: int) -> None:
-        """Let others share what the slice that was just granted will have written, in this very step too.
+        """Let others share what the slice that was just granted will write, also in this same step.
 
         That holds for the full blocks among the known tokens, not for drafts, and for a prompt that ends in the slice.
         """
@@ -222,7 +222,7 @@ class KVManager:
                     self.step.add(request.number, (group, block), findable=False)
 
     def register(self, request: Request, first: int, last: int) -> list[Cell]:
-        """Make the full blocks among tokens first … last - 1 findable; returns those that were not before."""
+        """Make the full blocks among tokens first … last - 1 findable; returns the new ones."""
         indices = range(first // self.block_size, last // self.block_size)
         if self.cache is None or not indices:  # no block was filled
             return []
@@ -237,7 +237,7 @@ class KVManager:
         return found
 
     def take_back(self, number: int) -> None:
-        """Forget what the slice of a sequence was to write: it failed, or it read what a failed one was to write."""
+        """Forget the blocks that a sequence's slice was to write: it failed, or it read from a slice that failed."""
         if self.cache is not None:
             for group, block in self.step.findable(number):
                 self.cache.forget(group, block)
@@ -249,7 +249,9 @@ class KVManager:
             return 0
         request.keys.extend(request.tokens)
         cells, complete = self.cache.kept(request.keys, num_blocks)
-        for cell in reversed(cells):  # as they are freed: a prefix outlives what follows it
+        for cell in reversed(
+            cells
+        ):  # in the order in which they are freed: a prefix is evicted after its tail
             self.pins.add(cell, until)
         complete = complete and all(
             self.pins.until(cell) is not None for cell in cells
@@ -263,7 +265,7 @@ class KVManager:
         return replace(self.cache.stats.snapshot(), pins=self.pins.made, pins_broken=self.pins.broken)
 
     def free(self, request: Request) -> None:
-        """Give back every block, so that nothing is computed; the tail first: a prefix outlives what follows it."""
+        """Free every block and reset num_computed. The tail is freed first, so a prefix is evicted after its tail."""
         if self._prompts.get(request.prompt_key) is request:
             del self._prompts[request.prompt_key]
         for group, table in enumerate(request.tables):
@@ -273,10 +275,10 @@ class KVManager:
         request.num_computed = request.num_stored = 0
 
     def updates(self, request: Request) -> tuple[TableUpdate | None, ...]:
-        """What the executor has not been told of the request's tables; asking again gives None."""
+        """Changes of the request's tables since the last call; a table without changes gives None."""
         for table in request.tables:
             if table.changed_from < len(table.live) or table.dropped != table.told_dropped:
-                return tuple(_tell(table) for table in request.tables)
+                return tuple(_take_update(table) for table in request.tables)
         return self._unchanged
 
     def usage(self, requests: Sequence[Request]) -> KVUsage:
@@ -304,7 +306,7 @@ class KVManager:
         self.pools[group].release(block, reusable=reusable)
 
     def _drop(self, group: int, table: Table, num_computed: int) -> None:
-        """Give back the blocks that no query from `num_computed` on can see."""
+        """Free the blocks that no query from `num_computed` on can see."""
         spec = self.groups[group]
         if spec.window is None:
             return
@@ -355,7 +357,7 @@ def _live_block(spec: KVGroupSpec, table: Table, logical: int) -> int | None:
     return table.live[entry] if entry < len(table.live) else None
 
 
-def _tell(table: Table) -> TableUpdate | None:
+def _take_update(table: Table) -> TableUpdate | None:
     first = min(table.changed_from, len(table.live))
     blocks = tuple(table.live[first:])
     if not blocks and table.dropped == table.told_dropped:

@@ -54,9 +54,9 @@ class SamplingParams:
     output (Keskar et al. 2019); `presence_penalty` and `frequency_penalty` count output tokens only (OpenAI).
     `logprobs` / `prompt_logprobs` = k asks for the k most likely tokens at each position, taken from the
     model's distribution before any of the options above; 0 gives the chosen token alone.
-    `bad_words` never come in the output: words, or sequences of token ids, whose last token is banned where the output
+    `bad_words` never occur in the output: words, or sequences of token ids, whose last token is banned where the output
     ends with those before it (vLLM). `headrace.text.bad_words` turns words into ids, before a request is made.
-    `grammar` says what the output must look like, see Grammar and docs/structured-output.md.
+    `grammar` constrains the form of the output, see Grammar and docs/structured-output.md.
     `n` completions are sampled from one prompt. `max_tokens` None runs to the model's length; 0 computes the
     prompt, for its log-probabilities or its embedding, and samples nothing. `output_kind`: see RequestOutputKind; text
     such as "delta" is accepted. `LLM.generate` and `LLM.chat` always return complete results.
@@ -91,7 +91,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        # Lists and single strings are what people write; the frozen object holds tuples.
+        # Callers pass lists and single strings; the frozen object holds tuples.
         put = object.__setattr__
         stop: object = self.stop
         put(self, "stop", (stop,) if isinstance(stop, str) else _checked_tuple("stop", stop))
@@ -147,7 +147,7 @@ class SamplingParams:
 
     @property
     def samples(self) -> bool:
-        """False where nothing is wanted behind the prompt."""
+        """False where no token is sampled after the prompt."""
         return self.max_tokens != 0
 
     @property
@@ -194,7 +194,7 @@ _OPTIONAL_INTS: dict[str, tuple[int, int]] = {
 
 
 def _shown(value: object) -> str:
-    """The value as an error message shows it: short, and never itself an error."""
+    """The value as an error message shows it: short, and never raises."""
     try:
         return f"{value!r:.80}"
     except ValueError:  # Python refuses to write out whole numbers of thousands of digits
@@ -317,7 +317,7 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
     ids, values = _ids_of(bias), list(bias.values())
     if ids is not None and _are_biases(values):
         return dict(zip(ids, map(float, values), strict=True))
-    checked: dict[int, float] = {}  # one by one, to name what is at fault
+    checked: dict[int, float] = {}  # one by one, to name the wrong entry
     for key, value in bias.items():
         token = _token_of(key)
         if token is None:

@@ -1,4 +1,4 @@
-"""Which blocks of the prefix cache are pinned until when: a promise to evict them last, not a reservation."""
+"""Which blocks of the prefix cache are pinned until when. Pinned blocks are evicted last; nothing is reserved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pins:
     def __init__(self, pools: Sequence[BlockPool]) -> None:
         self._pools = pools
         self._pins: tuple[dict[int, _Pin], ...] = tuple({} for _ in pools)  # by block
-        # (time, number, block): an entry a pin. Its time may be too early, as a pin was prolonged since.
+        # (time, number, block): one entry per pin. Its time is too early where the pin was prolonged since.
         self._heaps: tuple[list[tuple[float, int, int]], ...] = tuple([] for _ in pools)
         self._numbers = count()
         self.made = 0  # blocks that were not pinned before
@@ -64,7 +64,7 @@ class Pins:
         return True
 
     def expire(self, now: float) -> None:
-        """End the pins whose time has come. O(log n) each."""
+        """End the pins that have expired. O(log n) each."""
         for group, heap in enumerate(self._heaps):
             if heap and heap[0][0] <= now:
                 while (first := self._first(group)) is not None and first[0] <= now:

@@ -13,13 +13,13 @@ from headrace.core.request import Request
 class Batching(enum.Enum):
     """When waiting requests may join the running ones."""
 
-    STATIC = "static"  # a batch starts when the last has ended, with whoever waits then
+    STATIC = "static"  # a batch starts when the last has ended, with the requests that wait then
     DYNAMIC = "dynamic"  # like static, but waits for the batch to fill, up to a time or token limit
     CONTINUOUS = "continuous"  # at every step (Orca, Yu et al. 2022)
 
 
 class Order(enum.Enum):
-    """Who goes first."""
+    """The scheduling order."""
 
     FCFS = "fcfs"
     PRIORITY = "priority"  # lower number first, then arrival
@@ -27,7 +27,7 @@ class Order(enum.Enum):
 
 
 class Victim(enum.Enum):
-    """Whose KV is given up when blocks run out, among those behind the request that needs them."""
+    """Which sequence is preempted when blocks run out, among those after the request that needs them."""
 
     LAST = "last"  # the one that would be served last
     CHEAPEST = "cheapest"  # the one with the fewest computed tokens to redo
@@ -70,7 +70,7 @@ class Room:
 def batch_room(
     config: SchedulerConfig, waiting: int, waiting_tokens: int, oldest_s: float, now: float
 ) -> Room:
-    """Room in a batch that starts with nobody running. `oldest_s` is the earliest arrival among the waiting."""
+    """Room in a batch that starts while none is running. `oldest_s` is the earliest arrival among the waiting."""
     if config.batching is Batching.CONTINUOUS:
         return Room(config.max_num_seqs)
     size = min(config.batch_size, config.max_num_seqs)
@@ -84,16 +84,16 @@ def batch_room(
 def takes_place(config: SchedulerConfig, lead: float, victim: Request) -> bool:
     """Whether a user who waits for a place takes the one of `victim`, whose user was served `lead` more, by weight.
 
-    The lead must be worth a whole step and what the victim will have to compute again. So places change hands after a
-    time that does not depend on how long requests are, and what is computed twice stays the smaller part.
+    The lead must exceed a whole step plus the tokens that the victim must recompute. So the time until users take turns
+    does not depend on the length of requests, and recomputed tokens stay the smaller part of the work.
     """
     return lead * victim.weight > config.max_num_batched_tokens + victim.num_computed
 
 
-def choose_victim(config: SchedulerConfig, behind: Sequence[Request]) -> Request | None:
-    """The sequence to preempt among those `behind` the needy one, given in the order in which they are served."""
-    if not behind:
+def choose_victim(config: SchedulerConfig, later: Sequence[Request]) -> Request | None:
+    """The sequence to preempt among `later`: those served after the one that lacks blocks, in that order."""
+    if not later:
         return None
     if config.victim is Victim.CHEAPEST:
-        return min(reversed(behind), key=lambda request: request.num_computed)
-    return behind[-1]
+        return min(reversed(later), key=lambda request: request.num_computed)
+    return later[-1]

@@ -1,4 +1,4 @@
-"""Finds blocks whose KV was computed for the same tokens in the same place, and says why it found no more.
+"""Finds blocks whose KV was computed for the same tokens in the same place, and the reason why a match ends.
 
 A full block has a key: SHA-256 over its parent's key and its own tokens, so a key stands for a whole prefix. The scope
 (the model and the format of its KV) and the salt enter at the root, so neither other models nor requests with other
@@ -18,7 +18,9 @@ from struct import Struct
 
 from headrace.core.types import CacheMiss, KVGroupSpec
 
-EVICTED_MEMORY = 65_536  # how many keys of evicted blocks are remembered, to tell "evicted" from "never seen"
+EVICTED_MEMORY = (
+    65_536  # how many keys of evicted blocks are remembered, to distinguish "evicted" from "never seen"
+)
 
 
 class MissReason(enum.Enum):
@@ -26,7 +28,7 @@ class MissReason(enum.Enum):
     BELOW_ONE_BLOCK = "below one block"
     DIVERGED = "diverged"
     EVICTED = "evicted"
-    OTHER_SALT = "other salt"  # for operators: never report it to the caller whom the salt keeps out
+    OTHER_SALT = "other salt"  # for operators: never report it to callers with another salt
     COLD = "never seen"
 
 
@@ -66,7 +68,7 @@ class _Node:
     first: bool
 
     def stands_for(self, parent: bytes, tokens: Sequence[int]) -> bool:
-        """Whether this is the block behind `parent` with these tokens, whatever its key says."""
+        """Whether this is the block after `parent` with these tokens; does not rely on its key."""
         return self.parent == parent and self.tokens == tuple(tokens)
 
 
@@ -153,12 +155,12 @@ class PrefixCache:
         return added
 
     def kept(self, keys: BlockKeys, length: int) -> tuple[list[tuple[int, int]], bool]:
-        """The (group, block) that the token behind `length` blocks would find, and whether it finds all it needs."""
+        """The (group, block) that the token after `length` blocks would find, and whether it finds all it needs."""
         nodes = [self._nodes.get(key) for key in keys.keys[:length]]
         cells: list[tuple[int, int]] = []
         complete = len(nodes) == length
         for group, spec in enumerate(self._groups):
-            for index in self._wanted(spec, length):
+            for index in self._visible(spec, length):
                 block = _block(nodes[index], group) if index < len(nodes) else None
                 if block is None:
                     complete = False
@@ -178,7 +180,7 @@ class PrefixCache:
             self._evicted.popitem(last=False)
 
     def forget(self, group: int, block: int) -> _Node | None:
-        """Make a block unfindable, and give what it stood for; unknown blocks are fine."""
+        """Make a block unfindable, and return its node; unknown blocks are fine."""
         node = self._node_of_block[group].pop(block, None)
         if node is not None:
             node.blocks[group] = None
@@ -187,7 +189,7 @@ class PrefixCache:
         return node
 
     def lookup(self, keys: BlockKeys, tokens: Sequence[int], salt: str) -> Hit:
-        """The longest usable prefix of `tokens`, short of the last token, whose logits are still wanted."""
+        """The longest usable prefix of `tokens`, without the last token, whose logits are still needed."""
         size = self.block_size
         usable = (len(tokens) - 1) // size
         chain = keys.extend(tokens)[:usable]
@@ -207,7 +209,7 @@ class PrefixCache:
         return Hit(length * size, blocks, len(nodes))
 
     def has_changed(self, hit: Hit, keys: BlockKeys) -> bool:
-        """Whether a lookup may now find more, or what needs fewer blocks. O(blocks in a window).
+        """Whether a lookup may now find more, or something that needs fewer blocks. O(blocks in a window).
 
         That is so when the block after those that it knew has become known. In a group with a window it is so, too,
         when what it found is gone: to take over a whole window may need more free blocks than to compute it in chunks.
@@ -224,7 +226,7 @@ class PrefixCache:
         return False
 
     def record(self, miss: CacheMiss, num_found: int, num_tokens: int) -> None:
-        """Count a lookup over `num_tokens` tokens whose `num_found` tokens were put to use."""
+        """Count a lookup over `num_tokens` tokens, of which `num_found` are used."""
         self.stats.queries += num_tokens
         self.stats.hits += num_found
         self.stats.misses[miss.reason] += 1
@@ -246,25 +248,25 @@ class PrefixCache:
         return 0, tuple({} for _ in self._groups)
 
     def _start(self, spec: KVGroupSpec, length: int) -> int:
-        """The first block of the window of the token behind `length` blocks."""
+        """The first block of the window of the token after `length` blocks."""
         if spec.window is None:
             return 0
         return max(0, length * self.block_size - spec.window + 1) // self.block_size
 
-    def _wanted(self, spec: KVGroupSpec, length: int) -> tuple[int, ...]:
+    def _visible(self, spec: KVGroupSpec, length: int) -> tuple[int, ...]:
         """Logical blocks among the first `length` that the next token can see."""
         start = self._start(spec, length)
         return (*range(min(start, spec.sink_blocks)), *range(start, length))
 
     def _complete(self, spec: KVGroupSpec, runs: list[int], length: int) -> bool:
-        """Whether the sinks and the window of the token behind `length` blocks are there. O(1)."""
+        """Whether the sinks and the window of the token after `length` blocks are there. O(1)."""
         start = self._start(spec, length)
         sinks = min(start, spec.sink_blocks)
         return length - start <= runs[length] and (not sinks or runs[sinks] == sinks)
 
     def _held(self, nodes: Sequence[_Node | None], group: int, length: int) -> dict[int, int]:
         """The blocks among the first `length` that the next token can see."""
-        held = ((index, _block(nodes[index], group)) for index in self._wanted(self._groups[group], length))
+        held = ((index, _block(nodes[index], group)) for index in self._visible(self._groups[group], length))
         return {index: block for index, block in held if block is not None}
 
     def explain(self, hit: Hit, keys: BlockKeys, tokens: Sequence[int], salt: str) -> CacheMiss:
@@ -285,7 +287,7 @@ class PrefixCache:
         rest = tuple(tokens[start : start + size])
         siblings = self._children.get(keys.keys[length - 1] if length else keys.root, [])
         at = bisect_left(siblings, rest, key=_tokens)
-        # In the order of their tokens, those that have most in common with `rest` stand next to it.
+        # In the order of their tokens, the node with the longest prefix in common with `rest` is next to it.
         common = max((_common(node.tokens, rest) for node in siblings[max(0, at - 1) : at + 1]), default=-1)
         if common > 0 or (common == 0 and length):
             at = start + common

@@ -1,4 +1,4 @@
-"""Values that are made many times a step: frozen for the type checker, plain and quick at run time."""
+"""Values that are created many times a step: frozen for the type checker, plain and fast at run time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def record(cls: type[T]) -> type[T]:
-    """A dataclass with slots that nobody may assign to.
+    """A dataclass with slots, frozen for the type checker only.
 
-    A dataclass that is frozen at run time takes three times as long to make, and a step makes some hundred. The type
-    checker still refuses every assignment.
+    A dataclass that is frozen at run time takes three times as long to create, and a step creates about a hundred. The
+    type checker still rejects every assignment.
     """
     return dataclass(slots=True)(cls)

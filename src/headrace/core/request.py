@@ -10,7 +10,7 @@ from headrace.core.types import NewRequest, NewSequence, RequestStats, Status
 class Table:
     """Block table of one sequence in one KV group; see TableUpdate for how live entries map to logical blocks.
 
-    `changed_from` is the first live entry that the executor has not been told of yet.
+    `changed_from` is the first live entry that changed since the last TableUpdate.
     """
 
     __slots__ = ("changed_from", "dropped", "live", "told_dropped")

@@ -45,7 +45,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why the head of the queue could not join, so that it is not looked up again in vain."""
+    """Why the head of the queue could not join: while nothing has changed, its lookup is not repeated."""
 
     request: Request
     hit: Hit | None
@@ -57,12 +57,12 @@ class _Refusal:
 
 
 class Scheduler:
-    """Holds every unfinished request; `plan` grants work, `commit` takes in what it produced.
+    """Holds every unfinished request; `plan` grants work, `commit` applies its results.
 
     Running requests are served before waiting ones may join, each in the configured order. When blocks run out, a
-    sequence behind the needy one is preempted: its blocks are freed and it waits again, to be recomputed. The most
-    urgent sequence is never a victim, and alone it always fits (see `limit`). Users are not charged for recomputing,
-    so the fair order stands still until somebody gets a token further than before: there is progress in any order.
+    sequence after the one that lacks blocks is preempted: its blocks are freed and it waits again, to be recomputed.
+    The most urgent sequence is never a victim, and alone it always fits (see `limit`). Users are not charged for
+    recomputed tokens, so the fair order does not change until some sequence has a new token: all orders make progress.
     Under the fair order a user who waits may take the place of one who is far ahead, see `policy.takes_place`.
     """
 
@@ -82,14 +82,14 @@ class Scheduler:
         self.waiting = WaitingQueue(config.order, self.service)
         self.deadlines = Deadlines()
         self.running: list[Request] = []
-        self._in_order = True  # running requests stand in the order in which they are served
+        self._in_order = True  # running requests are sorted in the order in which they are served
         self.stats = SchedulerStats()
         self._step_sizes = [0] * STEP_SIZES
         self._released: list[int] = []
         self._step_id = 0
         self._memory_short = False  # the last admission failed for lack of KV blocks
         self._refusal: _Refusal | None = None
-        self._joined = 0  # sequences that were ever admitted, again ones included
+        self._joined = 0  # admissions since the start, those after a preemption included
         self._batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
 
     @property
@@ -107,7 +107,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while a request is unfinished or the executor has not been told of an ending."""
+        """True while a request is unfinished or a released id has not been sent to the executor."""
         return bool(self.running or len(self.waiting) or self._released)
 
     def counts(self) -> SchedulerStats:
@@ -165,7 +165,7 @@ class Scheduler:
             self._make_place()
         for request in tuple(self.running):
             if request.status is not Status.RUNNING:
-                continue  # became a victim in this very step
+                continue  # preempted in this same step
             count = self._grant_running(request, budget, copies)
             if count:
                 self.kv.plan_slice(request, count)
@@ -189,9 +189,9 @@ class Scheduler:
         return StepPlan(self._step_id, slices, released, tuple(copies), wait_until)
 
     def _still_running(self, granted: list[tuple[Request, int]]) -> list[tuple[Request, int]]:
-        """Without those that no longer run: their blocks are given back, and may be another sequence's by now.
+        """Without those that no longer run: their blocks are free, or already belong to another sequence.
 
-        Nor may anybody run who was to read what they would have written.
+        Sequences that were to read what those would have written are removed, too.
         """
         if all(request.status is Status.RUNNING for request, _ in granted):
             return granted
@@ -207,10 +207,10 @@ class Scheduler:
         return [(request, count) for request, count in granted if request.number not in gone]
 
     def _make_place(self) -> None:
-        """Preempt a sequence of the most served user where a user who waits is far enough behind.
+        """Preempt a sequence of the most served user where a user who waits was served far fewer tokens.
 
-        Else a user whose sequences are long would hold every place until one of them ends. Whoever waits joins in the
-        next step, as nobody joins in one that preempts.
+        Else a user with long sequences would hold every place until one of them ends. The waiting request joins in the
+        next step, because none joins in a step that preempts.
         """
         waiting = self.waiting.head()
         full = self._memory_short or len(self.running) >= self.config.max_num_seqs
@@ -223,10 +223,10 @@ class Scheduler:
             self._memory_short = False
 
     def _grant_running(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
-        count = self._want(request, budget)
+        count = self._tokens_due(request, budget)
         while count and not self.kv.grow(request, count, copies):
-            behind = self.running[self.running.index(request) + 1 :]
-            victim = choose_victim(self.config, behind)
+            later = self.running[self.running.index(request) + 1 :]
+            victim = choose_victim(self.config, later)
             if victim is not None:
                 self._preempt(victim)
             elif fits := self.kv.fits(request):
@@ -236,7 +236,7 @@ class Scheduler:
                 count = 0
         return count
 
-    def _want(self, request: Request, budget: int) -> int:
+    def _tokens_due(self, request: Request, budget: int) -> int:
         known = len(request.tokens) - request.num_computed  # drafts may be cut short, prompts may not
         if known > budget and not self.config.chunked_prefill and budget < self.config.max_num_batched_tokens:
             return 0  # whole prompts only: wait for a step that has the full budget
@@ -245,7 +245,7 @@ class Scheduler:
     def _admit_waiting(
         self, budget: int, copies: list[BlockCopy], granted: list[tuple[Request, int]], now: float
     ) -> float | None:
-        """Let waiting requests join, most urgent first, until one does not fit; returns when to look again."""
+        """Let waiting requests join, most urgent first, until one does not fit; returns when to try again."""
         wait_until = None
         if not self.running and len(self.waiting):
             oldest = min(request.stats.arrival_s for request in self.waiting)
@@ -292,14 +292,14 @@ class Scheduler:
         hit = None if source is not None else self.kv.lookup(request)
         if hit is not None:
             self.kv.admit(request, hit)
-        count = wanted = self._want(request, budget)
+        count = due = self._tokens_due(request, budget)
         fits = not (self.running and self.kv.blocks_short(request, len(request.tokens), self._spare_blocks))
         if fits and not self.running:
             count = min(count, self.kv.fits(request))
         if not count or not fits or not self.kv.grow(request, count, copies):
             self.kv.free(request)
             free = tuple(pool.num_free for pool in self.kv.pools)
-            most = self.config.max_num_batched_tokens if wanted else budget
+            most = self.config.max_num_batched_tokens if due else budget
             self.kv.hold(hit)
             self._refusal = _Refusal(request, hit, source, free, self._joined, len(self.running), most)
             return 0
@@ -309,7 +309,7 @@ class Scheduler:
             miss = self.kv.cache.explain(hit, request.keys, request.tokens, request.salt)
         if source is not None:
             self.stats.forks += 1
-            if source.first is not request.first:  # to the caller it is a request like any other
+            if source.first is not request.first:  # another request: its caller sees a cache hit
                 miss = CacheMiss(MissReason.NONE.value, request.num_computed)
         if miss is not None and self.kv.cache is not None:
             self.kv.cache.record(miss, request.num_computed, len(request.tokens))
@@ -370,10 +370,10 @@ class Scheduler:
     def commit(
         self, plan: StepPlan, result: StepResult, requests: dict[int, Request], now: float
     ) -> list[Output]:
-        """Take in a step's tokens. Of requests that ended meanwhile only what their slices wrote counts.
+        """Apply a step's results. For requests that ended meanwhile only the KV that their slices wrote counts.
 
-        A slice that failed may have written nothing. What the prefix cache learned with it is taken back, and those
-        that read it in the same step compute their slices again: a slice only ever reads from earlier ones.
+        A slice that failed may have written nothing. The blocks it made findable are removed from the prefix cache, and
+        slices that read them in the same step are computed again: a slice reads only from earlier ones.
         """
         results = {part.request_id: part for part in result.results}
         failed: set[int] = set()
@@ -433,12 +433,12 @@ class Scheduler:
         if request.pin_blocks and request.num_computed >= request.pin_blocks * self.kv.block_size:
             request.stats.num_pinned = self.kv.pin(request, request.pin_blocks, now + request.pin_ttl_s)
             request.pin_blocks = 0
-        told = reason is not None
+        with_stats = reason is not None
         if emitted:
             request.stats.last_token_s = now
             if request.stats.first_token_s is None:
                 request.stats.first_token_s = now
-                told = True
+                with_stats = True
         if work.num_draft:  # the rest was registered when the slice was planned
             last = min(request.num_computed, len(request.tokens) - bool(emitted))
             self.kv.register(request, work.start, last)
@@ -454,7 +454,7 @@ class Scheduler:
             return None
         return Output(
             request.name, request.index, part.tokens[:emitted], part.logprobs[:emitted], prompt_logprobs,
-            finish_reason=reason, stop_token=stop_token, stats=replace(request.stats) if told else None,
+            finish_reason=reason, stop_token=stop_token, stats=replace(request.stats) if with_stats else None,
             pooled=part.pooled,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What an engine looks like at one moment: its sequences as lanes, and who holds which KV blocks. For displays."""
+"""A snapshot of an engine: its sequences as lanes, and which of them hold which KV blocks. For displays."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from headrace.core.request import Request
 from headrace.core.types import Status
 
 MAX_LANES = 256
-"""Sequences that a snapshot names; running ones come first, and the counts in its statistics hold all of them."""
+"""Most sequences listed in a snapshot; running ones come first. The counts in its statistics include all of them."""
 MAX_CELLS = 2048
 """Cells of one map. In a larger pool a cell stands for several neighbouring blocks."""
 
-NOBODY = -1
+NO_LANE = -1
 RUN = 5
 """Numbers of one run of a map."""
 
 
 class Phase(enum.Enum):
-    """What a sequence is doing, in the words that people use. Recomputing after a preemption is a prefill, too."""
+    """What a sequence is doing, in the usual terms. Recomputing after a preemption is a prefill, too."""
 
     QUEUED = "queued"
     PREFILL = "prefill"
@@ -54,10 +54,10 @@ class BlockMap:
     """One KV group's pool. A cell stands for `blocks_per_cell` blocks, and shows what its most used block is. `held`
     and `findable` count blocks: in use, and free with content that the prefix cache knows.
 
-    `runs` lie flat, RUN numbers each: first cell, how many cells, users, lane, place. Each of the cells is held by so
+    `runs` lie flat, RUN numbers each: first cell, how many cells, users, lane, place. Each of the cells is held by that
     many users; 0 means free, but findable again. `lane` is the index among the snapshot's lanes of a sequence that
-    holds them, as its logical blocks place, place + 1, and so on; both are NOBODY where there is none, or where it is
-    behind the last lane that is named. Cells in no run are free, with nothing in them that could be found again.
+    holds them, as its logical blocks place, place + 1, and so on; both are NO_LANE where there is none, or where it is
+    not among the listed lanes. Cells in no run are free, and the prefix cache knows nothing of their content.
     """
 
     name: str
@@ -117,7 +117,7 @@ def _phase(request: Request) -> Phase:
 def _map(kv: KVManager, group: int, running: Sequence[Request]) -> BlockMap:
     spec, cache = kv.groups[group], kv.cache
     scale, sinks = -(-spec.num_blocks // MAX_CELLS), spec.sink_blocks
-    users, owner, place = ([value] * spec.num_blocks for value in (0, NOBODY, NOBODY))
+    users, owner, place = ([value] * spec.num_blocks for value in (0, NO_LANE, NO_LANE))
     held: list[int] = []
     for lane, request in enumerate(running):
         table = request.tables[group]
@@ -143,7 +143,7 @@ def _map(kv: KVManager, group: int, running: Sequence[Request]) -> BlockMap:
 def _runs(cells: Iterable[tuple[int, int, int, int]]) -> list[int]:
     """Neighbours with the same users and lane, and with consecutive places, put together. See BlockMap."""
     runs: list[int] = []
-    ahead = (NOBODY,) * 4  # what would go on with the last run
+    ahead = (NO_LANE,) * 4  # the cell that would extend the last run
     for found in cells:
         if found == ahead:
             runs[-RUN + 1] += 1
@@ -151,5 +151,5 @@ def _runs(cells: Iterable[tuple[int, int, int, int]]) -> list[int]:
             cell, users, lane, place = found
             runs += (cell, 1, users, lane, place)
         cell, users, lane, place = found
-        ahead = (cell + 1, users, lane, place if place == NOBODY else place + 1)
+        ahead = (cell + 1, users, lane, place if place == NO_LANE else place + 1)
     return runs

@@ -1,4 +1,4 @@
-"""Which blocks the step in flight fills, and who reads them in that same step.
+"""Which blocks the step in flight fills, and which sequences read them in that same step.
 
 A prefix block can be shared as soon as its slice is planned: an executor runs slices layer by layer, so that a later
 slice of the plan reads what an earlier one wrote. Whether the block's KV exists is known when the result comes.
@@ -19,9 +19,7 @@ class StepWrites:
 
     def __init__(self) -> None:
         self._writer: dict[Cell, int] = {}  # cell -> number of the sequence that writes it
-        self._findable: dict[
-            int, list[Cell]
-        ] = {}  # writer -> cells that the prefix cache learned with its slice
+        self._findable: dict[int, list[Cell]] = {}  # writer -> cells that its slice made findable
         self._sources: dict[int, set[int]] = {}  # reader -> writers
 
     def add(self, writer: int, cell: Cell, *, findable: bool) -> None:
@@ -31,13 +29,13 @@ class StepWrites:
             self._findable.setdefault(writer, []).append(cell)
 
     def share(self, reader: int, cell: Cell) -> None:
-        """`reader` takes a block whose content may be written in this very step."""
+        """`reader` shares a block whose content may be written in this same step."""
         writer = self._writer.get(cell)
         if writer is not None:
             self._sources.setdefault(reader, set()).add(writer)
 
     def findable(self, writer: int) -> Collection[Cell]:
-        """What the prefix cache must forget if the slice of `writer` comes to nothing."""
+        """What the prefix cache must forget if the slice of `writer` fails."""
         return self._findable.get(writer, ())
 
     def reads_from(self, reader: int, writers: Collection[int]) -> bool:

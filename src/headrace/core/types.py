@@ -1,4 +1,4 @@
-"""What the scheduler and an executor say to each other: frozen, tensor-free, made of plain values.
+"""What the scheduler and an executor exchange: frozen, tensor-free, made of plain values.
 
 There are no phases. A request has `num_computed` tokens whose KV is stored, chasing `len(tokens) + len(draft)`;
 a slice grants it some of that gap. Prefill, chunked prefill, decode, recompute and draft verification differ
@@ -17,7 +17,7 @@ from headrace.errors import InvalidParams
 
 NO_USER = ""
 UNFULFILLABLE = "what the request asks for cannot be fulfilled: "
-"""How an error begins that is the request's own fault, although it shows only while it runs."""
+"""Prefix of an error that is the request's own fault, although it is found only while it runs."""
 MAX_NAME_CHARS = 1024
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 7 * 86_400.0
@@ -26,7 +26,7 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
 
 
 class Retention(enum.Enum):
-    """Which past keys a layer may still look at."""
+    """Which past keys a layer can still attend to."""
 
     FULL = "full"
     WINDOW = "window"  # the last `window` positions
@@ -63,7 +63,7 @@ class KVGroupSpec:
 
 
 class Pooling(enum.Enum):
-    """How a prompt's hidden states, behind the final norm, become one vector."""
+    """How a prompt's hidden states, after the final norm, become one vector."""
 
     MEAN = "mean"  # of all of its tokens
     LAST = "last"  # of its last token
@@ -80,7 +80,7 @@ class FinishReason(enum.Enum):
 class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # waiting again, all of its KV given back
+    PREEMPTED = "preempted"  # waiting again, all of its KV freed
     FINISHED = "finished"
 
 
@@ -90,7 +90,7 @@ class TableUpdate:
 
     A table lists live blocks only: the sink blocks, then the blocks still in reach. `dropped` is the total number
     of blocks that have fallen out of the window so far, so live entry i covers logical block i for
-    i < sink_blocks and logical block i + dropped behind them. To apply: first drop the new leading window blocks,
+    i < sink_blocks and logical block i + dropped after them. To apply: first drop the new leading window blocks,
     then replace `live[first:]` by `blocks`. With `first` 0 the table is a new one, whatever it was before.
     """
 
@@ -116,7 +116,7 @@ class NewSequence:
     tokens: tuple[int, ...]  # prompt and all output so far
     num_prompt: int
     seed: int  # resolved; the randomness of output position p is a function of (seed, p) alone
-    stop_ids: frozenset[int]  # ids that end the request; banned while min_tokens is not reached
+    stop_ids: frozenset[int]  # ids that end the request; banned until min_tokens
     pooling: Pooling | None = None  # the vector is due with the slice that ends the prompt
 
 
@@ -124,8 +124,8 @@ class NewSequence:
 class SeqSlice:
     """The work granted to one sequence in one step: compute KV of `tokens` at positions start, start+1, …
 
-    The last `num_draft` of `tokens` are unverified drafts. With `sample` set, the executor samples behind the last
-    non-draft token and behind every accepted draft; otherwise it emits nothing. The first `num_stored` of `tokens` are
+    The last `num_draft` of `tokens` are unverified drafts. With `sample` set, the executor samples after the last
+    non-draft token and after every accepted draft; otherwise it emits nothing. The first `num_stored` of `tokens` are
     computed for their logits alone: their KV is in the slice's blocks, or an earlier slice of the step writes it there,
     and it must not be written again.
     """
@@ -142,7 +142,7 @@ class SeqSlice:
 
 @record
 class StepPlan:
-    """One step. `released` ids are forgotten first, then `copies` are made, then `slices` run.
+    """One step. State of `released` ids is dropped first, then `copies` are made, then `slices` run.
 
     A slice may read blocks that an earlier slice of the same step writes: in every layer, all writes come before reads.
     """
@@ -214,10 +214,8 @@ class RequestStats:
     finished_s: float | None = None
     num_prompt: int = 0
     num_cached: int = 0  # prompt tokens taken from the prefix cache at first admission
-    num_computed: int = (
-        0  # prompt tokens that were granted to a step, or cached: the furthest that prefill came
-    )
-    num_pinned: int = 0  # prompt tokens whose blocks stay pinned for the time that the request has asked for
+    num_computed: int = 0  # prompt tokens that were granted to a step, or cached: how far prefill came
+    num_pinned: int = 0  # prompt tokens whose blocks stay pinned for `cache_pin_ttl_s`
     num_preemptions: int = 0
     num_output: int = 0
     num_drafted: int = 0
@@ -227,9 +225,9 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request as it enters the core: token ids, parameters, and who it is for.
+    """A request as it enters the core: token ids, parameters, and its user.
 
-    `request_id` is the caller's name for it; the n completions are told apart by their index. A lower `priority` runs
+    `request_id` is the caller's name for it; the n completions differ by their index. A lower `priority` runs
     first. Requests with different `cache_salt` never share prefix blocks. Under the fair order a user of twice the
     `weight` gets twice the tokens. The timeouts count from arrival, in seconds: a request that was not scheduled
     within `queue_timeout_s`, or has not ended within `timeout_s`, ends with the reason "timeout". With `pooling` it is
@@ -306,7 +304,7 @@ class NewRequest:
 
 @record
 class Output:
-    """News about completion `index` of a request after one step."""
+    """What completion `index` of a request gained in one step."""
 
     request_id: str
     index: int

@@ -17,7 +17,7 @@ def floats(data: bytes) -> array.array[float]:
 
 
 def packed(vector: array.array[float]) -> bytes:
-    """The other way round; OpenAI's base64 form holds the same bytes."""
+    """The bytes of a vector; OpenAI's base64 form holds the same bytes."""
     if sys.byteorder == "little":
         return vector.tobytes()
     swapped = array.array("f", vector)

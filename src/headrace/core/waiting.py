@@ -1,4 +1,4 @@
-"""The waiting queue: who is next, under each order."""
+"""The waiting queue: which request is next, under each order."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from headrace.core.policy import Order
 from headrace.core.request import Request
 
 MAX_DEPARTED = 4096
-"""Departures that are remembered: callers choose names, and while one of them stays nobody falls below the floor."""
+"""Departures that are kept. Callers choose user names, so the number is bounded."""
 
 
 class ServiceCounter:
     """Tokens computed for each user, over the user's weight: the virtual counter of token-fair scheduling (Sheng et
     al. 2024).
 
-    A user who comes back after a pause is lifted to the least served active user, so that idling saves up no credit.
+    A user who returns after a pause is raised to the count of the least served active user: idling earns no credit.
     """
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._active: dict[str, int] = {}  # user -> unfinished requests
         self._departed: list[tuple[float, str]] = []
-        """A heap of users who have left at least once, by what they were served when that was noted."""
-        self._listed: set[str] = set()  # who is in it
+        """A heap of users who have left at least once, by their count when they left."""
+        self._listed: set[str] = set()  # users in it
 
     def __len__(self) -> int:
-        """Counters and departures that are remembered, whichever are more."""
+        """Counters or departures kept, whichever are more."""
         return max(len(self._served), len(self._departed))
 
     def served(self, user: str) -> float:
@@ -45,7 +45,7 @@ class ServiceCounter:
         if self._active[user]:
             return
         del self._active[user]
-        if not self._active:  # nobody is left to compare with
+        if not self._active:  # no active user to compare with
             self._served.clear()
             self._departed.clear()
             self._listed.clear()
@@ -53,7 +53,7 @@ class ServiceCounter:
         if user not in self._listed:
             self._listed.add(user)
             heapq.heappush(self._departed, (self.served(user), user))
-        # Whoever is not ahead of the active users would come back at their level anyway: counters cannot pile up.
+        # A user not ahead of the active ones would return at their level anyway, so its counter can be dropped.
         floor = self._floor()
         while self._departed and (self._departed[0][0] <= floor or len(self._departed) > MAX_DEPARTED):
             self._forget_departed(floor)
@@ -62,7 +62,7 @@ class ServiceCounter:
         """Drop the first departure, and the counter with it; or move it to where its user stands now."""
         then, user = heapq.heappop(self._departed)
         served = self.served(user)
-        if user not in self._active and served > max(then, floor):  # was back meanwhile
+        if user not in self._active and served > max(then, floor):  # came back meanwhile
             heapq.heappush(self._departed, (served, user))
             return
         self._listed.discard(user)
@@ -109,7 +109,7 @@ class WaitingQueue:
         self._count -= 1
 
     def head(self) -> Request | None:
-        """Who is next: the most urgent request of the least served bucket."""
+        """The next request: the most urgent one of the least served bucket."""
         if not self._buckets:
             return None
         name = min(self._buckets, key=lambda user: (self._service.served(user), self._buckets[user][0][0]))
