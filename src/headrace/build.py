@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is known of an engine before any weight is read."""
+    """The resolved model and options, before any weight is read."""
 
     source: ModelSource
     spec: ModelSpec  # with streaming options put in

@@ -45,13 +45,13 @@ _PASSED: dict[str, str] = {
     "kv_cache": "computing keys and values once is always faster than computing them again",
     "batching": "requests join at every step, so none waits for a batch to end (Yu et al. 2022)",
     "scheduling_policy": "first come, first served",
-    "preemption_victim": "the sequence that would be served last gives up its blocks first",
+    "preemption_victim": "the sequence that would be served last is preempted first",
     "attention_sinks": "none beyond what the model says",
     "sliding_window": "none beyond what the model says",
     "stream_interval_s": "every token is sent as it comes",
     "max_logprobs": "the most that OpenAI's API allows for, and vLLM by default",
     "seed": "fixed, so that two runs give the same tokens",
-    "pin_threads": "the system moves threads where there is room",
+    "pin_threads": "the system assigns threads to cores",
     "tokenizer": "the model's own",
     "revision": "the hub's main branch",
     "download_dir": "the hub's cache",
@@ -59,7 +59,7 @@ _PASSED: dict[str, str] = {
     "generation_config": "sampling defaults are those that the model's authors recommend, as in vLLM",
     "override_generation_config": "generation_config.json as it is",
     "ops_force": "every op takes its first candidate that accepts",
-    "load_format": "chosen by what the model's folder holds",
+    "load_format": "chosen by the files in the model's folder",
     "quantization": "weights keep the bits that the compute type has",
     "speculative": "not available in this version",
     "tensor_parallel_size": "one device; more are not available in this version",
@@ -212,7 +212,7 @@ def _length(
     if config.streaming and not fit.whole_prompts:  # or a step of a whole stream would take all the memory
         most, reason = (
             fit.spec.max_position,
-            "the longest stream, as no layer looks back further than its window",
+            "the longest stream, as no layer attends further back than its window",
         )
     if fit.whole_prompts and steps is not None and steps < most:
         most, reason = steps, f"max_num_batched_tokens, because {_whole(config)}"

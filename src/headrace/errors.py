@@ -6,7 +6,7 @@ HeadraceError                     500
 |  |- PromptTooLong               400   the prompt does not fit the context or the KV cache
 |  |- UnknownModelName            404   the request names a model that is not served
 |  |- ResponseNotFound            404   the request names a stored response that is not there
-|  |- PreviousResponseNotFound    400   the request goes on from a stored response that is not there
+|  |- PreviousResponseNotFound    400   the request continues a stored response that is not there
 |  |- NotPermitted                403   the caller's key does not allow what it asks for
 |  |- RateLimited                 429   the caller's key has used up its share of this minute
 |  |- Overloaded                  429   the queue is full; try again later

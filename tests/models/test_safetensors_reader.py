@@ -192,7 +192,7 @@ def test_shard_names_stay_in_the_folder(tmp_path: Path, shard: Any) -> None:
     inner.mkdir()
     _shards(tmp_path, one={"a": torch.ones(1)})
     _write_index(inner, {"weight_map": {"a": shard}})
-    with pytest.raises(CheckpointError, match="not a file beside it"):
+    with pytest.raises(CheckpointError, match="not a file in its folder"):
         Checkpoint(inner)
 
 

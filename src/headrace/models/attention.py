@@ -22,7 +22,7 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rotations:
-    """Makes the cosines and sines of one step for every rope that a model uses."""
+    """Computes the cosines and sines of one step for every rope that a model uses."""
 
     ops: Ops
     frequencies: Mapping[RopeSpec, tuple[torch.Tensor, float]]  # [R/2] float64, attention factor
@@ -34,11 +34,11 @@ class Rotations:
         for rope in dict.fromkeys(layer.mixer.rope for layer in spec.layers):
             values, factor = inverse_frequencies(rope)
             frequencies[rope] = (torch.tensor(values, dtype=torch.float64, device=device), factor)
-        wanted: dict[RotationKey, None] = {}
+        keys: dict[RotationKey, None] = {}
         for layer in spec.layers:
-            wanted[(layer.mixer.rope, None)] = None
-            wanted[(layer.mixer.rope, sink_position(layer.mixer))] = None
-        return cls(ops, frequencies, tuple(wanted))
+            keys[(layer.mixer.rope, None)] = None
+            keys[(layer.mixer.rope, sink_position(layer.mixer))] = None
+        return cls(ops, frequencies, tuple(keys))
 
     def at(self, positions: torch.Tensor) -> dict[RotationKey, Tables]:
         """Tables for positions [T], one for every key."""

@@ -9,10 +9,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """Where the KV of one group lies. N blocks of `block_size` positions; S sequences, T tokens.
+    """Where the KV of one group is stored. N blocks of `block_size` positions; S sequences, T tokens.
 
     A table row lists live blocks (see core.types.TableUpdate): entry i holds logical block i for i < sink_blocks
-    and logical block i + dropped[s] behind. Rows are padded with 0 past their length.
+    and logical block i + dropped[s] after them. Rows are padded with 0 past their length.
     """
 
     block_tables: torch.Tensor  # [S, B] int32
@@ -32,7 +32,7 @@ class Batch:
     cu_q: torch.Tensor  # [S + 1] int32: sequence s owns tokens cu_q[s]:cu_q[s + 1]
     kv_lens: torch.Tensor  # [S] int32: positions with KV after this step's own writes
     groups: tuple[GroupBatch, ...]  # one per KV group of the spec
-    logits_rows: torch.Tensor  # [R] int64: tokens whose logits are wanted
+    logits_rows: torch.Tensor  # [R] int64: tokens whose logits are computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reads fields of a foreign config.json with bounds, so that nothing behind the border meets an absurd value."""
+"""Reads fields of a foreign config.json with bounds, so that no other code sees an absurd value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConfigReader:
         """A whole number in [low, high]; required if there is no default."""
         value = self._value(name, _REQUIRED if default is None else default)
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-            value = int(value)  # 8192.0 is what some exporters write
+            value = int(value)  # some exporters write 8192.0
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self._bad(name, f"a whole number between {low} and {high}", value)
         return value
@@ -97,8 +97,8 @@ class ConfigReader:
             raise CheckpointError(f"{self.where} lacks the field {name}")
         return default
 
-    def _bad(self, name: str, wanted: str, value: object) -> CheckpointError:
-        return CheckpointError(f"{name} in {self.where} must be {wanted}, got {_short(value)}")
+    def _bad(self, name: str, expected: str, value: object) -> CheckpointError:
+        return CheckpointError(f"{name} in {self.where} must be {expected}, got {_short(value)}")
 
 
 def _short(value: object) -> str:

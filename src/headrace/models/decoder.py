@@ -28,7 +28,7 @@ class GatedMLP:
 
 
 class Layer:
-    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+    """Attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, spec: LayerSpec, weights: LayerWeights, ops: Ops, norm_eps: float) -> None:
         self._weights = weights
@@ -52,7 +52,7 @@ class Layer:
 
 
 class Decoder:
-    """A decoder-only transformer over a paged KV cache. It keeps no state between steps; the KV lies outside.
+    """A decoder-only transformer over a paged KV cache. It keeps no state between steps; the KV is stored outside.
 
     Runs under torch.inference_mode or torch.no_grad; weights need no gradient.
     """
@@ -84,7 +84,7 @@ class Decoder:
         return self.logits(self.hidden(batch, kv)[batch.logits_rows])
 
     def hidden(self, batch: Batch, kv: Sequence[LayerKV]) -> torch.Tensor:
-        """Write the KV of a step's tokens and give the residual stream behind the last layer, [T, H]."""
+        """Write the KV of a step's tokens and give the residual stream after the last layer, [T, H]."""
         rotations = self._rotations.at(batch.positions)
         x = self.ops.embedding(batch.tokens, self.weights.embed)  # [T, H]
         for layer, group, layer_kv in zip(self._layers, self._group_of, kv, strict=True):

@@ -1,6 +1,6 @@
 """The supported model families: each reads a config.json into a ModelSpec. No torch here.
 
-A family is what differs from the common Llama shape; the decoder knows nothing of families.
+A family holds the differences from the common Llama shape; the decoder does not depend on families.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Windows = Callable[[ConfigReader, int], list[int | None]]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What one family adds to the common Llama shape."""
+    """How one family differs from the common Llama shape."""
 
     name: str
     windows: Windows

@@ -17,13 +17,13 @@ _FIELDS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""What is taken, as vLLM does: field of the file -> field of SamplingParams. `do_sample` is not."""
+"""Fields that are read, as in vLLM: field of the file -> field of SamplingParams. `do_sample` is not."""
 
 
 def chosen_defaults(
     source: ModelSource, chosen: str, override: Mapping[str, Any] | None
 ) -> dict[str, float | int]:
-    """What the options `generation_config` and `override_generation_config` make of a model's sampling defaults.
+    """A model's sampling defaults under the options `generation_config` and `override_generation_config`.
 
     Raises ModelNotFound for a folder that is none, CheckpointError as `sampling_defaults` does.
     """
@@ -38,7 +38,7 @@ def chosen_defaults(
 def sampling_defaults(
     config: Mapping[str, Any], where: str = "generation_config.json"
 ) -> dict[str, float | int]:
-    """Fields of SamplingParams that hold where neither caller nor request says otherwise.
+    """Fields of SamplingParams that apply unless the caller or the request sets them.
 
     Raises CheckpointError for a value that SamplingParams refuses.
     """

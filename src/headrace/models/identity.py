@@ -1,4 +1,4 @@
-"""What tells one model's weights from another's without reading all of them. No torch here."""
+"""An identity of a model's weights, computed without reading all of them. No torch here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
 
 EXCERPTS = 4
-"""Places of each tensor that are looked at, the first and the last bytes among them."""
+"""Places of each tensor that are read, the first and the last bytes among them."""
 EXCERPT_BYTES = 256
 
 
 def weights_identity(source: ModelSource, seed: int) -> bytes:
-    """SHA-256 over what stands for the weights of a model; `seed` is that of random ones.
+    """SHA-256 that identifies the weights of a model; `seed` is that of random ones.
 
     For a checkpoint: of each tensor its name, type, shape and some of its bytes, and of each file its size and the time
     of its last change. So a change of any tensor gives another identity, as does a copy that does not keep that time.

@@ -53,8 +53,8 @@ def read_weights(
     Names, shapes and dtypes of all tensors are checked before the first is allocated.
     """
     names = weight_names(spec)
-    wanted = expected_tensors(spec, names)
-    check_tensors(checkpoint, wanted, spec, names)
+    expected = expected_tensors(spec, names)
+    check_tensors(checkpoint, expected, spec, names)
     done = 0
 
     def fill(name: str, target: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ def read_weights(
         target.copy_(as_tensor(checkpoint.array(name)))
         done += 1
         if progress is not None:
-            progress(done, len(wanted))
+            progress(done, len(expected))
 
     return build(spec, names, _TorchMaker(fill, dtype, torch.device(device)))
 
@@ -91,7 +91,7 @@ def as_tensor(array: NDArray[Any]) -> torch.Tensor:
 
 
 def _put(target: torch.Tensor, part: slice, values: NDArray[np.float32]) -> None:
-    target.view(-1)[part] = torch.from_numpy(values).to(target.device)  # every target is a run of whole rows
+    target.view(-1)[part] = torch.from_numpy(values).to(target.device)  # each target is whole rows
 
 
 class _TorchMaker:

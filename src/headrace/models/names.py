@@ -27,7 +27,7 @@ class WeightNames:
     up: str = "model.layers.{i}.mlp.up_proj"
     down: str = "model.layers.{i}.mlp.down_proj"
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
-    """Endings of tensors that old checkpoints carry and nobody reads."""
+    """Endings of tensors in old checkpoints that no model uses."""
 
 
 HF_NAMES = WeightNames()

@@ -1,6 +1,6 @@
 """Fills the native decoder's weights: tensors go from the checkpoint's pages straight into packed matrices.
 
-No tensor is ever copied whole but the embeddings, so that a load needs little more memory than the packed model.
+Only the embeddings are ever copied whole, so that a load needs little more memory than the packed model.
 Imported only where the native kernels are.
 """
 
@@ -38,22 +38,22 @@ def load_packed(
 ) -> DecoderWeights:
     """The weights of a resolved model, matrices packed as `weights` says, embeddings in `dtype`, norms in float32.
 
-    Embeddings that are the head too are packed once, unless the head is rounded to fewer bits.
+    Tied embeddings are packed once, unless the head is rounded to fewer bits.
 
     Read from the model's folder, or random with `seed` for a shape. Names, shapes and dtypes of all tensors are
     checked before the first is read. Raises CheckpointError, naming the tensor, where the checkpoint does not hold
     what `spec` needs.
     """
     names = weight_names(spec)
-    wanted = expected_tensors(spec, names)
+    expected = expected_tensors(spec, names)
     tensors: TensorSource
     if source.path is None:
         tensors = RandomSource(seed, dtype)
     else:
         checkpoint = Checkpoint(source.path)
-        check_tensors(checkpoint, wanted, spec, names)
-        tensors = CheckpointTensors(checkpoint, tuple(wanted))
-    return build(spec, names, _Packer(tensors, dtype, weights, kernels, team, len(wanted), progress))
+        check_tensors(checkpoint, expected, spec, names)
+        tensors = CheckpointTensors(checkpoint, tuple(expected))
+    return build(spec, names, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress))
 
 
 class _Packer:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 POOL = (1 << 20) + 7
-"""Deviates drawn; the odd number keeps rows of a matrix from repeating."""
+"""Deviates drawn; an odd number, so that rows of a matrix do not repeat."""
 
 _DEVIATION = 0.02
 
@@ -16,8 +16,8 @@ _DEVIATION = 0.02
 class RandomTensors:
     """Weights for measuring speed and for tests: norms are one, the rest is normal with deviation 0.02.
 
-    The numbers come from one pool, repeated: drawing each of a billion weights would take longer than everything
-    else in a start. Tensors differ because each goes on where the one before it ended.
+    The numbers come from one pool, repeated: drawing each of a billion weights would take longer than the rest
+    of a start. Tensors differ because each starts where the one before it ended.
     """
 
     def __init__(self, seed: int) -> None:
@@ -26,7 +26,7 @@ class RandomTensors:
         self._start = 0
 
     def fill(self, name: str, count: int, put: Callable[[slice, NDArray[np.float32]], None]) -> None:
-        """Give out the `count` numbers of the tensor of that name, a part at a time."""
+        """Pass the `count` numbers of the tensor of that name to `put`, a part at a time."""
         if is_norm(name):
             put(slice(0, count), np.ones(count, dtype=np.float32))
             return
@@ -39,7 +39,7 @@ class RandomTensors:
             start = (start + size) % POOL
 
     def take(self, count: int) -> int:
-        """Where the next `count` numbers start in the pool, and go on behind them."""
+        """The start of the next `count` numbers in the pool; the position moves past them."""
         start = self._start
         self._start = (start + count) % POOL
         return start

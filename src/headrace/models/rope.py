@@ -25,7 +25,7 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
 
 
 def sink_position(spec: AttentionSpec) -> int | None:
-    """Where a query stands for the sinks once tokens have left: its index in a full cache (Xiao et al. 2023)."""
+    """A query's position for the sinks once tokens were dropped: its index in a full cache (Xiao et al. 2023)."""
     if spec.retention is not Retention.SINKS or spec.window is None or spec.sinks == 0:
         return None
     return spec.sinks + spec.window - 1

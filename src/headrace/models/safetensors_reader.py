@@ -1,6 +1,6 @@
-"""Opens safetensors checkpoints as memory maps, trusting nothing in them.
+"""Opens safetensors checkpoints as memory maps and validates everything in them.
 
-Every size that a file states is held against the file before anything is allocated. Format:
+Every size that a file states is checked against the file before anything is allocated. Format:
 https://github.com/huggingface/safetensors#format
 """
 
@@ -44,12 +44,12 @@ ITEM_BYTES = {
 }
 
 WEIGHT_DTYPES = {"F16": "float16", "BF16": "uint16", "F32": "float32", "F64": "float64"}
-"""What a dense weight may be stored as, and the arrays that it is read as: numpy has no bfloat16, only its bits."""
+"""Types of stored dense weights, and the array types that they are read as: numpy has no bfloat16, only its bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies. `begin` and `end` are byte offsets from the start of its file."""
+    """A tensor's place in its file. `begin` and `end` are byte offsets from the start of the file."""
 
     name: str
     dtype: str
@@ -71,15 +71,15 @@ class SafetensorsFile:
             with path.open("rb") as file:
                 size = file.seek(0, 2)
                 self.entries = _read_header(file, size, path.name)
-                # Private copy-on-write pages: torch asks for a writable buffer, and the file must not change. Whoever
-                # writes to a view and then drops the tensor reads what the file holds.
+                # Private copy-on-write pages: torch asks for a writable buffer, and the file must not change. After
+                # a write to a view, `drop` restores the file's content.
                 self._data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
 
     def array(self, name: str) -> NDArray[Any]:
         """The tensor as a view of the mapped file, in its stored dtype, which must be one of WEIGHT_DTYPES."""
-        import numpy as np  # headers are read where nothing else needs it: in the server's process
+        import numpy as np  # headers are also read in the server's process, which does not need numpy
 
         entry = self.entries[name]
         stored = WEIGHT_DTYPES.get(entry.dtype)
@@ -102,11 +102,11 @@ class SafetensorsFile:
         return self._data[entry.begin + offset : min(entry.end, entry.begin + offset + size)]
 
     def prefetch(self, name: str) -> None:
-        """Have the system read the tensor in the background."""
+        """Ask the system to read the tensor in the background."""
         self._advise(name, "MADV_WILLNEED")
 
     def drop(self, name: str) -> None:
-        """Give the tensor's pages back; a view of it reads them from the file again."""
+        """Release the tensor's pages; a view of it reads them from the file again."""
         self._advise(name, "MADV_DONTNEED")
 
     def _advise(self, name: str, advice: str) -> None:
@@ -194,7 +194,7 @@ def _open_shard(folder: Path, shard: str) -> SafetensorsFile:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Tensor name -> shard file name. A shard lies beside the index: a name that leads elsewhere is refused."""
+    """Tensor name -> shard file name. A shard is in the index's folder: a name with another folder is refused."""
     if path.stat().st_size > MAX_HEADER_BYTES:
         raise CheckpointError(f"{path.name} is larger than {MAX_HEADER_BYTES} bytes")
     content = _parse_json(path.read_bytes(), path.name)
@@ -204,7 +204,7 @@ def _read_index(path: Path) -> dict[str, str]:
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_plain_name(shard):
             raise CheckpointError(
-                f"{path.name} places tensor {name!r:.200} in {shard!r:.200}, not a file beside it"
+                f"{path.name} places tensor {name!r:.200} in {shard!r:.200}, not a file in its folder"
             )
     return weight_map
 
@@ -281,4 +281,4 @@ def _check_cover(entries: Iterable[TensorEntry], start: int, size: int, where: s
             raise CheckpointError(f"tensor {entry.name!r:.200} in {where} {what}")
         at = entry.end
     if at != size:
-        raise CheckpointError(f"{where} has {size - at} bytes behind its last tensor")
+        raise CheckpointError(f"{where} has {size - at} bytes after its last tensor")

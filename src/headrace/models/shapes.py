@@ -1,4 +1,4 @@
-"""Configs of well-known models, for `shape:NAME`: the real sizes with random weights, no download."""
+"""Configs of well-known models, for `shape:NAME`: the same sizes with random weights, no download."""
 
 from __future__ import annotations
 

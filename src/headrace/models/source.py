@@ -1,4 +1,4 @@
-"""From the name that a user gives to a folder of files or a shape. No torch here, and no code from a checkpoint."""
+"""Resolves a model's name to a folder of files or a shape. No torch here, and no code from a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from headrace.models.shapes import SHAPES
 BUNDLED = ("tale", "tale-draft")
 """Models inside the package."""
 
-# Not importlib.resources: for an editable install that gives an object that is no path in the file system.
+# Not importlib.resources: for an editable install it gives an object that is not a path in the file system.
 BUNDLED_FOLDER = Path(__file__).resolve().parents[1] / "bundled"
 
 SHAPE_PREFIX = "shape:"
 MAX_JSON_BYTES = 16_000_000
 
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.txt", "*.jinja")
-"""What is fetched of a hub repository: never pickled weights, never code."""
+"""Files fetched from a hub repository: never pickled weights, never code."""
 
 TOKENIZER_FILES = tuple(name for name in HUB_FILES if name != "*.safetensors")
 
 HUB_SECOND_COPIES = ("consolidated*.safetensors", "*/consolidated*.safetensors", "original/*")
-"""What is not: the same weights once more, under names that only their authors' own code reads."""
+"""Files that are skipped: copies of the weights under names that only their authors' code reads."""
 
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"}
-"""Pickled files that a training run leaves beside a model."""
+"""Pickled files that a training run leaves in a model's folder."""
 
 _NO_GGUF = (
     "that this version does not read: give the folder or hub id of the original model with safetensors; "
@@ -45,7 +45,7 @@ SourceKind = Literal["bundled", "folder", "hub", "shape"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from. `path` is its folder, or None for a shape, which has random weights."""
+    """The origin of a model. `path` is its folder, or None for a shape, which has random weights."""
 
     kind: SourceKind
     name: str
@@ -56,7 +56,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """What the options say of a hub download: branch, tag or commit, and the folder of the cache."""
+    """Options of a hub download: branch, tag or commit, and the folder of the cache."""
 
     revision: str | None = None
     download_dir: str | None = None
@@ -131,8 +131,7 @@ def _from_folder(kind: SourceKind, name: str, path: Path) -> ModelSource:
 
 
 def why_incomplete(folder: Path) -> str:
-    """What a folder without a config or weights is instead, and what to do, to go on a sentence that says what it
-    lacks; "" where nothing is known."""
+    """The end of a sentence on what a folder lacks: what the folder holds instead, and what to do; "" if unknown."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError:
@@ -188,7 +187,7 @@ def _fetch(repository: str, hub: HubOptions, files: Sequence[str]) -> Path:
     Offline mode and the cache folder are read from the environment here, because huggingface_hub reads them
     when it is first imported, perhaps before the caller set them.
     """
-    # Importing it takes half a second, which only those who name a hub id should pay.
+    # Importing it takes half a second, so only for hub ids.
     import huggingface_hub
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -218,7 +217,7 @@ def _fetch(repository: str, hub: HubOptions, files: Sequence[str]) -> Path:
     except LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         raise ModelNotFound(f"hub model {repository} is not in the local cache and {why}") from error
-    except Exception as error:  # those of the hub's HTTP and transfer clients have no root in common
+    except Exception as error:  # the hub's HTTP and transfer clients have no common base exception
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelNotFound(f"hub model {repository} cannot be fetched: {why:.300}") from error
     return Path(folder)

@@ -1,4 +1,4 @@
-"""The frozen description of a model that everything else reads: decoder, memory planning, KV groups.
+"""The frozen description of a model, used by the decoder, memory planning and KV groups.
 
 Standard library only, so that planning and the server never need torch.
 """
@@ -83,11 +83,11 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     norm_eps: float
     tie_embeddings: bool
-    checkpoint_dtype: str  # "float32" | "float16" | "bfloat16": what the config names
+    checkpoint_dtype: str  # "float32" | "float16" | "bfloat16": from the config
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     final_soft_cap: float | None = None
-    matrix_dtype: str | None = None  # what all matrices are stored in, where files were looked at
+    matrix_dtype: str | None = None  # type of all stored matrices, where the files were read
 
     @property
     def stored_dtype(self) -> str:

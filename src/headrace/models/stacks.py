@@ -18,9 +18,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Projections of one input whose rows are stored as one matrix, so that one product makes them all.
+    """Projections of one input whose rows are stored as one matrix, so that one product computes all of them.
 
-    gated: rows of a gate above as many of what it multiplies.
+    gated: the gate's rows, then as many rows of the up projection.
     """
 
     parts: tuple[tuple[str, int], ...]  # (tensor name, rows)
@@ -50,7 +50,7 @@ class Maker(Protocol):
 
 
 def build(spec: ModelSpec, names: WeightNames, make: Maker) -> DecoderWeights:
-    """Make all weights, one tensor at a time, in the order of the model."""
+    """Create all weights, one tensor at a time, in the order of the model."""
 
     def layer_weights(layer: LayerSpec, index: int) -> LayerWeights:
         stacks = layer_stacks(layer, spec.hidden_size, names, index)
@@ -111,7 +111,7 @@ def expected_tensors(spec: ModelSpec, names: WeightNames) -> dict[str, tuple[int
 
 
 class _Recorder:
-    """A Maker that makes nothing and writes down what it is asked for."""
+    """A Maker that only records the requested tensors."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -133,10 +133,10 @@ class _Recorder:
 
 
 def check_tensors(
-    checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]], spec: ModelSpec, names: WeightNames
+    checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]], spec: ModelSpec, names: WeightNames
 ) -> None:
     """Raise CheckpointError for the first tensor that is missing, unexpected, misshapen or not a float."""
-    for name, shape in wanted.items():
+    for name, shape in expected.items():
         entry = checkpoint.entry(name)
         if entry is None:
             raise CheckpointError(f"the checkpoint in {checkpoint.folder} lacks tensor {name}")
@@ -148,8 +148,8 @@ def check_tensors(
             raise CheckpointError(
                 f"tensor {name} is stored as {entry.dtype}, not as one of {', '.join(WEIGHT_DTYPES)}"
             )
-    # A tied model's head is the embedding; checkpoints that store it once more are common, and HF ignores it too.
-    known = wanted.keys() | ({names.head} if spec.tie_embeddings else set())
+    # A tied model's head is the embedding; many checkpoints store it twice, and HF ignores the copy, too.
+    known = expected.keys() | ({names.head} if spec.tie_embeddings else set())
     for name in checkpoint.names():
         if name not in known and not name.endswith(names.ignored):
             raise CheckpointError(

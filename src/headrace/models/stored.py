@@ -1,4 +1,4 @@
-"""The spec of a model as its files hold it. No torch here, and no weight is read."""
+"""The spec of a model with the types of its files. No torch here, and no weight is read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.models.spec import ModelSpec
 def stored_spec(source: ModelSource) -> ModelSpec:
     """`read_spec` of a resolved model, with the type that its files store matrices in.
 
-    Configs name that type, and are wrong now and then: what is kept in 16 bits must not lose a bit. A folder without
-    readable weights goes by its config; loading it says what is wrong. Raises as `read_spec` does.
+    Configs name that type but are sometimes wrong, and 16-bit storage must be exact. For a folder without readable
+    weights the config decides; loading them reports the error. Raises as `read_spec` does.
     """
     spec = read_spec(source.config, source.generation_config)
     if source.path is None:

@@ -10,14 +10,14 @@ from headrace.models.rope import dynamic_theta
 from headrace.models.spec import LayerSpec, ModelSpec
 
 STREAM_MAX_POSITION = 1 << 20
-"""Tokens of one stream. No layer looks further back than its window; the bound is for the host's token lists."""
+"""Tokens of one stream. No layer attends further back than its window; the bound is for the host's token lists."""
 
 
 def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
     """The same model with every full-attention layer turned into `sinks` first and `window` last positions.
 
     Layers that already have a window keep it. `max_position` becomes STREAM_MAX_POSITION, as distances stay
-    within what the model knows. Raises ConfigError if sinks + window is more than that, and where there is no
+    within the model's context. Raises ConfigError if sinks + window is more than that, and where there is no
     full-attention layer to turn.
     """
     if sinks < 0 or window < 1 or sinks + window > spec.max_position:

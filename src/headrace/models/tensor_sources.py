@@ -14,14 +14,14 @@ from headrace.models.random_weights import POOL, RandomTensors
 from headrace.models.safetensors_reader import Checkpoint
 
 AHEAD_BYTES = 64 << 20
-"""How far behind the tensor in work the system is asked to read: the disk is busy while the CPU packs."""
+"""How far ahead of the current tensor the system is asked to read, so that the disk is busy while the CPU packs."""
 
 CHUNK = 1 << 22
 """Elements converted at once."""
 
 
 class TensorSource(Protocol):
-    """Gives out the tensors of a model one after the other; none is needed again once it is `done`."""
+    """Yields the tensors of a model one after the other; none is needed again once it is `done`."""
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         """A norm or a bias, as a copy."""
@@ -42,8 +42,8 @@ class TensorSource(Protocol):
 
 
 class CheckpointTensors:
-    """Views of a checkpoint's files. Pages are asked for ahead of their use and given back behind it, so that
-    what is resident stays small whatever the size of the files."""
+    """Views of a checkpoint's files. Pages are prefetched before their use and released after it, so that
+    resident memory stays small for files of any size."""
 
     def __init__(self, checkpoint: Checkpoint, order: Sequence[str]) -> None:
         """`order`: the names in the order of their use."""

@@ -1,1 +1,1 @@
-"""Tensor operations behind one table: `reference` is the specification, faster candidates are tested against it."""
+"""Tensor operations in one table: `reference` is the specification, faster candidates are tested against it."""

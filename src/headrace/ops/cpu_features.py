@@ -1,6 +1,6 @@
-"""What this CPU can run: instruction sets, cores, caches, and whether the native kernels are here to use them.
+"""What this CPU can run: instruction sets, cores, caches, and whether the native kernels are built.
 
-`detect()` asks the C++ extension (CPUID, and the operating system's consent to save the registers). Without the
+`detect()` asks the C++ extension (CPUID, and whether the operating system saves the registers). Without the
 extension it reads /proc and /sys instead, and its `note` says why the extension is missing.
 """
 
@@ -61,14 +61,14 @@ class CpuFeatures:
     cores: Cores
     caches: Caches
     native: bool
-    """True when the C++ extension is here, and the fields come from CPUID."""
+    """True when the C++ extension is loaded, and the fields come from CPUID."""
     note: str
     """One line for the user: which ops this machine gets, and why."""
     kernels: tuple[str, ...] = ()
-    """Instruction sets that the native kernels can use here, best first."""
+    """Instruction sets that the native kernels can use on this machine, best first."""
 
     def describe(self) -> str:
-        """Three lines for people: the machine, its flags, the note."""
+        """Three lines of text: the machine, its flags, the note."""
         caches = ", ".join(
             f"{name} {_size(size)}"
             for name, size in (("L1d", self.caches.l1d), ("L2", self.caches.l2), ("L3", self.caches.l3))
@@ -91,7 +91,7 @@ def detect() -> CpuFeatures:
 
 
 def detect_without_native() -> CpuFeatures:
-    """The fallback of `detect`: /proc and /sys on Linux, next to nothing elsewhere."""
+    """The fallback of `detect`: /proc and /sys on Linux, almost nothing elsewhere."""
     first = _proc_cpus()[0] if _proc_cpus() else {}
     return CpuFeatures(
         vendor=first.get("vendor_id", ""),
@@ -124,7 +124,7 @@ def _why_missing() -> str:
     return f"the extension was built but does not load ({_load_error})" if _load_error else "not in use"
 
 
-# ---- Linux's view of the machine ----
+# ---- The machine as Linux reports it ----
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def _cores() -> Cores:
 
 
 def _core_of_thread() -> dict[int, tuple[object, ...]]:
-    """Hardware thread -> a key that its siblings on the same core share; empty where Linux does not say."""
+    """Hardware thread -> a key that its siblings on the same core share; empty where Linux does not report it."""
     online = _expand(_read("/sys/devices/system/cpu/online"))
     topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     siblings = {thread: _read(topology.format(thread)).strip() for thread in online}

@@ -1,4 +1,4 @@
-"""Limits of the temporaries that torch's ops and sampling make. The memory plan reads them too. No torch here."""
+"""Limits of the temporaries of torch's ops and sampling. The memory plan reads them too. No torch here."""
 
 MAX_GATHERED = 1 << 24
 """Key elements gathered at once, and attention logits made at once: bounds the scratch memory to 64 MiB a tensor."""

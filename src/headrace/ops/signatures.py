@@ -1,10 +1,10 @@
-"""What each op looks like to its callers. `reference` says what each op means."""
+"""The signatures of the ops. `reference` specifies what each op computes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:  # the table is read where torch is never loaded
+if TYPE_CHECKING:  # the table is used in processes without torch
     import torch
 
 Weight = Any

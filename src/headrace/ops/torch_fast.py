@@ -128,7 +128,7 @@ def _gather(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Keys and values [S, Hkv, L, D] float32 of tables [S, B], L = B * bs, and their positions [S, L].
 
-    Values behind a sequence's end are set to zero: their weight is zero, but a NaN left there by another
+    Values after a sequence's end are set to zero: their weight is zero, but a NaN left there by another
     request would survive the product.
     """
     num_seqs, width = tables.shape

@@ -16,8 +16,8 @@ LOGITS_BYTES = 4  # logits are float32 whatever the compute type
 FLOAT_BYTES = 4  # torch attends in float32
 MASK_BYTES = 12  # of a pair of query and key: their distance as int64, and masks
 LOGPROB_CHUNK_BYTES = 16  # of a logit: its log-probability, whether it is greater, and what ranking sorts
-STATE_BYTES, SUM_BYTES = 4, 8  # embeddings are made of float32 and added up in float64
-STATE_ALIGN = 16  # columns: the native path hands states out in whole vectors
+STATE_BYTES, SUM_BYTES = 4, 8  # embeddings come from float32 states and are summed in float64
+STATE_ALIGN = 16  # columns: the native path writes states in whole vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def activation_parts(
 def _scratch_part(
     spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
 ) -> ActivationPart:
-    """What attention makes on the way, in the widest layer. A bound; ops.torch_fast says what is made."""
+    """Temporaries of attention in the widest layer. A bound; see ops.torch_fast."""
     most, how = 0, "no layer attends"
     for demand in demands:
         layout = demand.layout
@@ -87,7 +87,7 @@ def _scratch_part(
         bytes_ = gathered * (2 * FLOAT_BYTES + stored) + ends * 2 * FLOAT_BYTES
         tile = min(tokens, MAX_TILE_ROWS) if memory.tiled else tokens
         limit = max(columns, MAX_GATHERED // heads) if memory.tiled else tokens * columns
-        pairs = max(min(tile * columns, limit), gathered // width)  # (query, key) pairs looked at together
+        pairs = max(min(tile * columns, limit), gathered // width)  # (query, key) pairs computed together
         copies = 2 + any(mixer.soft_cap for mixer in mixers) + bool(layout.sinks)
         bytes_ += pairs * (heads * copies * FLOAT_BYTES + MASK_BYTES)
         if bytes_ > most:
@@ -112,7 +112,7 @@ def _logits_parts(
         ActivationPart(
             "logits",
             rows * 2 * spec.vocab_size * LOGITS_BYTES,
-            f"{format_count(rows)} rows x 2 x {spec.vocab_size} x {LOGITS_BYTES} B: a copy, and what sampling makes",
+            f"{format_count(rows)} rows x 2 x {spec.vocab_size} x {LOGITS_BYTES} B: a copy, temporaries of sampling",
         ),
         ActivationPart(
             "prompt logprobs",
@@ -124,7 +124,7 @@ def _logits_parts(
 
 
 def _embedding_part(spec: ModelSpec, tokens: int, rows: int) -> ActivationPart:
-    """A step may be one of prompts to embed alone, each token of which is asked for its final hidden state."""
+    """A step may hold only prompts to embed, and then the final hidden state of every token is needed."""
     width = -(-spec.hidden_size // STATE_ALIGN) * STATE_ALIGN
     return ActivationPart(
         "embeddings",
@@ -135,7 +135,7 @@ def _embedding_part(spec: ModelSpec, tokens: int, rows: int) -> ActivationPart:
 
 
 def _arena_parts(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat) -> tuple[ActivationPart, ...]:
-    """The native path shares less between layers but never holds a part twice."""
+    """The native path shares fewer buffers between layers but holds each once."""
     sizes = arena_bytes(spec, max(1, tokens), rows, memory)
     steps = f"steps of up to {format_count(tokens)} tokens: "
     said = {

@@ -23,7 +23,7 @@ _MASKED = 32  # columns of values that are copied at once
 
 @dataclass(slots=True)
 class _Arena:
-    """Buffers by what tells them apart; `sizes` in bytes, by part of the model."""
+    """Buffers by key; `sizes` in bytes, by part of the model."""
 
     tokens: int
     seen: set[tuple[object, ...]] = field(default_factory=set)
@@ -59,7 +59,7 @@ def arena_bytes(spec: ModelSpec, tokens: int, seqs: int, memory: MemoryFormat) -
     arena = _Arena(tokens)
     hidden = spec.hidden_size
     arena.rows("hidden", "stream", "f32", hidden)
-    arena.rows("hidden", "wanted", "f32", hidden)
+    arena.rows("hidden", "selected", "f32", hidden)
     arena.rows("hidden", "encoded_norm", weights.activations, hidden, weights.group)
     for index, layer in enumerate(spec.layers):
         last = index == len(spec.layers) - 1
@@ -80,7 +80,7 @@ def _attention(
         if role == "q" or position is not None:
             arena.once("attention", (role, width), query_bytes)
             arena.once("attention", (mixer.rope, position), *[arena.tokens * mixer.rope.dim // 2 * 4] * 2)
-    # Behind the last layer's attention only the rows whose logits are wanted go on: they are gathered from floats.
+    # After the last layer's attention only the rows with logits are computed further: they are gathered from floats.
     arena.rows("attention", "mixed", "f32" if last else _direct(weights), width)
     if last or weights.activations == "int8":
         arena.rows("attention", "encoded_out", weights.activations, width, weights.group)
@@ -96,7 +96,7 @@ def _feed_forward(arena: _Arena, layer: LayerSpec, weights: WeightFormat) -> Non
 
 
 def _direct(weights: WeightFormat) -> str:
-    """The form in which floats are handed from one product to the next; int8 is made from f32."""
+    """The format of floats between two products; int8 is made from f32."""
     return "f32" if weights.activations == "int8" else weights.activations
 
 

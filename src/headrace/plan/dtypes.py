@@ -1,4 +1,4 @@
-"""The compute type: what a device can, and what "auto" takes."""
+"""The compute type: what a device supports, and what "auto" selects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dtype_info(machine: Machine, ops_force: str | None = None) -> DtypeInfo:
 def choose_dtype(
     asked: str, stored: str, info: DtypeInfo, asked_reason: str, *, quantized: bool = False
 ) -> tuple[str, str]:
-    """(type, reason). "auto" never loses a bit: it takes the stored type if native, else float32.
+    """(type, reason). "auto" never loses precision: it takes the stored type if native, else float32.
 
     Where weights are `quantized`, the type is that of embeddings and KV alone; float16 then becomes bfloat16 if that
     is native, since the bits that it lacks are fewer than those that the weights lose.

@@ -1,4 +1,4 @@
-"""What fits beside the weights: KV pools as a function of the longest sequence."""
+"""What fits in memory besides the weights: KV pools as a function of the longest sequence."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ KV_PERCENT_LIMIT = 90
 class Fit:
     """Everything that sizes the KV pools except the longest sequence, `length` below, in tokens.
 
-    memory: bytes for weights, activations and KV together; stored: how they lie there.
+    memory: bytes for weights, activations and KV together; stored: their formats.
     block_size: None is the contiguous layout, one block of `length` tokens a sequence.
-    batched_tokens: most tokens of a step, or None for `default_tokens` stretched as far as it must be;
+    batched_tokens: most tokens of a step, or None for `default_tokens`, raised where more are needed;
     whole_prompts: a step must take the longest sequence at once.
     kv_bytes, kv_blocks: size of the KV cache where the user fixed it; kv_default_most caps it where not.
     """
@@ -57,7 +57,7 @@ class Fit:
         return max(self.default_tokens, self.max_num_seqs, length if self.whole_prompts else 0)
 
     def free(self, length: int) -> int:
-        """Bytes left for KV behind weights and activations; never negative."""
+        """Bytes left for KV after weights and activations; never negative."""
         step = activation_bytes(
             self.spec, self.step_tokens(length), self.max_num_seqs, self.stored, self.demands(length)
         )
@@ -94,7 +94,7 @@ class Fit:
             enough = all(n >= demand.per_sequence for n, demand in zip(counts, demands, strict=True))
             return counts if enough and pool_bytes(demands, counts) <= free else None
         if self.kv_bytes is not None:
-            # More than all sequences can use is worth something still: prefixes stay in the cache longer.
+            # More blocks than all sequences can use are still useful: prefixes stay in the cache longer.
             return blocks_within(demands, self.kv_bytes, spare=True) if self.kv_bytes <= free else None
         budget = free * percent // 100
         if self.kv_default_most is not None:
@@ -129,11 +129,11 @@ def check_memory(fit: Fit) -> None:
 
 
 def too_small(fit: Fit, length: int) -> ConfigError:
-    """Why not one sequence of `length` tokens fits, how much it needs, and what to turn."""
+    """Why not one sequence of `length` tokens fits, how much it needs, and which option to change."""
     needed, free = fit.needed(length), fit.free(length)
     tokens = "one token" if length == 1 else f"{length} tokens"
     what = f"a sequence of {tokens} needs {format_bytes(needed)} of KV cache"
-    left = f"{format_bytes(free)} of {format_bytes(fit.memory)} is free beside weights and activations"
+    left = f"{format_bytes(free)} of {format_bytes(fit.memory)} is free after weights and activations"
     shorter = 0
     if length > 1 and fit.counts(1, KV_PERCENT_LIMIT) is not None:
         shorter = largest(1, length, lambda tokens: fit.counts(tokens, KV_PERCENT_LIMIT) is not None)

@@ -1,4 +1,4 @@
-"""How weights, keys and values lie in memory."""
+"""How weights, keys and values are stored in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NATIVE_SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """A stored key or value element, and what lies beside the elements.
+    """A stored key or value element, with its scales and padding.
 
     scale_bytes: of each position's and head's key, and as many of its value.
     stride: the room of a block is a multiple of this many positions.
@@ -47,7 +47,7 @@ def kv_format(dtype: str, *, native: bool) -> KVFormat:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFormat:
-    """How a model lies in memory: `weights` None is plain tensors in the compute type, else packed matrices.
+    """How a model is stored in memory: `weights` None is plain tensors in the compute type, else packed matrices.
 
     table: type of the embeddings; on the native path that of the checkpoint where the compute type holds it exactly.
     threads: CPU threads, which have scratch memory of their own on the native path.

@@ -1,4 +1,4 @@
-"""The machine to plan for: this one, measured, or a well-known one, from its data sheet."""
+"""The machine to plan for: this one, as detected, or a well-known one, from its data sheet."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DeviceKind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a model shall run. Memory in bytes; for "cuda" it is the GPU's. `flags` as in /proc/cpuinfo.
+    """A machine to run models. Memory in bytes; for "cuda" it is the GPU's. `flags` as in /proc/cpuinfo.
 
-    kernels: instruction sets of the native CPU kernels that work here, best first; `kernels_note` says why none does.
+    kernels: instruction sets of the native CPU kernels usable here, best first; `kernels_note`: why there are none.
     """
 
     kind: DeviceKind
@@ -81,11 +81,11 @@ HARDWARE: tuple[Hardware, ...] = (
     ),
 )  # fmt: skip
 
-_UNKNOWN_MEMORY = 4 * GIB  # assumed where the system tells nothing
+_UNKNOWN_MEMORY = 4 * GIB  # assumed where the system reports nothing
 
 
 def this_machine(features: CpuFeatures | None = None, *, root: Path = Path("/")) -> Machine:
-    """The CPU that this process runs on, with the memory that its cgroup lets it have.
+    """The CPU that this process runs on, with the memory that its cgroup allows.
 
     `features` None asks `detect()`; `root` is where proc and sys are mounted.
     """
@@ -135,14 +135,14 @@ def _memory(root: Path) -> tuple[int, int]:
     except (ValueError, OSError, AttributeError):
         total = 0
     total = total if total > 0 else _UNKNOWN_MEMORY
-    return total, total // 2  # nobody says how much is in use: half is a guess that rarely swaps
+    return total, total // 2  # used memory is unknown: half of the total rarely swaps
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, bool]]:
     """Directories whose memory limits bind this process, innermost first, and whether each is of version 2.
 
     Inside a container the path in /proc/self/cgroup may be the host's and absent here; the mount's root is
-    then the container's own group, so it is always looked at.
+    then the container's own group, so it is always read.
     """
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():

@@ -1,4 +1,4 @@
-"""Whether the native CPU kernels run a model, which of them, and what they make possible."""
+"""Whether the native CPU kernels run a model, which of them, and the types that they allow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KernelChoice:
 
 
 def op_facts(spec: ModelSpec, machine: Machine) -> Facts:
-    """What the op table's candidates ask of a model and a machine."""
+    """Facts about a model and a machine that the op table's candidates check."""
     dims = dict.fromkeys(layer.mixer.head_dim for layer in spec.layers)
     return native_facts(machine.kernels, machine.kernels_note, tuple(dims))
 
@@ -55,14 +55,14 @@ def choose_kernels(
 
 
 def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[str, str]:
-    """(type, reason) of embeddings and of matrices that are not quantised, as they lie in memory.
+    """(type, reason) of embeddings and of matrices that are not quantised, as stored in memory.
 
     The native kernels widen 16 bits to float32 as they read them, which is exact and halves what is read.
     """
     if native and dtype == "float32" and spec.stored_dtype != dtype:
         return (
             spec.stored_dtype,
-            f"as the checkpoint stores them; {dtype} is made of them exactly as they are read",
+            f"as the checkpoint stores them; converted to {dtype} exactly when read",
         )
     return dtype, "the compute type"
 
@@ -73,7 +73,7 @@ def choose_kv_dtype(asked: str, dtype: str, native: bool, asked_reason: str) -> 
         return dtype, "the compute type"
     if native and asked not in KV_DTYPES:
         raise ConfigError(
-            f"kv_cache_dtype {asked} is none that the native kernels read: {', '.join(KV_DTYPES)}"
+            f"kv_cache_dtype {asked} is not supported by the native kernels: {', '.join(KV_DTYPES)}"
         )
     if not native and asked != dtype:
         raise ConfigError(

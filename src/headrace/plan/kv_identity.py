@@ -15,9 +15,9 @@ LAYOUT = 1
 def kv_identity(weights: bytes, spec: ModelSpec, resolved: ResolvedConfig) -> bytes:
     """SHA-256 over the model and the format of its KV. `weights` as models.identity.weights_identity gives them.
 
-    The instruction set is part of it: layouts differ, and so do the last bits of what is computed.
+    The instruction set is part of it: layouts differ, and so do the last bits of keys and values.
     """
-    shown = replace(spec, bos_id=None, eos_ids=())  # what a sequence begins and ends with changes no key
+    shown = replace(spec, bos_id=None, eos_ids=())  # BOS and EOS change no key
     parts = (
         LAYOUT, weights.hex(), shown, resolved.device, resolved.kernels or resolved.ops_force or "torch",
         resolved.dtype, resolved.weights_dtype, resolved.quantization, resolved.kv_cache_dtype, resolved.block_size,

@@ -1,4 +1,4 @@
-"""Where the memory goes, line by line, with how each number comes about."""
+"""Memory use, line by line, with the computation of each number."""
 
 from __future__ import annotations
 

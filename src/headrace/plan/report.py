@@ -14,11 +14,13 @@ OP_COLUMNS = ("op", "format", "chosen", "refused before it")
 _BYTE_SETTINGS = frozenset({"kv_cache_memory"})
 
 
-def report(spec: ModelSpec, resolved: ResolvedConfig, book: Ledger, ops: Iterable[Sequence[str]] = ()) -> str:
+def report(
+    spec: ModelSpec, resolved: ResolvedConfig, ledger: Ledger, ops: Iterable[Sequence[str]] = ()
+) -> str:
     """Model, memory, ops and settings, a section each. `ops` are rows under `OP_COLUMNS`, if there are any."""
     sections = [
-        ("Model", table(_model_rows(spec, book))),
-        ("Memory", table(_memory_rows(book), right=frozenset({1}))),
+        ("Model", table(_model_rows(spec, ledger))),
+        ("Memory", table(_memory_rows(ledger), right=frozenset({1}))),
     ]
     rows = [tuple(row) for row in ops]
     if rows:
@@ -27,12 +29,12 @@ def report(spec: ModelSpec, resolved: ResolvedConfig, book: Ledger, ops: Iterabl
     return "\n\n".join(f"{title}\n{body}" for title, body in sections) + "\n"
 
 
-def summary(resolved: ResolvedConfig, book: Ledger) -> str:
+def summary(resolved: ResolvedConfig, ledger: Ledger) -> str:
     """The ledger in one sentence."""
     tokens = max(group.num_blocks * group.block_size for group in resolved.kv_groups)
     return (
-        f"{format_bytes(book.weight_bytes)} of weights, {format_bytes(book.kv_pool_bytes)} of KV cache for "
-        f"{format_count(tokens)} tokens, {format_bytes(book.activation_bytes)} of activations; up to "
+        f"{format_bytes(ledger.weight_bytes)} of weights, {format_bytes(ledger.kv_pool_bytes)} of KV cache for "
+        f"{format_count(tokens)} tokens, {format_bytes(ledger.activation_bytes)} of activations; up to "
         f"{resolved.max_num_seqs} sequences of up to {format_count(resolved.max_model_len)} tokens at once"
     )
 

@@ -14,10 +14,10 @@ from headrace.quant.format import WeightFormat, dense_format, parse_format
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """What `config_resolve.resolve` decided; nothing is open any more. Meanings as in EngineConfig.
+    """What `config_resolve.resolve` decided; no setting is None or "auto" any more. Meanings as in EngineConfig.
 
     kv_cache_memory: bytes of all KV pools together; num_kv_blocks: blocks of the largest of them.
-    weights_dtype: embeddings, and matrices that are not quantised, as they lie in memory.
+    weights_dtype: embeddings, and matrices that are not quantised, as stored in memory.
     kernels: instruction set of the native kernels that run the model, None where torch does.
     quantization: as `quant.format.WeightFormat.name`.
     kv_groups: a pool for each of the `kv_shapes` of `streaming_spec(spec, attention_sinks, sliding_window)`.
@@ -78,7 +78,7 @@ class ResolvedConfig:
 
     @property
     def memory_format(self) -> MemoryFormat:
-        """How everything lies in memory."""
+        """How weights, KV and activations are stored in memory."""
         return memory_format(
             self.dtype, self.kv_cache_dtype, self.weight_format, self.num_threads, self.weights_dtype,
             tiled=self.ops_force != "reference",

@@ -1,4 +1,4 @@
-"""Sizes as people write and read them."""
+"""Sizes as text: parsing and printing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """vLLM's engine options that have another name here, or nothing to do: pasted options are accepted with one warning.
 
-docs/options.md has the table. Options that would change an answer and cannot be obeyed are errors, not warnings.
+docs/options.md has the table. Unsupported options that would change an answer are errors, not warnings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _one(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An option without effect: what happens instead, and for which values that needs no word.
+    """An option without effect: what happens instead, and for which values no warning is given.
 
     must: only these values are accepted, because others would change what the user gets.
     """
@@ -42,8 +42,8 @@ class Accepted:
 
 
 _GRAPHS = "the native path replays a tape, the torch path runs eagerly: there are no graphs to capture"
-_NO_SWAP = "what is preempted is computed again; nothing is swapped out or offloaded"
-_LOGS = "`headrace serve --log-level` and /metrics say what is counted and logged"
+_NO_SWAP = "preempted sequences are recomputed; nothing is swapped out or offloaded"
+_LOGS = "see `headrace serve --log-level` for logs and /metrics for counters"
 
 ACCEPTED: dict[str, Accepted] = {
     "gpu_memory_utilization": Accepted("models run on the CPU here: kv_cache_memory sizes the KV cache"),
@@ -68,7 +68,7 @@ ACCEPTED: dict[str, Accepted] = {
     "distributed_executor_backend": Accepted("the engine is one process"),
     "disable_custom_all_reduce": Accepted("there is one device, and nothing to reduce", switch=True),
     "worker_cls": Accepted("the engine is one process"),
-    "scheduler_cls": Accepted("scheduling_policy says who goes first"),
+    "scheduler_cls": Accepted("scheduling_policy sets the scheduling order"),
     "async_scheduling": Accepted("a step is planned when the one before it has ended", switch=True),
     "num_scheduler_steps": Accepted("every step is planned", _one),
     "max_num_partial_prefills": Accepted("max_num_batched_tokens is shared out in scheduling order", _one),
@@ -87,7 +87,7 @@ ACCEPTED: dict[str, Accepted] = {
     "config_format": Accepted("config.json is read"),
     "model_loader_extra_config": Accepted("safetensors are mapped and read once"),
     "speculative_config": Accepted("no tokens are drafted in this version; the answers are the same"),
-    "kv_transfer_config": Accepted("there is one engine, and nobody to send KV blocks to"),
+    "kv_transfer_config": Accepted("there is one engine: no other one can take KV blocks"),
     "enable_lora": Accepted(
         "adapters are not in this version: merge it into the weights", must=True, switch=True
     ),
@@ -106,12 +106,12 @@ ACCEPTED: dict[str, Accepted] = {
 
 
 def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | None]:
-    """(options under our names, one sentence on those that have no effect, or None).
+    """(options under our names, a warning about those that have no effect, or None).
 
-    Raises ConfigError where an option is given twice under two names, or would change the answer and cannot be obeyed.
+    Raises ConfigError where an option is given twice under two names, or would change the answer and is not supported.
     """
     kept: dict[str, object] = {}
-    told: list[str] = []
+    ignored: list[str] = []
     for name, value in options.items():
         known = ACCEPTED.get(name)
         if known is None:
@@ -122,9 +122,9 @@ def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | N
         elif known.quiet(value):
             continue
         elif known.must:
-            raise ConfigError(f"{name} {value!r:.80} cannot be obeyed: {known.instead}")
+            raise ConfigError(f"{name} {value!r:.80} is not supported: {known.instead}")
         else:
-            told.append(f"{name} ({known.instead})")
-    if not told:
+            ignored.append(f"{name} ({known.instead})")
+    if not ignored:
         return kept, None
-    return kept, f"accepted without effect: {', '.join(told)}; see docs/options.md"
+    return kept, f"accepted without effect: {', '.join(ignored)}; see docs/options.md"

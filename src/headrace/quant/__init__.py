@@ -1,4 +1,4 @@
-"""How weights are stored in fewer bits: `format` says what a format is; one file each holds what it means.
+"""How weights are stored in fewer bits: `format` names the formats; `int4` and `int8` specify their codes.
 
 `format` needs the standard library only, because options and planning read it.
 """

@@ -1,4 +1,4 @@
-"""How a packed weight matrix is stored, and the names that users give to the choices.
+"""How a packed weight matrix is stored, and the names of the formats in options.
 
 The layout itself is described in docs/kernels.md. Standard library only.
 """
@@ -20,14 +20,14 @@ INPUT_ALIGN = 64
 """Input features are padded with zeros to a multiple of this."""
 
 PAGE = 4096
-"""Bytes of the system's memory pages, in which packed matrices lie."""
+"""Bytes of the system's memory pages; packed matrices are page-aligned."""
 
 GROUPS = (32, 64, 128)
 """Sizes of a group of input features that share a scale."""
 
 _BITS: dict[str, int] = {"f32": 32, "bf16": 16, "f16": 16, "int8": 8, "int4": 4}
 _FLOATS = (("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32"))  # storage, activations
-# int8 is grouped because its activations are: one large value in a row then coarsens 128 of its features, not all.
+# int8 is grouped because its activations are: one large value in a row then coarsens 128 features, not the whole row.
 # docs/quantization.md has the figures.
 _DEFAULT_GROUP = 128
 _SCALE_BYTES, _ZERO_BYTES, _BIAS_BYTES = 2, 1, 4
@@ -107,7 +107,7 @@ class WeightFormat:
         return sum(-(-size // PAGE) * PAGE for size in arrays)
 
     def describe(self) -> str:
-        """In words, for reports."""
+        """A description for reports."""
         if not self.quantized:
             widened = self.bits == 16 and self.activations == "f32"
             kind = (

@@ -30,7 +30,7 @@ class Quantized:
 
 
 def grouped(weight: Tensor, group: int | None) -> tuple[Tensor, int]:
-    """(float32 [rows, groups, group] with zeros behind the end, group) of a matrix [rows, cols]."""
+    """(float32 [rows, groups, group] padded with zeros at the end, group) of a matrix [rows, cols]."""
     rows, cols = weight.shape
     size = cols if group is None else min(group, cols)
     groups = -(-cols // size)
@@ -47,7 +47,7 @@ def extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
 def round_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
     """(scales as float16, float32 factors that turn weights into codes: 1 / scale, 0 for a scale of 0).
 
-    Codes are chosen against the rounded scale, so that rounding it costs next to nothing.
+    Codes are chosen against the rounded scale, so that rounding it adds almost no error.
     """
     stored = scales.clamp(-LARGEST_SCALE, LARGEST_SCALE).to(torch.float16) + 0.0  # no -0
     rounded = stored.to(torch.float32)
@@ -93,7 +93,7 @@ def linear(inputs: Tensor, matrix: Quantized, bias: Tensor | None = None) -> Ten
 
 
 def encode_activations(inputs: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """int8 activations as kernels make them: (codes int8 [rows, cols], scales float32 [rows, groups]).
+    """int8 activations as the kernels encode them: (codes int8 [rows, cols], scales float32 [rows, groups]).
 
     scale = max|x| / 127 of a row's group, codes rounded to nearest even: x is about scale * code.
     """

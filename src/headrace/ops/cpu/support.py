@@ -1,6 +1,6 @@
 """Which models the native CPU kernels serve, and why not the others. Standard library only.
 
-The kernels of one instruction set serve a whole model or nothing: packed weights and the KV cache have layouts of
+The kernels of one instruction set serve a whole model or none of it: packed weights and the KV cache have layouts of
 their own (docs/kernels.md), and one call runs the whole tape.
 """
 
@@ -14,7 +14,7 @@ from headrace.ops.table import DENSE, WEIGHT_OPS, Candidate, Facts, OpKey
 INSTRUCTION_SETS = ("amx", "avx512", "avx512_vnni", "avx2", "portable")
 """Best first."""
 EMULATED = "amx-emulated"
-"""The AMX code with its tile instructions in plain C++: slow, for tests on other machines."""
+"""The AMX code with its tile instructions emulated in plain C++: slow, for tests on other machines."""
 
 BFLOAT16_SETS = ("amx", "avx512", EMULATED)
 """Sets that multiply bfloat16 with instructions of their own; the others are faster in float32."""
@@ -39,7 +39,7 @@ _FUNCTIONS = {
 
 
 def native_facts(kernels: Sequence[str], note: str, head_dims: Sequence[int]) -> dict[str, object]:
-    """What the native candidates ask: the sets that work here (or, in `note`, why none does), and the model's heads."""
+    """Facts for the native candidates: the usable sets (or, in `note`, why there are none), and the model's heads."""
     return {"kernels": tuple(kernels), "kernels_note": note, "head_dims": tuple(head_dims)}
 
 

@@ -1,4 +1,4 @@
-"""The specification of every op, in plain torch. Correct on any device and dtype; fast on none in particular."""
+"""The specification of every op, in plain torch. Correct on any device and dtype, not optimised."""
 
 from headrace.ops.reference.attention import paged_attention
 from headrace.ops.reference.dense import embedding, gated_mlp, linear

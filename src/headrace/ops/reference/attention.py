@@ -1,4 +1,4 @@
-"""Paged attention, one sequence at a time: the specification that every faster candidate is held against."""
+"""Paged attention, one sequence at a time: the specification that every faster candidate is tested against."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def paged_attention(
     Shapes: q [T, Hq, D] rotated at its positions; caches [N, Hkv, bs, D], keys rotated at theirs; cu_q [S + 1]:
     sequence s owns rows cu_q[s]:cu_q[s + 1] of q; kv_lens [S]: positions with KV, this step's own included;
     positions [T]; block_tables [S, B] and dropped [S]: entry e of row s holds logical block e for e < sink_blocks
-    and logical block e + dropped[s] behind; entries past a sequence's last block are never read.
+    and logical block e + dropped[s] after them; entries past a sequence's last block are never read.
 
     The query at position i sees key j if j <= i and (i - j < window or j < sinks); without window it sees all
     j <= i. Query head h reads KV head h // (Hq / Hkv). Logits are scale * q.k, then cap * tanh(logit / cap) where
     a soft cap is set (Gemma 2); softmax runs in float32.
 
-    `q_sink` [T, Hq, D] is the query rotated at min(i, sinks + window - 1), and meets the keys j < sinks in q's
-    place. Why that is StreamingLLM (Xiao et al. 2023): there a token's position is its index in the rolling
-    cache, so once tokens have left, the sinks sit at 0..sinks-1, the window behind them, and the query at
+    `q_sink` [T, Hq, D] is the query rotated at min(i, sinks + window - 1), and is used with the keys j < sinks in
+    place of q. Why that is StreamingLLM (Xiao et al. 2023): there a token's position is its index in the rolling
+    cache, so once tokens have been dropped, the sinks are at 0..sinks-1, the window after them, the query at
     sinks + window - 1. RoPE logits depend on the distance alone. Inside the window, cache distance and true
-    distance agree, so the true rotation serves; to sink j the cache distance is sinks + window - 1 - j, which is
-    what the second rotation gives against a key kept at its true position j. While nothing has left, both
+    distance agree, so the true rotation is right; to sink j the cache distance is sinks + window - 1 - j, which is
+    what the second rotation gives against a key kept at its true position j. While nothing was dropped, both
     rotations are the same. Once i > sinks + window - 1 no key j < sinks is inside the window, so "j < sinks"
-    alone decides which query a key meets.
+    alone decides which query is used with a key.
     """
     out = torch.empty_like(q)
     bounds, lengths, gone = cu_q.tolist(), kv_lens.tolist(), dropped.tolist()
@@ -66,7 +66,7 @@ def paged_attention(
 
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` live positions of a table as float32 [Hkv, L, D]: nothing unwritten is ever touched."""
+    """The first `length` live positions of a table as float32 [Hkv, L, D]: unwritten positions are never read."""
     pages = cache[blocks].permute(1, 0, 2, 3)  # [Hkv, live, bs, D]
     return pages.flatten(1, 2)[:, :length].float()
 
