@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.core.types import Pooling, SeqSlice
-from headrace.runner.pooling import NOT_FINITE, Pool, pooled_rows, take_in
+from headrace.runner.pooling import NOT_FINITE, Pool, add_states, pooled_rows
 
 LENGTH, HIDDEN = 97, 40
 
@@ -31,7 +31,7 @@ def run(kind: Pooling, cuts: list[int]) -> bytes:
     pool, all_states = Pool(kind, LENGTH), states()
     for work in pieces(cuts):
         rows = pooled_rows([work], [pool])
-        results = take_in([work], [pool], all_states[work.start :][rows])
+        results = add_states([work], [pool], all_states[work.start :][rows])
     return results[0].pooled or b""
 
 
@@ -64,7 +64,7 @@ def test_rows_of_a_mixed_batch() -> None:
     pools = [None, Pool(Pooling.MEAN, 9), Pool(Pooling.LAST, 5), Pool(Pooling.LAST, 5)]
     rows = pooled_rows(works, pools)
     assert rows == [3, 4, 6]
-    results = take_in(works, pools, states(3))
+    results = add_states(works, pools, states(3))
     assert list(results) == [3] and results[3].pooled == states(3)[2].tobytes()
 
 
@@ -72,5 +72,5 @@ def test_rows_of_a_mixed_batch() -> None:
 def test_a_vector_that_is_not_finite_is_an_error_of_its_request(value: float) -> None:
     work, pool = SeqSlice(5, (1,), 0, sample=False), Pool(Pooling.MEAN, 1)
     row = np.full((1, HIDDEN), value, dtype=np.float32)
-    (result,) = take_in([work], [pool], row).values()
+    (result,) = add_states([work], [pool], row).values()
     assert result.error == NOT_FINITE and result.pooled is None

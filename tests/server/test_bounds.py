@@ -70,7 +70,7 @@ a vocabulary of 2048."""
 ALSO = {"input": "the prompt is empty"}
 """What a field is called elsewhere."""
 
-NO_GRAMMARS = "follows no grammars"
+NO_GRAMMARS = "does not support grammars"
 
 MOST_ITEMS = MAX_WORK // COSTS[","] // 2
 """Much longer lists are more than a body may hold; there is a test of that."""

@@ -19,7 +19,7 @@ from headrace.core.engine import Engine
 from headrace.core.policy import Batching, Order, SchedulerConfig
 from headrace.core.types import KVGroupSpec, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
 from headrace.errors import ModelNotFound
-from headrace.runner.pooling import Pool, take_in
+from headrace.runner.pooling import Pool, add_states
 from headrace.serving.engine.loop import EngineLoop
 from headrace.serving.engine.state import ModelFacts
 from headrace.serving.wire.connection import Connection, exit_with_parent
@@ -92,7 +92,7 @@ def hidden_state(token: int) -> list[float]:
 
 def _pooled(work: SeqSlice, pool: Pool) -> SliceResult:
     states = np.array([hidden_state(token) for token in work.tokens], dtype=np.float32)
-    results = take_in([work], [pool], states[pool.tokens_of(work)])
+    results = add_states([work], [pool], states[pool.tokens_of(work)])
     return results.get(work.request_id, SliceResult(work.request_id))
 
 

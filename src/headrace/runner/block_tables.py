@@ -51,7 +51,7 @@ class BlockTables:
         return GroupTables(self._table[rows, :width], self._dropped[rows], slots, sink_blocks, size)
 
     def _shift(self, row: int, count: int) -> None:
-        """Close the gap that `count` blocks leave behind the sinks."""
+        """Close the gap that `count` dropped blocks leave after the sinks."""
         if count:
             first, length = self._group.sink_blocks, int(self._length[row])
             kept = self._table[row, first + count : length].copy()

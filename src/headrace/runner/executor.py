@@ -19,9 +19,9 @@ from headrace.errors import RequestError
 from headrace.runner.block_tables import BlockTables
 from headrace.runner.model import Logits, StepModel, StepSampler
 from headrace.runner.packing import Rows, logits_rows, pack
-from headrace.runner.pooling import Pool, pooled_rows, take_in
+from headrace.runner.pooling import Pool, add_states, pooled_rows
 from headrace.runner.sampling.output import NO_TOKEN, SampleOutput
-from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_TAKEN_IN, RowFaults, told
+from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_STARTED, RowFaults, error_message
 from headrace.runner.sampling.state import SampleRow, SequenceState
 from headrace.runner.sampling.token_masks import GrammarRunner, Matcher
 from headrace.runner.step import Step
@@ -29,13 +29,13 @@ from headrace.runner.step import Step
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence that the scheduler has started here: its row in the block tables and its sampling state."""
+    """A sequence that the scheduler has started: its row in the block tables and its sampling state."""
 
     row: int
     state: SequenceState
-    prompt: tuple[int, ...]  # kept where its log-probabilities are wanted, else empty
-    next: SampleRow  # the row of the token behind the recorded output
-    pool: Pool | None = None  # of a sequence that is to become a vector
+    prompt: tuple[int, ...]  # kept if its log-probabilities are requested, else empty
+    next: SampleRow  # the row of the token after the recorded output
+    pool: Pool | None = None  # of a sequence to embed
 
 
 class ModelExecutor(Generic[Logits]):
@@ -73,7 +73,7 @@ class ModelExecutor(Generic[Logits]):
         failed: list[SliceResult] = []
         slices: list[SeqSlice] = []
         for work in plan.slices:
-            error = self._take_in(work)
+            error = self._update(work)
             if error is None:
                 slices.append(work)
             else:
@@ -81,7 +81,7 @@ class ModelExecutor(Generic[Logits]):
         done = self._run(slices) if slices else []
         return StepResult(plan.step_id, (*failed, *done))
 
-    def _take_in(self, work: SeqSlice) -> str | None:
+    def _update(self, work: SeqSlice) -> str | None:
         """Start the slice's sequence if it is new, and update its block tables; returns an error or None."""
         if work.new is not None:
             try:
@@ -89,7 +89,7 @@ class ModelExecutor(Generic[Logits]):
             except RequestError as error:
                 return str(error)
             except Exception as error:
-                return told(NOT_TAKEN_IN, error)
+                return error_message(NOT_STARTED, error)
         if work.tables == self._unchanged:
             return None
         sequence = self._sequences[work.request_id]
@@ -110,11 +110,11 @@ class ModelExecutor(Generic[Logits]):
         if new.params.grammar is None:
             return None
         if self._grammars is None:
-            raise RequestError("this engine follows no grammars")
+            raise RequestError("this engine does not support grammars")
         return self._grammars.start(new)
 
     def _release(self, request_id: int) -> None:
-        sequence = self._sequences.pop(request_id, None)  # None: it failed when it was to start
+        sequence = self._sequences.pop(request_id, None)  # None: it failed to start
         if sequence is not None:
             for table in self._tables:
                 table.clear(sequence.row)
@@ -128,12 +128,12 @@ class ModelExecutor(Generic[Logits]):
         ):
             return self._decode(slices, sequences)
         scored = [_scored(work, sequence) for work, sequence in zip(slices, sequences, strict=True)]
-        wanted, rows = logits_rows(slices, scored)
+        selected, rows = logits_rows(slices, scored)
         pools = [sequence.pool for sequence in sequences]
         pooled = pooled_rows(slices, pools)
-        step = pack(slices, [sequence.row for sequence in sequences], self._tables, wanted, pooled)
+        step = pack(slices, [sequence.row for sequence in sequences], self._tables, selected, pooled)
         logits, samples = self._forward(step, *self._sample_rows(slices, sequences, rows))
-        vectors = take_in(slices, pools, self.model.hidden()) if pooled else {}
+        vectors = add_states(slices, pools, self.model.hidden()) if pooled else {}
         results = []
         at = 0
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
@@ -142,12 +142,12 @@ class ModelExecutor(Generic[Logits]):
                 found = vectors.get(work.request_id)
                 results.append(found or _emit(work, sequence, samples, at, part.num_sample, prompt))
             except Exception as error:
-                results.append(SliceResult(work.request_id, error=told(NOT_SAMPLED, error)))
+                results.append(SliceResult(work.request_id, error=error_message(NOT_SAMPLED, error)))
             at += part.num_sample
         return results
 
     def _decode(self, slices: list[SeqSlice], sequences: list[_Sequence]) -> list[SliceResult]:
-        """The usual step, in which every sequence computes one token and gets the next: what `_run` does, quicker."""
+        """The usual step, in which every sequence computes one token and gets the next: as `_run`, but faster."""
         step = pack(slices, [sequence.row for sequence in sequences], self._tables, range(len(slices)))
         _, samples = self._forward(step, [sequence.next for sequence in sequences])
         if samples.errors or samples.logprobs is not None or self._num_matchers:
@@ -161,7 +161,7 @@ class ModelExecutor(Generic[Logits]):
             try:
                 sequence.state.extend(tokens)
             except Exception as error:
-                results.append(SliceResult(work.request_id, error=told(NOT_SAMPLED, error)))
+                results.append(SliceResult(work.request_id, error=error_message(NOT_SAMPLED, error)))
             else:
                 results.append(SliceResult(work.request_id, tokens))
         return results
@@ -169,7 +169,7 @@ class ModelExecutor(Generic[Logits]):
     def _forward(
         self, step: Step, rows: list[SampleRow], at: list[int] | None = None
     ) -> tuple[Logits, SampleOutput]:
-        """Logits [R, V] and the samples of `rows`, whose grammars are looked at while the model runs."""
+        """Logits [R, V] and the samples of `rows`, whose grammar masks are computed while the model runs."""
         if not self._num_matchers or self._grammars is None:
             logits = self.model.forward(step)
             return logits, self._faults.sample(logits, rows, at)
@@ -212,7 +212,7 @@ def _end(part: Rows) -> int:
 
 
 def _scored(work: SeqSlice, sequence: _Sequence) -> int:
-    """How many positions of the slice are followed by a prompt token whose log-probability is wanted."""
+    """How many positions of the slice are followed by a prompt token whose log-probability is requested."""
     return max(0, min(len(work.tokens), len(sequence.prompt) - 1 - work.start))
 
 
@@ -220,7 +220,7 @@ def _emitted(work: SeqSlice, sequence: _Sequence, samples: SampleOutput, at: int
     try:
         return _emit(work, sequence, samples, at, 1, ())
     except Exception as error:
-        return SliceResult(work.request_id, error=told(NOT_SAMPLED, error))
+        return SliceResult(work.request_id, error=error_message(NOT_SAMPLED, error))
 
 
 def _emit(

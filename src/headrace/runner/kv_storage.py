@@ -15,8 +15,8 @@ from headrace.models.spec import ModelSpec
 class KVStorage:
     """Keys and values of every layer, [num_blocks, num_kv_heads, block_size, head_dim] each.
 
-    Group g of `groups` belongs to `spec.kv_shapes[g]`. Blocks are reused without being cleared: what reads them must
-    leave out positions that the sequence has not written, since zero times NaN is NaN.
+    Group g of `groups` belongs to `spec.kv_shapes[g]`. Blocks are reused without being cleared: readers must
+    skip positions that the sequence has not written, since zero times NaN is NaN.
     """
 
     def __init__(

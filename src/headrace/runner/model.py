@@ -1,4 +1,4 @@
-"""What the executor needs of a loaded model: something that runs steps, and something that samples from its logits.
+"""Interfaces of a loaded model: one runs steps, the other samples from its logits.
 
 `Logits` is whatever array type the two share, [R, V] float32: a numpy array on the native path, a tensor on torch's.
 """
@@ -37,12 +37,12 @@ class StepModel(Protocol[ModelLogits]):
         ...
 
     def hidden(self) -> NDArray[np.float32]:
-        """Hidden states [P, H] behind the final norm, of the last step's `hidden_rows`."""
+        """Hidden states [P, H] after the final norm, of the last step's `hidden_rows`."""
         ...
 
 
 class StepSampler(Protocol[SamplerLogits]):
-    """Chooses tokens; see runner.sampler for the order of operations, which every sampler keeps."""
+    """Chooses tokens; see runner.sampling.sampler for the order of operations, which every sampler keeps."""
 
     def sample(
         self,
@@ -58,5 +58,5 @@ class StepSampler(Protocol[SamplerLogits]):
     def score(
         self, logits: SamplerLogits, first: int, targets: Sequence[int], k: int
     ) -> tuple[TokenLogprobs, ...]:
-        """Log-probabilities of known tokens: row first + i predicts targets[i], with the k likeliest beside it."""
+        """Log-probabilities of known tokens: row first + i predicts targets[i], with the k likeliest tokens."""
         ...

@@ -1,6 +1,6 @@
-"""The native path put together: packed weights, tape, KV memory, sampler.
+"""Builds the native path: packed weights, tape, KV memory, sampler.
 
-Imported only where that path is taken: it needs the C++ extension.
+Imported only where that path is used: it needs the C++ extension.
 """
 
 from __future__ import annotations

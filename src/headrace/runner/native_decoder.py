@@ -19,8 +19,8 @@ from headrace.runner.tape import TapeLimits, compile_tape
 class NativeDecoder:
     """A model on the kernels of one instruction set, with its KV storage; a `runner.model.StepModel`.
 
-    Weights are packed (`models.packed_loader`). Rows of logits are bitwise the same in any company: alone or among
-    others, in one piece or in chunks, with one thread or many.
+    Weights are packed (`models.packed_loader`). Rows of logits are bitwise the same in any batch, in one
+    piece or in chunks, with one thread or many.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class NativeDecoder:
         groups = [(group.block_tables, group.dropped, group.slots) for group in step.groups]
         if step.hidden_rows is None:
             return self.tape.run(step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows)
-        self._hidden = self._hidden[:0].copy()  # let the last ones go before there are new ones
+        self._hidden = self._hidden[:0].copy()  # free the last states before new ones are allocated
         width = -(-self.spec.hidden_size // 16) * 16
         hidden = np.empty((len(step.hidden_rows), width), dtype=np.float32)
-        wanted = np.concatenate((step.logits_rows, step.hidden_rows))
+        selected = np.concatenate((step.logits_rows, step.hidden_rows))
         final = (self._stream, self._final_norm, self.spec.norm_eps, hidden)
         logits = self.tape.run(
-            step.ids, step.positions, step.cu_q, step.kv_lens, groups, wanted, hidden=final
+            step.ids, step.positions, step.cu_q, step.kv_lens, groups, selected, hidden=final
         )
         self._hidden = hidden[:, : self.spec.hidden_size]
         return logits

@@ -13,7 +13,7 @@ from headrace.core.types import BlockCopy, KVGroupSpec
 from headrace.models.spec import KVLayout, ModelSpec
 
 KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "i8"}
-"""What the kernels call the types that keys and values may have."""
+"""The kernels' names of the types of keys and values."""
 
 _ELEMENT_BYTES = {"f32": 4, "bf16": 2, "i8": 1}
 _STRIDE = 16  # positions: a block has room for a multiple of this
@@ -33,7 +33,7 @@ class LayerMemory:
 class NativeKV:
     """Keys and values of every layer. Group g of `groups` belongs to `spec.kv_shapes[g]`.
 
-    Memory starts as zero pages, which take room only once they are written.
+    Memory starts as zero pages, which use memory only once they are written.
     """
 
     def __init__(self, spec: ModelSpec, groups: Sequence[KVGroupSpec], dtype: str) -> None:

@@ -22,33 +22,33 @@ class Rows:
 
 
 def logits_rows(slices: Sequence[SeqSlice], scored: Sequence[int]) -> tuple[list[int], list[Rows]]:
-    """Token indices whose logits are wanted, and how they fall to the slices.
+    """Token indices whose logits are computed, and which of them belong to each slice.
 
-    `scored[s]` is how many leading positions of slice s predict a prompt token whose log-probability is wanted.
+    `scored[s]` is how many leading positions of slice s predict a prompt token whose log-probability is requested.
     """
-    wanted: list[int] = []
+    selected: list[int] = []
     rows = []
     offset = 0
     for work, num_prompt in zip(slices, scored, strict=True):
         end = offset + len(work.tokens)
         num_sample = work.num_draft + 1 if work.sample else 0
-        rows.append(Rows(len(wanted), num_prompt, num_sample))
-        wanted += range(offset, offset + num_prompt)
-        wanted += range(end - num_sample, end)
+        rows.append(Rows(len(selected), num_prompt, num_sample))
+        selected += range(offset, offset + num_prompt)
+        selected += range(end - num_sample, end)
         offset = end
-    return wanted, rows
+    return selected, rows
 
 
 def pack(
     slices: Sequence[SeqSlice],
     table_rows: Sequence[int],
     tables: Sequence[BlockTables],
-    wanted: Sequence[int],
+    selected: Sequence[int],
     pooled: Sequence[int] = (),
 ) -> Step:
     """The ragged batch of S slices with T tokens; slice s reads and writes through row `table_rows[s]`.
 
-    `wanted` and `pooled` are the tokens whose logits and whose final hidden states are asked for.
+    `selected` and `pooled` are the tokens whose logits and whose final hidden states are needed.
     """
     count = len(slices)
     starts = np.array([work.start for work in slices], dtype=np.int64)
@@ -75,6 +75,6 @@ def pack(
         cu_q=cu_q,
         kv_lens=ends.astype(np.int32),
         groups=groups,
-        logits_rows=np.array(wanted, dtype=np.int64),
+        logits_rows=np.array(selected, dtype=np.int64),
         hidden_rows=np.array(pooled, dtype=np.int64) if pooled else None,
     )

@@ -1,4 +1,4 @@
-"""Hidden states of a prompt's tokens, as they come, added up to one vector."""
+"""Accumulates the hidden states of a prompt's tokens into one vector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_FINITE = "the model computed hidden states that are not finite numbers for t
 
 
 class Pool:
-    """The vector of one sequence in the making. A prompt may come in any number of slices, in rising position.
+    """The unfinished vector of one sequence. A prompt may come in any number of slices, in rising position.
 
     The mean is summed in float64, one position after the other, so that it does not depend on how the prompt was cut.
     """
@@ -24,7 +24,7 @@ class Pool:
         self._sum: NDArray[np.float64] | None = None  # [H]
 
     def tokens_of(self, work: SeqSlice) -> range:
-        """Which of the slice's tokens it needs the hidden states of."""
+        """The slice's tokens whose hidden states are needed."""
         count = len(work.tokens)
         if self._kind is Pooling.MEAN:
             return range(count)
@@ -38,7 +38,7 @@ class Pool:
         """Hidden states [n, H] of the next positions."""
         if self._sum is None:
             self._sum = np.zeros(states.shape[1], dtype=np.float64)
-        for state in states:  # a sum over the axis could be taken in pairs
+        for state in states:  # a sum over the axis could add in pairs
             self._sum += state
 
     def vector(self) -> NDArray[np.float32]:
@@ -59,10 +59,10 @@ def pooled_rows(slices: Sequence[SeqSlice], pools: Sequence[Pool | None]) -> lis
     return rows
 
 
-def take_in(
+def add_states(
     slices: Sequence[SeqSlice], pools: Sequence[Pool | None], states: NDArray[np.float32]
 ) -> dict[int, SliceResult]:
-    """Share out the hidden states of `pooled_rows`; gives the results of the sequences that are finished with it."""
+    """Add the hidden states of `pooled_rows` to their pools; gives the results of the sequences that are finished."""
     results: dict[int, SliceResult] = {}
     at = 0
     for work, pool in zip(slices, pools, strict=True):

@@ -13,10 +13,10 @@ NOWHERE = -1
 
 @dataclass(slots=True)
 class GroupTables:
-    """Where the KV of one group lies. S sequences, T tokens.
+    """Where the KV of one group is stored. S sequences, T tokens.
 
     A table row lists live blocks (see core.types.TableUpdate): entry i holds logical block i for i < sink_blocks
-    and logical block i + dropped[s] behind. Rows are padded with any block past their length.
+    and logical block i + dropped[s] after them. Rows are padded with any block past their length.
     """
 
     block_tables: NDArray[np.int32]  # [S, B]
@@ -36,5 +36,5 @@ class Step:
     cu_q: NDArray[np.int32]  # [S + 1]: sequence s owns tokens cu_q[s]:cu_q[s + 1]
     kv_lens: NDArray[np.int32]  # [S]: positions with KV after this step's own writes
     groups: tuple[GroupTables, ...]  # one per KV group of the spec
-    logits_rows: NDArray[np.int64]  # [R]: tokens whose logits are wanted
-    hidden_rows: NDArray[np.int64] | None = None  # [P]: tokens whose final hidden states are wanted
+    logits_rows: NDArray[np.int64]  # [R]: tokens whose logits are computed
+    hidden_rows: NDArray[np.int64] | None = None  # [P]: tokens whose final hidden states are returned

@@ -1,8 +1,8 @@
 """Compiles a model into a tape: the list of native calls that one step makes, see csrc/tape.h.
 
-The residual stream stays float32; what enters a product is encoded as its matrix wants it. The last layer's work
-behind attention and the final norm are done for the rows alone whose logits or hidden states are wanted, the head for
-the former.
+The residual stream stays float32; inputs of a product are encoded as its matrix requires. The last layer after
+attention and the final norm run only for the rows whose logits or hidden states are needed, the head only for rows
+of logits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def compile_tape(
     team: Team,
     limits: TapeLimits,
 ) -> tuple[Tape, int]:
-    """The tape of a whole model, and its buffer of the wanted rows' residual stream.
+    """The tape of a whole model, and its buffer of the selected rows' residual stream.
 
     Weights and KV memory must be of the same instruction set's layout as `kernels`.
     """
@@ -62,7 +62,7 @@ def compile_tape(
 
 @dataclass(slots=True)
 class _Compiler:
-    """Appends a model's calls, reusing one buffer for what has the same role and form in every layer."""
+    """Appends a model's calls, reusing one buffer for values of the same role and format in every layer."""
 
     spec: ModelSpec
     tape: Tape
@@ -73,7 +73,7 @@ class _Compiler:
     buffers: dict[tuple[object, ...], int] = field(default_factory=dict)
     tables: dict[tuple[RopeSpec, int | None], int] = field(default_factory=dict)
 
-    # ---- What the calls work on ----
+    # ---- Buffers ----
 
     def add_caches(self, groups: Sequence[KVGroupSpec]) -> None:
         caches: dict[int, int] = {}
@@ -127,7 +127,7 @@ class _Compiler:
     def layer(self, index: int, spec: LayerSpec, weights: LayerWeights, *, last: bool) -> None:
         mixed = self.attention(index, spec.mixer, weights, last=last)
         if last:
-            self.keep_wanted_rows(index)
+            self.keep_selected_rows(index)
         self.project(index, "out", mixed, weights.attention.out, self.stream, gathered=last, epilogue="add")
         self.mlp(index, spec, weights.mlp, weights)
 
@@ -178,12 +178,12 @@ class _Compiler:
             layer=index,
         )
 
-    def keep_wanted_rows(self, index: int) -> None:
-        """From here on only the rows whose logits or hidden states are wanted are worked on."""
+    def keep_selected_rows(self, index: int) -> None:
+        """Later calls work only on the rows whose logits or hidden states are needed."""
         size = self.spec.hidden_size
-        wanted = self.rows("wanted", "f32", size)
-        self.tape.encode(self.stream, wanted, size, scope="gathered", name="gather", layer=index)
-        self.stream, self.scope = wanted, "logits"
+        selected = self.rows("selected", "f32", size)
+        self.tape.encode(self.stream, selected, size, scope="gathered", name="gather", layer=index)
+        self.stream, self.scope = selected, "logits"
 
     def mlp(self, index: int, spec: LayerSpec, weights: MLPWeights, layer: LayerWeights) -> None:
         normed = self.encode(index, "norm", self.stream, _matrix(weights.gate_up), norm=layer.post_norm)
@@ -204,12 +204,12 @@ class _Compiler:
         normed = self.encode(-1, "norm", self.stream, _matrix(weights.head), norm=weights.final_norm)
         self.tape.logits(normed, _matrix(weights.head), self.spec.final_soft_cap or 0.0)
 
-    # ---- Products and what they read ----
+    # ---- Products and their inputs ----
 
     def direct_type(self, projection: Projection) -> str:
         """The type in which a float result is written for `projection` to read: as it is, or to be encoded."""
-        wanted = _matrix(projection).input
-        return "f32" if wanted == "i8" else wanted
+        selected = _matrix(projection).input
+        return "f32" if selected == "i8" else selected
 
     def project(
         self,
@@ -238,7 +238,7 @@ class _Compiler:
         norm: NDArray[np.float32] | None = None,
         gathered: bool = False,
     ) -> int:
-        """Rows as `matrix` wants them, normalised if there is a `norm`; gives their buffer."""
+        """Rows in the format that `matrix` reads, normalised if there is a `norm`; gives their buffer."""
         out = self.rows(
             f"encoded_{name}", matrix.input, matrix.cols, matrix.group if matrix.input == "i8" else 0
         )

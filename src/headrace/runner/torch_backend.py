@@ -1,6 +1,6 @@
-"""The torch path put together: weights, decoder, KV storage, sampler.
+"""Builds the torch path: weights, decoder, KV storage, sampler.
 
-Imported only where that path is taken: importing torch alone takes longer than a whole start on the native path.
+Imported only where that path is used: importing torch alone takes longer than a whole start on the native path.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class TorchModel:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """In a child process: torch's threads are not there, and it would wait for them; nor is its device."""
+        """In a child process: torch's threads and its device do not exist there, and torch would wait for them."""
         self._usable = self._device.type == "cpu" and torch.get_num_threads() == 1
 
     @torch.inference_mode()
@@ -42,7 +42,7 @@ class TorchModel:
         """Logits [R, V] float32, see `runner.model.StepModel`. Raises EngineDead in a forked child."""
         if not self._usable:
             raise EngineDead(
-                "a process that was forked cannot go on with torch's threads or a GPU: start processes with spawn, "
+                "a forked process cannot use torch's threads or a GPU: start processes with spawn, "
                 "or set num_threads=1"
             )
         batch = Batch(
@@ -55,7 +55,7 @@ class TorchModel:
         )
         states = self._decoder.hidden(batch, self._kv.layers)  # [T, H]
         if step.hidden_rows is not None:
-            self._hidden = self._hidden[:0].copy()  # let the last ones go before there are new ones
+            self._hidden = self._hidden[:0].copy()  # free the last states before new ones are allocated
             normed = self._decoder.normed(states[self._tensor(step.hidden_rows)])
             self._hidden = normed.float().cpu().numpy()
         return self._decoder.logits(states[batch.logits_rows])

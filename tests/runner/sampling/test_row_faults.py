@@ -16,7 +16,7 @@ from headrace.core.types import FinishReason, NewRequest
 from headrace.errors import EngineDead
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.sampling.output import NAN_LOGITS
-from headrace.runner.sampling.row_faults import MAX_LOST_STEPS, NOT_SAMPLED, NOT_TAKEN_IN
+from headrace.runner.sampling.row_faults import MAX_LOST_STEPS, NOT_SAMPLED, NOT_STARTED
 from headrace.runner.sampling.state import SequenceState
 from headrace.serving.engine.stepper import Stepper
 from headrace.serving.system import MONOTONIC
@@ -103,7 +103,7 @@ def test_numbers_that_are_none(parts: EngineParts, executor: Any, monkeypatch: p
     assert outcome["a"] == expected["a"] and outcome["c"] == expected["c"]
 
 
-@pytest.mark.parametrize(("method", "error"), [("extend", NOT_SAMPLED), ("__init__", NOT_TAKEN_IN)])
+@pytest.mark.parametrize(("method", "error"), [("extend", NOT_SAMPLED), ("__init__", NOT_STARTED)])
 def test_a_sequence_that_cannot_be_kept(
     parts: EngineParts, executor: Any, monkeypatch: pytest.MonkeyPatch, method: str, error: str
 ) -> None:

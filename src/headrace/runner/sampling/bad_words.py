@@ -1,4 +1,4 @@
-"""Sequences of tokens that must not come: which token would complete one, given the output so far."""
+"""Sequences of tokens that must not occur: which token would complete one, given the output so far."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 class BadWords:
     """The sequences of one request, and the end of one output.
 
-    The sequences are found by what comes before their last tokens, so that a look takes one search for each length that
-    there is, however many sequences there are. Prompts do not count, as in vLLM.
+    Sequences are looked up by the tokens before their last one: one lookup for each length that occurs, however many
+    sequences there are. Prompts do not count, as in vLLM.
     """
 
     __slots__ = ("_ends", "_lasts", "_lengths")
 
     def __init__(self, sequences: Iterable[Sequence[int]], output: Iterable[int] = ()) -> None:
-        """`sequences` of at least two tokens; `output` is what has been put out already."""
+        """`sequences` of at least two tokens; `output` is what has been emitted already."""
         self._lasts: dict[tuple[int, ...], list[int]] = {}  # by the tokens before
         for sequence in sequences:
             self._lasts.setdefault(tuple(sequence[:-1]), []).append(sequence[-1])
@@ -24,11 +24,11 @@ class BadWords:
         self._ends = deque(output, maxlen=self._lengths[-1])
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Take in tokens that were put out."""
+        """Record emitted tokens."""
         self._ends.extend(tokens)
 
     def banned(self, assumed: Sequence[int] = ()) -> list[int]:
-        """The tokens that would complete a sequence, as if `assumed` had been put out too; some perhaps twice."""
+        """The tokens that would complete a sequence, as if `assumed` had been emitted too; some perhaps twice."""
         end = (*self._ends, *assumed)
         found: list[int] = []
         for length in self._lengths:

@@ -129,8 +129,8 @@ def draw_sorted(rows: Tensor, filters: Filters, uniform: Tensor, width: int) -> 
     """Token ids [N] drawn from rows [N, V] with top_k (exactly k tokens: ties go to the lowest ids) or top_p.
 
     With both, top_p measures the mass within the top k. uniform [N, 1] float64 is in (0, 1); `width` is the
-    first prefix of the sorted row to try. Rows that it does not settle go on to a wider one, which cannot
-    change what a row gets: a prefix that settles a row holds the same numbers as the whole sorted row. Rows
+    first prefix of the sorted row to try. Rows that it does not decide are tried with a wider one, which cannot
+    change their token: a prefix that decides a row holds the same numbers as the whole sorted row. Rows
     that hold NaN get an arbitrary id.
     """
     drawn = []
@@ -147,7 +147,7 @@ def _draw_sorted_part(rows: Tensor, filters: Filters, uniform: Tensor, width: in
         left = (~settled).flatten().nonzero().flatten()  # [n]
         if not len(left):
             break
-        width = first_width(width, vocab_size)  # the next one, since it leaves room for a witness
+        width = first_width(width, vocab_size)  # the next one, since it has room for one more value
         sums = None if whole is None else whole.index_select(0, left)
         part = _draw_prefix(rows.index_select(0, left), sums, filters.take(left), uniform[left], width)
         tokens[left], settled[left] = part
@@ -168,18 +168,18 @@ def _draw_prefix(
         scaled = filters.scale(values, values[:, :1])
         mass = scaled.masked_fill_(torch.arange(width, device=rows.device) > end, -math.inf).softmax(-1)
     running = mass.cumsum(-1)  # [N, width]
-    # top_p keeps the shortest prefix whose mass reaches it, the token that crosses the line included.
+    # top_p keeps the shortest prefix whose mass reaches it, the token that crosses it included.
     last = torch.minimum(torch.searchsorted(running, filters.top_p), end)  # [N, 1]
     column = torch.minimum(_invert(running, running.gather(1, last), uniform), last)
-    # Ties with the prefix's own end may be incomplete, so the last kept value has to lie above it. Past a minus
-    # infinity nothing is left.
+    # Ties with the prefix's own end may be incomplete, so the last kept value has to lie above it. After a minus
+    # infinity no token is left.
     final = values[:, -1:]
     settled = (values.gather(1, last) > final) | (final == -math.inf)
     return ids.gather(1, column), settled
 
 
 def _parts(rows: Tensor) -> Iterator[slice]:
-    """Ranges of rows [N, V] to work on at a time; a row's result is the same in any."""
+    """Ranges of rows [N, V] to compute at a time; a row's result is the same in any range."""
     elements = CPU_PART if rows.device.type == "cpu" else GPU_PART
     step = max(torch.get_num_threads(), elements // rows.shape[1])
     return (slice(start, start + step) for start in range(0, len(rows), step))

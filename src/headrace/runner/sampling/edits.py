@@ -21,7 +21,7 @@ Bits = NDArray[np.uint32]
 class Edits:
     """Edits of W rows of logits, as flat indices row * V + token.
 
-    What follows from the parameters alone is built once; what follows from the output so far is read from the
+    Edits that depend on the parameters alone are built once; those that depend on the output so far are read from the
     rows at each call. Token ids are inside the vocabulary, which SequenceState has checked, so no edit can
     reach another row.
     """

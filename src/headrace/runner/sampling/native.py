@@ -1,4 +1,4 @@
-"""The sampler of the native path: the operations of runner.sampler in C++ (csrc/sampler.cpp), on numpy logits."""
+"""The sampler of the native path: the operations of `sampler` in C++ (csrc/sampler.cpp), on numpy logits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FAULTS = {1: NAN_LOGITS, 2: INFINITE_LOGITS, 3: NO_LOGITS, 4: NOTHING_LEFT}
 class NativeSampler:
     """Samples from rows of logits [R, V] float32 in memory; a `runner.model.StepSampler`.
 
-    Keeps nothing of a sequence: its state is the caller's. Rows are shared out over the team's threads. A row's token
+    Keeps no state of sequences: the caller does. Rows are divided among the team's threads. A row's token
     depends on that row and its sequence alone, bit for bit, and is the same on every set of kernels.
     """
 
@@ -43,7 +43,7 @@ class NativeSampler:
         at: Sequence[int] | None = None,
         masks: TokenMasks | None = None,
     ) -> SampleOutput:
-        """A token for each of `rows`, see `runner.sampler.Sampler.sample`, which gives the same.
+        """A token for each of `rows`, the same as those of `sampler.Sampler.sample`.
 
         Raises ValueError where the shape or type of the logits is wrong.
         """
@@ -56,14 +56,14 @@ class NativeSampler:
         rules: list[_native.SampleRules] = []
         positions: list[int] = []
         seen: list[tuple[NDArray[np.int64], NDArray[np.float32]] | None] = []
-        wanted = False
+        with_logprobs = False
         for state, assumed in rows:
             rules.append(state.rules or self._rules(state))
             positions.append(state.num_output + len(assumed))
             if state.follows_output:
                 seen += [None] * (len(rules) - 1 - len(seen))
                 seen.append(state.subtracted(assumed))
-            wanted = wanted or state.params.logprobs is not None
+            with_logprobs = with_logprobs or state.params.logprobs is not None
         if seen:
             seen += [None] * (len(rules) - len(seen))
         held = () if masks is None else ((masks.bits, masks.rows),)
@@ -72,7 +72,9 @@ class NativeSampler:
         for row, fault in faults:
             tokens[row] = NO_TOKEN
             errors[row] = _FAULTS[fault]
-        return SampleOutput(tokens, self._logprobs(logits, rows, tokens, at) if wanted else None, errors)
+        return SampleOutput(
+            tokens, self._logprobs(logits, rows, tokens, at) if with_logprobs else None, errors
+        )
 
     def score(
         self, logits: NDArray[np.float32], first: int, targets: Sequence[int], k: int
@@ -101,7 +103,7 @@ class NativeSampler:
         return tuple(values)
 
     def _rules(self, state: SequenceState) -> _native.SampleRules:
-        """The sequence's parameters as the sampler reads them, made at its first token."""
+        """The sequence's parameters in the sampler's form, created at its first token."""
         params = state.params
         bias = params.logit_bias or {}
         state.rules = _native.SampleRules(

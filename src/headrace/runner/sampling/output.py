@@ -1,4 +1,4 @@
-"""What a sampler gives back for a batch of rows."""
+"""What a sampler returns for a batch of rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SampleOutput:
 
 
 def reject(tokens: list[int], highest: Sequence[float]) -> dict[int, str]:
-    """Take back the tokens of rows whose highest logit is not finite; returns row -> reason."""
+    """Discard the tokens of rows whose highest logit is not finite; returns row -> reason."""
     errors: dict[int, str] = {}
     for row, value in enumerate(highest):
         if not math.isfinite(value):

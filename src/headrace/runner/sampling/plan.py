@@ -56,7 +56,7 @@ class SamplingPlan:
         self.groups = _groups(chosen, self.num_edited, vocab_size, device)
         self.logprob_rows = [row for row, state in enumerate(states) if state.params.logprobs is not None]
         self.plain = not work and not self.logprob_rows
-        """True when one argmax is all there is to do."""
+        """True when one argmax is enough."""
 
 
 def _index(rows: Sequence[int], device: torch.device) -> Tensor | None:

@@ -70,7 +70,7 @@ def keyed_uniforms(
 class UniformTable:
     """The uniform numbers of N sequences, computed for some positions ahead, as most of a call's cost is fixed.
 
-    A cache of a pure function: what `at` returns does not depend on what it was asked before.
+    A cache of a pure function: what `at` returns does not depend on earlier calls.
     """
 
     __slots__ = ("_first", "_keys", "_rows", "_table")
@@ -83,13 +83,13 @@ class UniformTable:
 
     def at(self, positions: Sequence[int]) -> Uniforms:
         """One number [N] per sequence, at its position; positions are in [0, 2**62)."""
-        wanted = np.array(positions, dtype=np.int64)
-        offsets = wanted - self._first
+        first = np.array(positions, dtype=np.int64)
+        offsets = first - self._first
         if offsets.min() < 0 or offsets.max() >= len(self._table):
-            self._first = wanted
-            ahead = (wanted + np.arange(_AHEAD)[:, None]).ravel()  # [ahead * N]
+            self._first = first
+            ahead = (first + np.arange(_AHEAD)[:, None]).ravel()  # [ahead * N]
             self._table = keyed_uniforms(np.tile(self._keys, _AHEAD), ahead).reshape(_AHEAD, -1)
-            offsets = wanted - wanted
+            offsets = first - first
         numbers: Uniforms = self._table[offsets, self._rows]
         return numbers
 

@@ -1,4 +1,4 @@
-"""An exception while tokens are chosen fails the sequences that raise it, not the step with everybody in it."""
+"""An exception during sampling fails the sequences that raise it, not the whole step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from headrace.runner.sampling.state import SampleRow
 from headrace.runner.sampling.token_masks import TokenMasks
 
 NOT_SAMPLED = "the token after this sequence could not be chosen"
-NOT_TAKEN_IN = "the sequence could not be started"
+NOT_STARTED = "the sequence could not be started"
 
 MAX_LOST_STEPS = 3
-"""Steps in a row without a single sampled token, after which the fault is taken to be the executor's."""
+"""Consecutive steps without a sampled token after which the executor is considered faulty."""
 
 _log = logging.getLogger(__name__)
 
 
 class RowFaults(Generic[Logits]):
-    """Samples with `sampler`; where that raises, again row by row, which gives the same tokens: a row's token depends
-    on that row and its sequence alone, and choosing one changes nothing."""
+    """Samples with `sampler`; if that raises, samples again row by row. That gives the same tokens: a row's token
+    depends on that row and its sequence alone, and sampling changes no state."""
 
     def __init__(self, sampler: StepSampler[Logits]) -> None:
         self._sampler = sampler
@@ -36,12 +36,12 @@ class RowFaults(Generic[Logits]):
         at: Sequence[int] | None = None,
         masks: TokenMasks | None = None,
     ) -> SampleOutput:
-        """See `StepSampler.sample`. Raises what the sampler raises where no row can be blamed: where each of several
+        """See `StepSampler.sample`. Raises the sampler's exception if the fault is not one row's: where each of several
         rows fails, or every row of a few steps."""
         try:
             samples = self._sampler.sample(logits, rows, at, masks)
         except Exception as error:
-            _log.error("sampling failed, and is tried row by row", exc_info=error)
+            _log.error("sampling failed, trying again row by row", exc_info=error)
             samples = self._apart(logits, rows, at, masks)
             lost = len(samples.errors) == len(rows)
             self._lost_steps = self._lost_steps + 1 if lost else 0
@@ -76,7 +76,7 @@ class RowFaults(Generic[Logits]):
         return SampleOutput(tokens, tuple(logprobs) if any(logprobs) else None, errors)
 
 
-def told(what: str, error: Exception) -> str:
-    """What may be said of an exception in one sequence's work; the log has the rest."""
+def error_message(what: str, error: Exception) -> str:
+    """The message for the caller about an exception in one sequence's work; details are in the log."""
     _log.error("%s", what, exc_info=error)
     return what

@@ -28,9 +28,8 @@ from headrace.runner.sampling.token_masks import TokenMasks
 class Sampler:
     """Samples from rows of logits [R, V] on one device.
 
-    Keeps nothing of a sequence but a plan for the rows of the last call, which it reuses while the batch
-    stays the same. Every sequence's state is the caller's: made by `start`, told of emitted tokens by its
-    `extend`, and forgotten by dropping it.
+    Keeps only a plan for the rows of the last call, which it reuses while the batch stays the same. The caller
+    holds the state of every sequence: `start` creates it, and its `extend` records emitted tokens.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
@@ -39,7 +38,7 @@ class Sampler:
         self._plan: SamplingPlan | None = None
 
     def start(self, new: NewSequence) -> SequenceState:
-        """State of a sequence that is new here, or back after preemption with its output in `new.tokens`.
+        """State of a sequence that is new, or resumed after preemption with its output in `new.tokens`.
 
         Raises InvalidParams where its parameters name token ids outside the vocabulary.
         """

@@ -25,7 +25,7 @@ WIDTHS = (64, 256, 1024)
 
 
 def first_width(k: int, vocab_size: int) -> int:
-    """The narrowest prefix that can settle the first k ranks with one witness after them.
+    """The narrowest prefix that can decide the first k ranks with one more value after them.
 
     A partial selection pays off up to an eighth of the vocabulary; past that the whole row is sorted.
     """
@@ -33,7 +33,7 @@ def first_width(k: int, vocab_size: int) -> int:
 
 
 class Draw(enum.IntEnum):
-    """How a sequence's token is found: a matter of its own parameters, never of its batch."""
+    """How a sequence's token is chosen: depends on its own parameters, never on its batch."""
 
     GREEDY = 0  # argmax of the untouched logits
     EDITED = 1  # argmax after masks, bias or penalties
@@ -77,7 +77,7 @@ class SeenTokens:
             self._amounts[slot] = self._amount(int(self._counts[slot]))
 
     def entries(self, assumed: Sequence[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Token ids [E], each once, and the amounts [E] to subtract, as if `assumed` had been put out too.
+        """Token ids [E], each once, and the amounts [E] to subtract, as if `assumed` had been emitted too.
 
         Without `assumed` these are views, valid until the next `add`.
         """
@@ -115,7 +115,7 @@ class SeenTokens:
 
 
 class SequenceState:
-    """The sampler's view of one sequence. Made from a NewSequence, told of every emitted token by `extend`.
+    """The sampler's view of one sequence. Created from a NewSequence; `extend` records every emitted token.
 
     Raises InvalidParams where the parameters name token ids outside the vocabulary.
     """
@@ -130,7 +130,7 @@ class SequenceState:
         params.check_vocab(vocab_size)
         self.params = params
         self.matcher = matcher
-        # A grammar's masks keep stop ids back themselves: only they know when there is nothing else to choose.
+        # A grammar's masks ban stop ids themselves: only they know when no other token is allowed.
         self.min_tokens = params.min_tokens if matcher is None else 0
         self.seed = new.seed
         self.num_output = len(new.tokens) - new.num_prompt
@@ -143,7 +143,7 @@ class SequenceState:
             self.seen.add(new.tokens[new.num_prompt :])
         words = [word for word in params.bad_words if not isinstance(word, str)]
         self.banned = (*(params.banned_token_ids or ()), *(word[0] for word in words if len(word) == 1))
-        """Tokens that never come."""
+        """Tokens that are never sampled."""
         longer = [word for word in words if len(word) > 1]
         self.bad_words = BadWords(longer, new.tokens[new.num_prompt :]) if longer else None
         self.follows_output = self.seen is not None or self.bad_words is not None
@@ -152,7 +152,7 @@ class SequenceState:
         self.width = first_width(params.top_k, vocab_size) if self.draw is Draw.RANKED else 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Record tokens that the sequence has emitted, and that its matcher has taken in already."""
+        """Record tokens that the sequence has emitted, and that its matcher has accepted already."""
         self.num_output += len(tokens)
         if self.follows_output:
             if self.seen is not None:
@@ -161,7 +161,7 @@ class SequenceState:
                 self.bad_words.add(tokens)
 
     def subtracted(self, assumed: Sequence[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Token ids [E] and the amounts [E] to subtract from their logits, as if `assumed` had been put out too: the
+        """Token ids [E] and the amounts [E] to subtract from their logits, as if `assumed` had been emitted too: the
         penalties, then infinity for what would complete a bad word. None for nothing."""
         entries = None if self.seen is None else self.seen.entries(assumed)
         banned = () if self.bad_words is None else self.bad_words.banned(assumed)
@@ -186,7 +186,7 @@ class SequenceState:
 class SampleRow(NamedTuple):
     """One row of logits to sample from: a sequence, and the tokens assumed to follow its recorded output.
 
-    `assumed` is empty in ordinary decoding. For the verification of a draft, the row behind draft token i
+    `assumed` is empty in ordinary decoding. For the verification of a draft, the row after draft token i
     assumes the first i draft tokens, which sets its output position and is counted by the penalties.
     """
 

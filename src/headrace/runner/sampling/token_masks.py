@@ -1,4 +1,4 @@
-"""Which tokens a grammar allows next: one matcher a sequence, and its masks, computed beside the forward pass."""
+"""Which tokens a grammar allows next: one matcher per sequence, and its masks, computed during the forward pass."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Bits = NDArray[np.uint32]
 
 STEP_S, BURST_S = 0.005, 0.1
-"""Processor time that a grammar may take for a token, on the whole and at once. All sequences of a step wait for it."""
+"""CPU time that a grammar may take per token: on average, and at most. All sequences of a step wait for it."""
 RENEWAL_S = 0.02
-"""Most that a grammar may have cost to compile for a matcher to compile it again between two steps."""
+"""A matcher compiles its grammar again between two steps only if compiling took at most this time."""
 TOO_SLOW = f"{UNFULFILLABLE}following the grammar takes too much time"
 
 _WORD_BITS = 32
@@ -44,10 +44,10 @@ class TokenMasks:
 
 
 class Matcher:
-    """Where one sequence stands in its grammar.
+    """The position of one sequence in its grammar.
 
     An end-of-sequence token may come where the grammar is satisfied, stop ids not before `min_tokens` and ids to
-    ignore never, unless there is nothing else that may come.
+    ignore never, unless no other token is allowed.
     """
 
     __slots__ = ("_compiled", "_inner", "_least", "_left_s", "_never", "_not_yet", "_renewed", "_taken")
@@ -65,7 +65,7 @@ class Matcher:
 
     @property
     def done(self) -> bool:
-        """Nothing can be added to what was put out."""
+        """No token can follow the output."""
         return bool(self._inner.is_stopped()) and self.error is None
 
     @property
@@ -78,7 +78,7 @@ class Matcher:
         return f"{UNFULFILLABLE}the grammar ended in an error: {_first_line(self._inner.get_error())}"
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Take in emitted tokens; returns how many of them belong to the output: what follows its end does not."""
+        """Accept emitted tokens; returns how many of them belong to the output: those after its end do not."""
         start, taken = time.thread_time(), 0
         for token in tokens:
             taken += 1
@@ -91,9 +91,9 @@ class Matcher:
         return taken
 
     def fill(self, out: Bits, position: int, draft: Sequence[int]) -> None:
-        """The masks out [len(draft) + 1, W] at output position `position`, and behind each token of a draft.
+        """The masks out [len(draft) + 1, W] at output position `position`, and after each token of a draft.
 
-        Behind a draft token that the grammar does not allow masks mean nothing: it will not be accepted.
+        Masks after a draft token that the grammar does not allow have no meaning: it will not be accepted.
         """
         start, taken = time.thread_time(), 0
         for index in range(len(out)):
@@ -111,7 +111,7 @@ class Matcher:
             self.fill(out, position, draft)
 
     def _renew(self) -> bool:
-        """Begin again with what no other sequence has used up, so that a grammar fails by one's own output alone."""
+        """Start again with a fresh limit, so that a grammar fails only because of this sequence's own output."""
         if self._renewed:
             return False
         self._renewed = self._compiled.worn = True
@@ -146,11 +146,11 @@ class GrammarRunner:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """In a child process: its thread is not there, the next grammar starts another one."""
+        """In a child process: its thread does not exist there, the next grammar starts another one."""
         self._thread = None
 
     def start(self, new: NewSequence) -> Matcher | None:
-        """The matcher of a sequence, None without a grammar. What it has put out before a preemption is replayed.
+        """The matcher of a sequence, None without a grammar. Its output before a preemption is replayed.
 
         Raises RequestError where that is impossible.
         """
@@ -162,7 +162,7 @@ class GrammarRunner:
         matcher = Matcher(compiled, new, self._store.eos_ids)
         output = new.tokens[new.num_prompt :]
         if matcher.advance(output) != len(output) or matcher.error is not None:
-            raise RequestError(matcher.error or "the output so far goes on behind the end of its grammar")
+            raise RequestError(matcher.error or "the output so far continues after the end of its grammar")
         return matcher
 
     def begin(self, rows: Sequence[SampleRow]) -> Future[TokenMasks] | None:
@@ -181,7 +181,7 @@ class GrammarRunner:
         masks = TokenMasks(np.zeros((len(limited), self._words), np.uint32), where)
         at = 0
         while at < len(limited):
-            # The rows of one sequence stand together: behind its output, then behind each token of its draft.
+            # The rows of one sequence are adjacent: after its output, then after each token of its draft.
             first = limited[at]
             state = rows[first].state
             count = 1
@@ -194,9 +194,9 @@ class GrammarRunner:
                     masks.bits[at : at + count], state.num_output, rows[limited[at + count - 1]].assumed
                 )
                 error = matcher.error
-            except Exception as fault:  # one sequence's grammar is nobody else's trouble
+            except Exception as fault:  # one sequence's grammar must not fail the others
                 _log.error("the mask of a grammar could not be computed", exc_info=fault)
-                error = "the grammar could not be followed"
+                error = "the mask of the grammar could not be computed"
             if error is not None:
                 masks.errors.update(dict.fromkeys(limited[at : at + count], error))
             at += count
