@@ -23,7 +23,7 @@ void* Arena::take(std::size_t bytes) {
     if (start == MAP_FAILED) throw std::bad_alloc();
     mappings_.push_back({start, rounded});
 #ifdef MADV_HUGEPAGE
-    if (rounded >= kHugePage) madvise(start, rounded, MADV_HUGEPAGE);  // advice: it does not matter if it is not taken
+    if (rounded >= kHugePage) madvise(start, rounded, MADV_HUGEPAGE);  // advice only, failure does not matter
 #endif
     bytes_ += rounded;
     return start;

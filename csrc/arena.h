@@ -1,4 +1,4 @@
-// Memory for activations: zero pages that take real memory only once they are written, so that room for the largest
+// Memory for activations: zero pages that use physical memory only once they are written, so that space for the largest
 // step costs nothing while steps are small.
 #pragma once
 
@@ -14,7 +14,7 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // Zeros at a page boundary, kept until the arena goes. Throws std::bad_alloc.
+    // Zeros at a page boundary, kept until the arena is destroyed. Throws std::bad_alloc.
     void* take(std::size_t bytes);
 
     template <typename T>

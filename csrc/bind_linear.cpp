@@ -17,7 +17,7 @@ namespace {
 using Input = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Room for `rows` rows encoded as the matrix wants them.
+// Memory for `rows` rows encoded in the format that the matrix reads.
 Rows rows_for(const Matrix& weight, int rows, Arena& arena) {
     Rows encoded;
     encoded.type = weight.input;

@@ -23,7 +23,7 @@ DType type_of(const Values& array) {
     throw nb::type_error("a part of a matrix is float32, float16, or bfloat16 as uint16");
 }
 
-// An array, or (address, type, rows, cols) of memory that lives as long as the call.
+// An array, or (address, type, rows, cols) of memory that stays valid during the call.
 Part part_of(nb::handle item) {
     if (nb::isinstance<nb::tuple>(item)) {
         const auto fields = nb::cast<nb::tuple>(item);

@@ -45,7 +45,7 @@ struct Cache {
     int group = 0;
 };
 
-// A tape whose buffers, rotations and KV caches Python knows by number, and what they must keep alive.
+// A tape whose buffers, rotations and KV caches Python refers to by number, and the objects that it keeps alive.
 class BoundTape {
 public:
     BoundTape(const KernelSet& kernels, Team& team, int max_tokens, int max_seqs, int max_logits, int vocab_size)
@@ -308,7 +308,7 @@ private:
         refuse("scope " + name + " is unknown");
     }
 
-    // The final norm of the last wanted rows, which lie in the residual stream once the layers have run.
+    // The final norm of the last wanted rows, which are in the residual stream after the layers have run.
     EncodeArgs final_norm_of(const Final& asked, const Step& step) const {
         const auto& [source, norm, eps, out] = asked;
         const Rows& from = at(buffers_, source);

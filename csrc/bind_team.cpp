@@ -14,7 +14,7 @@ namespace nb = nanobind;
 namespace headrace {
 namespace {
 
-// The operating system's ids of the team's threads, each reported by itself: everyone waits in its share for the others.
+// The operating system's ids of the team's threads, each reported by its own thread: each waits in its share for the others.
 std::vector<std::int64_t> thread_ids(Team& team) {
     std::vector<std::int64_t> ids(team.size());
     std::atomic<int> here{0};

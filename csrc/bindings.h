@@ -1,4 +1,4 @@
-// One bind_ function for each topic; module.cpp calls them all. A binding's Python signature stands in
+// One bind_ function for each topic; module.cpp calls them all. A binding's Python signature is in
 // src/headrace/_native.pyi.
 #pragma once
 

@@ -56,8 +56,8 @@ std::uint64_t read_xcr0() {
 #endif
 }
 
-// Linux hands out the 8 KiB of AMX tile state only to processes that ask (arch_prctl(2)); the first tile instruction
-// of a process that did not ask is a fatal signal. The grant holds for every thread and is inherited by fork.
+// Linux allocates the 8 KiB of AMX tile state only for processes that request it (arch_prctl(2)); without the request
+// the first tile instruction raises a fatal signal. The grant holds for every thread and is inherited by fork.
 bool request_amx() {
 #if defined(__linux__) && defined(__x86_64__)
     constexpr long kReqXcompPerm = 0x1023;  // ARCH_REQ_XCOMP_PERM

@@ -1,4 +1,4 @@
-// What this CPU can run: instruction sets that both the silicon and the operating system offer, and cache sizes.
+// What this CPU can run: instruction sets that both the CPU and the operating system support, and cache sizes.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace headrace {
 
-// The CPUID words that hold the flags below, and what the operating system agreed to save on a context switch.
+// The CPUID words that hold the flags below, and the registers that the operating system saves on a context switch.
 struct FeatureWords {
     std::uint32_t leaf1_ecx = 0;
     std::uint32_t leaf7_ebx = 0;
@@ -28,10 +28,10 @@ struct CpuInfo {
 };
 
 // Pure: the flags that are safe to use, given the words. A set whose registers the operating system does not save
-// is left out, whatever the silicon says.
+// is left out even if the CPU has it.
 std::vector<std::string> usable_flags(const FeatureWords& words);
 
-// Reads this CPU, asking the kernel for AMX permission on the way. Everything is empty where the CPU is not x86.
+// Reads this CPU, and requests AMX permission from the kernel. Everything is empty where the CPU is not x86.
 CpuInfo detect_cpu();
 
 }  // namespace headrace

@@ -1,4 +1,4 @@
-// What a process must not share with its parent: threads, and locks that another thread of the parent may hold for ever.
+// What a process must not share with its parent: threads, and locks that another thread of the parent may hold.
 #pragma once
 
 #include <atomic>
@@ -7,11 +7,11 @@
 
 namespace headrace {
 
-// How many forks lie between this process and the one that loaded the library. A child has none of its parent's threads.
+// The number of forks between the process that loaded the library and this one. A child has none of its parent's threads.
 unsigned fork_depth();
 
-// An object of which each process has one: after a fork the child makes its own at the first use, by any of its threads.
-// The parent's object is left as it is, never destroyed in the child: nobody is left who could finish with it.
+// An object per process: after a fork the child creates its own at the first use, by any of its threads. The parent's
+// object is never destroyed in the child, since the threads that used it do not exist there.
 template <typename T>
 class PerProcess {
 public:
@@ -23,7 +23,7 @@ public:
     PerProcess(const PerProcess&) = delete;
     PerProcess& operator=(const PerProcess&) = delete;
 
-    // `make` returns a new T. Threads that come at once may make several, of which one is kept.
+    // `make` returns a new T. Threads that call at the same time may create several; one is kept.
     template <typename Make>
     T& get(Make make) {
         Entry* entry = entry_.load(std::memory_order_acquire);

@@ -23,11 +23,11 @@ struct LinearArgs {
     Epilogue epilogue = Epilogue::store;
     Gate gate = Gate::none;
     DType out_type = DType::f32;     // f32 | bf16 (bf16 for store and gate only)
-    void* out = nullptr;             // [T, ...]; store and add write weight->rows features and nothing behind them
+    void* out = nullptr;             // [T, ...]; store and add write weight->rows features and nothing after them
     std::size_t out_stride = 0;      // bytes
 };
 
-// Encodes f32 rows as a matrix wants them. With `norm`, the RMSNorm of the row is encoded:
+// Encodes f32 rows in the format that a matrix reads. With `norm`, the RMSNorm of the row is encoded:
 // x * rsqrt(mean(x^2) + eps) * norm. Features from `cols` to `cols_padded` are written as zeros.
 // i8: one scale a group, max|x| / 127, round to nearest even.
 struct EncodeArgs {
@@ -58,7 +58,7 @@ struct EmbedArgs {
 // Splits qkv [T, (Hq + 2 Hkv) * D] f32, normalises the heads of q and k if asked, rotates them by `cos` and `sin`
 // [T, R / 2] (half-split layout: x[i] pairs with x[i + R/2], features from R on stay), and writes
 // q as [Hkv][T][G][D] of `q_type` (G = Hq / Hkv), k and v into the cache at the step's slots.
-// With sink tables, q rotated by them goes to q_sink as well.
+// With sink tables, q rotated by them is written to q_sink, too.
 struct RopeArgs {
     const float* qkv = nullptr;
     std::size_t qkv_stride = 0;      // bytes
@@ -119,7 +119,7 @@ struct PackArgs {
     bool symmetric = true;                 // int8, int4: zero in the middle; else from the group's minimum
 };
 
-// Fills a packed int8 or int4 matrix with codes that were chosen elsewhere (GPTQ, AWQ). Row r of the packed matrix is
+// Fills a packed int8 or int4 matrix with existing codes (GPTQ, AWQ). Row r of the packed matrix is
 // read from codes[r] (`cols` bytes; null: a row of zeros), its scales and zeros from scales[r] and zeros[r] (one a group
 // that begins before `cols`). Without `zeros` the zero is in the middle; with them `out` has a zeros array.
 struct PackCodesArgs {
@@ -171,23 +171,23 @@ struct Kernels {
     void (*argmax)(const ArgmaxArgs&, Team&);
     void (*soft_cap)(const SoftCapArgs&, Team&);
 
-    // The roofline. `peak` runs nothing but products of `type` (f32, bf16, i8) on every thread, `rounds` times a few
+    // The roofline. `peak` runs only products of `type` (f32, bf16, i8) on every thread, `rounds` times a few
     // hundred, and returns how many multiplications and additions that were: 0 for a type without a product here.
     // `read` reads a buffer (a multiple of 512 bytes, 64-byte aligned) once, each thread a part of it.
     double (*peak)(DType type, std::int64_t rounds, Team&);
     void (*read)(const void* data, std::size_t bytes, Team&);
 
-    // The sampler's passes over one row, each on the calling thread. `scan_row` gives the largest logit and, for group
+    // The sampler's passes over one row, each on the calling thread only. `scan_row` gives the largest logit and, for group
     // g, sixteen largest ones of sixteen logits each: maxima[16 * g + l] of logits 256 * g + l, + 16, + 32, ...; it
     // returns whether the row holds a NaN, and is about the largest only if not. `weigh_row` adds up the weights of
-    // each group. `collect` writes the rising indices of all logits that are not below `bound`, and returns how many.
+    // each group. `collect` writes the indices, in rising order, of all logits that are not below `bound`, and returns how many.
     bool (*scan_row)(const float* row, int cols, float* maxima, float* highest);
     void (*weigh_row)(const float* row, int cols, const WeighArgs&, double* sums);
     int (*collect)(const float* row, int cols, float bound, std::int32_t* ids);
 };
 
 // The table of that name, or null if this build or this CPU lacks it. "amx-emulated" is the AMX table with its tile
-// instructions done in plain C++, for tests on other machines.
+// instructions emulated in plain C++, for tests on other machines.
 const Kernels* find_kernels(const char* name);
 
 // The tables that find_kernels knows on this machine, best first, null after the last one, which is "amx-emulated" where

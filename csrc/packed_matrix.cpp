@@ -47,7 +47,7 @@ void check(const std::vector<Part>& parts, const PackOptions& options) {
     }
 }
 
-// Row of the packed matrix -> index into the parts' rows put below each other, or -1 for a row of zeros.
+// Row of the packed matrix -> index into the concatenated rows of the parts, or -1 for a row of zeros.
 std::vector<int> order_of_rows(const std::vector<Part>& parts, bool gate) {
     int total = 0;
     for (const Part& part : parts) total += part.rows;

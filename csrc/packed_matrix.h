@@ -1,4 +1,4 @@
-// A weight matrix with the memory that it lies in, filled once from rows of a checkpoint, or from their codes.
+// A weight matrix that owns its memory, filled once from rows of a checkpoint, or from their codes.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct PackOptions {
 
 class PackedMatrix {
 public:
-    // Puts the parts below each other and packs them. Throws std::invalid_argument where they do not fit together.
+    // Concatenates the rows of the parts and packs them. Throws std::invalid_argument where they do not fit together.
     PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts, const PackOptions& options);
 
     // The same from codes; those of int4, and their zeros, are below 16. `symmetric` follows from the parts' zeros.
@@ -48,8 +48,8 @@ public:
     bool gated() const { return gated_; }
 
 private:
-    // Takes memory for the parts; returns, for each row of the packed matrix, its index in the parts put below each
-    // other, or -1 for a row of zeros.
+    // Takes memory for the parts; returns, for each row of the packed matrix, its index in the concatenated parts,
+    // or -1 for a row of zeros.
     std::vector<int> lay_out(const std::vector<Part>& parts, const PackOptions& options);
 
     WeightMemory memory_;

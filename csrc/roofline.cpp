@@ -56,14 +56,14 @@ struct Freed {
 
 std::vector<double> measure_read(const Kernels& kernels, Team& team, std::size_t buffer_bytes, int runs) {
     constexpr std::size_t kPage = 4096;
-    constexpr std::size_t kParts = 16;  // timed one by one: the shorter, the fewer interruptions fall into each
+    constexpr std::size_t kParts = 16;  // timed one by one: a short part is less likely to be interrupted
     const std::size_t bytes = (buffer_bytes + kPage - 1) / kPage * kPage;
     const std::unique_ptr<unsigned char, Freed> owner(static_cast<unsigned char*>(::operator new(bytes, kAlign)));
     unsigned char* data = owner.get();
 #if defined(__linux__)
     madvise(data, bytes, MADV_HUGEPAGE);  // weights have the same; without it page walks are measured too
 #endif
-    // Written, or every page would be the one page of zeros.
+    // Written, or every page would map to the shared zero page.
     auto fill = [&](int thread, int size) {
         const std::size_t first = bytes / kPage * thread / size * kPage;
         const std::size_t last = bytes / kPage * (thread + 1) / size * kPage;

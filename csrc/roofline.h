@@ -14,7 +14,7 @@ namespace headrace {
 std::vector<double> measure_read(const Kernels& kernels, Team& team, std::size_t buffer_bytes, int runs);
 
 // Operations a second of `threads` threads that run side by side, each `runs` runs of about `seconds`: entry i is the sum
-// of what each thread reached in its i-th slowest run, so that threads need not be left in peace at the same moment.
+// of what each thread reached in its i-th slowest run, so that threads need not be undisturbed at the same time.
 // Empty where the set has no product of this type.
 std::vector<double> measure_peak(const Kernels& kernels, int threads, DType type, double seconds, int runs);
 

@@ -20,7 +20,7 @@ constexpr int kLanes = 16;               // maxima a group of logits
 constexpr int kSteps = 1024;             // of 1 / kStepsPerUnit below the highest logit
 constexpr float kStepsPerUnit = 32;
 // Waking the team, and waiting for its slowest thread, pays from about a millisecond of work on: so many logits
-// looked at once, where a draw among the top_k, another draw and log-probabilities count as several looks.
+// read once, where a draw among the top_k, another draw and log-probabilities count as several reads.
 constexpr std::int64_t kParallel = 16 << 20;
 constexpr std::int64_t kRankedPasses = 3, kDrawPasses = 8, kLogprobPasses = 16;
 
@@ -35,7 +35,7 @@ std::uint64_t key_of(float logit, std::int64_t token) {
 
 std::int64_t token_of(std::uint64_t key) { return static_cast<std::uint32_t>(key); }
 
-// One row of logits: what a scan finds, and its tokens in order of their logits as far as asked for. One a thread.
+// One row of logits: the results of a scan, and its first tokens in order of their logits. One a thread.
 class Row {
 public:
     Row(const Kernels& kernels, int cols)
@@ -64,7 +64,7 @@ public:
         return 0;
     }
 
-    // Puts at least the first `count` tokens in order (all, if there are fewer); returns how many are.
+    // Sorts at least the first `count` tokens (all, if there are fewer); returns how many are sorted.
     int order(int count) {
         if (static_cast<int>(keys_.size()) < std::min(count, cols_)) {
             if (!gather(count)) {
@@ -87,7 +87,7 @@ public:
 
 private:
     // Keys of all tokens whose logit is not below some bound: at least `count`, and few more. False where that would
-    // not save work. The bound decides how much is sorted, never what comes out.
+    // not save work. The bound decides how much is sorted, never the result.
     bool gather(int count) {
         float bound;
         const bool few = static_cast<std::size_t>(count) * 4 <= maxima_.size();
@@ -264,7 +264,7 @@ private:
         double running = 0;
         std::size_t group = 0;
         while (group + 1 < sums.size() && running + sums[group] <= target) running += sums[group++];
-        while (group > 0 && sums[group] == 0) running -= sums[--group];  // behind the last weight, by rounding
+        while (group > 0 && sums[group] == 0) running -= sums[--group];  // past the last weight, by rounding
         const int begin = static_cast<int>(group) * kSampleGroup, end = std::min(cols_, begin + kSampleGroup);
         int last = begin;
         for (int token = begin; token < end; ++token) {

@@ -1,5 +1,5 @@
 // The sampler: rows of logits in, one token a row out. Order of operations and results are those of
-// src/headrace/runner/sampling/sampler.py, which says what each means. A row's token depends on that row and its rules alone.
+// src/headrace/runner/sampling/sampler.py, which documents each. A row's token depends on that row and its rules alone.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace headrace {
 // One of a sequence's uniform numbers in (0, 1): Philox4x32-10, see src/headrace/runner/sampling/randomness.py.
 double uniform(std::uint64_t seed, std::uint64_t position, std::uint32_t stream);
 
-// How one sequence's tokens are chosen: its parameters, checked and in the form that the sampler reads.
+// How one sequence's tokens are chosen: its parameters, validated, in the sampler's form.
 struct SampleRules {
     int vocab_size = 0;
     double temperature = 1;                // 0: greedy
@@ -80,8 +80,8 @@ public:
     void logprobs(const std::vector<LogprobTask>& tasks, std::vector<Likely>* out);
 
 private:
-    class Drawer;  // what one thread needs for one row after the other
-    struct Desk;   // a drawer for each thread of the team, and the lock on them
+    class Drawer;  // the buffers of one thread
+    struct Desk;   // a Drawer for each thread of the team, and their lock
 
     template <typename F>
     void for_rows(std::size_t count, std::int64_t passes, F&& body);

@@ -15,7 +15,7 @@ void check_count(const char* what, int count, int most) {
     }
 }
 
-// Completes a call with what this step brings, and makes it.
+// Completes a call with the arguments of this step, and makes it.
 struct Player {
     const Kernels& kernels;
     Team& team;

@@ -28,12 +28,12 @@ struct KVGroup {
 // Which rows a call works on. `gathered` reads rows of tokens and writes wanted rows (encode only).
 enum class Scope : std::uint8_t {
     tokens,    // one a token
-    gathered,  // those of wanted_rows, taken from among the tokens'
-    logits,    // one a wanted row: on the way to logits, or to a final hidden state
+    gathered,  // those of wanted_rows, gathered from the tokens' rows
+    logits,    // one a wanted row: for logits, or for a final hidden state
     head,      // the first of these, those that become logits
 };
 
-// How many rows that is in one step.
+// The number of rows in one step.
 inline int rows_of(Scope scope, const Step& step) {
     return scope == Scope::tokens ? step.tokens : scope == Scope::head ? step.logits : step.wanted;
 }
@@ -67,10 +67,10 @@ public:
     Rows rows(DType type, int cols, int group = 0);
     void* bytes_per_token(std::size_t bytes) { return arena_.take(bytes * sizes_.tokens); }
 
-    // What depends on the step (rows, ids, gather, step, scratch) is filled in at every run.
+    // Arguments that depend on the step (rows, ids, gather, step, scratch) are filled in at every run.
     void append(Call call, Scope scope, std::string name, int layer);
 
-    // Where logits go: [sizes.logits, vocab] floats.
+    // Output of logits: [sizes.logits, vocab] floats.
     float* logits_buffer();
 
     // ---- Running ----

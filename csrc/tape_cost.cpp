@@ -1,4 +1,4 @@
-// What a call must read, write and calculate at least: the numbers that its time is held against.
+// The least that a call must read, write and compute: its time is compared with these numbers.
 #include "tape.h"
 
 namespace headrace {

@@ -25,7 +25,7 @@ namespace {
 using Word = std::atomic<std::uint32_t>;
 using Clock = std::chrono::steady_clock;
 
-// Longer than any pause between two instructions of a tape, shorter than anybody would notice on a power meter.
+// Longer than any pause between two instructions of a tape, too short to matter for power.
 constexpr auto kSpin = std::chrono::microseconds(50);
 
 void pause() {
@@ -52,7 +52,7 @@ void wake(Word& word) {
 #endif
 }
 
-// Spins until done() holds; false when the time for spinning is over.
+// Spins until done() holds; false after the time limit for spinning.
 template <typename Done>
 bool spin_until(Done done) {
     for (int round = 0; round < 64; ++round) {
@@ -97,7 +97,7 @@ std::vector<int> cores() {
 }
 #endif
 
-// More threads than cores cannot all spin: whoever waits would keep the one who works from its core.
+// With more threads than cores, waiting threads must not spin: they would take cores from the working ones.
 bool crowded(int threads) {
 #ifdef __linux__
     cpu_set_t allowed;
@@ -121,23 +121,23 @@ void stay_on(int cpu) {
 
 }  // namespace
 
-// A run cuts its work into one share for each thread. Whoever is there first does a share: the thread that it is meant
-// for, or a faster one that has finished its own. So nobody waits for a thread that sleeps, or whose core the system has
-// given to somebody else; only for one that has begun. Threads without a share of their own look through the others' together,
-// at each once: a run of n threads takes about 2 n atomic operations, not n * n.
+// A run cuts its work into one share for each thread. A share is done by its own thread, or by a faster one that has
+// finished its own share. So a run never waits for a thread that sleeps or that the system has descheduled, unless it has
+// already begun its share. Threads that have finished check the other shares through a common counter, each share once: a
+// run of n threads takes about 2 n atomic operations, not n * n.
 struct Team::Shared {
     struct alignas(64) Share {
-        Word taken{0};             // the last run in which somebody took it
+        Word taken{0};             // the last run in which a thread took it
     };
 
     alignas(64) Word epoch{0};     // the number of the run; one begins when it changes
-    // High half: the number of the run. Low half: the first share that only its own thread has looked at.
+    // High half: the number of the run. Low half: the first share that only its own thread has checked.
     alignas(64) std::atomic<std::uint64_t> open{0};
     alignas(64) Word unfinished{0};  // shares of the run that are not done
     alignas(64) Word asleep{0};    // threads that wait for the next run in the kernel
     Word caller_asleep{0};
     std::atomic<bool> closing{false};
-    Work work = nullptr;           // read by whoever has taken a share: the run lasts at least until that is done
+    Work work = nullptr;           // read by threads that have taken a share: the run lasts at least until that is done
     void* context = nullptr;
     const int size;
     const bool patient;            // never spins
@@ -152,7 +152,7 @@ struct Team::Shared {
 #else
         (void)pin;
 #endif
-        sigset_t all, before;  // signals are for the threads that the process started itself
+        sigset_t all, before;  // signals are handled by the process's own threads
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         for (int thread = 1; thread < size; ++thread) {
@@ -208,7 +208,7 @@ struct Team::Shared {
     }
 
     void announce() {
-        epoch.fetch_add(1);  // in one order with `asleep`: whoever goes to sleep after this sees the new epoch
+        epoch.fetch_add(1);  // sequentially consistent with `asleep`: a thread that goes to sleep after this sees the new epoch
         if (asleep.load() != 0) wake(epoch);
     }
 

@@ -67,8 +67,8 @@ struct Rows {
 //   f32   keys [D][T]            values [T][D]
 //   bf16  keys [D / 2][T][2]     values [T / 2][D][2]
 //   i8    as bf16, with one float scale a (block, head, position) for keys and one for values
-// T is block_size rounded up to a multiple of 16; nobody reads positions from block_size on. D is a multiple of 16.
-// Positions that a sequence has not written hold what another one left there, NaN included: nothing may depend on it.
+// T is block_size rounded up to a multiple of 16; positions from block_size on are never read. D is a multiple of 16.
+// Positions that a sequence has not written hold data of other sequences, NaN included: no result may depend on it.
 struct KVCache {
     DType type = DType::f32;
     void* keys = nullptr;
@@ -99,8 +99,8 @@ struct Step {
     const std::int32_t* kv_lens = nullptr;       // [seqs], this step's own writes included
     const GroupTables* groups = nullptr;
     int wanted = 0;
-    int logits = 0;                              // of the wanted rows, how many go through the head: the first ones
-    const std::int64_t* wanted_rows = nullptr;   // [wanted]: tokens whose logits or final hidden states are wanted
+    int logits = 0;                              // the first so many of the wanted rows go through the head
+    const std::int64_t* wanted_rows = nullptr;   // [wanted]: tokens whose logits or final hidden states are computed
 };
 
 }  // namespace headrace

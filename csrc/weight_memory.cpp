@@ -16,17 +16,17 @@ struct WeightMemory::Chunk {
     char* start = nullptr;  // at a huge page
     std::size_t bytes = 0;
     std::size_t used = 0;
-    int pieces = 0;         // that are still alive
+    int pieces = 0;         // still in use
 };
 
-// All of a process: what one model leaves of a chunk, the next one takes.
+// Shared by the whole process: the next model uses the rest of a chunk.
 struct Chunks {
     using Chunk = WeightMemory::Chunk;
 
     std::mutex one;
-    Chunk* open = nullptr;  // where the next piece goes, if it fits
+    Chunk* open = nullptr;  // the next piece is placed here, if it fits
 
-    // Never destroyed: Python may let go of a matrix after static destructors have run.
+    // Never destroyed: Python may free a matrix after static destructors have run.
     static Chunks& all() {
         static Chunks* const chunks = [] {
             // A fork waits for the holder of the lock, so the child gets consistent chunks.
@@ -57,7 +57,7 @@ Chunks::Chunk* map_chunk(std::size_t bytes) {
     const auto address = reinterpret_cast<std::uintptr_t>(chunk->mapping);
     chunk->start = static_cast<char*>(chunk->mapping) + (round_up(address, kHugePage) - address);
 #ifdef MADV_HUGEPAGE
-    madvise(chunk->start, chunk->bytes, MADV_HUGEPAGE);  // advice: it does not matter if it is not taken
+    madvise(chunk->start, chunk->bytes, MADV_HUGEPAGE);  // advice only, failure does not matter
 #endif
     return chunk;
 }

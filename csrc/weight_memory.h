@@ -1,5 +1,5 @@
-// Memory for packed weights: matrices one after the other in chunks of huge pages. A small matrix would get none by
-// itself, and reading it would wait for a page table every 4 KiB.
+// Memory for packed weights: matrices one after the other in chunks of huge pages. A small matrix alone would get none, and
+// reading it would need a page-table lookup every 4 KiB.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@ namespace headrace {
 class WeightMemory {
 public:
     WeightMemory() = default;
-    ~WeightMemory();  // a chunk is given back with the last piece in it
+    ~WeightMemory();  // a chunk is freed with its last piece
     WeightMemory(const WeightMemory&) = delete;
     WeightMemory& operator=(const WeightMemory&) = delete;
 
-    // Zeros at a page boundary, kept until this object goes. Throws std::bad_alloc. Any thread may call.
+    // Zeros at a page boundary, kept until this object is destroyed. Throws std::bad_alloc. Any thread may call.
     void* take(std::size_t bytes);
 
     template <typename T>

@@ -1,4 +1,4 @@
-// Rope, KV writes and attention over the paged cache: every KV type, with windows and sinks. What no sequence wrote is NaN.
+// Rope, KV writes and attention over the paged cache: every KV type, with windows and sinks. Unwritten positions are NaN.
 #include <vector>
 
 #include "driver.h"
@@ -33,7 +33,7 @@ void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out)
         blocks += count;
         for (int entry = 0; entry < width; ++entry) {
             const int logical = entry < sink_blocks ? entry : entry + gone;
-            tables.push_back(logical < count ? first + logical : -1);  // a read past the live entries leaves the cache
+            tables.push_back(logical < count ? first + logical : -1);  // a read past the live entries is outside the cache
         }
         for (int at = 0; at < s.length; ++at) {
             const std::int64_t slot = static_cast<std::int64_t>(first + at / c.block_size) * c.block_size + at % c.block_size;
@@ -85,7 +85,7 @@ void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out)
     rope.q_sink = q_sink.data();
     kernels.rope_and_write(rope, team);
 
-    // The queries of the slices alone, as a step brings them: taken from those of all tokens, a KV head at a time.
+    // The queries of the slices only, as in a step: taken from those of all tokens, one KV head at a time.
     const std::size_t tokens = positions.size(), per_token = q_bytes / kHeadsKV;
     Guarded<char> queries(tokens * q_bytes);
     for (int head = 0; head < kHeadsKV; ++head) {

@@ -17,7 +17,7 @@ inline void require(bool condition, const char* what, const char* kernels = "") 
     std::exit(2);
 }
 
-// Whether all values are finite: of what was written, and of everything that it was made from.
+// Whether all values are finite, outputs and inputs.
 inline bool finite(const Guarded<float>& values) {
     for (std::size_t i = 0; i < values.size(); ++i) {
         if (!(values[i] - values[i] == 0)) return false;
@@ -35,6 +35,6 @@ void run_attention(const Kernels& kernels, const Teams& teams);
 void run_rows(const Kernels& kernels, const Teams& teams);
 void run_sampling(const Kernels& kernels, const Teams& teams);
 void run_threads();
-[[noreturn]] void plant(const char* fault);  // makes a fault of that name, which a sanitizer must find
+[[noreturn]] void plant(const char* fault);  // causes the fault of that name, which a sanitizer must report
 
 }  // namespace headrace::driver

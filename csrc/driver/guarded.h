@@ -1,5 +1,5 @@
-// Arrays that end at a page which nobody may touch, so that vector instructions and assembler, which sanitizers do not
-// see, are caught too. Elements that nobody has written are NaN.
+// Arrays that end at an inaccessible page, so that faults of vector instructions and assembler, which sanitizers do not
+// check, are caught too. Unwritten elements are NaN.
 #pragma once
 
 #include <sys/mman.h>
@@ -31,7 +31,7 @@ class Guarded {
 public:
     explicit Guarded(std::size_t count) : count_(count) {
         const std::size_t bytes = count * sizeof(T), rounded = (bytes + kPage - 1) / kPage * kPage;
-        mapped_ = rounded + 2 * kPage;  // one page before, one behind
+        mapped_ = rounded + 2 * kPage;  // one page before, one after
         start_ = mmap(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (start_ == MAP_FAILED) throw std::bad_alloc();
         char* middle = static_cast<char*>(start_) + kPage;

@@ -6,7 +6,7 @@ extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
 
 namespace {
 
-// `headrace_driver` runs everything, `headrace_driver --plant overrun|race|overflow` makes that fault.
+// `headrace_driver` runs everything, `headrace_driver --plant overrun|race|overflow` causes that fault.
 int run(int argc, char** argv) {
     using namespace headrace;
     using namespace headrace::driver;

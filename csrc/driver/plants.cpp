@@ -39,7 +39,7 @@ void plant(const char* fault) {
     Team one(1), other(1);
     const Kernels& kernels = *find_kernels("portable");
     if (std::strcmp(fault, "overrun") == 0) {
-        Product product(8, 7);  // the last row lies behind the output
+        Product product(8, 7);  // the last row is past the output
         kernels.linear(product.args, one);
     } else if (std::strcmp(fault, "overflow") == 0) {
         Product product(8, 8);

@@ -44,7 +44,7 @@ struct Attention {
             (plan.whole_before[middle] <= index ? low : high) = middle;
         }
         const int tiles = tiles_of(args, low), within = static_cast<int>(index - plan.whole_before[low]);
-        // Later tiles see more keys: first come, so that the last ones to be taken are short.
+        // Later tiles see more keys: they are taken first, so that the last jobs are short.
         const Tile tile = tile_at(args, low, within / tiles, tiles - 1 - within % tiles);
         const SpanList spans = SpanList::of(args, shape, tile);
         return {tile, spans, 0, spans.count(), -1};
@@ -63,19 +63,19 @@ struct Attention {
         return item.spans - plan.first_span < plan.wave ? item.spans : plan.first_span + plan.wave;
     }
 
-    // Attends to span `index`. Fetches what follows ahead: the job's next span, or the first of the job that follow() gives.
+    // Attends to span `index`. Prefetches the job's next span, or the first one of the job that follow() gives.
     template <typename F>
     void attend(const Job& job, int index, F& follow, const Workspace& work, const Partial& out) const {
         if (index + 1 < job.to) {
-            work.ahead->look(args, shape, job.tile, job.spans[index + 1]);
+            work.ahead->prefetch(args, shape, job.tile, job.spans[index + 1]);
         } else if (const Job* next = follow()) {
-            work.ahead->look(args, shape, next->tile, next->spans[next->from]);
+            work.ahead->prefetch(args, shape, next->tile, next->spans[next->from]);
         } else {
             work.ahead->regions = 0;
         }
         Span span;
         open_span(args, shape, job.tile, job.spans[index], static_cast<bf16_t*>(work.values), span);
-        if (span.panels == 0) {  // only dropped blocks: nobody sees them
+        if (span.panels == 0) {  // only dropped blocks: no row sees them
             for (int r = 0; r < job.tile.rows; ++r) out.peak[r] = kHidden;
         } else {
             attend_span<Step>(args, job.tile, span, work, out);
@@ -111,8 +111,8 @@ struct Attention {
         if (end == item.spans) finish(args, job.tile, result);
     }
 
-    // Takes a job at the last span of the one before, so that it knows what to fetch, and keeps it from the other threads
-    // for no longer than that.
+    // Takes a job at the last span of the one before, so that it can prefetch, and not earlier, so that other threads can
+    // take it.
     void work_on(int count, int thread, const Workspace& work) const {
         if (thread >= count) return;
         Job jobs[2] = {job_at(thread), {}};

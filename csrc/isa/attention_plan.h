@@ -1,4 +1,4 @@
-// How attention's work is shared out. An item is a tile of query rows of one sequence and KV head. Items far above a
+// How attention's work is divided among threads. An item is a tile of query rows of one sequence and KV head. Items far above a
 // thread's fair share (one long sequence) are split: their spans are units of their own, whose partial results are
 // kept and folded in rising order, as the thread that does a whole item folds them. So no bit depends on the plan.
 #pragma once
@@ -51,8 +51,8 @@ struct ScratchSizes {
         s.splits = lined(sizeof(SplitItem) * kSplitsPerThread * threads);
         s.before = lined(sizeof(std::int64_t) * (static_cast<std::size_t>(seqs) + 1));
         s.results = s.partial * kSplitsPerThread * threads;
-        const std::size_t wanted = kPoolFloats * sizeof(float) * threads;
-        s.pool = wanted > s.results ? wanted : s.results;
+        const std::size_t needed = kPoolFloats * sizeof(float) * threads;
+        s.pool = needed > s.results ? needed : s.results;
         s.scores = sizeof(float) * kQueryRows * kScoreStride;
         const int columns = args.kv.type == DType::i8 ? kSpanColumns : kMaskedColumns;
         s.values = lined((args.kv.type == DType::f32 ? sizeof(float) : sizeof(bf16_t)) * columns * dim);

@@ -1,5 +1,5 @@
-// Spans: the fixed ranges of positions that attention visits one after the other, and what of a span a tile of query
-// rows has to touch.
+// Spans: the fixed ranges of positions that attention computes one after the other, and the parts of a span that a tile
+// of query rows reads.
 //
 // A span is a fixed number of whole cache blocks, or a fixed part of one large block, so about 256 positions, counted
 // from position 0. It never depends on the query, on the window or on the batch: see "Batch invariance" in docs/kernels.md.
@@ -178,8 +178,8 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
     });
 }
 
-// The memory of a span that comes next, fetched into the cache bit by bit while another one is computed: blocks lie
-// anywhere, and the hardware does not guess where. Only few query rows wait for memory.
+// Prefetches the next span into the cache in small parts while another one is computed: blocks are anywhere in memory,
+// which hardware cannot predict. Only tiles of few query rows wait for memory.
 struct Ahead {
     static constexpr int kFewestRows = 3, kMostRows = 16;
     int regions = 0;
@@ -188,7 +188,7 @@ struct Ahead {
     std::size_t done = 0;        // of the current one
     const char* at[2 * kSpanPanels];
 
-    void look(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index) {
+    void prefetch(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index) {
         regions = region = 0;
         done = 0;
         if (tile.rows < kFewestRows || tile.rows > kMostRows || shape.chunks > 1) return;
@@ -199,7 +199,7 @@ struct Ahead {
         });
     }
 
-    // Lines to fetch at each of `calls` occasions.
+    // Lines to prefetch at each of `calls` calls.
     int share(int calls) const { return static_cast<int>(regions * ((bytes + 63) / 64) / calls) + 1; }
 
     void fetch(int lines) {

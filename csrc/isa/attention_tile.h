@@ -1,9 +1,9 @@
 // Attention of one tile of query rows over one span, and the fold of spans into a row's result.
 //
-// A block passes from one sequence to the next without being cleared, so what a row does not see may be NaN or infinite.
-// It must change no bit of the row: scores of hidden keys and scales of hidden values are replaced, and a row whose
-// product is not finite is multiplied again without the values that it does not see. What is not finite among what a row
-// sees makes the row NaN.
+// Blocks are reused without being cleared, so keys and values that a row does not see may be NaN or infinite. They must
+// not change the row: scores of hidden keys and scales of hidden values are replaced, and a row whose
+// product is not finite is multiplied again without the values that it does not see. A value that is not finite and that
+// the row sees makes the row NaN.
 #pragma once
 
 #include "attention_scores.h"
@@ -16,7 +16,7 @@ constexpr float kHidden = -__builtin_inff();
 
 // Softmax over some of a row's keys: sum of 2^(score - peak) and of 2^(score - peak) * value, not yet divided. Scores
 // carry log2(e), so that e^x is a power of two.
-// `peak` is -infinity where no key was seen; such a row's other fields mean nothing. It is NaN where `sum` is.
+// `peak` is -infinity where no key was seen; such a row's other fields have no meaning. It is NaN where `sum` is.
 struct Partial {
     float* peak;     // [rows]
     float* sum;      // [rows]
@@ -180,9 +180,10 @@ inline bool finite(const float* x, int count) {
     return reduce_add((strange[0] + strange[1]) + (strange[2] + strange[3])) == 0.0f;
 }
 
-// Multiplies the rows again whose products are not finite: nearly always none, which one look at all of them tells.
+// Multiplies the rows again whose products are not finite. One check of all rows finds that there are none, nearly always.
 template <typename Step>
-inline void mend(const AttentionArgs& args, const Tile& tile, const Span& span, const Workspace& work, const Partial& out) {
+inline void recompute_non_finite_rows(const AttentionArgs& args, const Tile& tile, const Span& span, const Workspace& work,
+                                      const Partial& out) {
     using Element = typename Step::Element;
     const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
     if (finite(out.mix, tile.rows * dim)) return;
@@ -227,7 +228,7 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
     };
     Step::multiply(reinterpret_cast<const Element*>(work.scores), kScoreStride * sizeof(float), tile.rows, values,
                    dim / kPanel, out.mix, static_cast<std::size_t>(dim), false);
-    if (!coded) mend<Step>(args, tile, span, work, out);  // codes are finite
+    if (!coded) recompute_non_finite_rows<Step>(args, tile, span, work, out);  // codes are finite
 }
 
 inline void clear_partial(const Partial& to, int rows, int dim) {
@@ -238,7 +239,7 @@ inline void clear_partial(const Partial& to, int rows, int dim) {
     for (int i = 0; i < rows * dim; i += 16) F32x16::zero().store(to.mix + i);
 }
 
-// Folds one span's result into that of the spans before it. A row that saw nothing of the span keeps every bit.
+// Folds one span's result into that of the spans before it. A row that sees no key of the span keeps every bit.
 inline void fold(const Partial& to, const Partial& from, int rows, int dim) {
     for (int first = 0; first < rows; first += 16) {
         const int n = rows - first < 16 ? rows - first : 16;

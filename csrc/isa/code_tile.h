@@ -1,4 +1,4 @@
-// What products with int8 and int4 weights read: a few rows of activations, a few panels of codes, their scales.
+// Operands of products with int8 and int4 weights: a few rows of activations, a few panels of codes, their scales.
 #pragma once
 
 #include "scalar.h"
@@ -43,8 +43,8 @@ struct CodeTile {
     int row, panel;
     float* out;
     std::size_t out_stride;  // floats
-    // What the tile asks for while it works: from `ask` on `ask_step` bytes further with each 64 bytes of a panel that
-    // it reads, and from `turn` on when it comes to group `turn_group`.
+    // What the tile prefetches while it works: from `ask` on, `ask_step` bytes further with each 64 bytes of a panel that
+    // it reads, and from `turn` on when it reaches group `turn_group`.
     const std::uint8_t* ask = nullptr;
     std::size_t ask_step = 0;
     const std::uint8_t* turn = nullptr;
@@ -64,7 +64,7 @@ struct CodeTile {
     }
 };
 
-constexpr int kCodesAhead = 4096;  // bytes of a panel that are asked for before they are needed
+constexpr int kCodesAhead = 4096;  // bytes of a panel that are prefetched before they are needed
 
 // What turns 64 bytes of a panel into pairs of bf16.
 template <bool kNibbles>

@@ -16,7 +16,7 @@ struct Panels {
     std::size_t row_stride;       // bytes from one k (f32) or two k (bf16, f16) to the next
     std::size_t panel_stride;     // bytes from panel to panel
     int k_per_segment;            // bf16, f16: even
-    const void* ahead = nullptr;  // as many bytes of as many panels that are needed next: asked for on the way
+    const void* ahead = nullptr;  // as many bytes of as many panels that are needed next: prefetched meanwhile
 };
 
 // A product says what a panel row (64 bytes) holds: kParts factors, which are multiplied one after the other.
@@ -88,12 +88,12 @@ HEADRACE_INLINE void add_parts(F32x16 (&sums)[kRows][kPanels], const typename Pr
     if constexpr (kPart + 1 < Product::kParts) add_parts<Product, kPart + 1>(sums, a, a_stride, right);
 }
 
-// What a tile asks for while it works, since products of few rows wait for memory and hardware alone does not look
-// ahead far enough: nothing, one panel of those that come next, or (a positive number) its own panels that many lines
-// early, and towards their end those that come next.
+// What a tile prefetches while it works, since products of few rows wait for memory and hardware does not prefetch far
+// enough: nothing, one panel of the next ones, or (a positive number) its own panels that many lines ahead, and towards
+// their end the next ones.
 constexpr int kAskNothing = 0, kAskNext = -1;
 
-// kRows rows times kPanels panels, from panel `first` on. `next`: where the panels lie that come next.
+// kRows rows times kPanels panels, from panel `first` on. `next`: the address of the next panels.
 template <typename Product, int kRows, int kPanels, int kAsk>
 static void tile(const typename Product::Element* a, std::size_t a_stride, const Panels& b, int first, float* c,
                  std::size_t c_stride, bool accumulate, const void* next) {
@@ -173,7 +173,7 @@ HEADRACE_INLINE int panels_at_once(int left) {
 // Few rows, kLeast to kRows: all at once, kPanels panels at a time.
 template <typename Product, int kLeast, int kRows, int kPanels, int kAsk>
 static void stream(const GemmArgs<typename Product::Element>& g) {
-    constexpr int kAskTwo = kAsk > 0 ? kAsk * kPanels / 2 : kAsk;  // fewer panels side by side are asked for earlier
+    constexpr int kAskTwo = kAsk > 0 ? kAsk * kPanels / 2 : kAsk;  // fewer adjacent panels are prefetched earlier
     const bool ask = g.b.ahead != nullptr;
     for (int first = 0, wide; first < g.panels; first += wide) {
         wide = panels_at_once<kPanels>(g.panels - first);
@@ -188,7 +188,7 @@ static void stream(const GemmArgs<typename Product::Element>& g) {
 }
 
 // More rows, shared out evenly (8 rows are 4 + 4, not 6 + 2) over passes of kLeast to kRows, over kPanels panels that
-// stay in the second cache meanwhile. Every pass asks for a panel of the next ones.
+// stay in the second cache meanwhile. Every pass prefetches a panel of the next ones.
 template <typename Product, int kLeast, int kRows, int kPanels>
 static void sweep(const GemmArgs<typename Product::Element>& g) {
     int asked = g.b.ahead == nullptr ? g.panels : 0;
@@ -210,8 +210,8 @@ static void sweep(const GemmArgs<typename Product::Element>& g) {
     }
 }
 
-// The shapes are measured (one core, 2048 by 5632): rows at once fill the registers, and the fewer panels are read side
-// by side, the earlier each must be asked for.
+// The shapes are measured (one core, 2048 by 5632): rows at once fill the registers, and the fewer adjacent panels
+// are read, the earlier each must be prefetched.
 template <typename Product>
 static void gemm(const GemmArgs<typename Product::Element>& g) {
 #if defined(__AVX512F__)

@@ -1,4 +1,4 @@
-// Products of bf16 rows with panels on tiles: a panel's sixteen pairs of input features are a tile as they lie.
+// Products of bf16 rows with panels on tiles: a panel's sixteen pairs of input features are a tile as they are stored.
 // Two by two tiles of sums; each output adds its input features in steps of 32 (16 where a segment is no multiple of
 // 32), in rising order, for one row as for many.
 #pragma once
@@ -54,7 +54,7 @@ HEADRACE_INLINE void step_tiles(const char* a, std::size_t a_stride, const char*
     }
 }
 
-// Asks for `lines` lines of `ahead` with every step.
+// Prefetches `lines` lines of `ahead` with every step.
 template <int kRowTiles, int kPanels>
 static void tile_block(const bf16_t* a, std::size_t a_stride, const Panels& b, int first, float* c, std::size_t c_stride,
                        bool accumulate, int step, const void* ahead, int lines) {

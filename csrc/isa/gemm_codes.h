@@ -109,10 +109,10 @@ HEADRACE_INLINE void code_tile_of(const CodeTile& tile, int rows) {  // for 1 to
     multiply_code_tile<kNibbles, R, P>(tile);
 }
 
-// int8 activations: `rows` rows by P panels. `next`: the panels whose turn it is afterwards, or null.
+// int8 activations: `rows` rows by P panels. `next`: the panels that follow, or null.
 //
-// Memory is asked early. A single pass asks for its own panels, and then for the first lines of the next ones. More rows
-// are shared out evenly over passes, which find their panels in the second cache; each asks for its part of the next ones.
+// A single pass prefetches its own panels, and then the first lines of the next ones. More rows are divided evenly into
+// passes, which find their panels in the L2 cache; each prefetches its part of the next ones.
 template <bool kNibbles, int P>
 static void column_of_code_tiles(CodeTile tile, int rows, const std::uint8_t* next) {
     const Matrix& w = *tile.weight;
@@ -190,8 +190,8 @@ static void run_code_tiles(CodeTile tile, int rows, int panels, int next_panel) 
 }
 
 // out[r, 16p + c] = sum over k of in[row + r, k] * W[16 (panel + p) + c, k], for `rows` rows and `panels` panels.
-// `next_panel`: the panels whose turn it is afterwards, or -1.
-// `in` is encoded as weight.input says (i8: in the weight's groups). Rows and panels may be cut anyhow: no bit changes.
+// `next_panel`: the panels that follow, or -1.
+// `in` is encoded as weight.input says (i8: in the weight's groups). Rows and panels may be divided in any way: no bit changes.
 // With one scale for all of them, i8 takes up to 2^16 input features (a sum of theirs has to fit into 32 bits).
 static void gemm_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                        std::size_t out_stride, int next_panel) {

@@ -9,7 +9,7 @@ namespace headrace::HEADRACE_ISA {
 
 constexpr int kCodeBlockRows = 96;  // rows whose sums are kept for a pair of panels
 
-// Turns a chunk of a panel into tiles, unless they lie there already (int8 with int8 activations).
+// Turns a chunk of a panel into tiles, unless they are tiles already (int8 with int8 activations).
 constexpr int kChunkTiles = 8;  // tiles that a chunk of one panel becomes
 struct CodeChunk {
     alignas(64) unsigned char tiles[2][kChunkTiles][1024];
@@ -110,7 +110,7 @@ static void multiply_code_block(const CodeBlock& block) {
         return static_cast<const std::uint8_t*>(w.data) + (block.panel + p) * w.panel_bytes +
                static_cast<std::size_t>(k) * (kNibbles ? 8 : 16);
     };
-    // Asks for what lies kCodesAhead behind a chunk; hardware looks ahead too little between products.
+    // Prefetches the lines kCodesAhead bytes after a chunk; hardware does not prefetch far enough between products.
     const auto ask = [&](int k, int features) {
         const int bytes_here = features * (kNibbles ? 8 : 16);
         for (int p = 0; p < block.panels; ++p) {

@@ -23,22 +23,22 @@ constexpr int kBlockRows = 96;        // whole register tiles
 constexpr int kBlockFeatures = 2048;  // input features: four panels of them stay in the second cache
 #endif
 
-// Items shared out as one range a thread, so that each reads its weights as one stream; a thread that has finished its
-// own range takes from the others'.
+// Items divided into one range a thread, so that each reads its weights as one stream; a thread that has finished its
+// own range takes items of others.
 class Ranges {
 public:
     Ranges(int items, int threads) : items_(items), ranges_(least(threads, kMost)) {
         for (int i = 0; i < ranges_; ++i) next_[i].item = share_of(items, i, ranges_).begin;
     }
 
-    // A thread's way through the ranges: its own first. A range that is empty stays so, and is passed once.
+    // A thread's position in the ranges: its own first. A range that is empty stays empty and is checked once.
     struct Walk {
         int range;
         int left;  // ranges, this one included
     };
     Walk from(int thread) const { return {thread % ranges_, ranges_}; }
 
-    // An item that nobody else gets; `items` when none is left.
+    // An item for this thread only; `items` when none is left.
     int take(Walk& walk) {
         while (peek(walk) < items_) {
             const int item = headrace::HEADRACE_ISA::take(next_[walk.range].item);
@@ -47,7 +47,7 @@ public:
         return items_;
     }
 
-    // What take would return now. It stays there for others: a thread that reserved it would keep it from them.
+    // What take would return now, without taking it: other threads can still do so.
     int peek(Walk& walk) const {
         for (; walk.left > 0; --walk.left, walk.range = (walk.range + 1) % ranges_) {
             const int item = __atomic_load_n(&next_[walk.range].item, __ATOMIC_RELAXED);
@@ -67,12 +67,12 @@ private:
     Next next_[kMost];
 };
 
-// Where a block of the output lies.
+// The place of a block in the output.
 struct OutputBlock {
     int row, rows, panel, panels;
 };
 
-// products[r][16 p + lane] for a block. `next_panel`: the panels whose turn it is afterwards, or -1.
+// products[r][16 p + lane] for a block. `next_panel`: the panels that follow, or -1.
 static void multiply(const LinearArgs& args, OutputBlock block, int next_panel, float* products, std::size_t c_stride) {
     const Matrix& weight = *args.weight;
     if (weight.format == WeightFormat::int8 || weight.format == WeightFormat::int4) {
@@ -142,7 +142,7 @@ static void linear(const LinearArgs& args, Team& team) {
             for (int i = blocks.begin; i < blocks.end; ++i) {
                 const int row = i * kBlockRows;
                 const OutputBlock block = {row, least(kBlockRows, args.rows - row), panel, least(wide, panels - panel)};
-                // Most likely the next one, so that its weights can be on their way.
+                // Most likely the next one, so that its weights can be prefetched.
                 const int following = i + 1 == blocks.end ? ranges.peek(walk) : items;
                 multiply(args, block, following < items ? following / row_cuts * wide : -1, products, kStride);
                 finish(args, block.row, block.rows, block.panel, block.panels, products, kStride);

@@ -1,4 +1,4 @@
-// Fills int8 and int4 panels: from rows of floats, rounding to nearest, or from codes that were chosen elsewhere.
+// Fills int8 and int4 panels: from rows of floats, rounding to nearest, or from existing codes.
 //
 // The scale of a group is rounded to f16 first, and codes are chosen against the rounded scale:
 //   int8 symmetric   scale = max|w| / 127, codes 1..255 around 128
@@ -24,7 +24,7 @@ struct F16Source {
     HEADRACE_INLINE F32x16 load(const f16_t* p) { return load_f16(p); }
 };
 
-// One row of a checkpoint, sixteen features at a time; behind its end there are zeros, and nothing is read.
+// One row of a checkpoint, sixteen features at a time; past its end there are zeros, and nothing is read.
 template <typename Source>
 struct SourceRow {
     const typename Source::Element* data;  // null: zeros
@@ -38,7 +38,7 @@ struct SourceRow {
     }
 };
 
-// What a group of a row needs to become codes: code = clip(round(w * inverse), low, high) + zero.
+// How a group of a row becomes codes: code = clip(round(w * inverse), low, high) + zero.
 struct GroupCode {
     f16_t scale;
     int zero;

@@ -1,12 +1,12 @@
-// Rotations of a step, and what stands between the QKV product and attention: head norms, rope, writing keys and
-// values into the cache. Included by the translation unit of an instruction set, behind its vectors.
+// Rotations of a step, and the work between the QKV product and attention: head norms, rope, writing keys and values
+// into the cache. Included by the translation unit of an instruction set, after its vectors.
 #pragma once
 
 #include "../kernels.h"
 
 namespace headrace::HEADRACE_ISA {
 
-// Runs body(first, last) over the tokens: on the caller alone where waking the others would cost more than they save.
+// Runs body(first, last) over the tokens: on the caller alone where waking other threads costs more than they save.
 template <typename F>
 inline void over_tokens(int tokens, int worth, Team& team, F& body) {
     if (tokens < worth || team.size() == 1) {
@@ -86,8 +86,8 @@ inline float quantize_head(const float* x, int dim, std::int8_t* codes) {
     return largest / 127.0f + reduce_add(strange);
 }
 
-// A row of keys and one of values to one position of a head's block: `pair` is what two neighbouring features of a
-// key weigh in memory. Each store is as wide as what it owns, since a neighbouring position may be another thread's.
+// A row of keys and one of values to one position of a head's block: `pair` is the size in memory of two neighbouring
+// features of a key. A store writes only its own position, since another thread may write the next one.
 template <typename T, typename Pair>
 inline void scatter_head(const T* key, const T* value, T* keys, T* values, int dim, int stride, int offset) {
     static_assert(sizeof(Pair) == 2 * sizeof(T));
@@ -98,8 +98,8 @@ inline void scatter_head(const T* key, const T* value, T* keys, T* values, int d
     for (int i = 0; i < dim; ++i) row[2 * i] = value[i];
 }
 
-// Asks for the lines that write_head will write: they lie all over a block that nobody has touched for a step, and
-// stores alone wait for one after the other. Inlined, as GCC 12 drops calls of functions that do nothing but prefetch.
+// Prefetches the lines that write_head will write: they are scattered over a block that was not used since the last
+// step, and stores alone would wait for one after the other. Inlined, as GCC 12 drops calls of functions that do nothing but prefetch.
 HEADRACE_INLINE void expect_head(const KVCache& kv, std::int64_t slot, int head) {
     const std::size_t dim = kv.head_dim, stride = kv.block_stride, element = dtype_bytes(kv.type);
     const std::size_t block = slot / kv.block_size, offset = slot % kv.block_size;
@@ -163,7 +163,7 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
         store_head(rotated, dim, args.q_type, args.q_sink, at);
     }
     const std::int64_t slot = args.step->groups[args.group].slots[t];
-    if (slot < 0) return;  // only its logits are wanted: its KV is in the cache, or another sequence's token writes it
+    if (slot < 0) return;  // only its logits are needed: its KV is in the cache, or another sequence's token writes it
     const float* keys = row + static_cast<std::size_t>(args.num_heads) * dim;
     const float* values = keys + static_cast<std::size_t>(num_kv) * dim;
     for (int head = 0; head < num_kv; ++head) {

@@ -1,5 +1,5 @@
 // Kernels that take one row at a time: embedding, RMSNorm with encoding for a product, soft cap, arg-max.
-// Rows are shared out whole, so a row's numbers do not depend on the others. Reductions: lane i takes elements
+// Rows are divided among threads whole, so a row's numbers do not depend on the others. Reductions: lane i takes elements
 // i, i + 16, ...; then the lanes in one fixed order.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Work on so few elements is over before another thread has heard of it; the caller does it alone.
+// So few elements take less time than waking a thread; the caller does them alone.
 constexpr std::int64_t kAlone = 8192;
 
 template <typename F>
@@ -64,7 +64,7 @@ static void embed(const EmbedArgs& a, Team& team) {
 
 // ---- encode ----
 
-// The features of one row as they are to be encoded: normalised if asked, zeros from `cols` on.
+// The features of one row before encoding: normalised if requested, zeros from `cols` on.
 struct Features {
     const float* in;
     const float* norm;

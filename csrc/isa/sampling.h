@@ -56,7 +56,7 @@ static int collect(const float* row, int cols, float bound, std::int32_t* ids) {
     int count = 0;
     const F32x16 bounds = F32x16::broadcast(bound);
     for (int i = 0; i < cols; i += 16) {
-        // Lanes behind the row's end are masked off: a load fills them up with zeros.
+        // Lanes past the row's end are masked off: a load fills them with zeros.
         const int n = least(16, cols - i);
         const F32x16 x = n == 16 ? F32x16::load(row + i) : F32x16::load(row + i, n);
         unsigned found = lane_bits(less_equal(bounds, x)) & ((1U << n) - 1U);

@@ -79,7 +79,7 @@ HEADRACE_INLINE float from_f16(f16_t value) {
 #else
 HEADRACE_INLINE float from_f16(f16_t value) {  // masks instead of branches: loops of it become vectors
     const std::uint32_t sign = (value & 0x8000U) << 16, rest = (value & 0x7fffU) << 13;
-    // A subnormal is its mantissa behind the exponent of 2^-14, less 2^-14; infinities and NaNs keep the largest exponent.
+    // A subnormal is its mantissa with the exponent of 2^-14, minus 2^-14; infinities and NaNs keep the largest exponent.
     const std::uint32_t subnormal = bits_of(float_of(rest + (113U << 23)) - 0x1p-14F), normal = rest + (112U << 23);
     const auto small = static_cast<std::uint32_t>(-(static_cast<std::int32_t>(rest) < 0x00800000));
     const auto strange = static_cast<std::uint32_t>(-(static_cast<std::int32_t>(rest) >= 0x0f800000));

@@ -32,7 +32,7 @@ HEADRACE_INLINE TileConfig tile_config(int first_rows, int second_rows, int byte
 
 #if HEADRACE_TILES == 1
 
-// Not the intrinsics: GCC 12's do not tell the compiler that they read and write memory.
+// Not the intrinsics: GCC 12's do not declare that they read and write memory.
 HEADRACE_INLINE void load_tile_config(const TileConfig& config) {
     __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory");
 }
@@ -140,15 +140,15 @@ HEADRACE_INLINE void dot_tiles_i8() {
 
 // ---- Configurations ----
 
-// What this thread's tiles are configured for. Nothing is known outside of a scope: other libraries use tiles too.
+// This thread's tile configuration. Unknown outside of a scope: other libraries use tiles too.
 struct TileState {
     int scopes;
     int shape;  // 0: not configured
 };
 static thread_local TileState tile_state;
 
-// Tiles may be used while a scope lives; the last one of a thread gives them back, so that they are not saved on every
-// switch of threads. Every product opens one; around many small products, open one yourself: configuring costs more
+// Tiles may be used while a scope lives; the last one of a thread releases them, so that they are not saved on every
+// context switch. Every product opens one; around many small products, open one yourself: configuring costs more
 // than a small product.
 struct TileScope {
     TileScope() {
