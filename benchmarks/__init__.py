@@ -1,1 +1,1 @@
-"""Measurements against other engines; no part of the installed package."""
+"""Measurements against other engines; not part of the installed package."""

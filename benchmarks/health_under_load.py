@@ -1,10 +1,10 @@
-"""How soon `/health` answers while callers send the costliest requests that the server accepts.
+"""Latency of `/health` while clients send the most expensive requests that the server accepts.
 
     python -m benchmarks.health_under_load --seconds 10
 
-Each kind of request is sent by several callers at once, again and again, from a process of their own; another
-connection asks for `/health` every 10 ms. Beside the latencies stands the share of the time in which the server was
-ready to run and had no core: on a machine that is busy with other work that waiting is in the latencies, too.
+Each kind of request is sent by several clients at once, repeatedly, from a separate process; another connection
+requests `/health` every 10 ms. The share of time in which the server was ready to run but had no core is printed, too:
+on a machine that is busy with other work the latencies include that waiting.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def post(address: tuple[str, int], path: str, body: bytes, statuses: Any, until: float) -> None:
-    """Send the same request again and again; every answer is read to its end."""
+    """Send the same request repeatedly; every answer is read to its end."""
     while time.monotonic() < until:
         connection = http.client.HTTPConnection(*address, timeout=120)
         try:
@@ -71,7 +71,7 @@ def post(address: tuple[str, int], path: str, body: bytes, statuses: Any, until:
 def load(
     address: tuple[str, int], path: str, body: bytes, callers: int, seconds: float, statuses: Any
 ) -> None:
-    """The process of the callers."""
+    """The process of the clients."""
     until = time.monotonic() + seconds
     threads = [
         threading.Thread(target=post, args=(address, path, body, statuses, until)) for _ in range(callers)
@@ -83,7 +83,7 @@ def load(
 
 
 def probe(address: tuple[str, int], running: Any) -> list[float]:
-    """Seconds that `/health` took, asked for every PERIOD_S while `running()`."""
+    """Latencies of `/health` in seconds, requested every PERIOD_S while `running()`."""
     connection = http.client.HTTPConnection(*address, timeout=120)
     taken = []
     while running():
@@ -146,10 +146,10 @@ def main() -> None:
             found: Counter[int] = Counter()
             while not statuses.empty():
                 found[statuses.get()] += 1
-            told = ", ".join(f"{count} x {status}" for status, count in sorted(found.items()))
+            statuses = ", ".join(f"{count} x {status}" for status, count in sorted(found.items()))
             p50, p99 = taken[len(taken) // 2], taken[min(len(taken) - 1, int(len(taken) * 0.99))]
             print(
-                f"{kind:28}{told:>24}{p50 * 1e3:6.1f} ms{p99 * 1e3:6.1f} ms{taken[-1] * 1e3:6.1f} ms"
+                f"{kind:28}{statuses:>24}{p50 * 1e3:6.1f} ms{p99 * 1e3:6.1f} ms{taken[-1] * 1e3:6.1f} ms"
                 f"{share:8.0%} {memory_mib(server.pid):6.0f} MiB",
                 flush=True,
             )

@@ -1,8 +1,8 @@
-"""What serving costs beside generating offline: the same requests through `LLM.generate` and through `headrace serve`.
+"""The overhead of serving: the same requests through `LLM.generate` and through `headrace serve`.
 
     python -m benchmarks.serve_overhead --streams 32 --output-len 400 --rounds 5
 
-Both are loaded, then take turns, so that a busy minute of the machine meets both. Every process reports the CPU time
+Both are loaded, then take turns, so that other load on the machine affects both. Every process reports the CPU time
 that it used for each token as well: the client shares the machine with the server, and other programs may, too.
 """
 

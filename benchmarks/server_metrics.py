@@ -1,4 +1,4 @@
-"""What a running server says of itself at /metrics: values, and shares of a histogram."""
+"""Reads a running server's /metrics: values, and shares of a histogram."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LINE = re.compile(r"^headrace:(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 class ServerMetrics:
-    """The text of one visit."""
+    """The metrics of one request to /metrics."""
 
     def __init__(self, text: str) -> None:
         self._values = {(name, labels): float(value) for name, labels, value in _LINE.findall(text)}

@@ -1,11 +1,11 @@
-"""Churn against `headrace serve` for a long time: does it lose anything, and does its memory stay flat?
+"""A long soak test of `headrace serve`: no request is lost, and its memory does not grow.
 
     python -m benchmarks.soak --minutes 30 --json soak.json
 
-Clients stream, leave in the middle, send stop strings and ask for several completions, all at once and without
-pause. Resident memory of server and engine process is sampled; behind the warm-up a straight line through the
-samples gives its slope. At the end the engine must be idle, with every block free, and a greedy prompt must still get
-the tokens that it got at the start.
+Clients stream, disconnect during an answer, send stop strings and request several completions, all at once and
+without pause. Resident memory of server and engine process is sampled; a least-squares line through the samples after
+the warm-up gives its slope. At the end the engine must be idle, with every block free, and a greedy prompt must still
+get the tokens that it got at the start.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def slope_bytes_per_minute(samples: Sequence[Sample], process: str, warmup_s: float) -> float:
-    """Of the straight line of least squares through the samples behind the warm-up."""
+    """The slope of the least-squares line through the samples after the warm-up."""
     kept = [sample for sample in samples if sample.at_s >= warmup_s]
     line = statistics.linear_regression(
         [sample.at_s / 60 for sample in kept], [sample.bytes[process] for sample in kept]
@@ -57,7 +57,7 @@ def slope_bytes_per_minute(samples: Sequence[Sample], process: str, warmup_s: fl
 
 
 class Churn:
-    """Clients until a deadline. `counts`: requests by kind and ending; `wrong`: what should not have happened."""
+    """Clients until a deadline. `counts`: requests by kind and ending; `wrong`: failures."""
 
     def __init__(self, address: Address, seed: int) -> None:
         self._address = address
@@ -131,7 +131,7 @@ class Churn:
 
 
 async def ask(address: Address, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """A whole answer, as JSON."""
+    """A complete answer, as JSON."""
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(Connection, address.host, address.port)
     answer = EventBody()

@@ -1,1 +1,1 @@
-"""Headrace beside the engines that a user would pick instead, on the same work: `python -m benchmarks.peers`."""
+"""Compares Headrace with engines that a user could choose instead, on the same work: `python -m benchmarks.peers`."""

@@ -1,4 +1,4 @@
-"""Figures side by side: medians of each engine, the best peer of each column, the ratio with it."""
+"""Compares figures: medians of each engine, the best peer of each column, the ratio with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver in a process of its own: started, asked for figures, stopped while others run; failures have reasons."""
+"""A driver in a process of its own: started, asked for figures, stopped while others run; failures are reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POLL_S, _EXIT_S = 0.5, 10.0
 
 
 class DriverError(Exception):
-    """A driver that gave no figure; the text is the reason."""
+    """A driver returned no figure; the text is the reason."""
 
 
 class Driver:
@@ -41,7 +41,7 @@ class Driver:
         self._replies, write_end = os.pipe()
         self._folder = tempfile.TemporaryDirectory()
         job_file = Path(self._folder.name) / "job.json"
-        # Only what the driver's own environment holds: the caller's path would lead it to other packages.
+        # Only the driver's own environment: the caller's path would add other packages.
         environment = {**os.environ, **variables(peer, job.threads, job.kv_gib)}
         for name in ("PYTHONPATH", "VIRTUAL_ENV"):
             environment.pop(name, None)
@@ -62,16 +62,16 @@ class Driver:
 
     @property
     def pid(self) -> int:
-        """Of the driver's process, which leads a process group of its own."""
+        """Of the driver's process, the leader of its process group."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be asked."""
+        """Whether it still runs."""
         return self._process.poll() is None
 
     def measure(self, column: str, limit_s: float) -> dict[str, Any]:
-        """One column's reply: figure, share, and the cpu_s that it took. A process that fails or is late is ended.
+        """One column's reply: figure, share, and the cpu_s that it took. A process that fails or times out is ended.
 
         Raises DriverError with the reason.
         """
@@ -79,7 +79,7 @@ class Driver:
         try:
             self._signal(signal.SIGCONT)
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died: the reply below is missing and says why
+            with contextlib.suppress(BrokenPipeError):  # it ended: the missing reply below gives the reason
                 self._process.stdin.write(f"{column}\n".encode())
                 self._process.stdin.flush()
             reply = self._reply(until, limit_s)

@@ -1,4 +1,4 @@
-"""The files that engines load, made from a model's Hugging Face folder, each in the environment that can write it."""
+"""The files that engines load, written from a model's Hugging Face folder, each in an environment that can write it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from benchmarks.peers.peers import GGUF_WRITER, Peer
 from benchmarks.peers.workplace import ROOT, Workplace
 
 ONNX_OPTIONS = ("block_size=32", "accuracy_level=4")
-"""Groups of 32, as in GGUF's formats, and products in int8, which is the builder's advice for CPUs."""
+"""Groups of 32, as in GGUF's formats, and products in int8, as the builder recommends for CPUs."""
 
 MAKE_LIMIT_S = 1200.0
 
 
 def model_file(peer: Peer, model: str, format_: str, workplace: Workplace) -> Path:
-    """What `peer` is given to load."""
+    """The file or folder that `peer` loads."""
     if peer.files == "gguf":
         return workplace.gguf(model, gguf_kind(peer, format_))
     return workplace.onnx(model, format_) if peer.files == "onnx" else workplace.model(model)
 
 
 def gguf_kind(peer: Peer, format_: str) -> str:
-    """The type of matrices in the GGUF file that `peer` loads, as GGUF names it."""
+    """GGUF's name of the type of matrices in the file that `peer` loads."""
     return peer.formats[format_].removeprefix("GGUF ")
 
 
@@ -41,7 +41,7 @@ def missing_files(
 
 
 def make_file(peer: Peer, model: str, format_: str, workplace: Workplace) -> bool:
-    """Make what `peer` loads. Returns whether it worked; the log of the same name has the output."""
+    """Write the file that `peer` loads. Returns whether it worked; the log of the same name has the output."""
     folder, file = workplace.model(model), model_file(peer, model, format_, workplace)
     part = file.with_name(f"{file.name}.part")
     if peer.files == "gguf":
@@ -64,5 +64,5 @@ def make_file(peer: Peer, model: str, format_: str, workplace: Workplace) -> boo
         except subprocess.TimeoutExpired:
             return False
     if done.returncode == 0:
-        part.rename(file)  # only what is complete has the name
+        part.rename(file)  # only a complete file gets the name
     return done.returncode == 0

@@ -1,4 +1,4 @@
-"""How a Llama checkpoint's tensors are called and laid out in a GGUF file. numpy alone."""
+"""Names and layout of a Llama checkpoint's tensors in a GGUF file. Needs numpy only."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.gguf_writer FOLDER OUT.gguf BF16|F16|Q8_0|Q4_0
 
-Every matrix gets the same format, embedding and head too, so that a file's size says what a step reads.
+Every matrix gets the same format, embedding and head too, so that a step reads the whole file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts each peer into a virtual environment of its own; what is installed already stays."""
+"""Installs each peer into a virtual environment of its own, unless it is installed already."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class InstallError(Exception):
 
 
 def install(peer: Peer, workplace: Workplace, say: Say) -> bool:
-    """Install `peer` unless that was done before with the same table entry. Returns whether anything was done.
+    """Install `peer` unless it was installed before with the same table entry. Returns whether it was installed now.
 
-    Raises InstallError with pip's last words.
+    Raises InstallError with pip's last lines.
     """
-    wanted: dict[str, object] = {"packages": list(peer.packages), "wheel": peer.wheel, "base": peer.base}
+    entry: dict[str, object] = {"packages": list(peer.packages), "wheel": peer.wheel, "base": peer.base}
     mark = workplace.installed_mark(peer.name)
-    if mark.is_file() and _same(json.loads(mark.read_text()), wanted):
+    if mark.is_file() and _same(json.loads(mark.read_text()), entry):
         return False
     python = workplace.python(peer.name)
     if not python.is_file():
@@ -57,12 +57,12 @@ def install(peer: Peer, workplace: Workplace, say: Say) -> bool:
         _pip(python, ["install", "--no-deps", str(file)], log)
         shutil.rmtree(workplace.downloads / peer.name)
     versions = installed_versions(python)
-    mark.write_text(json.dumps({**wanted, "versions": versions}, indent=1))
+    mark.write_text(json.dumps({**entry, "versions": versions}, indent=1))
     return True
 
 
 def see_packages_of(base: str, name: str, workplace: Workplace) -> None:
-    """Let an environment import, and pip find, what the environment of the peer `base` holds; its own comes first.
+    """Let an environment import, and pip find, the packages of the peer `base`; its own come first.
 
     Raises InstallError where that environment is not complete.
     """
@@ -85,7 +85,7 @@ def installed_versions(python: Path) -> dict[str, str]:
 
 
 def requirements(wheel: Path, left_out: Iterable[str]) -> list[str]:
-    """What a wheel needs on this machine without extras, less the packages `left_out`; markers are settled."""
+    """A wheel's requirements on this machine, without extras and the packages `left_out`; markers are evaluated."""
     skipped = {canonicalize_name(name) for name in left_out}
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -100,8 +100,8 @@ def requirements(wheel: Path, left_out: Iterable[str]) -> list[str]:
     return needed
 
 
-def _same(found: object, wanted: dict[str, object]) -> bool:
-    return isinstance(found, dict) and all(found.get(key) == value for key, value in wanted.items())
+def _same(found: object, entry: dict[str, object]) -> bool:
+    return isinstance(found, dict) and all(found.get(key) == value for key, value in entry.items())
 
 
 def _source_flags(peer: Peer) -> list[str]:
@@ -114,7 +114,7 @@ def _download(python: Path, requirement: str, folder: Path, log: Path) -> Path:
 
 
 def _pip(python: Path, words: Sequence[str], log: Path) -> None:
-    """Run pip at low priority, for others may be working on this machine."""
+    """Run pip at low priority, because the machine may be shared."""
     nice = ["nice", "-n", "15"] if sys.platform == "linux" else []
     command = [*nice, str(python), "-m", "pip", "--disable-pip-version-check", *words]
     with log.open("a") as out:

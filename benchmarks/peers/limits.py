@@ -1,4 +1,4 @@
-"""The physical limit of every figure: what the machine's measured roofline allows for the bytes and operations.
+"""The physical limit of every figure: what the machine's measured roofline allows for its bytes and operations.
 
 Computed for the configuration that Headrace ran: packed weights with their scales, its KV cache, and the types in which
 it multiplies weights and attention, all of them as its driver reported.
@@ -16,7 +16,7 @@ from headrace.bench.work import ModelWork, SliceShape, StepShape
 
 
 def limits(model: str, facts: Mapping[str, Any], sizes: Sizes, roofline: Roofline) -> dict[str, float]:
-    """The best figure that this machine could give in each column, none for start-up. `facts`: of Headrace's driver.
+    """The best figure that this machine allows in each column, none for start-up. `facts`: of Headrace's driver.
 
     Rates take the work as a whole, as if reading and multiplying always overlapped. Memory is that of the weights.
     Empty where the roofline lacks a type of product that ran.
@@ -39,7 +39,7 @@ def limits(model: str, facts: Mapping[str, Any], sizes: Sizes, roofline: Rooflin
 
 
 def describe(facts: Mapping[str, Any]) -> str:
-    """The configuration that a limit is for, for people."""
+    """The configuration that a limit is for, as text."""
     bits = "" if facts["weight_bits"] == 16 else f" ({facts['weight_bits']:.3f} bits each with scales)"
     return (
         f"{facts['weights']} weights{bits}, {facts['kv']} KV cache, "

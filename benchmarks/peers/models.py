@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 
 def config_of(shape: str) -> dict[str, Any]:
-    """The config.json of a shape, with the special ids of our vocabulary."""
+    """The config.json of a shape, with the special ids of the synthetic vocabulary."""
     return {**SHAPES[shape], "bos_token_id": SPECIAL.index("<s>"), "eos_token_id": SPECIAL.index("</s>")}
 
 

@@ -124,7 +124,7 @@ class Notes:
         self._numbers: dict[str, int] = {}
 
     def mark(self, reason: str) -> str:
-        """What stands in the cell."""
+        """The text of the cell."""
         return f"- ({_letter(self._numbers.setdefault(reason, len(self._numbers)))})"
 
     def lines(self) -> list[str]:
@@ -152,7 +152,7 @@ def _absent(record: Record, format_: str) -> list[str]:
 
 
 def _rows(record: Record, format_: str) -> list[str]:
-    """Engines that were to run the format, Headrace first."""
+    """Engines that run the format, Headrace first."""
     absent = record.facts["absent"]
     return [
         name for name in record.facts["engines"] if format_ in BY_NAME[name].formats and name not in absent

@@ -1,4 +1,4 @@
-"""The engines that are compared: what is installed for each, and which weight formats it runs."""
+"""The engines that are compared: the packages of each, and the weight formats it runs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from types import MappingProxyType
 
 FORMATS = ("bf16", "int8", "int4")
-"""Weight formats that are compared with each other; `Peer.formats` says what each engine calls its own."""
+"""Weight formats that are compared with each other; `Peer.formats` has each engine's name of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One engine. `packages` are what pip is asked for; an empty tuple means the interpreter that runs this.
+    """One engine. `packages` are installed with pip; an empty tuple means the interpreter that runs this.
 
     distribution: the package whose version is reported.
     formats: weight format -> the engine's name of it. missing: the other formats -> why it is not measured there.
     files: "folder" reads Hugging Face folders, "gguf" GGUF files, "onnx" what ONNX Runtime GenAI's builder makes.
-    wheel: a package that is installed without its requirements, because `left_out` of them are not wanted.
+    wheel: a package that is installed without its requirements, since `left_out` of them are not needed.
     base: the peer whose packages its environment also sees.
-    vendor: the CPUs that it is for, as /proc/cpuinfo names their maker; None is every CPU.
+    vendor: the CPUs that it is for, by the vendor in /proc/cpuinfo; None is every CPU.
     unavailable: why it is measured nowhere; such a peer is listed on the page and not installed.
     variables: set while the engine runs; {threads} and {kv_gib} are filled in, {cores} is "0-1" for two threads.
     """
@@ -163,12 +163,12 @@ def variables(peer: Peer, threads: int, kv_gib: int) -> dict[str, str]:
 
 
 def fits(peer: Peer, vendor: str) -> bool:
-    """Whether `peer` is for CPUs of this maker."""
+    """Whether `peer` is for CPUs of this vendor."""
     return peer.vendor in (None, vendor)
 
 
 def cpu_vendor() -> str:
-    """The maker of this CPU as /proc/cpuinfo names it; empty where there is none."""
+    """The vendor of this CPU in /proc/cpuinfo; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run measures, and in which order: engines that are compared take turns, round after round."""
+"""The measurements of a run and their order: engines that are compared take turns in every round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.peers.drivers.driving import ONCE
 from benchmarks.peers.peers import FORMATS, Peer
 
 CLOSE_RACE = ("bf16", "decode1")
-"""Format and column whose rounds are never given up: engines there differ by less than a machine's noise."""
+"""Format and column whose rounds are never skipped: engines there differ by less than a machine's noise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The README's table: Headrace beside the best peer, between two markers, written from the same record as the page."""
+"""The README's table: Headrace and the best peer, between two markers, written from the same record as the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = ("prefill", "decode1", "decode8", "decode32", "startup")
 
 
 def readme_block(record: Record) -> str:
-    """What stands between the markers: the ratios, and which run they are from."""
+    """The text between the markers: the ratios, and the run they are from."""
     comparison = Comparison.of(record.samples())
     lines = [
         f"| | {' | '.join(COLUMNS[name].heading for name in SHOWN)} |",
@@ -46,7 +46,7 @@ def write_into(readme: str, record: Record) -> str:
 
 
 def block_of(readme: str) -> str:
-    """What a README holds between the markers."""
+    """The text of a README between the markers."""
     found = _BLOCK.search(readme)
     if found is None:
         raise ValueError(f"there is no {BEGIN} … {END}")
@@ -65,7 +65,7 @@ def _cell(comparison: Comparison, model: str, format_: str, column: str) -> str:
 
 
 def _rounds(comparison: Comparison) -> str:
-    """How many rounds are behind the figures, as far as they are Headrace's."""
+    """The number of rounds of Headrace's figures."""
     counts: dict[str, int] = {}
     for (_, format_, engine, column), count in comparison.counts.items():
         if engine == HEADRACE.name and column in SHOWN and (format_, column) != CLOSE_RACE:

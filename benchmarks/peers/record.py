@@ -1,4 +1,4 @@
-"""What a run measured, figure by figure, in a file that grows while it runs; and as one published file."""
+"""The measurements of a run: in a file that grows during the run, and as one published file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Cell = tuple[str, str, str, str]
 class Measured:
     """One measurement: a figure, or the reason why there is none.
 
-    others_cores: cores that other programs kept busy meanwhile; the figure is worth less the more.
-    share: the part of its threads' time that the engine got. facts: how the engine runs, as its driver says.
+    others_cores: cores that other programs kept busy meanwhile; the more, the less reliable is the figure.
+    share: the part of its threads' time that the engine got. facts: how the engine runs, from its driver.
     """
 
     planned: Planned
@@ -54,7 +54,7 @@ class Record:
     def begin(cls, folder: Path, facts: Mapping[str, Any]) -> Record:
         """A new record, or the one in `folder`, which continues if its settings are the same.
 
-        Raises ValueError where they differ: medians over both would mean nothing.
+        Raises ValueError where they differ: medians over both would have no meaning.
         """
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "facts.json"
@@ -68,7 +68,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path) -> Record:
-        """A record as it lies on disk. Raises FileNotFoundError where there is none."""
+        """A record from disk. Raises FileNotFoundError where there is none."""
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         lines = (folder / FILE).read_text(encoding="utf-8").splitlines() if (folder / FILE).is_file() else []
         return cls(folder, facts, [Measured.from_json(json.loads(line)) for line in lines])
@@ -92,7 +92,7 @@ class Record:
                 out.write(json.dumps(measured.to_json()) + "\n")
 
     def has(self, planned: Planned) -> bool:
-        """Whether there is this figure."""
+        """Whether this figure was measured."""
         return any(one.planned == planned and one.figure is not None for one in self.measured)
 
     def samples(self) -> dict[Cell, list[float]]:
@@ -116,7 +116,7 @@ class Record:
         }
 
     def engine_facts(self, model: str, format_: str, engine: str) -> Mapping[str, Any]:
-        """How an engine ran a model, as its driver said; empty where it never loaded."""
+        """How an engine ran a model, from its driver; empty where it never loaded."""
         for one in self.measured:
             at = one.planned
             if one.facts and (at.model, at.format, at.engine) == (model, format_, engine):

@@ -1,4 +1,4 @@
-"""Measures what was planned and records it; an engine that is missing or fails is recorded and stops no other."""
+"""Runs the planned measurements and records them; an engine that is missing or fails is recorded and skipped."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Say = Callable[[str], None]
 KV_GIB = 1
 MAX_SEQS = 64
 FREE_BYTES = 1 << 30
-"""Memory that stays free when an engine is loaded beside others, over what it is expected to take."""
+"""Memory that stays free when another engine is loaded, in addition to its expected size."""
 LOADED_OVER_FILE = 1.5
-"""Engines that copy or repack weights hold more than the file for a moment."""
+"""Engines that copy or repack weights need more memory than the file while they load."""
 OVERTIME = 1.1
-"""When a run ends in any case, as a multiple of the minutes after which rounds are spared."""
+"""When a run ends in any case, as a multiple of the minutes after which rounds are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run depends on. `skipped`: engine -> columns that it is spared.
+    """Settings of a run. `skipped`: engine -> columns that are not measured.
 
-    budget_s: a cell gets another round that can be spared only while its rounds together stay below.
-    limit_s: of one measurement. minutes: no round that can be spared begins later.
+    budget_s: a cell gets another optional round only while its rounds together stay below.
+    limit_s: of one measurement. minutes: no optional round begins later.
     """
 
     models: tuple[str, ...]
@@ -194,7 +194,7 @@ def _python(peer: Peer, workplace: Workplace) -> Path:
 
 
 def _read_into_cache(path: Path) -> int:
-    """So that start-up times do not depend on which engine read the files first. Returns their bytes."""
+    """Makes start-up times independent of which engine read the files first. Returns their bytes."""
     size = 0
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         with file.open("rb", buffering=0) as data:

@@ -1,7 +1,7 @@
-"""A made-up vocabulary that every engine's tokenizer accepts: byte-level pair encoding of any size.
+"""A synthetic vocabulary that every engine's tokenizer accepts: byte-level pair encoding of any size.
 
-Prompts are token ids, so nobody's speed depends on it; the files are there because some engines refuse to load
-a model without.
+Prompts are token ids, so no engine's speed depends on it; the files exist because some engines do not load a model
+without them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pairs(count: int) -> list[tuple[str, str]]:
 
 
 def tokens(size: int) -> list[str]:
-    """All `size` tokens by id: the special ones, the bytes, then what the merges make. Raises ValueError under 259."""
+    """All `size` tokens by id: the special ones, the bytes, then the merged ones. Raises ValueError under 259."""
     made = [first + second for first, second in pairs(size - len(SPECIAL) - 256)]
     return [*SPECIAL, *byte_characters(), *made]
 

@@ -1,6 +1,6 @@
-"""The work that every engine is given: seeded prompts of token ids, and how many tokens to make of each.
+"""The work that every engine is given: seeded prompts of token ids, and the number of output tokens of each.
 
-Standard library alone, for drivers import it in the peers' environments.
+Standard library only, because drivers import it in the peers' environments.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def sizes_from_json(data: Mapping[str, Any]) -> Sizes:
 
 
 def requests(column: str, sizes: Sizes, seed: int = 0) -> list[Request]:
-    """The work of a column. Another `seed` gives other prompts of the same lengths, for warming up."""
+    """The work of a column. Another `seed` gives other prompts of the same lengths, for the warm-up."""
     rng = random.Random(f"{column}-lengths")
     if column == "mixed":
         lengths = [
@@ -101,7 +101,7 @@ def requests(column: str, sizes: Sizes, seed: int = 0) -> list[Request]:
 
 
 def warm_up_requests(column: str, sizes: Sizes) -> list[Request]:
-    """Other prompts that make an engine compile and touch what the column needs: its batch size, few outputs.
+    """Other prompts that make an engine compile and allocate what the column needs: its batch size, few outputs.
 
     Decode columns count no prompt token, so their warm-up has short prompts.
     """
@@ -115,7 +115,7 @@ def warm_up_requests(column: str, sizes: Sizes) -> list[Request]:
 def figure(
     column: str, work: Sequence[Request], begin_s: float, token_times: Sequence[Sequence[float]]
 ) -> float:
-    """What a column reports, from the time of every token of every request, on the clock of `begin_s`.
+    """The figure of a column, from the time of every token of every request, on the clock of `begin_s`.
 
     Decode counts the tokens that come after every sequence has had its first one, over the time they take, so that no
     engine gains or loses by the order in which it reads the prompts. Raises ValueError where tokens are missing.

@@ -1,4 +1,4 @@
-"""Where the comparison keeps what it makes: one folder, which git ignores."""
+"""The comparison's working folder, which git ignores."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Workplace:
         return self.folder / "environments" / name
 
     def python(self, name: str) -> Path:
-        """The interpreter of a peer's environment, whether it is there or not."""
+        """The interpreter of a peer's environment; it may not exist."""
         return self.environment(name) / "bin" / "python"
 
     def installed_mark(self, name: str) -> Path:
-        """A file that holds what was installed; written last, so that a broken install is done again."""
+        """A file that lists what was installed; written last, so that an incomplete install is repeated."""
         return self.environment(name) / "installed.json"
 
     def model(self, name: str) -> Path:
@@ -45,13 +45,13 @@ class Workplace:
         return self.folder / "models" / f"{name}-onnx-{precision}"
 
     def site_packages(self, name: str) -> Path:
-        """Where an environment holds its packages."""
+        """The packages folder of an environment."""
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         return self.environment(name) / "lib" / version / "site-packages"
 
     @property
     def downloads(self) -> Path:
-        """Wheels that are looked into before they are installed."""
+        """Wheels that are inspected before they are installed."""
         return self.folder / "downloads"
 
     @property
@@ -61,5 +61,5 @@ class Workplace:
 
     @property
     def logs(self) -> Path:
-        """What drivers and installers printed."""
+        """Output of drivers and installers."""
         return self.folder / "logs"

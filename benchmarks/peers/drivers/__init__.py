@@ -1,1 +1,1 @@
-"""One small program an engine, run by the Python of that engine's environment; each knows its own engine alone."""
+"""One small program per engine, run by the Python of that engine's environment; each uses only its own engine."""

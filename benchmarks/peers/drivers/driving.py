@@ -1,4 +1,4 @@
-"""What drivers share: the job they read, the columns they are asked for, their replies. Standard library alone."""
+"""What drivers share: their job, the columns that they measure, their replies. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONCE = ("startup", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One process: which model, in which format, with which limits.
+    """The job of one process: model, format and limits.
 
     launched_at: time.time() just before the process was started. replies: file descriptor that it writes to.
     """

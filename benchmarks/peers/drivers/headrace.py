@@ -1,4 +1,4 @@
-"""Headrace: the offline API's engine, stepped by hand."""
+"""Headrace: the offline API's engine, stepped by this driver."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from benchmarks.peers.drivers.driving import Job, main
 from benchmarks.peers.work_items import Request
 
 READ_BATCH = 2048
-"""Prompt tokens handed over in one call (n_batch); llama.cpp cuts them into pieces of 512 itself."""
+"""Prompt tokens of one call (n_batch); llama.cpp splits them into pieces of 512 itself."""
 
 CONTEXT_STEP = 256
 """A sequence's context is rounded up to a multiple of this inside llama.cpp."""

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: the continuous batching pipeline over a GGUF file, stepped by hand."""
+"""OpenVINO GenAI: the continuous batching pipeline over a GGUF file, stepped by this driver."""
 
 from __future__ import annotations
 

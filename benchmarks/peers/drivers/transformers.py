@@ -1,4 +1,4 @@
-"""transformers' generate: static batches, the simplest thing that a user can run."""
+"""transformers' generate: static batches, the simplest option for a user."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TransformersEngine:
 
 
 class _Clock(StoppingCriteria):
-    """Stops nothing; it is asked after every token."""
+    """Stops nothing; it is called after every token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -1,4 +1,4 @@
-"""vLLM on the CPU: its engine in this process, stepped by hand."""
+"""vLLM on the CPU: its engine in this process, stepped by this driver."""
 
 from __future__ import annotations
 
