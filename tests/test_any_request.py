@@ -19,12 +19,12 @@ from headrace.core.params import RequestOutputKind, SamplingParams
 from headrace.core.types import FinishReason, NewRequest, Output, Pooling
 from headrace.errors import RequestError
 from headrace.runner.sampling.output import INFINITE_LOGITS, NAN_LOGITS, NO_LOGITS
-from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_TAKEN_IN
+from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_STARTED
 from headrace.serving.engine.stepper import Stepper
 from tests import needs
 
 VOCAB = 2048  # of the bundled model
-INTERNAL = (NOT_SAMPLED, NOT_TAKEN_IN, NAN_LOGITS, INFINITE_LOGITS, NO_LOGITS, "the executor")
+INTERNAL = (NOT_SAMPLED, NOT_STARTED, NAN_LOGITS, INFINITE_LOGITS, NO_LOGITS, "the executor")
 """How errors begin that no request may bring about."""
 
 token = st.one_of(st.integers(0, 5), st.integers(0, VOCAB - 1), st.just(VOCAB - 1))

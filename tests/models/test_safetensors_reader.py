@@ -96,8 +96,8 @@ HEADERS: dict[str, tuple[dict[str, Any] | bytes, str]] = {
     "overlap": ({"a": entry(), "b": entry(shape=[1], offsets=[4, 8])}, "overlaps"),
     "same bytes twice": ({"a": entry(), "b": entry()}, "overlaps"),
     "gap": ({"a": entry(shape=[1], offsets=[4, 8])}, "gap"),
-    "unused tail": ({"a": entry(shape=[1], offsets=[0, 4])}, "behind its last tensor"),
-    "no tensors but data": ({}, "behind its last tensor"),
+    "unused tail": ({"a": entry(shape=[1], offsets=[0, 4])}, "after its last tensor"),
+    "no tensors but data": ({}, "after its last tensor"),
 }
 
 
