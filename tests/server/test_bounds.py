@@ -59,6 +59,7 @@ OTHER = {
     "tokens": "vocabulary of",
     "dimensions": "dimensions",
     "options": "the context holds",
+    "keep_alive": "a duration such as",
     "previous_response_id": "there is no response",
     "thinking": r"thinking\.type is missing",
     "queue_timeout": "within 0 s|waited for 0 s",

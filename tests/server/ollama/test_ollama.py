@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import threading
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 
 from headrace.errors import InvalidParams
 from headrace.server.access.keys import Caller
+from headrace.server.ollama import route
 from headrace.server.ollama.conversation import chat_messages
 from tests.server.conftest import ServeProcess, TinyServer
 from tests.server.echo import echo, echo_server
@@ -194,7 +196,7 @@ def test_a_raw_prompt_has_no_template(client: ollama.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep_alive", "reason"), [(None, "load"), ("5m", "load"), (-1, "load"), (0, "unload")]
+    ("keep_alive", "reason"), [(None, "load"), ("5m", "load"), (-1, "load"), (0, "unload"), ("0m", "unload")]
 )
 def test_without_a_prompt_the_model_is_loaded(client: ollama.Client, keep_alive: Any, reason: str) -> None:
     for answer in (
@@ -214,7 +216,7 @@ def test_lengths_and_stop_sequences(client: ollama.Client) -> None:
         stopped = client.chat(**said("one two three four", options={"stop": stop}))
         assert (stopped.done_reason, stopped.message.content) == ("stop", "one two ")
     endless = client.chat(
-        **said("a b", options={"num_predict": -1, "num_ctx": 10**6, "top_k": 0, "seed": -3})
+        **said("a b", options={"num_predict": -1.0, "num_ctx": 10**6, "top_k": 0, "seed": -3})
     )
     assert endless.message.content == "a b"
 
@@ -241,6 +243,66 @@ def test_turns_that_are_too_many_are_left_out(echo: TinyServer) -> None:
     assert answer.json()["message"]["content"].startswith("19 word")
     refused = echo.http.post("/api/chat", json=short | {"truncate": False})
     assert refused.status_code == 400 and "the context holds 400 tokens" in refused.json()["error"]
+
+
+def test_the_beginning_of_a_long_prompt_is_left_out(tale: ServeProcess) -> None:
+    client = client_of(tale)
+    prompt = "long " * 20_000 + "and the end"
+    whole = client.generate(model="tale", prompt=prompt, system="Be brief.", options={"num_predict": 3})
+    assert whole.prompt_eval_count and 900 < whole.prompt_eval_count <= 1024 - 3 and whole.eval_count == 3
+    with pytest.raises(ollama.ResponseError, match="context"):
+        client._request(
+            ollama.GenerateResponse, "POST", "/api/generate",
+            json={"model": "tale", "prompt": prompt, "truncate": False, "stream": False},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_bodies_are_json_whatever_their_type_says(echo: TinyServer, kind: str | None) -> None:
+    """As `curl -d` sends them; pages of other origins are refused by their Origin."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = echo.http.post("/api/chat", content=json.dumps(said("Hi", stream=False)), headers=headers)
+    assert answer.status_code == 200 and answer.json()["message"]["content"] == "Hi"
+    foreign = echo.http.post(
+        "/api/chat", content=json.dumps(said("Hi")), headers=headers | {"Origin": "http://evil.example"}
+    )
+    assert foreign.status_code == 403 and "error" in foreign.json()
+
+
+def test_results_find_their_calls_in_linear_time(echo: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many calls and results are read off the event loop; the first open call is found at once."""
+    call = {"function": {"name": "f", "arguments": {}}}
+    body = {
+        "messages": [
+            {"role": "assistant", "tool_calls": [call] * 1000},
+            *({"role": "tool", "content": "", "tool_name": "g"} for _ in range(400)),
+            {"role": "user", "content": "Hi"},
+        ],
+        "stream": False,
+        "options": {"num_ctx": 64},
+    }
+    threads: list[str] = []
+    real = route.chat_messages
+
+    def noted(messages: Any) -> list[dict[str, Any]]:
+        threads.append(threading.current_thread().name)
+        return real(messages)
+
+    monkeypatch.setattr(route, "chat_messages", noted)
+    assert echo.http.post("/api/chat", json=body).status_code in (200, 400)
+    assert len(threads) == 1 and threads[0].startswith("long-texts")
+
+
+def test_names_as_ollama_reads_them(echo: TinyServer) -> None:
+    for name, shown in (
+        ("TINY", "TINY"),
+        ("alias:latest", "alias:latest"),
+        ("", "tiny"),
+        (":latest", "tiny"),
+    ):
+        answer = echo.http.post("/api/generate", json={"model": name, "prompt": ""})
+        assert (answer.status_code, answer.json().get("model")) == (200, shown)
+    assert echo.http.post("/api/embed", json={"input": ""}).json()["embeddings"] == []
 
 
 def test_log_probabilities(client: ollama.Client) -> None:
@@ -351,8 +413,12 @@ def test_there_is_no_registry(client: ollama.Client, act: str) -> None:
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, r"messages\[0\].tool_calls"),
         ("chat", {"tools": [{"name": "f"}]}, r"tools\[0\]"), ("chat", {"temprature": 1}, "temprature"),
         ("chat", {"options": {"temprature": 1}}, "temperature"), ("chat", {"options": {"mirostat": 2}}, "mirostat"),
-        ("chat", {"options": {"num_predict": 0}}, "num_predict"), ("chat", {"options": {"num_ctx": 0}}, "num_ctx"),
-        ("chat", {"options": {"num_ctx": 2}}, "context"), ("chat", {"options": {"stop": [""]}}, "stop"),
+        ("chat", {"options": {"num_predict": 3.5}}, "num_predict"), ("chat", {"messages": False}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": "x", "thinking": 5}]}, r"messages\[0\].thinking"),
+        ("chat", {"messages": [{"role": "tool", "tool_call_id": [1]}]}, r"messages\[0\].tool_call_id"),
+        ("chat", {"keep_alive": "forever"}, "keep_alive.*5m"), ("chat", {"think": ""}, "low, medium, high"),
+        ("chat", {"options": {"num_ctx": 0}}, "num_ctx"),
+        ("chat", {"options": {"num_ctx": 2}}, "options.num_ctx is 2"), ("chat", {"options": {"stop": [""]}}, "stop"),
         ("chat", {"format": "xml"}, "format"), ("chat", {"format": {"a": float("inf")}}, "format"),
         ("chat", {"top_logprobs": 3}, "logprobs"), ("chat", {"think": "hard"}, "think"),
         ("generate", {"suffix": "x"}, "suffix"), ("generate", {"images": ["aGk="]}, "images"),

@@ -19,15 +19,18 @@ class Dialect:
 
     covers: whether a path belongs to the API. error: takes a status, an error body of ours, {"error": {"message", …}},
     and the request's id, and gives the body in the API's form. id_header: a second name for the header X-Request-Id.
+    json_only: bodies are read as JSON whatever their Content-Type says, as curl's -d sends them; requests of foreign
+    pages are refused by their Origin, not by this header.
     """
 
     covers: Callable[[str], bool]
     error: Callable[[int, ErrorAnswer, str | None], object]
     id_header: bytes | None = None
+    json_only: bool = False
 
 
 class ErrorDialects:
-    """ASGI middleware: rewrites error bodies of the paths that a dialect covers."""
+    """ASGI middleware for the paths that dialects cover: rewrites error bodies, and the type of what comes in."""
 
     def __init__(self, app: ASGIApp, dialects: Sequence[Dialect]) -> None:
         self._app = app
@@ -40,6 +43,8 @@ class ErrorDialects:
         if dialect is None:
             await self._app(scope, receive, send)
             return
+        if dialect.json_only:
+            scope = {**scope, "headers": _as_json(scope["headers"])}
         start: Message = {}
         body = bytearray()
 
@@ -60,6 +65,11 @@ class ErrorDialects:
             await send(message)
 
         await self._app(scope, receive, translate)
+
+
+def _as_json(headers: Headers) -> Headers:
+    kept = [(name, value) for name, value in headers if name.lower() != b"content-type"]
+    return [*kept, (b"content-type", b"application/json")]
 
 
 def _named(headers: Headers, name: bytes | None) -> Headers:

@@ -80,7 +80,7 @@ def ollama_error(status: int, body: ErrorAnswer, request_id: str | None = None) 
     return {"error": body["error"]["message"]}
 
 
-DIALECT = Dialect(lambda path: path.startswith("/api/"), ollama_error)
+DIALECT = Dialect(lambda path: path.startswith("/api/"), ollama_error, json_only=True)
 
 
 def now() -> str:

@@ -8,6 +8,16 @@ from typing import Any
 from headrace.errors import InvalidParams
 from headrace.text.templates.messages import MAX_MESSAGES
 
+_TEXTS = ("content", "thinking", "tool_name", "name", "tool_call_id")
+
+
+def count_calls(messages: Any) -> int:
+    """Calls of all messages, times the results that have to find theirs. The shape has not been checked."""
+    if not isinstance(messages, (list, tuple)):
+        return 0
+    calls = [each.get("tool_calls") for each in messages if isinstance(each, Mapping)]
+    return len(calls) * sum(len(some) for some in calls if isinstance(some, (list, tuple)))
+
 
 def chat_messages(messages: Any) -> list[dict[str, Any]]:
     """The conversation for a chat template. Calls get ids where they have none, and results those of their calls.
@@ -19,18 +29,18 @@ def chat_messages(messages: Any) -> list[dict[str, Any]]:
     if len(messages) > MAX_MESSAGES:
         raise InvalidParams(f"messages holds {len(messages)} messages; at most {MAX_MESSAGES} are allowed")
     chat: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []  # (id, name) of calls without a result
+    open_calls: dict[str, str] = {}  # names of the calls without a result, by id
     made = 0
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         if not isinstance(message, Mapping):
             raise InvalidParams(f"{where} must be an object")
-        content = message.get("content")
-        if not isinstance(content, (str, type(None))):
-            raise InvalidParams(f"{where}.content must be a string")
+        for name in _TEXTS:
+            if not isinstance(message.get(name), (str, type(None))):
+                raise InvalidParams(f"{where}.{name} must be a string")
         if message.get("images"):
             raise InvalidParams(f"{where}.images: prompts are text")
-        one: dict[str, Any] = {"role": message.get("role"), "content": content or ""}
+        one: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
         if message.get("thinking"):
             one["reasoning_content"] = message["thinking"]
         if message.get("role") == "tool":
@@ -41,7 +51,7 @@ def chat_messages(messages: Any) -> list[dict[str, Any]]:
                 if call["id"] is None:
                     call["id"] = f"call{made:05d}"
                     made += 1
-            open_calls = [(call["id"], call["function"]["name"]) for call in calls]
+            open_calls = {call["id"]: call["function"]["name"] for call in calls}
             one["tool_calls"] = calls
         chat.append(one)
     return chat
@@ -73,14 +83,12 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     }
 
 
-def _result(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) -> dict[str, Any]:
-    """The call that a result belongs to: by its id, else by its name, else the first that has no result yet."""
+def _result(message: Mapping[str, Any], open_calls: dict[str, str]) -> dict[str, Any]:
+    """The call that a result belongs to: by its id, else the first open one of its name, else the first open one."""
     name = message.get("tool_name") or message.get("name")
-    given = message.get("tool_call_id")
-    found = next((call for call in open_calls if call[0] == given), None)
-    if found is None and not given:
-        found = next((call for call in open_calls if name in (None, call[1])), None)
-    if found is not None:
-        open_calls.remove(found)
-    result = {"tool_call_id": given or (found and found[0]), "name": name or (found and found[1])}
-    return {key: value for key, value in result.items() if isinstance(value, str)}
+    found: str | None = message.get("tool_call_id")
+    if not found:
+        found = next((id for id, called in open_calls.items() if name in (None, called)), None)
+    called = None if found is None else open_calls.pop(found, None)
+    result = {"tool_call_id": found, "name": name or called}
+    return {key: value for key, value in result.items() if value}

@@ -16,7 +16,7 @@ from headrace.server.http.events import EventStream
 from headrace.server.http.json_parts import JsonList, json_response
 from headrace.server.http.pace import while_connected
 from headrace.server.ollama.answers import Answer, Pieces, nanoseconds, nothing
-from headrace.server.ollama.conversation import chat_messages, continues
+from headrace.server.ollama.conversation import chat_messages, continues, count_calls
 from headrace.server.ollama.schemas import (
     GeneratingFields,
     ModelFields,
@@ -28,6 +28,7 @@ from headrace.server.ollama.schemas import (
 )
 from headrace.server.requests.job import Job
 from headrace.server.requests.prompts import (
+    MANY_MESSAGES,
     Encoded,
     Truncation,
     are_many,
@@ -70,7 +71,8 @@ async def chat(
     if not body.messages:
         return JSONResponse(nothing(model, chats=True, unloads=body.unloads))
     tools = body.tool_use
-    messages = await read_messages(service, are_many(body.messages), partial(chat_messages, body.messages))
+    many = are_many(body.messages) or count_calls(body.messages) > MANY_MESSAGES
+    messages = await read_messages(service, many, partial(chat_messages, body.messages))
     prompt = await _encoded_chat(service, body, messages, tools)
     return await _answered(request, service, body, model, prompt, tools, begun, chats=True)
 
@@ -87,10 +89,7 @@ async def generate(
     tools = checked_tool_use(None, None, None)
     templated = not body.raw and tokenizer_of(service).chat_template_source() is not None
     if templated:
-        messages = [{"role": "user", "content": body.prompt}]
-        if body.system:
-            messages.insert(0, {"role": "system", "content": body.system})
-        prompt = await _encoded_chat(service, body, messages, tools)
+        prompt = await _encoded_turn(service, body, tools)
     elif body.system:
         raise InvalidParams("system needs a chat template, and this model has none")
     else:
@@ -139,7 +138,7 @@ async def old_embeddings(
 def named(service: Service, asked: str | None) -> str:
     """The name to answer with. Raises UnknownModelName."""
     found = service.model(served_name(asked, service.names))
-    return found if asked is None else asked
+    return found if asked in (None, "", ":latest") else asked
 
 
 def _context(service: Service, body: ModelFields) -> int | None:
@@ -172,7 +171,43 @@ async def _encoded_chat(
     context = _context(service, body)
     if context is None or body.truncate is False:
         return _fitting(await encode(messages), context)
-    return await encode_shortened(lambda some: encode(list(some)), messages, context, _room(body, context))
+    try:
+        return await encode_shortened(
+            lambda some: encode(list(some)), messages, context, _room(body, context)
+        )
+    except PromptTooLong as error:
+        if body.given.num_ctx != context:
+            raise
+        raise PromptTooLong(f"{error} (options.num_ctx is {context})") from None
+
+
+async def _encoded_turn(service: Service, body: OllamaGenerateRequest, tools: ToolUse) -> Encoded:
+    """The prompt as the user's turn; without its beginning if it is too long."""
+
+    def turn(text: str) -> list[dict[str, Any]]:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        return [*system, {"role": "user", "content": text}]
+
+    text = body.prompt or ""
+    try:
+        return await _encoded_chat(service, body, turn(text), tools)
+    except PromptTooLong:
+        context = _context(service, body)
+        if context is None or body.truncate is False:
+            raise
+        room = _room(body, context) or context // _LONGEST_SHARE
+        keep = context - room - len((await _encoded_chat(service, body, turn(""), tools)).ids)
+        while keep > 0:
+            (cut,) = await encode_prompts(
+                service, [text], add_special_tokens=False, truncation=Truncation(keep)
+            )
+            rest = tokenizer_of(service).decode(cut.ids)
+            prompt = await _encoded_chat(service, body, turn(rest), tools)
+            excess = len(prompt.ids) + room - context  # of tokens that other characters beside them make
+            if excess <= 0:
+                return prompt
+            keep -= excess
+        raise
 
 
 async def _encoded_text(service: Service, body: GeneratingFields, text: str) -> Encoded:

@@ -5,10 +5,11 @@ Source: https://github.com/ollama/ollama/blob/main/docs/api.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from headrace.core.grammar import JSON_OBJECT, JSON_SCHEMA, Grammar
 from headrace.core.params import (
@@ -55,6 +56,7 @@ OPTIONS: dict[str, Other] = {
     "num_thread": _SERVERS,
     "numa": _SERVERS,
     "penalize_newline": NoEffect("penalties treat all tokens alike"),
+    "draft_num_predict": NoEffect("there is no draft model"),
     "repeat_last_n": Refused("penalties look at the whole text", (None, -1, 64)),
     "rope_frequency_base": _SERVERS,
     "rope_frequency_scale": _SERVERS,
@@ -66,25 +68,43 @@ OPTIONS: dict[str, Other] = {
 }
 """Ollama's options that do nothing here, or are refused."""
 
+_DURATION = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|[+-]?\d+(?:\.\d*)?")
+
+
+def _checked_keep_alive(value: str) -> str:
+    if not _DURATION.fullmatch(value):
+        raise ValueError('must be a number of seconds, or a duration such as "5m"')
+    return value
+
+
 KeepAlive = (
-    Annotated[str, Field(max_length=MAX_KEEP_ALIVE_CHARS)] | Annotated[float, Field(ge=-_LONG_S, le=_LONG_S)]
+    Annotated[str, Field(max_length=MAX_KEEP_ALIVE_CHARS), AfterValidator(_checked_keep_alive)]
+    | Annotated[float, Field(ge=-_LONG_S, le=_LONG_S)]
 )
-_Count = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)]
+
+
+def _whole(value: object) -> object:
+    """Some writers of JSON write whole numbers as 3.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = BeforeValidator(_whole, json_schema_input_type=int)
+_Count = Annotated[int, _Whole, Field(ge=1, le=MAX_TOKENS_LIMIT)]
 
 
 class Options(Strict):
-    """`num_predict` -1 and -2: up to the end of the context. `num_ctx` bounds prompt and answer below the model's own
+    """`num_predict` below 1: up to the end of the context. `num_ctx` bounds prompt and answer below the model's own
     context; it never raises it. Top_k 0: all tokens."""
 
     others: ClassVar = OPTIONS
 
-    num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS_LIMIT)] | None = None
+    num_predict: Annotated[int, _Whole, Field(ge=-2, le=MAX_TOKENS_LIMIT)] | None = None
     num_ctx: _Count | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    top_k: Annotated[int, _Whole, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
+    seed: Annotated[int, _Whole, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     stop: StopStrings = ()
     repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
     presence_penalty: Penalty | None = None
@@ -108,7 +128,9 @@ class ModelFields(WorkFields):
 
     @property
     def unloads(self) -> bool:
-        return self.keep_alive in (0, "0", "0s")
+        return self.keep_alive == 0 or (
+            isinstance(self.keep_alive, str) and not re.search("[1-9]", self.keep_alive)
+        )
 
 
 _CHOSEN = (
@@ -116,12 +138,24 @@ _CHOSEN = (
 )  # fmt: skip
 
 
+def _checked_think(value: object) -> object:
+    if value is None or isinstance(value, bool) or value in get_args(Effort):
+        return value
+    raise ValueError(f"must be true, false or one of {', '.join(get_args(Effort))}")
+
+
+Effort = Literal["low", "medium", "high", "max"]
+Think = Annotated[
+    bool | Effort | None, PlainValidator(_checked_think, json_schema_input_type=bool | Effort | None)
+]
+
+
 class GeneratingFields(ModelFields):
     """What chats and completions have in common."""
 
     stream: bool | None = None
     format: Any = None  # "json" or a JSON schema
-    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    think: Think = None
     truncate: bool | None = None
     shift: bool | None = None
     logprobs: bool | None = None
@@ -158,7 +192,7 @@ class GeneratingFields(ModelFields):
     def sampling(self, room: int | None) -> SamplingParams:
         """`room`: tokens that the prompt leaves to the answer, None without a limit. Raises InvalidParams."""
         given, work = self.given, self.work
-        asked = None if given.num_predict is None or given.num_predict < 0 else given.num_predict
+        asked = None if given.num_predict is None or given.num_predict < 1 else given.num_predict
         limits = [limit for limit in (asked, room) if limit is not None]
         chosen = {name: getattr(work, name) for name in _CHOSEN} | {"seed": given.seed}
         return SamplingParams(
@@ -173,8 +207,6 @@ class GeneratingFields(ModelFields):
         """Raises InvalidParams for fields that do not go together."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParams("top_logprobs needs logprobs to be true")
-        if self.given.num_predict == 0:
-            raise InvalidParams("options.num_predict must be at least 1, or negative for no limit")
 
 
 def _form(value: Any) -> Grammar | None:
@@ -196,6 +228,11 @@ class OllamaChatRequest(GeneratingFields):
 
     messages: Annotated[Any, WithJsonSchema({"anyOf": [_MESSAGES, {"type": "null"}]})] = None
     tools: Any = None
+
+    def check(self) -> None:
+        super().check()
+        if not isinstance(self.messages, (list, type(None))):
+            raise InvalidParams("messages must be a list")
 
     @property
     def tool_use(self) -> ToolUse:
@@ -224,7 +261,7 @@ class OllamaGenerateRequest(GeneratingFields):
 
 
 def _checked_inputs(value: object) -> list[str]:
-    texts = [value] if isinstance(value, str) else value
+    texts = ([value] if value else []) if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError("must be a string or a list of strings")
     if len(texts) > MAX_PROMPTS:
@@ -264,7 +301,10 @@ class OllamaShowRequest(Strict):
 
 
 def served_name(asked: str | None, names: Sequence[str]) -> str | None:
-    """The name to look up: Ollama's clients add `:latest` to names without a tag."""
-    if asked is not None and asked not in names:
-        return asked.removesuffix(":latest")
-    return asked
+    """The name to look up: Ollama's clients add `:latest` to names without a tag, and Ollama ignores case."""
+    if asked is None or asked in names:
+        return asked
+    bare = asked.removesuffix(":latest").casefold()
+    if not bare:
+        return None
+    return next((name for name in names if name.casefold() == bare), asked)
