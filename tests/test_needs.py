@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from headrace.ops.cpu_features import detect
 from tests import needs
+from tests.needs import NEEDS
+from tests.places import ROOT
 
 ZEN4 = frozenset(
     {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
@@ -43,3 +46,10 @@ def test_a_set_that_the_build_leaves_out_is_found() -> None:
 def test_the_build_has_every_set_of_this_cpu() -> None:
     if unbuilt := needs.unbuilt_sets(detect()):
         needs.lacking("isa", f"built without {', '.join(unbuilt)}, which this CPU can run")
+
+
+def test_every_need_is_required_somewhere() -> None:
+    """In CI, or by `make test-long`."""
+    places = (ROOT / ".ci" / "run").read_text() + (ROOT / "Makefile").read_text()
+    required = re.findall(r"(?:require\+?=|HEADRACE_REQUIRE \?= )([a-z,]+)", places)
+    assert {name for names in required for name in names.split(",") if name} == set(NEEDS)

@@ -26,6 +26,7 @@ from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 from tests import needs
 from tests.serving.read import read
+from tests.waiting import LONG_S
 
 needs.package("llguidance")
 
@@ -186,7 +187,7 @@ def test_neighbours_do_not_notice_what_is_compiled(tokenizer: Tokenizer, planted
 
 
 def settle(gate: GrammarGate) -> list[Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LONG_S
     found: list[Any] = []
     while gate.busy:
         found += gate.take(time.monotonic())
