@@ -26,6 +26,7 @@ from headrace.errors import (
     PromptTooLong,
     TokenizerError,
 )
+from headrace.extras import install_command
 from headrace.serving.client.stream import MAX_TAKEN
 from headrace.serving.engine.state import EngineState
 
@@ -402,5 +403,5 @@ def test_without_msgspec_the_error_says_what_to_install() -> None:
     program = "import sys; sys.modules['msgspec'] = None\nimport headrace\nheadrace.LLM\nheadrace.AsyncLLM"
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert outcome.stderr.splitlines()[-1].endswith(
-        "MissingDependency: AsyncLLM needs the package msgspec: pip install 'headrace[server]'"
+        f"MissingDependency: AsyncLLM needs the package msgspec: {install_command('server')}"
     )

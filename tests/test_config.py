@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
@@ -14,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace import LLM, AsyncLLM
 from headrace import config as config_module
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, EngineOptions
 from headrace.errors import ConfigError
 
 INT_RANGES = config_module._INT_RANGES
@@ -44,6 +46,19 @@ def test_defaults_leave_everything_open_and_cannot_be_changed() -> None:
     assert config.dtype == "auto" and config.max_model_len is None and config.kv_cache_memory is None
     with pytest.raises(FrozenInstanceError):
         config.seed = 1  # type: ignore[misc]
+
+
+def test_the_options_of_both_engines_are_the_fields_with_their_types_and_defaults() -> None:
+    options = {field.name: field.type for field in fields(EngineConfig) if field.name != "model"}
+    written = {name: kind.__forward_arg__ for name, kind in EngineOptions.__annotations__.items()}
+    assert written == options and not EngineOptions.__required_keys__
+    defaults = {field.name: field.default for field in fields(EngineConfig) if field.name != "model"}
+    for engine in (LLM, AsyncLLM):
+        shown = inspect.signature(engine).parameters
+        assert {name: shown[name].default for name in options} == defaults
+        assert {name: shown[name].annotation for name in options} == options
+        assert all(shown[name].kind is inspect.Parameter.KEYWORD_ONLY for name in options)
+        assert set(shown) - set(options) <= {"model", "show_progress", "options"}
 
 
 def test_every_field_is_checked_by_some_rule() -> None:

@@ -87,9 +87,8 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if name != "AsyncLLM" or error.name != "msgspec":
             raise
-        raise MissingDependency(
-            "AsyncLLM needs the package msgspec: pip install 'headrace[server]'"
-        ) from error
+        command = import_module("headrace.extras").install_command("server")
+        raise MissingDependency("AsyncLLM needs the package msgspec", command) from error
     globals()[name] = value  # the next access does not come through here
     return value
 

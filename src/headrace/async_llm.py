@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, EngineOptions, shows_options
 from headrace.core.engine import EngineStats
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
@@ -25,15 +25,12 @@ from headrace.serving.client.supervisor import Supervisor
 from headrace.serving.engine.state import EngineState, ModelFacts
 from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S, Watchdog
 from headrace.serving.requests.generation import Generation, embed
-from headrace.serving.requests.inputs import Inputs, Message, Prompt, Shape, as_pooling
+from headrace.serving.requests.inputs import SHORT_CHARS, Inputs, Message, Prompt, Shape, as_pooling
 from headrace.serving.requests.output_processor import GrowingResult
 from headrace.serving.requests.outputs import EmbeddingRequestOutput, RequestOutput
 from headrace.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
-
-_SHORT_CHARS = 2000
-"""Text up to this length is tokenized on the event loop: that takes less time than handing it to a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,8 @@ class AsyncLLM:
     first one calls.
     """
 
-    def __init__(self, model: str, **options: object) -> None:
+    @shows_options
+    def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
         self._init(EngineConfig.from_kwargs(model=model, **options), ProcessOptions())
 
     @classmethod
@@ -286,7 +284,7 @@ class AsyncLLM:
         name = f"request-{uuid.uuid4().hex}" if name is None else name
         build = partial(self.inputs.request, name, prompt, params, pooling)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        long = isinstance(text, str) and len(text) > _SHORT_CHARS
+        long = isinstance(text, str) and len(text) > SHORT_CHARS
         return await asyncio.to_thread(build) if long else build()
 
 

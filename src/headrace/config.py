@@ -6,9 +6,10 @@ import difflib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, cast
+from inspect import Parameter, signature
+from typing import Any, TypedDict, TypeVar, cast
 
 from headrace.core.params import DEFAULT_MAX_LOGPROBS, MAX_LOGPROBS
 from headrace.errors import ConfigError
@@ -202,6 +203,64 @@ class EngineConfig:
                 f"engine options must be an object with named fields, got {type(data).__name__}"
             )
         return cls.from_kwargs(**data)
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of EngineConfig but `model`, for type checkers and editors; a test compares the two."""
+
+    dtype: str
+    device: str
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    kv_cache_memory: int | str | None
+    kv_cache_dtype: str
+    block_size: int | None
+    num_kv_blocks: int | None
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    kv_cache: bool
+    kv_layout: str
+    batching: str
+    batch_size: int | None
+    batch_wait_s: float | None
+    batch_max_tokens: int | None
+    scheduling_policy: str
+    preemption_victim: str
+    attention_sinks: int | None
+    sliding_window: int | None
+    stream_interval_s: float
+    max_logprobs: int
+    seed: int
+    num_threads: int | None
+    pin_threads: bool
+    tokenizer: str | None
+    revision: str | None
+    download_dir: str | None
+    hf_overrides: Mapping[str, Any] | None
+    generation_config: str
+    override_generation_config: Mapping[str, Any] | None
+    ops_force: str | None
+    load_format: str
+    quantization: str | None
+    speculative: str | None
+    tensor_parallel_size: int
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def shows_options(init: Init) -> Init:
+    """A constructor with `**options`, whose signature lists the fields of EngineConfig with their defaults."""
+    found = signature(init)
+    listed = list(found.parameters.values())
+    options = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(EngineConfig)
+        if field.name not in found.parameters
+    ]
+    init.__signature__ = found.replace(parameters=[*listed[:-1], *options, listed[-1]])  # type: ignore[attr-defined]
+    return init
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

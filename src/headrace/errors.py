@@ -36,6 +36,11 @@ class HeadraceError(Exception):
     retry_after_s: int | None = None
     """Seconds after which it makes sense to try again; None where it does not."""
 
+    @property
+    def for_callers(self) -> str:
+        """The sentence for those who call over HTTP: without paths and commands of this machine."""
+        return str(self)
+
 
 class RequestError(HeadraceError):
     status = 400
@@ -120,5 +125,15 @@ class EngineDead(HeadraceError):
 
 
 class MissingDependency(HeadraceError):
+    """`command` installs what is missing; it may name a folder of this machine."""
+
     status = 501
     code = "missing_dependency"
+
+    def __init__(self, reason: str, command: str | None = None) -> None:
+        super().__init__(reason if command is None else f"{reason}: {command}")
+        self._reason = reason
+
+    @property
+    def for_callers(self) -> str:
+        return self._reason

@@ -6,10 +6,10 @@ import itertools
 import sys
 import time
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from headrace.build import assemble
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, EngineOptions, shows_options
 from headrace.core.engine import EngineStats
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
@@ -54,14 +54,15 @@ class LLM:
             print(out.outputs[0].text, out.metrics)
 
     `model` is a bundled name, a Hugging Face folder, a hub id or `shape:NAME` (random weights, no tokenizer). The
-    options are those of `headrace.config.EngineConfig`; open options are resolved for this machine, and `headrace
-    inspect` explains each value. Threads may share one LLM: each step computes the requests of all of them. Ctrl-C
-    aborts the call that it interrupts, and the LLM stays usable.
+    options are those of `headrace.config.EngineConfig`, by vLLM's names too; open options are resolved for this
+    machine, and `headrace inspect` explains each value. Threads may share one LLM: each step computes the requests of
+    all of them. Ctrl-C aborts the call that it interrupts, and the LLM stays usable.
 
     Raises ModelError if the model cannot be loaded and ConfigError if an option is wrong.
     """
 
-    def __init__(self, model: str, *, show_progress: bool = True, **options: object) -> None:
+    @shows_options
+    def __init__(self, model: str, *, show_progress: bool = True, **options: Unpack[EngineOptions]) -> None:
         config = EngineConfig.from_kwargs(model=model, **options)
         bar = _LoadingBar(f"loading {model}") if show_progress and sys.stderr.isatty() else None
         try:

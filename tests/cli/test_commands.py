@@ -117,6 +117,16 @@ def test_chat_keeps_the_conversation_and_obeys_commands() -> None:
     assert "prompt tokens cached" in done.stderr  # the second turn found the first in the cache
 
 
+def test_chat_refuses_several_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "--n", "4"])
+    assert "--n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["chat", "--help"])
+    shown = capsys.readouterr().out
+    assert "--top-k" in shown and "--n N" not in shown
+
+
 def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
     """In a real terminal: interrupt a long answer, then go on talking."""
     child, terminal = pty.fork()

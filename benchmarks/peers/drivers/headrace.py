@@ -14,7 +14,7 @@ from headrace.build import EngineParts
 from headrace.core.types import NewRequest
 from headrace.plan.ledger import ledger
 
-OPTIONS: dict[str, dict[str, object]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},

@@ -28,7 +28,7 @@ def check_plot(path: str) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingDependency(f"--plot needs matplotlib: {install_command('bench')}") from None
+        raise MissingDependency("--plot needs matplotlib", install_command("bench")) from None
     return Figure
 
 

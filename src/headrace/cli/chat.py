@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    add_sampling_flags(parser, temperature=0.7, max_tokens=512)
+    add_sampling_flags(parser, without="n", temperature=0.7, max_tokens=512)
     add_engine_flags(parser)
 
 

@@ -30,10 +30,14 @@ _NUMBERS: tuple[tuple[str, type, str], ...] = (
 )
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: object) -> None:
-    """Add sampling flags; `defaults` apply where neither the caller nor the model gives a value."""
+def add_sampling_flags(
+    parser: argparse.ArgumentParser, *, without: str | None = None, **defaults: object
+) -> None:
+    """Add all sampling flags except `without`; `defaults` apply if neither the caller nor the model gives a value."""
     group = parser.add_argument_group("sampling")
     for name, kind, text in _NUMBERS:
+        if name == without:
+            continue
         shown = text if name not in defaults else f"{text} (default: the model's, else {defaults[name]})"
         flag, metavar = "--" + name.replace("_", "-"), "N" if kind is int else "X"
         group.add_argument(flag, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=shown)

@@ -83,12 +83,12 @@ def run(args: argparse.Namespace) -> int:
     tokens = sum(total_tokens(served(baseline, arrivals))[1] for baseline in BASELINES)
     with tqdm(total=tokens, unit="tok", file=sys.stderr, leave=False, disable=None) as bar:
 
-        def count(tokens: int) -> None:
+        def advance(tokens: int) -> None:
             bar.update(tokens)
 
         def on_start(name: str) -> Callable[[int], None]:
             bar.set_description(name)
-            return count
+            return advance
 
         rows = compare(DEFAULT_MODEL, arrivals, memory, on_start, **options)
     print(render(rows))

@@ -7,8 +7,9 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, EngineOptions
 from headrace.ops.candidates import OPS_NAMES
 from headrace.plan.vllm_options import ACCEPTED, RENAMED, translate
 from headrace.quant.format import GRAMMAR
@@ -137,7 +138,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def engine_options(args: argparse.Namespace) -> dict[str, object]:
+def engine_options(args: argparse.Namespace) -> EngineOptions:
     """The options that were given, by EngineConfig's names, without the model.
 
     Prints to standard error which of them have no effect. Raises ConfigError for one that cannot be used.
@@ -146,7 +147,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, object]:
     options, unheeded = translate({name: getattr(args, name) for name in names if hasattr(args, name)})
     if unheeded is not None:
         print(f"headrace: {unheeded}", file=sys.stderr)
-    return options
+    return cast(EngineOptions, options)
 
 
 def _value(text: str) -> object:

@@ -143,4 +143,4 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "headrace":
             raise
-        raise MissingDependency(f"{what} needs the package {error.name}: {install_command(extra)}") from error
+        raise MissingDependency(f"{what} needs the package {error.name}", install_command(extra)) from error

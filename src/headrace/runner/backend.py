@@ -36,5 +36,5 @@ def load_executor(
         if error.name != "torch":
             raise
         why = dict(resolved.reasons)["kernels"]
-        raise MissingDependency(f"{why}. torch is not installed: {install_command('torch')}") from None
+        raise MissingDependency(f"{why}. torch is not installed", install_command("torch")) from None
     return torch_backend.load_executor(source, spec, resolved, ops, grammars, progress)

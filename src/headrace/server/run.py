@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from headrace.async_llm import AsyncLLM, ProcessOptions
 from headrace.config import EngineConfig
 from headrace.core.types import Pooling
+from headrace.extras import install_command
 from headrace.server.access.traffic import TrafficOptions, reload_on_hangup
 from headrace.server.anthropic.answers import DIALECT as ANTHROPIC
 from headrace.server.app import create_app
@@ -87,7 +88,8 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
         options.traffic.warn(options.host)
         missing = missing_package()
         if missing is not None:
-            _log.warning("%s. Until then such requests are answered with 501", missing)
+            command = install_command("grammar")
+            _log.warning("%s: %s. Until then such requests are answered with 501", missing, command)
         # Before the model is loaded: a taken port should show at once.
         with (
             listen(options.host, options.port) as listener,

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from headrace.core.forks import watch_forks
 from headrace.core.grammar import Grammar
 from headrace.errors import InvalidParams, MissingDependency
+from headrace.extras import install_command
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ def missing_package() -> str | None:
     if find_spec("llguidance") is not None:
         return None
     return (
-        "structured output and forced or strict tool calls need the package llguidance, which is not installed: "
-        "pip install 'headrace[grammar]'"
+        "structured output and forced or strict tool calls need the package llguidance of the extra 'grammar', "
+        "which is not installed"
     )
 
 
@@ -106,7 +107,7 @@ class GrammarStore:
         """
         missing = missing_package()
         if missing is not None:
-            raise MissingDependency(missing)
+            raise MissingDependency(missing, install_command("grammar"))
         with self._lock:
             found = self._alive.get(grammar)
             if found is None:

@@ -75,7 +75,7 @@ def error_body(message: str, status: int, code: str | None = None, param: str | 
 
 def headrace_error_body(error: HeadraceError) -> ErrorAnswer:
     """The body of the answer to a HeadraceError."""
-    text = safe(str(error)) if error.status >= 500 else str(error)
+    text = safe(error.for_callers) if error.status >= 500 else error.for_callers
     return error_body(text, error.status, error.code)
 
 

@@ -25,7 +25,7 @@ def tracing(endpoint: str | None, model_name: str) -> Iterator[tuple[Sink, ...]]
         if error.name is None or error.name.split(".")[0] == "headrace":
             raise
         raise MissingDependency(
-            f"--otlp-traces-endpoint needs the package {error.name}: {install_command('otel')}"
+            f"--otlp-traces-endpoint needs the package {error.name}", install_command("otel")
         ) from error
     spans = Spans.sent_to(endpoint, model_name)
     try:

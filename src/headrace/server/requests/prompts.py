@@ -10,14 +10,12 @@ from typing import Any, TypeVar
 from headrace.errors import PromptTooLong, RequestError
 from headrace.server.requests.fields import Prompt, TruncationFields
 from headrace.server.requests.service import Service
+from headrace.serving.requests.inputs import SHORT_CHARS
 from headrace.text.templates.conversation import adapted, knows_tools
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.request import Tool
 
 Read = TypeVar("Read")
-
-SHORT_CHARS = 2000
-"""Text up to this length is tokenized on the event loop: a thread would cost more than the work."""
 
 LONG_CHARS = 200_000
 """Longer texts are tokenized one at a time, so that they do not occupy all threads."""

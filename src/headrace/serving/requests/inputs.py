@@ -16,6 +16,9 @@ from headrace.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, object]
 Message = Mapping[str, object]
 
+SHORT_CHARS = 2000
+"""Text up to this length is tokenized on the event loop: a thread would cost more than the work."""
+
 _REQUEST_FIELDS = ("priority", "user", "cache_salt", "cache_pin_tokens", "cache_pin_ttl_s")
 """Fields of NewRequest that a prompt may set."""
 

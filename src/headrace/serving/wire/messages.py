@@ -203,7 +203,7 @@ def failed(error: Exception) -> Failed:
 
 
 def refused(request_id: str, error: HeadraceError) -> Refused:
-    return Refused(request_id, _kind(error), _sentence(error))
+    return Refused(request_id, _kind(error), _bounded(error.for_callers))
 
 
 def error_of(message: Failed | Refused) -> HeadraceError:
@@ -224,4 +224,8 @@ def _sentence(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if not isinstance(error, HeadraceError):
         text = f"{type(error).__name__}: {text}"
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
     return text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
