@@ -27,6 +27,7 @@ from headrace.errors import (
     TokenizerError,
 )
 from headrace.extras import install_command
+from headrace.server.observability.metrics import METRICS
 from headrace.serving.client.stream import MAX_TAKEN
 from headrace.serving.engine.state import EngineState
 
@@ -405,3 +406,24 @@ def test_without_msgspec_the_error_says_what_to_install() -> None:
     assert outcome.stderr.splitlines()[-1].endswith(
         f"MissingDependency: AsyncLLM needs the package msgspec: {install_command('server')}"
     )
+
+
+@run_async
+async def test_metrics_are_those_of_the_server_and_survive_a_restart() -> None:
+    async with tale() as engine:
+        for _ in range(2):
+            await last(engine.generate(PROMPT * 4, GREEDY))
+        first = {sample.name: sample for sample in await engine.get_metrics()}
+        assert first["headrace:generation_tokens_total"].value == 2 * GREEDY.max_tokens
+        assert first["headrace:prefix_cache_hits_total"].value > 0
+        steps = first["headrace:iteration_tokens_total"]
+        assert steps.kind == "histogram" and steps.buckets[-1][1] == (await engine.stats()).scheduler.steps
+        assert first["headrace:num_requests_running"].value == 0
+        exposed = {metric.exposed for metric in METRICS}
+        assert set(first) <= exposed
+        (pid,) = (int(child) for child in children())
+        os.kill(pid, signal.SIGKILL)
+        while engine.client.restarts == 0 or engine.state is not EngineState.READY:
+            await asyncio.sleep(0.05)
+        again = {sample.name: sample.value for sample in await engine.get_metrics()}
+        assert again["headrace:generation_tokens_total"] == 2 * GREEDY.max_tokens

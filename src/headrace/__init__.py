@@ -34,9 +34,17 @@ TYPE_CHECKING = (
 )
 if TYPE_CHECKING:
     from headrace.async_llm import AsyncLLM
+    from headrace.core.engine import EngineStats
     from headrace.core.grammar import Grammar
     from headrace.core.params import RequestOutputKind, SamplingParams
-    from headrace.llm import LLM, RequestOutput
+    from headrace.llm import LLM
+    from headrace.serving.metrics import MetricSample
+    from headrace.serving.requests.outputs import (
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        RequestMetrics,
+        RequestOutput,
+    )
 
 __version__ = "0.1.0"
 
@@ -44,12 +52,16 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CheckpointError",
+    "CompletionOutput",
     "ConfigError",
     "DeadlineExceeded",
+    "EmbeddingRequestOutput",
     "EngineDead",
+    "EngineStats",
     "Grammar",
     "HeadraceError",
     "InvalidParams",
+    "MetricSample",
     "MissingDependency",
     "ModelError",
     "ModelNotFound",
@@ -59,6 +71,7 @@ __all__ = [
     "PromptTooLong",
     "RateLimited",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "ResponseNotFound",
@@ -71,9 +84,14 @@ __all__ = [
 
 _HOMES = {
     "AsyncLLM": "headrace.async_llm",
+    "CompletionOutput": "headrace.serving.requests.outputs",
+    "EmbeddingRequestOutput": "headrace.serving.requests.outputs",
+    "EngineStats": "headrace.core.engine",
     "Grammar": "headrace.core.grammar",
     "LLM": "headrace.llm",
-    "RequestOutput": "headrace.llm",
+    "MetricSample": "headrace.serving.metrics",
+    "RequestMetrics": "headrace.serving.requests.outputs",
+    "RequestOutput": "headrace.serving.requests.outputs",
     "RequestOutputKind": "headrace.core.params",
     "SamplingParams": "headrace.core.params",
 }

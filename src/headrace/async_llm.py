@@ -22,8 +22,10 @@ from headrace.serving.client.child import ENGINE_COMMAND
 from headrace.serving.client.process import MAX_IN_FLIGHT, ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.supervisor import Supervisor
+from headrace.serving.client.totals import EngineTotals
 from headrace.serving.engine.state import EngineState, ModelFacts
 from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S, Watchdog
+from headrace.serving.metrics import MetricSample, engine_samples
 from headrace.serving.requests.generation import Generation, embed
 from headrace.serving.requests.inputs import SHORT_CHARS, Inputs, Message, Prompt, Shape, as_pooling
 from headrace.serving.requests.output_processor import GrowingResult
@@ -70,18 +72,12 @@ class AsyncLLM:
         self._init(config, options)
         return self
 
-    @classmethod
-    def over(cls, client: AsyncClient, tokenizer: Tokenizer | None = None) -> AsyncLLM:
-        """For an engine that already runs, on the event loop of its client, which `close` closes."""
-        self = cls.from_config(EngineConfig(client.facts.model), ProcessOptions())
-        self._open(client, tokenizer)
-        return self
-
     def _init(self, config: EngineConfig, options: ProcessOptions) -> None:
         self._config, self._options = config, options
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         self._client: AsyncClient | None = None
+        self._totals: EngineTotals | None = None
         self._closed = False
         self.inputs = Inputs(config.model, None)
         """Builds requests; its `tokenizer` is None for a model without one, and before the start."""
@@ -138,6 +134,7 @@ class AsyncLLM:
     def _open(self, client: AsyncClient, tokenizer: Tokenizer | None) -> None:
         self.inputs = Inputs(client.facts.model, tokenizer)
         self._client = client
+        self._totals = EngineTotals(client)
 
     def drain(self) -> None:
         """Do not start another process: running requests may finish, then `close` follows."""
@@ -196,6 +193,22 @@ class AsyncLLM:
         """Requests that run and wait, and counts since the process was started. Raises EngineDead without an engine."""
         await self.start()
         return await self.client.stats()
+
+    @property
+    def totals(self) -> EngineTotals:
+        """Counts over all processes since the start, as of the last `poll` of them. As `client` before the start."""
+        _ = self.client
+        assert self._totals is not None
+        return self._totals
+
+    async def get_metrics(self) -> list[MetricSample]:
+        """The engine's metrics, as /metrics of `headrace serve` has them: requests, KV cache, tokens, prefix cache.
+
+        Counters do not fall if the process is restarted, but what it counted since the last call may be lost then.
+        """
+        await self.start()
+        await self.totals.poll()
+        return engine_samples(self.totals)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a call without parameters uses: what the model's generation_config.json recommends."""

@@ -19,7 +19,6 @@ import openai
 import pytest
 import uvloop
 
-from headrace.async_llm import AsyncLLM
 from headrace.config import EngineConfig
 from headrace.core.engine import EngineStats
 from headrace.server.access.traffic import Traffic, TrafficOptions
@@ -30,6 +29,7 @@ from headrace.server.run import Server, uvicorn_config
 from headrace.serving.client.process import ProcessClient
 from headrace.text.tokenizer import Tokenizer
 from tests.places import TALE
+from tests.running import over
 from tests.serving.tiny_engine import COMMAND
 
 STEP_S = 0.002
@@ -81,7 +81,7 @@ class TinyServer:
         tokenizer = Tokenizer.from_folder(self._folder)
         facts, traffic = self.client.facts, self._traffic
         self.app = app = create_app(
-            AsyncLLM.over(self.client, tokenizer), ["tiny", "alias"], max_body_bytes=self._max_body_bytes,
+            over(self.client, tokenizer), ["tiny", "alias"], max_body_bytes=self._max_body_bytes,
             traffic=traffic and traffic.traffic(facts), allowed_hosts=traffic.hosts("127.0.0.1") if traffic else ("*",),
             allowed_origins=traffic.allowed_origins if traffic else (),
         )  # fmt: skip

@@ -18,12 +18,12 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Message, Scope
 
-from headrace.async_llm import AsyncLLM
 from headrace.cli import main
 from headrace.server.access import key_check, keys
 from headrace.server.access.keys import Caller, KeyRing
 from headrace.server.access.traffic import Traffic
 from headrace.server.app import create_app
+from tests.running import over
 from tests.server.conftest import TinyServer, serve
 from tests.server.keyring import bearer, code, complete, keyed, secret
 from tests.waiting import until
@@ -150,7 +150,7 @@ def test_every_route_asks_for_a_key(server: TinyServer) -> None:
 def app_with_keys(server: TinyServer) -> FastAPI:
     """A second app of the same kind, to be spoiled."""
     options = keyed(ANN)
-    return create_app(AsyncLLM.over(server.client), ["tiny"], traffic=Traffic(options.rules))
+    return create_app(over(server.client), ["tiny"], traffic=Traffic(options.rules))
 
 
 def test_a_second_app_is_protected_too(server: TinyServer) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.async_llm import AsyncLLM
 from headrace.cli import main
 from headrace.cli import run_batch as run_batch_command
 from headrace.errors import ConfigError, EngineDead
@@ -30,6 +29,7 @@ from headrace.server.batch.work import Progress, run_batch
 from headrace.serving.client.process import ProcessClient
 from headrace.serving.client.supervisor import Backoff, Supervisor
 from headrace.text.tokenizer import Tokenizer
+from tests.running import over
 from tests.server.conftest import TALE
 from tests.serving.tiny_engine import COMMAND, CRASH, FAIL
 
@@ -69,7 +69,7 @@ def run(source: Path, output: Path, concurrency: int = 8, **config: object) -> P
             {"step_s": 0.0005, "tokenizer_folder": str(TALE)} | config, command=COMMAND, max_in_flight=16
         )
         try:
-            app = create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"])
+            app = create_app(over(client, Tokenizer.from_folder(TALE)), ["tiny"])
             into = BatchOutput(output)
             try:
                 return await run_batch(app, BatchInput(source), into, concurrency=concurrency)
@@ -200,7 +200,7 @@ def test_busy_engines_are_asked_again(tmp_path: Path) -> None:
     async def go() -> Progress:
         nonlocal refusals
         client = await ProcessClient.start({"tokenizer_folder": str(TALE)}, command=COMMAND, max_in_flight=16)
-        app = Refusals(create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"]))
+        app = Refusals(create_app(over(client, Tokenizer.from_folder(TALE)), ["tiny"]))
         output = BatchOutput(tmp_path / "out")
         try:
             return await run_batch(app, BatchInput(source), output, concurrency=8)
@@ -259,7 +259,7 @@ def supervised(
                 os.kill(client.pid, signal.SIGKILL)
 
         try:
-            app = Refusals(create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"]))
+            app = Refusals(create_app(over(client, Tokenizer.from_folder(TALE)), ["tiny"]))
             into = BatchOutput(output)
             try:
                 progress = await run_batch(
@@ -309,7 +309,7 @@ def test_an_engine_that_never_comes_back_ends_the_run_and_leaves_the_rest_for_an
                 os.kill(client.pid, signal.SIGKILL)
 
         try:
-            app = create_app(AsyncLLM.over(client, Tokenizer.from_folder(TALE)), ["tiny"])
+            app = create_app(over(client, Tokenizer.from_folder(TALE)), ["tiny"])
             await run_batch(app, BatchInput(source), output, concurrency=4, report=tell)
         finally:
             output.close()

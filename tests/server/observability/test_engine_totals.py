@@ -15,10 +15,10 @@ from headrace.core.prefix_cache import CacheStats
 from headrace.core.scheduler import SchedulerStats
 from headrace.core.types import NewRequest
 from headrace.errors import EngineDead
-from headrace.server.observability.counts import EngineTotals
 from headrace.serving.client.process import ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.supervisor import Backoff, Supervisor
+from headrace.serving.client.totals import EngineTotals
 from headrace.serving.engine.state import EngineState
 from tests.serving.client.test_process_client import run_async
 from tests.serving.tiny_engine import COMMAND, CRASH

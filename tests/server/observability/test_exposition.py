@@ -11,7 +11,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.async_llm import AsyncLLM
 from headrace.server.access.keys import MAX_NAMES, OTHERS, KeyUsage
 from headrace.server.access.traffic import Traffic
 from headrace.server.app import create_app
@@ -20,6 +19,7 @@ from headrace.server.observability import monitor as sight_module
 from headrace.server.observability.exposition import MAX_LABEL_CHARS, safe_label
 from headrace.server.observability.observer import Observer
 from headrace.server.requests.tallies import Tallies
+from tests.running import over
 from tests.server.conftest import TinyServer
 from tests.server.observability.scrape import OPENMETRICS, Scrape
 
@@ -47,8 +47,8 @@ async def scraped(app: object, openmetrics: bool) -> httpx.Response:
 def test_names_of_models_and_keys_cannot_break_out(tiny: TinyServer, name: str, openmetrics: bool) -> None:
     traffic = Traffic()
     traffic.usage.of(name).refused[name] += 1
-    app = create_app(AsyncLLM.over(tiny.client), [name], traffic=traffic)
-    plain = create_app(AsyncLLM.over(tiny.client), ["plain"], traffic=Traffic())
+    app = create_app(over(tiny.client), [name], traffic=traffic)
+    plain = create_app(over(tiny.client), ["plain"], traffic=Traffic())
     body = tiny.call(scraped(app, openmetrics)).text
     expected = set(Scrape.of(tiny.call(scraped(plain, openmetrics)).text, openmetrics).samples)
     added = set(Scrape.of(body, openmetrics).samples) - expected
@@ -62,7 +62,7 @@ def test_names_of_models_and_keys_cannot_break_out(tiny: TinyServer, name: str, 
 
 def test_names_as_they_are_would_break_out(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "safe_label", lambda text: text)
-    app = create_app(AsyncLLM.over(tiny.client), ["\ud800 alone"])
+    app = create_app(over(tiny.client), ["\ud800 alone"])
     with pytest.raises(UnicodeEncodeError):
         tiny.call(scraped(app, False))
 
@@ -78,7 +78,7 @@ def test_names_that_become_the_same_are_added_up(tiny: TinyServer) -> None:
     traffic = Traffic()
     for end in ("a", "b"):
         traffic.usage.of("x" * MAX_LABEL_CHARS + end).requests += 2
-    app = create_app(AsyncLLM.over(tiny.client), ["tiny"], traffic=traffic)
+    app = create_app(over(tiny.client), ["tiny"], traffic=traffic)
     scrape = Scrape.of(tiny.call(scraped(app, False)).text)
     assert scrape.get("key_requests_total", key="x" * MAX_LABEL_CHARS) == 4
 
@@ -164,7 +164,7 @@ def test_a_sink_that_fails_harms_nobody(tiny: TinyServer, caplog: pytest.LogCapt
         raise RuntimeError("the sink is broken")
 
     async def run() -> httpx.Response:
-        inner = create_app(AsyncLLM.over(tiny.client), ["tiny"])
+        inner = create_app(over(tiny.client), ["tiny"])
         return await scraped(Observer(inner, Tallies(), [broken, told.append]), False)
 
     assert tiny.call(run()).status_code == 200
@@ -173,7 +173,7 @@ def test_a_sink_that_fails_harms_nobody(tiny: TinyServer, caplog: pytest.LogCapt
 
 
 def test_a_bug_counts_as_an_error_of_the_server(tiny: TinyServer) -> None:
-    app = create_app(AsyncLLM.over(tiny.client), ["tiny"])
+    app = create_app(over(tiny.client), ["tiny"])
 
     async def bug() -> None:
         raise RuntimeError("a bug")
@@ -209,7 +209,7 @@ def turns_meanwhile(server: TinyServer, monkeypatch: pytest.MonkeyPatch, way: Ca
     traffic = Traffic()
     for number in range(MAX_NAMES):
         traffic.usage.of(f"key {number}").requests += 1
-    app = create_app(AsyncLLM.over(server.client), ["tiny"], traffic=traffic)
+    app = create_app(over(server.client), ["tiny"], traffic=traffic)
 
     turns, written = 0, 0
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from headrace.server.observability.counts import LAG_INTERVAL_S, LONGEST_LAG_S, LoopLag
+from headrace.server.observability.lag import LAG_INTERVAL_S, LONGEST_LAG_S, LoopLag
 from tests.server.conftest import TinyServer
 from tests.server.observability.scrape import Scrape
 

@@ -18,11 +18,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from headrace.async_llm import AsyncLLM
 from headrace.cli import main
 from headrace.server.app import create_app
 from headrace.server.observability.spans import SPAN, Spans
 from headrace.text.tokenizer import Tokenizer
+from tests.running import over
 from tests.server.conftest import TALE, TinyServer
 from tests.server.observability.test_logs import served
 from tests.serving.tiny_engine import FAIL
@@ -38,9 +38,7 @@ class Traced:
         self._server = server
         self._exporter = InMemorySpanExporter()
         spans = Spans("tiny", SimpleSpanProcessor(self._exporter))
-        self._app = create_app(
-            AsyncLLM.over(server.client, Tokenizer.from_folder(TALE)), ["tiny"], sinks=[spans]
-        )
+        self._app = create_app(over(server.client, Tokenizer.from_folder(TALE)), ["tiny"], sinks=[spans])
 
     def post(
         self, path: str, body: dict[str, object], headers: dict[str, str] | None = None

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from headrace.async_llm import AsyncLLM
 from headrace.server.requests.prompts import LONG_CHARS, encode_chat
 from headrace.server.requests.service import Service
 from headrace.text.tokenizer import Tokenizer
+from tests.running import over
 from tests.server.conftest import TALE, TinyServer
 from tests.server.echo import echo_server, model_folder
 
@@ -309,7 +309,7 @@ def test_long_chats_leave_the_event_loop_to_others(tiny: TinyServer, repeats: in
     assert service.tokenizer is not None and (27 * repeats > LONG_CHARS) == (repeats == 20_000)
     watched = Watched(service.tokenizer)
     client = SimpleNamespace(facts=replace(service.facts, max_model_len=10_000_000))
-    roomy = replace(service, engine=AsyncLLM.over(client, watched))  # type: ignore[arg-type]
+    roomy = replace(service, engine=over(client, watched))  # type: ignore[arg-type]
     turns: list[float] = []
 
     async def run() -> None:

@@ -12,7 +12,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import generate_latest as as_openmetrics
 from prometheus_client.registry import Collector
 
-from headrace.server.observability.metrics import PREFIX, Buckets, Metric, Value
+from headrace.server.observability.metrics import Sources
+from headrace.serving.metrics import PREFIX, Buckets, Metric, Value
 
 MAX_LABEL_CHARS = 200
 
@@ -27,7 +28,7 @@ class Reading(Collector):
     """Values of one scrape. They do not change, so another thread may write them: with many keys the text is long."""
 
     def __init__(
-        self, samples: Sequence[tuple[Metric, _Samples]], model_name: str, process: ProcessCollector
+        self, samples: Sequence[tuple[Metric[Sources], _Samples]], model_name: str, process: ProcessCollector
     ) -> None:
         self._samples = samples
         self._model_name = safe_label(model_name)
@@ -45,7 +46,7 @@ class Reading(Collector):
             yield self._family(metric, samples)
         yield from self._process.collect()
 
-    def _family(self, metric: Metric, samples: _Samples) -> Family:
+    def _family(self, metric: Metric[Sources], samples: _Samples) -> Family:
         name, labels = PREFIX + metric.name, ("model_name", *metric.labels)
         if metric.kind == "histogram":
             histogram = HistogramMetricFamily(name, metric.help, labels=labels)

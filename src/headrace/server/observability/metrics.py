@@ -1,22 +1,21 @@
-"""Every metric of /metrics: name, kind, meaning, and source.
+"""Every metric of /metrics: those of the engine, and name, kind, meaning and source of all others.
 
-Names without the prefix are vLLM's if the meaning is the same. Every sample has the label `model_name`.
+Every sample has the label `model_name`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.core.scheduler import STEP_SIZES
 from headrace.server.access.traffic import Traffic
-from headrace.server.observability.counts import EngineTotals, LoopLag
-from headrace.server.requests.tallies import Histogram, Tallies, cumulative
+from headrace.server.observability.lag import LoopLag
+from headrace.server.requests.tallies import Histogram, Tallies
 from headrace.serving.client.base import AsyncClient
+from headrace.serving.client.totals import EngineTotals
 from headrace.serving.engine.state import EngineState, ModelFacts
-
-PREFIX = "headrace:"
+from headrace.serving.metrics import ENGINE_METRICS, Buckets, Metric, Samples, labelled, one
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +31,6 @@ class Sources:
     dropped_log_lines: Callable[[], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """(upper bound, values up to it) and the sum of all values."""
-
-    buckets: Sequence[tuple[str, int]]
-    total: float
-
-
-Value = float | Buckets
-Samples = Iterable[tuple[tuple[str, ...], Value]]
-"""(values of the labels, value)"""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """`kind` is Prometheus' "counter", "gauge" or "histogram"."""
-
-    name: str
-    kind: str
-    help: str
-    read: Callable[[Sources], Samples]
-    labels: tuple[str, ...] = ()
-
-    @property
-    def exposed(self) -> str:
-        """The name in scrapes and queries."""
-        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
-
-
-def _one(value: float) -> Samples:
-    return [((), value)]
-
-
 def _buckets(histogram: Histogram) -> Samples:
     return [((), Buckets(histogram.buckets(), histogram.total))]
 
@@ -72,22 +38,9 @@ def _buckets(histogram: Histogram) -> Samples:
 def _tally(name: str) -> Callable[[Sources], Samples]:
     def samples(sources: Sources) -> Samples:
         value = getattr(sources.tallies, name)
-        return _buckets(value) if isinstance(value, Histogram) else _one(value)
+        return _buckets(value) if isinstance(value, Histogram) else one(value)
 
     return samples
-
-
-def _engine(name: str) -> Callable[[Sources], Samples]:
-    return lambda sources: _one(sources.engine[name])
-
-
-def _engine_now(name: str) -> Callable[[Sources], Samples]:
-    return lambda sources: _one(0 if sources.engine.now is None else getattr(sources.engine.now, name))
-
-
-def _kv_usage(sources: Sources) -> Samples:
-    now = sources.engine.now
-    return _one(1 - now.free_blocks / now.total_blocks if now is not None and now.total_blocks else 0.0)
 
 
 def _cache_config(sources: Sources) -> Samples:
@@ -102,23 +55,12 @@ def _cache_config(sources: Sources) -> Samples:
     return [(tuple(map(str, values)), 1)]
 
 
-def _step_sizes(sources: Sources) -> Samples:
-    engine = sources.engine
-    sizes = [engine[f"step_size {power}"] for power in range(STEP_SIZES)]
-    bounds = [2.0**power for power in range(STEP_SIZES - 1)]
-    return [((), Buckets(cumulative(bounds, sizes), engine["scheduled_tokens"]))]
-
-
-def _labelled(counts: Mapping[str, float]) -> Samples:
-    return [((label,), count) for label, count in counts.items()]
-
-
 def _rejections(sources: Sources) -> Samples:
     usage = sources.traffic.usage
     counts = Counter({"unauthorized": usage.unauthorized})
     for _, used in usage.items():
         counts.update(used.refused)
-    return _labelled(dict(sorted(counts.items())))
+    return labelled(dict(sorted(counts.items())))
 
 
 def _key(name: str) -> Callable[[Sources], Samples]:
@@ -133,7 +75,7 @@ def _key_rejections(sources: Sources) -> Samples:
 def _queue(name: str) -> Callable[[Sources], Samples]:
     def samples(sources: Sources) -> Samples:
         queue = sources.traffic.admission
-        return [] if queue is None else _one(getattr(queue, name))
+        return [] if queue is None else one(getattr(queue, name))
 
     return samples
 
@@ -142,35 +84,24 @@ def _states(sources: Sources) -> Samples:
     return [((state.value,), int(sources.client.state is state)) for state in EngineState]
 
 
-METRICS: tuple[Metric, ...] = (
-    # The engine now.
-    Metric("num_requests_running", "gauge", "Completions in the running batch.", _engine_now("running")),
-    Metric("num_requests_waiting", "gauge", "Completions that wait to be scheduled, preempted ones included.",
-           _engine_now("waiting")),
-    Metric("kv_cache_usage_perc", "gauge", "Share of the KV blocks in use; 1 is all of them.", _kv_usage),
+def _of_engine(metric: Metric[EngineTotals]) -> Metric[Sources]:
+    return Metric(
+        metric.name, metric.kind, metric.help, lambda sources: metric.read(sources.engine), metric.labels
+    )
+
+
+METRICS: tuple[Metric[Sources], ...] = (
+    *map(_of_engine, ENGINE_METRICS),
     Metric("cache_config_info", "gauge", "Always 1; the labels are the engine's options.",
            _cache_config, ("block_size", "num_kv_blocks", "max_model_len", "max_num_seqs", "dtype")),
     Metric("engine_state", "gauge", "1 for the current state of the engine.", _states, ("state",)),
-    Metric("engine_restarts", "counter", "Restarts of the engine.", lambda sources: _one(sources.client.restarts)),
+    Metric("engine_restarts", "counter", "Restarts of the engine.", lambda sources: one(sources.client.restarts)),
 
     # Tokens and steps.
     Metric("prompt_tokens", "counter", "Prompt tokens of requests that have ended, computed or cached.",
            _tally("prompt_tokens")),
     Metric("prompt_tokens_cached", "counter", "Prompt tokens taken from the prefix cache.", _tally("cached_tokens")),
     Metric("generation_tokens", "counter", "Output tokens.", _tally("generation_tokens")),
-    Metric("iteration_tokens_total", "histogram", "Tokens computed in an engine step.", _step_sizes),
-    Metric("num_preemptions", "counter", "Preemptions: a sequence lost its KV blocks, and is recomputed later.",
-           _engine("preemptions")),
-
-    # The prefix cache.
-    Metric("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache.", _engine("queries")),
-    Metric("prefix_cache_hits", "counter", "Tokens found in the prefix cache.", _engine("hits")),
-    Metric("prefix_cache_evictions", "counter", "Cached blocks that were reallocated.", _engine("evictions")),
-    Metric("prefix_cache_pins", "counter", "Blocks pinned by requests, not counting renewed pins.", _engine("pins")),
-    Metric("prefix_cache_pins_broken", "counter", "Pins that ended early, because no other block was free.",
-           _engine("pins broken")),
-    Metric("prefix_cache_lookups", "counter", "Lookups by the reason why no more was found.",
-           lambda sources: _labelled(sources.engine.under("miss ")), ("reason",)),
 
     # Latencies as callers see them.
     Metric("time_to_first_token_seconds", "histogram", "Arrival of the HTTP request to its first output token.",
@@ -191,7 +122,7 @@ METRICS: tuple[Metric, ...] = (
 
     # Requests, and how they ended.
     Metric("request_success", "counter", "Completions that have ended, by finish reason.",
-           lambda sources: _labelled(sources.tallies.finished), ("finished_reason",)),
+           lambda sources: labelled(sources.tallies.finished), ("finished_reason",)),
     Metric("request_prompt_tokens", "histogram", "Tokens of a prompt that were computed or cached.",
            _tally("prompt_length")),
     Metric("request_prefill_kv_computed_tokens", "histogram", "Tokens of a prompt that were not cached.",
@@ -225,5 +156,5 @@ METRICS: tuple[Metric, ...] = (
     Metric("event_loop_lag_seconds", "histogram", "Delay of the server's event loop, sampled in equal intervals.",
            lambda sources: _buckets(sources.lag.histogram)),
     Metric("log_lines_dropped", "counter", "Log lines that could not be written.",
-           lambda sources: _one(sources.dropped_log_lines())),
+           lambda sources: one(sources.dropped_log_lines())),
 )  # fmt: skip

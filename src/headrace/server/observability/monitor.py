@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 
 from headrace import __version__
 from headrace.server.access.keys import administrator
-from headrace.server.observability.counts import EngineTotals, LoopLag
 from headrace.server.observability.exposition import Reading
+from headrace.server.observability.lag import LoopLag
 from headrace.server.observability.metrics import METRICS, Sources
 from headrace.server.observability.observer import Sink, log_request, tally
 from headrace.server.requests.service import Service, service_of
@@ -136,7 +136,7 @@ class Monitor:
 
     def __init__(self, service: Service, sinks: Sequence[Sink] = ()) -> None:
         self.tallies = Tallies()
-        self.engine = EngineTotals(service.client)
+        self.engine = service.engine.totals
         self.sinks: tuple[Sink, ...] = (tally, log_request, *sinks)
         self.sources = Sources(
             service.client,

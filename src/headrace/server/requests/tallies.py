@@ -6,9 +6,9 @@ import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import accumulate
 
 from headrace.core.types import FinishReason
+from headrace.serving.metrics import cumulative
 from headrace.serving.system import MONOTONIC, Clock
 
 SECONDS = (
@@ -46,12 +46,6 @@ class Histogram:
     def buckets(self) -> list[tuple[str, int]]:
         """(bound, values up to it), the last one without a bound, as in Prometheus."""
         return cumulative(self._bounds, self._counts)
-
-
-def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
-    """As `Histogram.buckets`; there is one more count than bounds."""
-    names = [*(repr(float(bound)) for bound in bounds), "+Inf"]
-    return list(zip(names, accumulate(counts), strict=True))
 
 
 class Window:

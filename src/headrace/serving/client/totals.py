@@ -1,4 +1,4 @@
-"""What is counted beside requests: the engine's totals, and the lag of the event loop."""
+"""What engines have counted, added up: the counts of an engine begin at 0 when it is restarted."""
 
 from __future__ import annotations
 
@@ -7,55 +7,14 @@ from collections import Counter
 
 from headrace.core.engine import EngineStats
 from headrace.errors import HeadraceError
-from headrace.server.requests.tallies import SECONDS, Histogram
 from headrace.serving.client.base import AsyncClient
-from headrace.serving.system import MONOTONIC, Clock
 
 ENGINE_PATIENCE_S = 1.0
 """Time for the engine's reply, which it sends between two steps; after it the last reply is used."""
 
-LAG_INTERVAL_S = 0.05
-LONGEST_LAG_S = 60.0
-"""Longer gaps, such as a suspended machine, count once."""
-
-
-class LoopLag:
-    """Ticks at fixed times, and records how late each tick runs.
-
-    Ticks that fall into a stall are recorded with the lag that each would have had, so that the share of samples
-    above a bound is the share of time, and one long stall does not count as one late tick.
-    """
-
-    def __init__(self, interval_s: float = LAG_INTERVAL_S, clock: Clock = MONOTONIC) -> None:
-        self.histogram = Histogram(SECONDS)
-        self._interval_s = interval_s
-        self._clock = clock
-
-    async def watch(self) -> None:
-        """Runs until it is cancelled."""
-        due = self._clock()
-        while True:
-            due += self._interval_s
-            wait_s = due - self._clock()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            due = self.note(due)
-
-    def note(self, due: float) -> float:
-        """Record the ticks that are due now, the first of them at `due`; returns the time of the last one."""
-        now = self._clock()
-        if now - due > LONGEST_LAG_S:
-            self.histogram.observe(now - due)
-            return now
-        self.histogram.observe(max(0.0, now - due))
-        while due + self._interval_s <= now:
-            due += self._interval_s
-            self.histogram.observe(now - due)
-        return due
-
 
 class EngineTotals:
-    """Sums over all engines of a server, which do not fall when one is replaced.
+    """Sums over all engines of a client, which do not fall when one is replaced.
 
     What an engine counted between the last `poll` and its unexpected end is lost.
     """
@@ -70,7 +29,7 @@ class EngineTotals:
         """The last reply; None while there is no engine."""
 
     async def poll(self) -> None:
-        """Ask the engine."""
+        """Ask the engine; without a reply in time, the last one stays."""
         number = self._client.restarts
         try:
             stats = await asyncio.wait_for(self._client.stats(), self._patience_s)
@@ -107,6 +66,7 @@ def _engine_counts(stats: EngineStats) -> Counter[str]:
         {
             "steps": scheduler.steps,
             "scheduled_tokens": scheduler.scheduled_tokens,
+            "output_tokens": scheduler.output_tokens,
             "preemptions": scheduler.preemptions,
             "forks": scheduler.forks,
             "retried_slices": scheduler.retried_slices,
