@@ -49,7 +49,7 @@ class EngineConfig:
     batch_size, batch_wait_s, batch_max_tokens: when a "static" or "dynamic" batch starts.
     attention_sinks, sliding_window: keep only the first and the last tokens (StreamingLLM, Xiao et al. 2023).
     stream_interval_s: least time between two events of a served stream; tokens of steps in between share
-    one event. 0 sends every token as it comes; see serving.outbox.
+    one event. 0 sends every token as it comes; see serving.engine.outbox.
     max_logprobs: most alternatives that a request may ask for at each position, in logprobs and prompt_logprobs.
     pin_threads: bind each CPU thread to a core of its own.
     tokenizer: bundled name, folder or hub id whose tokenizer is used; None is the model's own.

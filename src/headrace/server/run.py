@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 class ServeOptions:
     """`names`: what requests may call the model; empty for the model's own name. `drain_s`: seconds that running
     requests get to finish at shutdown. `engine_timeout_s`: silence after which an engine is killed and started again,
-    see `serving.watchdog`; 0 never does."""
+    see `serving.engine.watchdog`; 0 never does."""
 
     host: str
     port: int
