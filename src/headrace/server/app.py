@@ -73,7 +73,7 @@ def create_app(
     app.state.responses = stored = ResponseStore(response_store_bytes)
     traffic.on_reload(stored.keep)
     app.state.monitor = counted = Monitor(service, sinks)
-    app.state.feed = Feed(engine.client, counted.tallies)
+    app.state.feed = Feed(service, counted.tallies)
     # From the inside to the outside: the middleware that is added last sees a request first.
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, limit=max_body_bytes)

@@ -19,7 +19,7 @@ OBSERVABILITY = "observability"
 OWN = {"self", "request"}
 """Whose `client` is another thing: of a module's own, or the address of who sent a request."""
 
-WATCHERS = {"state", "trouble", "stats", "snapshot"}
+WATCHERS = {"state", "trouble", "stats", "view"}
 """What may be asked of the engine's client besides: none of it submits anything."""
 
 

@@ -18,8 +18,8 @@ from headrace.server.access.keys import administrator
 from headrace.server.http.events import event
 from headrace.server.http.json_parts import rounded
 from headrace.server.http.pace import CallerLeft, while_connected
+from headrace.server.requests.service import Service
 from headrace.server.requests.tallies import Tallies
-from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import View
 
 INTERVAL_S = 0.2
@@ -78,13 +78,13 @@ class Feed:
 
     def __init__(
         self,
-        client: AsyncClient,
+        service: Service,
         tallies: Tallies,
         *,
         interval_s: float = INTERVAL_S,
         max_watchers: int = MAX_WATCHERS,
     ) -> None:
-        self._client = client
+        self._service = service
         self._tallies = tallies
         self._interval_s = interval_s
         self._max_watchers = max_watchers
@@ -135,14 +135,14 @@ class Feed:
         self._tick = asyncio.Event()
 
     async def _content(self) -> dict[str, Any]:
-        state = self._client.state.value
+        state = self._service.client.state.value
         try:
-            view = await asyncio.wait_for(self._client.view(), PATIENCE_S)
+            view = await asyncio.wait_for(self._service.client.view(), PATIENCE_S)
         except TimeoutError:
             return {"state": state, "silent": True}
         except HeadraceError:
             self._before = None
-            return {"state": self._client.state.value}
+            return {"state": self._service.client.state.value}
         return {"state": state} | self._described(view)
 
     def _described(self, view: View) -> dict[str, Any]:
