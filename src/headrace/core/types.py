@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.core.grammar import is_unicode
 from headrace.core.params import MAX_TOKENS_LIMIT, SamplingParams, as_int, is_real
@@ -159,8 +160,7 @@ class StepPlan:
         return not (self.slices or self.released or self.copies)
 
 
-@record
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Log-probabilities at one position, natural logarithm, of the model's own distribution.
 
     `top` holds (token, logprob, rank) in falling order; the chosen token's rank counts from 1.
@@ -302,12 +302,11 @@ class NewRequest:
         object.__setattr__(self, "cache_pin_ttl_s", None if seconds is None else float(seconds))
 
 
-@record
-class Output:
-    """What completion `index` of a request gained in one step."""
+class Output(NamedTuple):
+    """What completion `index` of a request gained in one step. A tuple: messages carry it without field names."""
 
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

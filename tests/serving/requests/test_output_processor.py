@@ -27,7 +27,7 @@ def request(params: SamplingParams, name: str = "r") -> NewRequest:
 
 
 def ended(output: Output, reason: FinishReason = FinishReason.LENGTH) -> Output:
-    return replace(output, finish_reason=reason, stats=STATS)
+    return output._replace(finish_reason=reason, stats=STATS)
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
     processor = OutputProcessor(tokenizer)
     processor.add(request(params))
     progress = [processor.process([Output("r", 0, tokens)]) for tokens in steps[:-1]]
-    progress.append(processor.process([replace(ended(Output("r", 0, steps[-1])), **last)]))  # type: ignore[arg-type]
+    progress.append(processor.process([ended(Output("r", 0, steps[-1]))._replace(**last)]))  # type: ignore[arg-type]
     result = progress[-1].finished[0]
     return result.outputs[0], "".join(d.text for p in progress for d in p.deltas), progress
 
@@ -208,7 +208,7 @@ def test_metrics() -> None:
     processor = OutputProcessor(None)
     processor.add(request(SamplingParams()))
     stats = replace(STATS, miss=CacheMiss("other salt", 0, "the same tokens are cached under another salt"))
-    (result,) = processor.process([replace(ended(Output("r", 0, (1, 2, 3, 4, 5))), stats=stats)]).finished
+    (result,) = processor.process([ended(Output("r", 0, (1, 2, 3, 4, 5)))._replace(stats=stats)]).finished
     metrics = result.metrics
     assert (metrics.queue_s, metrics.ttft_s, metrics.tpot_s, metrics.e2e_s) == (0.5, 1.0, 0.5, 3.5)
     assert (metrics.num_prompt_tokens, metrics.num_output_tokens, metrics.num_preemptions) == (2, 5, 3)

@@ -116,6 +116,16 @@ def test_stats_arrive_unchanged(cache: CacheStats | None) -> None:
     assert message.stats.cache is None or type(message.stats.cache.misses) is Counter
 
 
+def test_a_step_is_sent_without_field_names() -> None:
+    token = TokenLogprobs(7, -0.5, 1, ((7, -0.5, 1),))
+    step = wire.Outputs(tuple(Output(f"r{i}", 0, (7,), (token,)) for i in range(64)))
+    payload = wire.encode(step)
+    assert not any(name.encode() in payload for name in (*Output._fields, *TokenLogprobs._fields))
+    assert len(payload) < 64 * 50
+    (output, *_) = answered(step).outputs
+    assert type(output) is Output and type(output.logprobs[0]) is TokenLogprobs
+
+
 def test_facts_arrive_unchanged() -> None:
     facts = ModelFacts(
         "m", 100, None, "/models/m", "cuda", "bfloat16", 8, 16, 99, 4096, {"top_k": 5, "top_p": 0.5}

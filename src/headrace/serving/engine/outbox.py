@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from headrace.core.types import Output
 from headrace.serving.requests.completion import entries
@@ -94,8 +93,7 @@ def merged(outputs: Iterable[Output]) -> list[Output]:
 
 def _joined(earlier: Output, later: Output) -> Output:
     """Only the last update of a completion has an end, an error or a vector."""
-    return replace(
-        later,
+    return later._replace(
         tokens=earlier.tokens + later.tokens,
         logprobs=earlier.logprobs + later.logprobs,
         prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
@@ -127,4 +125,4 @@ def _split(output: Output) -> Iterator[Output]:
     while len(scored) - at > positions:
         yield Output(output.request_id, output.index, prompt_logprobs=scored[at : at + positions])
         at += positions
-    yield replace(output, prompt_logprobs=scored[at:])
+    yield output._replace(prompt_logprobs=scored[at:])
