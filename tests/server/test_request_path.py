@@ -13,6 +13,16 @@ from tests.server.conftest import TinyServer
 
 SOURCE = Path(headrace.__file__).parent
 MOST_FILES = 8
+MOST_RUN = 50
+"""Files of which any function runs between the socket and the engine's: also middleware, values and helpers."""
+
+MIDDLEWARE = re.findall(
+    r"`((?:http|access|observability)/\w+\.py)`",
+    (ROOT / "docs" / "architecture.md")
+    .read_text(encoding="utf-8")
+    .split("Between 1 and 2")[1]
+    .split("Between 6")[0],
+)
 
 
 def steps(kind: str) -> list[tuple[str, list[str]]]:
@@ -53,6 +63,11 @@ def test_a_chat_request_runs_through_them_in_order(tiny: TinyServer) -> None:
         tiny.call(profile(False))
     path = steps("A chat request")
     order = list(called)
+    last = order.index((path[-2][0], path[-2][1][0].rpartition(".")[2]))
+    run = {file for file, _ in order[: last + 1]}
+    assert {file for file, _ in path[:-1]} <= run
+    assert {f"server/{file}" for file in MIDDLEWARE} <= run
+    assert len(run) <= MOST_RUN, sorted(run)
     at = [order.index((file, names[0].rpartition(".")[2])) for file, names in path[1:-1]]
     assert at == sorted(at)
     assert path[0][0] in {file for file, _ in order[: at[0]]}
