@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from headrace.ops.cpu_features import FLAGS, detect
 from tests import needs
@@ -21,6 +22,14 @@ _SIZES = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "initializer_range": 0.2,  # wide, so that the best token leads by far more than rounding
 }  # fmt: skip
+
+
+settings.register_profile(
+    "headrace",
+    deadline=None,  # a busy machine takes longer
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("headrace")
 
 
 def pytest_configure() -> None:

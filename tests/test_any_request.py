@@ -188,7 +188,6 @@ def machine() -> Iterator[Machine]:
 def run_examples(machine: Machine, count: int) -> None:
     @settings(
         max_examples=count,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         derandomize=True,
         phases=[Phase.generate],  # shrinking would load a model for each attempt that fails

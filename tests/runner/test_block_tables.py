@@ -21,7 +21,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("kind", GROUPS)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(steps=st.lists(st.integers(1, 25), min_size=1, max_size=25))
 def test_arrays_follow_a_growing_sequence(kind: str, steps: list[int]) -> None:
     group = GROUPS[kind]

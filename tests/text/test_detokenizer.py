@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.text.detokenizer import IncrementalDetokenizer
@@ -34,7 +34,6 @@ def check_stream(tokenizer: Tokenizer, pieces: list[list[int]], skip: bool) -> N
 
 
 @given(st.data(), UNICODE)
-@settings(max_examples=100, deadline=None)
 def test_any_text_in_any_chunks(
     byte_level: Tokenizer, sentencepiece: Tokenizer, unigram: Tokenizer, wordpiece: Tokenizer,
     data: st.DataObject, text: str,
@@ -44,7 +43,6 @@ def test_any_text_in_any_chunks(
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
 def test_any_ids_in_any_chunks(
     byte_level: Tokenizer, sentencepiece: Tokenizer, unigram: Tokenizer, wordpiece: Tokenizer,
     data: st.DataObject,
@@ -55,7 +53,6 @@ def test_any_ids_in_any_chunks(
 
 
 @given(st.data(), st.binary(max_size=24))
-@settings(max_examples=100, deadline=None)
 def test_any_bytes_in_any_chunks(byte_level: Tokenizer, data: st.DataObject, raw: bytes) -> None:
     ids = [byte_level._backend.token_to_id(chr(c)) for c in map(_letter, raw)]
     assert byte_level.decode(ids) == raw.decode("utf-8", "replace")

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.params import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -44,13 +44,11 @@ def stream(checker: StopChecker, pieces: list[str]) -> tuple[str, str | None]:
     st.lists(st.text(FEW, min_size=1, max_size=5), max_size=5),
     st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
 def test_same_as_a_search_in_the_whole_text(pieces: list[str], stops: list[str], include: bool) -> None:
     assert stream(checker(stops, include), pieces) == naive("".join(pieces), stops, include)
 
 
 @given(st.text(FEW, max_size=20), st.lists(st.text(FEW, min_size=1, max_size=6), min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None)
 def test_no_more_is_held_back_than_needed(text: str, stops: list[str]) -> None:
     stopper = checker(stops)
     seen = shown = ""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, processors
@@ -31,7 +31,6 @@ def test_round_trip(byte_level: Tokenizer, sentencepiece: Tokenizer, texts: list
 
 
 @given(UNICODE)
-@settings(max_examples=100, deadline=None)
 def test_round_trip_of_any_text(byte_level: Tokenizer, sentencepiece: Tokenizer, text: str) -> None:
     assert byte_level.decode(byte_level.encode(text), skip_special_tokens=False) == text
     ids = sentencepiece.encode(text, add_special_tokens=False)
@@ -49,7 +48,6 @@ def test_decode_is_that_of_the_tokenizers_library(
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
 def test_decode_of_any_ids_is_that_of_the_tokenizers_library(
     byte_level: Tokenizer, sentencepiece: Tokenizer, unigram: Tokenizer, data: st.DataObject
 ) -> None:

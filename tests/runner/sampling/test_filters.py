@@ -130,7 +130,7 @@ def row(draw: st.DrawFn, vocab_size: int) -> Case:
     return logits.astype(np.float32), params, ids(10), ids(6), draw(st.integers(-(2**63), 2**63 - 1))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data(), vocab_size=st.integers(4, 50), count=st.integers(1, 4))
 def test_tokens_equal_those_of_the_plain_sampler(
     make_sampler: Make, data: st.DataObject, vocab_size: int, count: int
@@ -301,7 +301,7 @@ def test_minus_zero_equals_zero() -> None:
 # ---- Rank ----
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     values=st.lists(
         st.one_of(st.integers(-2, 2).map(float), st.floats(width=32, allow_nan=False, allow_infinity=False)),

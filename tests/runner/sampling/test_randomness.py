@@ -72,7 +72,7 @@ def test_philox_equals_the_scalar_version_on_many_counters() -> None:
         assert got[:, column].tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(-(2**63), 2**64 - 1),
     position=st.integers(0, 2**40),
@@ -131,7 +131,7 @@ def test_streams_and_positions_look_independent() -> None:
         assert abs(np.corrcoef(one, two)[0, 1]) < limit
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 60), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_a_table_returns_the_same_in_any_order(calls: list[list[int]]) -> None:
     seeds = [5, 5, -9]

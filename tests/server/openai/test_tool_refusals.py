@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli import serve_flags
@@ -46,7 +46,6 @@ FIELDS = st.dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FIELDS, st.sampled_from(["chat/completions", "responses"]))
 def test_whatever_is_sent_is_answered_or_refused(
     echo: TinyServer, fields: dict[str, Any], route: str

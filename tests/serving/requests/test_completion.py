@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.params import SamplingParams
@@ -45,7 +45,6 @@ def grown(
     return [one for delta in came for one in delta.by_token()], came
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     cuts=st.lists(st.integers(1, 40)),
     stop=st.sampled_from([(), ("forest",), ("🦊",), ("never said",), ("e",)]),

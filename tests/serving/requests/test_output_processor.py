@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.params import SamplingParams
@@ -58,7 +58,6 @@ def test_an_unfinished_character_is_given_out_at_the_end(tokenizer: Tokenizer) -
     assert result.text == streamed == "\ufffd"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_a_stop_string_is_found_wherever_it_falls(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Any substring as the stop, tokens in any groups: the text ends before its first occurrence."""
