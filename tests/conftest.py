@@ -41,10 +41,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    wanted = {flag for mark in item.iter_markers("needs_isa") for flag in mark.args}
-    if unknown := wanted - FLAGS:
+    expected = {flag for mark in item.iter_markers("needs_isa") for flag in mark.args}
+    if unknown := expected - FLAGS:
         pytest.fail(f"needs_isa names unknown flags: {', '.join(sorted(unknown))}")
-    if missing := wanted - detect().flags:
+    if missing := expected - detect().flags:
         pytest.skip(f"this CPU lacks {', '.join(sorted(missing))}")
 
 

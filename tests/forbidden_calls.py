@@ -1,4 +1,4 @@
-"""Finds code that could run what it was only meant to read: pickles, eval, shells, foreign code from checkpoints."""
+"""Finds code that could execute data: pickles, eval, shells, code from checkpoints."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _parsed(source: str) -> ast.Module:
 
 
 def forbidden(source: str) -> list[str]:
-    """What is wrong with a module, as "line: what"."""
+    """Findings in a module, as "line: what"."""
     tree = _parsed(source)
     names = _imported_names(tree)
     return [f"{line}: {what}" for node in ast.walk(tree) for line, what in _faults(node, names)]

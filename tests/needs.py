@@ -1,4 +1,4 @@
-"""What tests need beyond the Python code of the tree. A test that lacks it is skipped, and the summary says why.
+"""What tests need beyond the Python code of the tree. A test without it is skipped, and the summary gives the reason.
 
 Where HEADRACE_REQUIRE names a need, its lack is a failure instead: HEADRACE_REQUIRE=native,isa,packages,browser.
 """

@@ -1,4 +1,4 @@
-"""Where the tree keeps what tests read."""
+"""Paths of files that tests read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls a function at a random line of a package's code, as a finalizer or a signal handler would come there."""
+"""Calls a function at a random line of a package's code, as a finalizer or a signal handler would."""
 
 from __future__ import annotations
 

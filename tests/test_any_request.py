@@ -25,7 +25,7 @@ from tests import needs
 
 VOCAB = 2048  # of the bundled model
 INTERNAL = (NOT_SAMPLED, NOT_STARTED, NAN_LOGITS, INFINITE_LOGITS, NO_LOGITS, "the executor")
-"""How errors begin that no request may bring about."""
+"""Prefixes of errors that no request may cause."""
 
 token = st.one_of(st.integers(0, 5), st.integers(0, VOCAB - 1), st.just(VOCAB - 1))
 ids = st.lists(token, max_size=6).map(tuple)
@@ -101,7 +101,7 @@ WILD = st.one_of(
     st.just(()),
     st.just({VOCAB: 1.0}),
 )
-"""Values that most fields refuse, and that nobody can run who takes them in by mistake."""
+"""Values that most fields refuse, and that cannot be run if accepted by mistake."""
 
 
 @st.composite

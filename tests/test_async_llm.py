@@ -170,7 +170,7 @@ def test_output_kinds_of_llm(llm: LLM) -> None:
 
 
 @run_async
-async def test_leaving_a_generator_aborts_the_request() -> None:
+async def test_closing_a_generator_aborts_the_request() -> None:
     async def broken_off(engine: AsyncLLM) -> None:
         async for _ in engine.generate(PROMPT, ENDLESS, "r"):
             break
@@ -221,13 +221,13 @@ async def test_cancelling_an_embedding_aborts_it() -> None:
 
 
 @run_async
-async def test_abort_ends_the_generator_with_what_there_is() -> None:
+async def test_abort_ends_the_generator_with_the_output_so_far() -> None:
     async with tale(**STREAMING) as engine:
         seen = []
         async for output in engine.generate(PROMPT, ENDLESS, "r"):
             seen.append(output)
             if len(seen) == 3:
-                await engine.abort(["r", "of nobody"])
+                await engine.abort(["r", "unknown"])
         assert seen[-1].finished and seen[-1].outputs[0].finish_reason == "abort"
         assert 0 < len(seen[-1].outputs[0].token_ids) < 100_000
         await idle(engine)
@@ -249,7 +249,7 @@ async def test_abort_before_the_engine_has_accepted() -> None:
 
 
 @run_async
-async def test_errors_have_their_types_and_harm_no_other_request() -> None:
+async def test_errors_have_their_types_and_affect_no_other_request() -> None:
     async with tale(**STREAMING) as engine:
         running = asyncio.ensure_future(last(engine.generate(PROMPT, GREEDY)))
         with pytest.raises(PromptTooLong):
@@ -303,13 +303,13 @@ async def test_the_first_request_starts_the_engine_once() -> None:
     before = children()
     engine = AsyncLLM("tale", **OPTIONS)
     assert engine.state is EngineState.STARTING and children() == before
-    await engine.abort("nobody's")
+    await engine.abort("unknown")
     with pytest.raises(RuntimeError, match="has not been started"):
         _ = engine.facts
     first, *others = (asyncio.ensure_future(last(engine.generate(PROMPT, GREEDY))) for _ in range(3))
     while len(children()) == len(before):
         await asyncio.sleep(0)
-    first.cancel()  # the start goes on for the others
+    first.cancel()  # the start continues for the others
     outputs = await asyncio.gather(*others)
     assert exact(outputs[0]) == exact(outputs[1])
     assert len(children()) == len(before) + 1

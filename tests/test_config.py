@@ -41,7 +41,7 @@ def refusal(**options: Any) -> str:
     return text
 
 
-def test_defaults_leave_everything_open_and_cannot_be_changed() -> None:
+def test_defaults_leave_options_open_and_are_frozen() -> None:
     config = EngineConfig("tale")
     assert config.dtype == "auto" and config.max_model_len is None and config.kv_cache_memory is None
     with pytest.raises(FrozenInstanceError):
@@ -138,7 +138,7 @@ def test_kv_cache_memory_is_read_as_bytes(text: str | int, size: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "many", "2 bananas", "-1GB", "nan", "1e9", "2GB2", "0", "0.1", "9" * 40]
 )
-def test_kv_cache_memory_that_is_no_size(text: str) -> None:
+def test_kv_cache_memory_that_is_not_a_size(text: str) -> None:
     assert refusal(kv_cache_memory=text)
 
 
@@ -164,7 +164,7 @@ def test_kv_cache_memory_that_is_no_size(text: str) -> None:
         ({"batch_size": 5, "max_num_batched_tokens": 4, "batching": "static"}, "batch_size 5 is greater"),
     ],
 )
-def test_what_cannot_be_is_refused_and_not_ignored(options: dict[str, Any], words: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, Any], words: str) -> None:
     assert words in refusal(**options)
 
 

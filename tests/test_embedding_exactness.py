@@ -43,7 +43,7 @@ def run(options: Mapping[str, object], requests: Sequence[NewRequest]) -> tuple[
     stats = engine.stats()
     assert stats.free_blocks == stats.total_blocks
     seen.preemptions = stats.scheduler.preemptions
-    seen.split_prompts -= len(vectors)  # embeddings sample nothing behind their last slice, either
+    seen.split_prompts -= len(vectors)  # embeddings sample nothing after their last slice, either
     if stats.cache is not None:
         seen.hits, seen.evictions = stats.cache.hits, stats.cache.evictions
     return vectors, seen
@@ -87,11 +87,11 @@ def test_no_bit_differs(
     options, happened = CASES[case]
     vectors, seen = run({**located(kind, tiny_models), **fitted(kind, options)}, mixed())
     assert happened(seen), seen
-    wanted = expected(kind, options["block_size"])
-    assert set(vectors) == set(wanted) and len(vectors) == 14
+    required = expected(kind, options["block_size"])
+    assert set(vectors) == set(required) and len(vectors) == 14
     if kind == TORCH:  # which may round in another order, see docs/architecture.md
         for name, vector in vectors.items():
-            ours, theirs = (np.frombuffer(data, dtype="<f4") for data in (vector, wanted[name]))
+            ours, theirs = (np.frombuffer(data, dtype="<f4") for data in (vector, required[name]))
             assert np.abs(ours - theirs).max() < 1e-4
     else:
-        assert vectors == wanted
+        assert vectors == required

@@ -141,7 +141,7 @@ def each_alone(model: Mapping[str, object], requests: Sequence[NewRequest]) -> R
 
 
 def requests_for(count: int = 7, seed: int = 0, n: int = 1, max_tokens: int = 40) -> list[NewRequest]:
-    """Half of them greedy, half sampled; prompts of 5 to 90 tokens, most behind one of two shared prefixes."""
+    """Half of them greedy, half sampled; prompts of 5 to 90 tokens, most after one of two shared prefixes."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(6, 2048) for _ in range(48)] for _ in range(2)]
     made = []
@@ -238,7 +238,7 @@ def test_several_completions_share_their_prompt(
 
 
 def alike() -> list[NewRequest]:
-    """Five requests with one prompt, one of them for three completions, two that begin like it, and a stranger."""
+    """Five requests with one prompt, one of them with n=3, two that begin like it, and an unrelated one."""
     rng = random.Random(4)
     prompt = tuple(rng.randrange(6, 2048) for _ in range(75))
     near = [(*prompt[:52], *(rng.randrange(6, 2048) for _ in range(20))) for _ in range(2)]
@@ -324,7 +324,7 @@ class Spoiling:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_a_failed_slice_did_not_write_is_computed_again(
+def test_slices_after_a_failed_one_are_recomputed(
     kind: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]
 ) -> None:
     spoilt: list[Spoiling] = []
@@ -335,7 +335,7 @@ def test_what_a_failed_slice_did_not_write_is_computed_again(
 
     options = {**located(kind, tiny_models), "block_size": 8}
     seen = run(options, alike(), wrap=wrap, at_once=True, may_fail=True)
-    assert seen.failed == {"request-0"} and seen.retried == 8  # everyone but the stranger had read it
+    assert seen.failed == {"request-0"} and seen.retried == 8  # all but the unrelated request had read it
     expected = alike_alone(kind, 8)
     first = {number: expected.tokens[f"request-{number}", 0][:1] for number in range(2, 5)}
     assert any(spoilt[0].misread[number] != token for number, token in first.items())
@@ -344,7 +344,7 @@ def test_what_a_failed_slice_did_not_write_is_computed_again(
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_writers_that_are_aborted_in_their_step_leave_what_they_wrote(
+def test_blocks_of_aborted_writers_stay_cached(
     kind: str, when: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]
 ) -> None:
     found: list[EngineParts] = []
@@ -376,7 +376,7 @@ def test_a_prompt_is_computed_once(length: int, max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_aborting_some_leaves_the_others_alone(
+def test_aborting_some_does_not_affect_others(
     kind: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:
     doomed = {"request-1": 5, "request-2": 9, "request-5": 12, "request-6": 12}

@@ -167,7 +167,7 @@ def _forgetful(advance: Callable[[Matcher, Any], int]) -> Callable[[Matcher, Any
     return replaced
 
 
-def test_grammars_change_what_is_said(expected: Callable[..., Tokens]) -> None:
+def test_grammars_change_the_output(expected: Callable[..., Tokens]) -> None:
     free = [replace(one, params=replace(one.params, grammar=None)) for one in mixed()]
     assert alone(MODELS["native"], free) != expected("native")
     assert SamplingParams().grammar is None

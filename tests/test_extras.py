@@ -1,4 +1,4 @@
-"""Each extra alone in a fresh environment, running what it promises."""
+"""Each extra alone in a fresh environment, running its feature."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_grammar(tmp_path: Path, wheel: Path) -> None:
 
 
 def test_otel(tmp_path: Path, wheel: Path) -> None:
-    """Nobody listens at the endpoint: what is shown is that the exporter starts and does no harm."""
+    """No server listens at the endpoint: the exporter starts and affects no request."""
     here = Environment(tmp_path / "venv", wheel, "otel")
     here.structured_answer("--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces")
 

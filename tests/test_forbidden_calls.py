@@ -13,7 +13,7 @@ PACKAGE = Path(headrace.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bundled" not in path.parts)
 
 
-def test_there_are_modules_to_look_at() -> None:
+def test_modules_are_found() -> None:
     assert len(MODULES) > 150
 
 
@@ -77,5 +77,5 @@ def test_a_planted_call_is_found(source: str) -> None:
         "from headrace.text import code",
     ],
 )
-def test_innocent_code_passes(source: str) -> None:
+def test_harmless_code_passes(source: str) -> None:
     assert forbidden(source) == []

@@ -76,12 +76,12 @@ def load(folder: Path) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def test_the_canary_can_be_set_off(canary: Path) -> None:
+def test_the_canary_works(canary: Path) -> None:
     pickle.loads(pickle.dumps(Bomb(canary)))
     assert canary.exists()
 
 
-def test_code_beside_the_weights_is_not_imported(folder: Path, canary: Path) -> None:
+def test_code_in_the_models_folder_is_not_imported(folder: Path, canary: Path) -> None:
     auto_map = {"AutoModelForCausalLM": "modeling_tale.Tale", "AutoConfig": "configuration_tale.Config"}
     edit(folder / "config.json", auto_map=auto_map)
     edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_tale.Tokenizer", None]})
@@ -99,7 +99,7 @@ def test_code_beside_the_weights_is_not_imported(folder: Path, canary: Path) -> 
     assert not canary.exists()
 
 
-def test_pickled_weights_beside_good_ones_are_not_read(folder: Path, canary: Path) -> None:
+def test_pickled_weights_next_to_safetensors_are_not_read(folder: Path, canary: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(canary)))
     (folder / "training_args.bin").write_bytes(pickle.dumps(Bomb(canary)))
     assert load(folder).returncode == 0
@@ -129,7 +129,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_a_hostile_template_does_nothing_but_fail(folder: Path, canary: Path, template: str) -> None:
+def test_a_hostile_template_only_fails(folder: Path, canary: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template.replace("CANARY", str(canary)))
     result = load(folder)
     assert result.returncode == 0, result.stdout + result.stderr  # completions work without chats
@@ -163,7 +163,7 @@ def test_an_absurd_configuration_is_refused(folder: Path, name: str) -> None:
     assert result.stdout.startswith("refused:") and str(folder.parent.parent) not in result.stderr
 
 
-def test_weights_are_not_read_through_a_link_that_leads_nowhere_good(folder: Path) -> None:
+def test_devices_and_pipes_in_the_folder_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to("/dev/zero")
     assert load(folder).returncode == 3

@@ -174,7 +174,7 @@ def test_torch_free_packages_load_without_torch(package: str):
     assert "torch" not in loaded_after("\n".join(f"import {name}" for name in names))
 
 
-def test_generating_on_the_native_path_loads_neither_torch_nor_what_only_chats_and_servers_need():
+def test_native_generation_loads_neither_torch_nor_chat_nor_server_packages():
     needs.native()
     statement = (
         "from headrace.cli import main\n"

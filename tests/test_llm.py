@@ -1,4 +1,4 @@
-"""The offline API on the bundled model: prompts in every form, results, bad input that harms nobody."""
+"""The offline API on the bundled model: prompts in every form, results, and bad input that affects no other request."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_sampling_params_by_the_name_that_vllm_gives_them(llm: LLM) -> None:
     assert streamed.outputs[0].token_ids == expected[0]
 
 
-def test_a_result_says_everything(llm: LLM) -> None:
+def test_a_result_is_complete(llm: LLM) -> None:
     (output,) = llm.generate(
         "Once upon a time", SamplingParams(temperature=0.0, max_tokens=9), use_tqdm=False
     )
@@ -408,14 +408,14 @@ def test_embedding_options_out_of_range(llm: LLM) -> None:
 
 
 def test_embedding_and_generating_take_turns(llm: LLM) -> None:
-    wanted = generate(llm, "Once upon a time")
+    required = generate(llm, "Once upon a time")
     alone = list(llm.embed("A fox", use_tqdm=False)[0].outputs.embedding)
     stream = llm.stream("Once upon a time", GREEDY)
     next(stream)
     beside = list(llm.embed("A fox", use_tqdm=False)[0].outputs.embedding)
     rounding = 0.0 if llm.parts.resolved.kernels else 1e-6  # torch's products round by the size of the batch
     assert beside == pytest.approx(alone, rel=0, abs=rounding)
-    assert list(stream)[-1].outputs[0].token_ids == wanted[0]
+    assert list(stream)[-1].outputs[0].token_ids == required[0]
 
 
 def test_a_prompt_alone(llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""The offline API when something comes between: the garbage collector, signals, other threads, a fork."""
+"""The offline API under interruptions: the garbage collector, signals, other threads, a fork."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def assert_idle(llm: LLM) -> None:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """The collector runs only when it is called, and looks only at what is made from now on."""
+    """The collector runs only when it is called, and only on objects created from now on."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -125,7 +125,7 @@ def test_ctrl_c_at_random_lines(llm: LLM, expected: list[tuple[int, ...]]) -> No
             interrupted += 1
         assert llm.stats().running == 1, f"round {number}, in {lines.where[-1:]}"
         assert generate(llm) == expected
-        *_, last = stream  # nobody else's request was harmed
+        *_, last = stream  # other requests are not affected
         assert last.outputs[0].token_ids[:6] == expected[0] and last.finished
         assert_idle(llm)
     assert interrupted == len(lines.where) == ROUNDS
@@ -314,7 +314,7 @@ def in_child(work: Callable[[], bool]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_forked_child_goes_on(llm: LLM, expected: list[tuple[int, ...]]) -> None:
+def test_a_forked_child_continues(llm: LLM, expected: list[tuple[int, ...]]) -> None:
     """Whether another thread waits for its turn, or an open stream is carried over."""
     stream = llm.stream(PROMPTS[1], SHORT)
     next(stream)

@@ -1,4 +1,4 @@
-"""What is lacking skips a test with its reason, and fails it where HEADRACE_REQUIRE says so."""
+"""A missing need skips a test with its reason, and fails it where HEADRACE_REQUIRE names the need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZEN4 = frozenset(
 )
 
 
-def test_what_is_lacking_skips_unless_it_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_need_skips_unless_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_REQUIRE", "native")
     with pytest.raises(pytest.skip.Exception, match=r"no Chromium here \[browser\]"):
         needs.lacking("browser", "no Chromium here")

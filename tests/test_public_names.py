@@ -103,7 +103,7 @@ def drawn_tree() -> dict[str, tuple[str | None, int]]:
     return tree
 
 
-def test_errors_are_as_drawn():
+def test_errors_match_the_drawn_tree():
     classes = {
         name: value
         for name, value in vars(errors).items()

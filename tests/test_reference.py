@@ -1,4 +1,4 @@
-"""docs/reference.md is what the code says now, and names every environment variable that the code reads."""
+"""docs/reference.md matches the code, and names every environment variable that the code reads."""
 
 from __future__ import annotations
 

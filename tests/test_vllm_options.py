@@ -55,7 +55,7 @@ def test_bad_values(name: str, value: object) -> None:
         EngineConfig.from_kwargs(model="tale", **{name: value})
 
 
-def test_what_would_change_an_answer_is_refused() -> None:
+def test_options_that_would_change_an_answer_are_refused() -> None:
     for options, words in (
         ({"enable_lora": True}, "merge it into the weights"),
         ({"pipeline_parallel_size": 2}, "one device"),

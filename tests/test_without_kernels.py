@@ -51,10 +51,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_without_kernels(python: Path) -> None:
     features = "from headrace.ops.cpu_features import detect; print(detect().native, detect().note)"
-    told = subprocess.run(
+    reported = subprocess.run(
         [python, "-c", features], cwd=python.parent, text=True, capture_output=True, check=True
     )
-    assert told.stdout.startswith("False") and "switched off at install" in told.stdout
+    assert reported.stdout.startswith("False") and "switched off at install" in reported.stdout
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHOSEN], cwd=ROOT, text=True,
         capture_output=True, env=os.environ | {"HEADRACE_REQUIRE": "packages"}, check=False,

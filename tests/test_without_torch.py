@@ -1,4 +1,4 @@
-"""What runs in an interpreter without torch, and what the rest says is missing."""
+"""What runs in an interpreter without torch, and the errors of the rest."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_serve(blocked: dict[str, str]):
     ],
     ids=["dtype", "reference ops", "no kernels"],
 )
-def test_what_needs_torch_says_how_to_install_it(
+def test_errors_without_torch_give_the_install_command(
     blocked: dict[str, str], also: str, options: list[str], why: str
 ):
     """Also where `inspect` shows the same model: planning never needs torch."""

@@ -12,7 +12,7 @@ from typing import Any
 MODELS = {"object": "list", "data": [{"id": "scripted", "max_model_len": 512}]}
 
 Script = Callable[[str, dict[str, Any]], bytes]
-"""(path, body) -> all bytes of the answer; the connection is closed behind them."""
+"""(path, body) -> all bytes of the answer; the connection is closed after them."""
 
 
 def answer(content: bytes, status: str = "200 OK", headers: str = "") -> bytes:

@@ -25,7 +25,7 @@ def bench(*words: str, path: Path, model: str = "shape:tiny") -> Report:
 
 
 def check_fractions(report: Report) -> None:
-    """The fraction is the rate over the rate at the roofline; both were rounded by nobody."""
+    """The fraction is the rate over the rate at the roofline, neither of them rounded."""
     assert report.roofline is not None
     read = max(report.roofline[name]["best"] for name in ("read_bytes_per_s", "read_one_thread_bytes_per_s"))
     for row in report.rows:
@@ -64,12 +64,12 @@ def test_throughput(tmp_path: Path) -> None:
     check_fractions(report)
 
 
-def test_throughput_of_closed_batches_alone(tmp_path: Path) -> None:
+def test_closed_batch_throughput(tmp_path: Path) -> None:
     report = bench("throughput", *CLOSED, "--num-prompts", "0", path=tmp_path / "out.json")
     assert [row.labels["traffic"] for row in report.rows] == ["closed", "closed"]
 
 
-def test_mixed_lengths_fit_the_model_where_nobody_asks_for_others(tmp_path: Path) -> None:
+def test_default_mixed_lengths_fit_the_model(tmp_path: Path) -> None:
     """The shape tiny has 512 positions."""
     words = ["--batch-sizes", "--num-prompts", "2", "--max-model-len", "64"]
     (row,) = bench("throughput", *words, path=tmp_path / "out.json").rows
@@ -99,7 +99,7 @@ def test_startup(tmp_path: Path) -> None:
     assert report.roofline is None
 
 
-def test_a_launch_that_fails_says_why() -> None:
+def test_a_failed_launch_reports_the_reason() -> None:
     with pytest.raises(HeadraceError, match=r"the launched process failed: .*there is no shape 'none'"):
         launch({"model": "shape:none"}, input_len=1)
 
@@ -159,7 +159,7 @@ def test_an_interrupt_prints_what_is_known(
     assert "interrupted" in capsys.readouterr().out
 
 
-def test_json_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_json_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "latency", "-m", "shape:tiny", *SMALL, "--output-len", "3", "--json", "-"]
     assert main(words) == 0
     assert Report.from_json(json.loads(capsys.readouterr().out)).kind == "latency"

@@ -1,4 +1,4 @@
-"""What a step costs beside the model: measured part by part, and far below what a model's forward takes."""
+"""The overhead of a step outside the model: measured part by part, and far below a model's forward."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rows_name_every_part_and_the_whole(sampler: NativeSampler, tokenizer: T
     assert 0.5 < shares < 1.5  # medians of parts need not add up to the median of the whole
 
 
-def test_grammars_are_followed_by_what_is_measured(tokenizer: Tokenizer) -> None:
+def test_measured_steps_apply_grammars(tokenizer: Tokenizer) -> None:
     needs.package("llguidance")
     wide = widened(tokenizer, 5000)
     assert wide.vocab_size == 5000 and wide.eos_ids == tokenizer.eos_ids

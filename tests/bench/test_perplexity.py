@@ -30,14 +30,14 @@ def loss_of(transformers_model: torch.nn.Module, ids: list[int]) -> float:
     return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum").item()
 
 
-def test_the_loss_is_that_of_transformers(tale: LLM) -> None:
+def test_the_loss_equals_transformers(tale: LLM) -> None:
     transformers = needs.package("transformers")
     folder = resolve_model("tale").path
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     encoded = [tale.tokenizer.encode(text) for text in TEXTS]
-    told: list[int] = []
-    found = score(tale, TEXTS, told.append)
-    assert found.tokens == sum(len(ids) - 1 for ids in encoded) and told[-1] == len(TEXTS)
+    progress_calls: list[int] = []
+    found = score(tale, TEXTS, progress_calls.append)
+    assert found.tokens == sum(len(ids) - 1 for ids in encoded) and progress_calls[-1] == len(TEXTS)
     assert found.loss == pytest.approx(sum(loss_of(model, ids) for ids in encoded), rel=1e-4)
     assert 1.2 < found.perplexity < 3
 
@@ -52,15 +52,21 @@ def test_long_texts_are_cut_into_pieces(tale: LLM) -> None:
 
 def test_rows_compare_with_the_first() -> None:
     config = EngineConfig("tale", num_threads=1)
-    told: list[str] = []
+    progress_calls: list[str] = []
     rows = list(
-        perplexity_rows(config, TEXTS[:1], weights=["float32", "bfloat16"], kv=["auto"], progress=told.append)
+        perplexity_rows(
+            config, TEXTS[:1], weights=["float32", "bfloat16"], kv=["auto"], progress=progress_calls.append
+        )
     )
-    assert [row.labels["weights"] for row in rows] == ["float32", "bfloat16"] and len(told) == 2
+    assert [row.labels["weights"] for row in rows] == ["float32", "bfloat16"] and len(progress_calls) == 2
     assert rows[0].values["ratio"] == 1.0
     assert 0 < abs(rows[1].values["ratio"] - 1) < 0.02
     with pytest.raises(ConfigError, match="none of the formats"):
-        next(perplexity_rows(config, TEXTS, weights=["float32", "int3"], kv=["auto"], progress=told.append))
+        next(
+            perplexity_rows(
+                config, TEXTS, weights=["float32", "int3"], kv=["auto"], progress=progress_calls.append
+            )
+        )
 
 
 def test_files(tmp_path: Path) -> None:

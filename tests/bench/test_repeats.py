@@ -1,4 +1,4 @@
-"""Repeats: one run warms up, and an interrupt leaves what was done."""
+"""Repeats: one run warms up, and an interrupt keeps the completed ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def counting(interrupted_at: int | None = None) -> Callable[[], int]:
 
 
 def test_the_first_run_does_not_count() -> None:
-    told: list[str] = []
-    found = Repeats(counting(), 3, lambda: told.append("next"))
-    assert found.runs == [1, 2, 3] and len(told) == 4
+    calls: list[str] = []
+    found = Repeats(counting(), 3, lambda: calls.append("next"))
+    assert found.runs == [1, 2, 3] and len(calls) == 4
     found.reraise()
 
 
-def test_an_interrupt_waits_until_what_is_there_was_used() -> None:
+def test_an_interrupt_waits_until_results_are_used() -> None:
     found = Repeats(counting(interrupted_at=3), 5, lambda: None)
     assert found.runs == [1, 2]
     with pytest.raises(KeyboardInterrupt):
@@ -36,6 +36,6 @@ def test_an_interrupt_waits_until_what_is_there_was_used() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_an_interrupt_with_nothing_to_show_is_one_at_once(at: int) -> None:
+def test_an_interrupt_without_results_is_raised_at_once(at: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         Repeats(counting(interrupted_at=at), 5, lambda: None)

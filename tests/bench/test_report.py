@@ -52,7 +52,7 @@ def test_json_there_and_back(tmp_path: Path) -> None:
         (("notes",), [1], "notes must be a list of texts"),
     ],
 )
-def test_what_is_no_report_is_refused(path: tuple[Any, ...], value: object, said: str) -> None:
+def test_a_file_that_is_not_a_report_is_refused(path: tuple[Any, ...], value: object, said: str) -> None:
     data: Any = a_report().to_json()
     at = data
     for step in path[:-1]:
@@ -83,7 +83,7 @@ def test_seconds_are_shown_in_the_unit_that_suits(seconds: float, text: str) -> 
     assert show_seconds(seconds) == text
 
 
-def test_every_metric_says_what_it_means() -> None:
+def test_every_metric_is_described() -> None:
     for metric in METRICS.values():
         assert metric.meaning and metric.heading and metric.show(1.5)
 

@@ -67,7 +67,7 @@ def test_the_measured_roofline_is_sane() -> None:
 
 
 @pytest.mark.parametrize("kernels", parameters())
-def test_every_set_tells_its_peak(kernels: str) -> None:
+def test_every_instruction_set_has_a_peak(kernels: str) -> None:
     for product in PRODUCTS:
         runs = _native.measure_peak(kernels, product, threads=1, seconds=0.001, runs=3)
         assert len(runs) == 3 and min(runs) > 1e6

@@ -1,4 +1,4 @@
-"""Arrivals are what they say: Poisson, more or less bursty, of the right rate, the same for the same seed."""
+"""Arrivals have their distribution: Poisson, more or less bursty, of the right rate, the same for the same seed."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_a_server_that_cannot_be_measured(
     assert error.startswith("headrace: error: ") and said in error and error.count("\n") == 1
 
 
-def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_server_listens(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--base-url", "http://127.0.0.1:1"]) == 1
     error = capsys.readouterr().err
     assert "no connection to 127.0.0.1:1" in error and error.count("\n") == 1

@@ -75,7 +75,7 @@ def test_chats_reasoning_comments_and_names() -> None:
         (events(piece("a", "stop")) + events(piece("b", "stop")), "continues after .DONE."),
     ],
 )  # fmt: skip
-def test_streams_that_cannot_be_believed(data: bytes, said: str) -> None:
+def test_inconsistent_streams_are_refused(data: bytes, said: str) -> None:
     with pytest.raises(StreamError, match=said) as raised:
         read_stream(body_of(data), 10)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
@@ -152,7 +152,7 @@ def test_other_lengths() -> None:
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * 2000], False, "has no size"),
     ],
 )  # fmt: skip
-def test_what_is_no_answer(pieces: list[bytes], end: bool, said: str) -> None:
+def test_not_an_http_answer(pieces: list[bytes], end: bool, said: str) -> None:
     with pytest.raises(HttpError, match=said):
         asyncio.run(ask(pieces, end))
 
@@ -174,7 +174,7 @@ def test_addresses() -> None:
             Address.of(url)
 
 
-def test_nobody_there() -> None:
+def test_no_server_at_the_address() -> None:
     async def run() -> None:
         await Pool(Address.of("http://127.0.0.1:1")).ask(b"", EventBody())
 

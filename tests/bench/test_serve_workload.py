@@ -1,4 +1,4 @@
-"""Lengths have the distribution that they are said to have; sessions follow from the seed."""
+"""Lengths have the stated distribution; sessions follow from the seed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_sessions_follow_from_the_seed() -> None:
     assert len({session.turns[0].text[:40] for session in take(workload, 50)}) == 50, "no prefix is shared"
 
 
-def test_words_come_to_the_tokens_that_were_asked_for() -> None:
+def test_texts_have_the_requested_number_of_tokens() -> None:
     (session,) = take(Workload(Lengths.fixed(100), Lengths.fixed(9)), 1, rate=WordRate(20.0, 2.0))
     assert len(session.turns[0].text.split()) == 40
     assert session.turns[0].max_tokens == 9

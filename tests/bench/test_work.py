@@ -1,4 +1,4 @@
-"""Bytes and operations of a step, held against plain loops and numbers made by hand."""
+"""Bytes and operations of a step, compared with plain loops and hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def seen_by(position: int, kv: KVLayout) -> set[int]:
 @pytest.mark.parametrize(("window", "sinks"), [(None, 0), (5, 0), (5, 3), (100, 4)])
 @pytest.mark.parametrize("start", [0, 1, 4, 7, 8, 9, 30])
 @pytest.mark.parametrize("tokens", [1, 2, 6, 20])
-def test_keys_in_sight_are_counted_as_a_plain_loop_counts_them(
-    window: int | None, sinks: int, start: int, tokens: int
-) -> None:
+def test_visible_keys_equal_a_plain_loop(window: int | None, sinks: int, start: int, tokens: int) -> None:
     kv = layout(window, sinks)
     sights = [seen_by(position, kv) for position in range(start, start + tokens)]
     pairs, keys = visible(SliceShape(tokens, start, 1), kv)

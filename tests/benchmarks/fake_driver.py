@@ -1,4 +1,4 @@
-"""A driver without an engine: tokens come 1 ms apart. The model's name says what goes wrong."""
+"""A driver without an engine: tokens come 1 ms apart. The model's name selects the fault."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def state_of(driver: Driver) -> str:
     return Path(f"/proc/{driver.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
 
 
-def test_figures_come_back_in_any_order_and_number(tmp_path: Path) -> None:
+def test_figures_are_measured_in_any_order_and_number(tmp_path: Path) -> None:
     with driving("good", tmp_path / "log") as driver:
         begin = time.time()
         start = driver.measure("startup", 60.0)
@@ -70,13 +70,13 @@ def test_a_driver_is_stopped_between_its_figures(tmp_path: Path) -> None:
         assert driver.measure("decode1", 60.0)["figure"] == pytest.approx(1000.0)
 
 
-def test_a_driver_that_raises_says_why(tmp_path: Path) -> None:
+def test_a_driver_that_raises_reports_the_reason(tmp_path: Path) -> None:
     with driving("broken", tmp_path / "log") as driver, pytest.raises(DriverError, match="no such model"):
         driver.measure("decode1", 60.0)
     assert driver.facts == {}
 
 
-def test_what_was_measured_before_a_crash_counts(tmp_path: Path) -> None:
+def test_figures_before_a_crash_count(tmp_path: Path) -> None:
     with driving("crashing", tmp_path / "log") as driver:
         assert driver.measure("startup", 60.0)["figure"] > 0
         with pytest.raises(DriverError, match="signal 6"):

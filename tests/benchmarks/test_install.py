@@ -1,4 +1,4 @@
-"""Requirements of a wheel as pip would see them, less what is left out. No network: nothing is installed here."""
+"""Requirements of a wheel as pip would see them, without those left out. No network: nothing is installed here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_requirements_of_a_wheel(tmp_path: Path) -> None:
     assert requirements(wheel, ("torch", "torch-audio")) == ["numpy>=2", "fastapi[standard]<1"]
 
 
-def test_what_is_installed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_packages_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
     monkeypatch.setattr(installing, "_pip", lambda python, words, log: calls.append(words))
     monkeypatch.setattr(installing, "installed_versions", lambda python: {"openvino-genai": "1"})

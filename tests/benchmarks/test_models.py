@@ -45,9 +45,9 @@ def test_random_weights_are_seeded_normal_and_bfloat16(config: dict[str, Any]) -
 
 
 def test_headrace_loads_the_folder_with_the_same_weights(config: dict[str, Any], folder: Path) -> None:
-    wanted = dict(random_tensors(config))
+    expected = dict(random_tensors(config))
     weights = load_weights(resolve_model(str(folder)), read_spec(config, {}), dtype=torch.float32)
-    assert torch.equal(weights.embed, wanted["model.embed_tokens.weight"].float())
+    assert torch.equal(weights.embed, expected["model.embed_tokens.weight"].float())
     llm = LLM(str(folder), dtype="float32", ops_force="reference", show_progress=False)
     (output,) = llm.generate(
         [[260, 261, 262]], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True), use_tqdm=False
@@ -58,10 +58,10 @@ def test_headrace_loads_the_folder_with_the_same_weights(config: dict[str, Any],
 
 def test_gguf_names_cover_every_tensor_and_values_survive(config: dict[str, Any], folder: Path) -> None:
     read = dict(read_bfloat16(folder / "model.safetensors"))
-    wanted = dict(random_tensors(config))
-    assert read.keys() == wanted.keys()
+    expected = dict(random_tensors(config))
+    assert read.keys() == expected.keys()
     for name, values in read.items():
-        np.testing.assert_array_equal(values, wanted[name].float().numpy())
+        np.testing.assert_array_equal(values, expected[name].float().numpy())
     for model in MODELS:
         spec = spec_of(model)
         names = expected_tensors(spec, weight_names(spec))

@@ -1,4 +1,4 @@
-"""The page, the plot and the README's table say what the record holds."""
+"""The page, the plot and the README's table match the record."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_page_shows_ratios_limits_and_machine(record: Record) -> None:
     assert "4.125 bits each with scales" in page and "bfloat16 KV cache" in page
 
 
-def test_figures_with_another_count_of_rounds_say_so(record: Record) -> None:
+def test_another_count_of_rounds_is_marked(record: Record) -> None:
     page = write_page(record)
     assert "90.0 (2)" in page
     assert cells(page, "**Headrace, bf16**")[-1] == "2.79 GiB (1)"
@@ -163,7 +163,7 @@ def test_the_published_page_and_readme_are_of_the_published_record() -> None:
     assert block_of(readme) == readme_block(record)
 
 
-def test_models_stand_in_their_order(record: Record) -> None:
+def test_models_are_in_their_order(record: Record) -> None:
     for model in ("l135m", "l1b"):
         record.add(Measured(Planned(1, model, "int4", "llamacpp", "decode1"), 1.0, None, 1.0, 0.0))
     assert Comparison.of(record.samples()).models() == ["l1b", "l135m"]

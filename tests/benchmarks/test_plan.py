@@ -50,7 +50,7 @@ def test_start_up_and_memory_come_first_and_memory_has_one_round() -> None:
     assert Rounds().of("bf16", "memory") == 1
 
 
-def test_every_measurement_of_a_plan_is_another() -> None:
+def test_measurements_of_a_plan_are_distinct() -> None:
     planned = [
         one for group in groups(ENGINES, ["a", "b"]) for one in turns(group, list(COLUMNS), Rounds(), {})
     ]
@@ -75,7 +75,7 @@ def test_every_engine_runs_a_format_or_has_a_reason() -> None:
         assert not set(peer.formats) & set(peer.missing), peer.name
 
 
-def test_plug_ins_are_for_the_cpus_of_their_maker() -> None:
+def test_plug_ins_are_for_cpus_of_their_vendor() -> None:
     def names(vendor: str) -> set[str]:
         return {peer.name for peer in ENGINES if fits(peer, vendor) and peer.name.startswith("vllm")}
 

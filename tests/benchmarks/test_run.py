@@ -20,7 +20,7 @@ SETTINGS = Settings(models=("m",), columns=("startup", "decode1"), threads=1, si
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench of engines whose names say how they behave; see fake_driver.py."""
+    """A bench of engines whose names select their behaviour; see fake_driver.py."""
     peers = {name: replace(FAKE, name=name) for name in ("good", "other", "broken", "crashing")}
     for name in peers:
         (tmp_path / name).write_bytes(b"weights")
@@ -63,7 +63,7 @@ def test_spared_rounds_end_with_the_budget_and_bf16_at_one_sequence_keeps_its_fi
     assert len(samples[("m", "bf16", "good", "startup")]) == 1
 
 
-def test_cells_that_the_run_had_no_time_for_say_so(bench: Bench) -> None:
+def test_cells_without_time_give_the_reason(bench: Bench) -> None:
     record = measure(bench, replace(SETTINGS, minutes=0.0), "good")
     assert set(record.reasons().values()) == {"the run's 0 minutes were over"}
 

@@ -56,7 +56,7 @@ def churned(command: tuple[str, ...]) -> dict[str, Any]:
         tiny.close()
 
 
-def test_churn_leaves_nothing_behind() -> None:
+def test_churn_leaks_nothing() -> None:
     result = churned(ENGINE_COMMAND)
     assert result["wrong"] == []
     seen = {name.split()[0] for name in result["requests"]}

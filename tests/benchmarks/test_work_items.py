@@ -1,4 +1,4 @@
-"""The work is the same for every engine, and a figure counts what it says."""
+"""The work is the same for every engine, and figures count what they are defined to."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_prefill_and_mixed_count_from_the_beginning() -> None:
     assert figure("mixed", work, 10.0, times) == pytest.approx(3 / 5)
 
 
-def test_missing_tokens_are_no_figure() -> None:
+def test_missing_tokens_raise() -> None:
     with pytest.raises(ValueError, match="3 output tokens gave 2"):
         figure("decode1", [Request((1,), 3)], 0.0, [[1.0, 2.0]])
 

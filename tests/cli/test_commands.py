@@ -100,7 +100,7 @@ def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None
     assert len(shown.out) > 10
 
 
-def test_chat_keeps_the_conversation_and_obeys_commands() -> None:
+def test_chat_keeps_the_conversation_and_runs_commands() -> None:
     lines = [
         "Tell me a story about a fox.", "/set max_tokens 5", "Who helped?", "/set nonsense 1", "/stats", "/retry",
         "/system Be brief.", "/retry", "/unknown", "/help", "/exit",
@@ -128,7 +128,7 @@ def test_chat_refuses_several_answers(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
-    """In a real terminal: interrupt a long answer, then go on talking."""
+    """In a real terminal: interrupt a long answer, then continue the chat."""
     child, terminal = pty.fork()
     if child == 0:
         os.execv(sys.executable, [*RUN, "chat", "--num-threads", "1", "--ignore-eos", "--max-tokens", "900"])
@@ -151,9 +151,9 @@ def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
         os.close(terminal)
 
 
-def read_until(terminal: int, wanted: bytes, timeout_s: float = 60.0) -> bytes:
+def read_until(terminal: int, expected: bytes, timeout_s: float = 60.0) -> bytes:
     seen, deadline = b"", time.monotonic() + timeout_s
-    while wanted not in seen:
+    while expected not in seen:
         assert time.monotonic() < deadline, seen
         seen += os.read(terminal, 4096)
     return seen

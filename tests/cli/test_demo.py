@@ -1,4 +1,4 @@
-"""`headrace demo`, which `make demo` runs: each row changes one thing, and the table says what that brought."""
+"""`headrace demo`, which `make demo` runs: each row changes one thing, and the table shows its effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer does in the first hour: try, mistype, pipe, interrupt, and look at what is printed."""
+"""The first hour of a new user: trying commands, typing errors, pipes, interrupts, and the output of each."""
 
 from __future__ import annotations
 

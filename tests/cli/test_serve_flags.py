@@ -1,4 +1,4 @@
-"""Options about traffic: their bounds, and what they come to."""
+"""Options about traffic: their bounds and their effect."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from headrace.ops.candidates import DEFAULT_TABLE
 
 
 class PagedRun:
-    """Sequences of one decoder with shuffled blocks; blocks behind a window are dropped as soon as they may be.
+    """Sequences of one decoder with shuffled blocks; blocks outside a window are dropped as soon as possible.
 
     The cache starts out as NaN, so that a read of anything unwritten shows.
     """
@@ -44,7 +44,7 @@ class PagedRun:
         self.total_dropped = 0
 
     def step(self, slices: Mapping[int, list[int]]) -> dict[int, torch.Tensor]:
-        """Append tokens to sequences in one batch; gives logits [n, V] behind every token of each."""
+        """Append tokens to sequences in one batch; gives logits [n, V] after every token of each."""
         starts = {s: self.length.get(s, 0) for s in slices}
         counts = [len(tokens) for tokens in slices.values()]
         cu_q = torch.tensor([0, *counts]).cumsum(0)
@@ -74,7 +74,7 @@ class PagedRun:
             gone = 0
             if (
                 layout.window is not None
-            ):  # a block is gone once its last position is behind the window of `start`
+            ):  # a block is dropped once its last position is before the window of `start`
                 gone = max(0, (start - layout.window + 1) // size - sink_blocks)
             rows.append(table[:sink_blocks] + table[sink_blocks + gone :])
             dropped.append(gone)

@@ -32,5 +32,5 @@ def test_bundled_model(name: str, open_decoder: Callable[..., Decoder], paged_ru
     with torch.inference_mode():
         theirs = model(torch.tensor([tokens])).logits[0]
     assert float((torch.cat(got) - theirs).abs().max()) < 1e-4
-    # Both being greedy, equal choices behind each of our prefixes mean equal texts.
+    # Both being greedy, equal choices after each of our prefixes mean equal texts.
     assert tokens[start:] == theirs[start - 1 : -1].argmax(-1).tolist()

@@ -38,12 +38,12 @@ def test_embeddings_match(name: str, force: str | None, tmp_path: Path) -> None:
     prompts = [prompt(length, seed=length) for length in (1, 5, 40, 83)]
     with torch.inference_mode():
         states = [model.model(torch.tensor([ids])).last_hidden_state[0].numpy() for ids in prompts]
-    for pooling, wanted in (("mean", [s.mean(axis=0) for s in states]), ("last", [s[-1] for s in states])):
+    for pooling, expected in (("mean", [s.mean(axis=0) for s in states]), ("last", [s[-1] for s in states])):
         raw = vectors(llm, prompts, pooling, normalize=False)
-        for ours, theirs in zip(raw, wanted, strict=True):
+        for ours, theirs in zip(raw, expected, strict=True):
             assert np.abs(ours - theirs).max() < 1e-4
         short = vectors(llm, prompts, pooling, dimensions=24)
-        for ours, theirs in zip(short, wanted, strict=True):
+        for ours, theirs in zip(short, expected, strict=True):
             cut = theirs[:24]
             assert np.abs(ours - cut / np.linalg.norm(cut)).max() < 1e-5
 

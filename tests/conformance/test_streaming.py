@@ -82,5 +82,5 @@ def test_a_million_tokens_in_the_logits_do_not_drift(open_decoder: Open, paged_r
         layer_kv.key.fill_(0.5)
         layer_kv.value.fill_(-0.5)
     far = run.step({0: tokens})[0]
-    settled = 2 * 8  # two layers, each of which looks 7 tokens back, must not reach in front of the text
+    settled = 2 * 8  # two layers, each of which attends 7 tokens back, must not reach in front of the text
     assert float((near[settled:] - far[settled:]).abs().max()) < 1e-4

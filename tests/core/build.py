@@ -77,7 +77,7 @@ def request(number: int, tokens: Sequence[int], groups: Sequence[KVGroupSpec], *
 
 
 def work(engine: Driver, plan: StepPlan) -> dict[str, SeqSlice]:
-    """The slices of a plan by "name" or, behind the first completion, "name.index"."""
+    """The slices of a plan by "name" or, after the first completion, "name.index"."""
     names = {
         track.number: name + (f".{index}" if index else "") for (name, index), track in engine.tracks.items()
     }

@@ -44,10 +44,10 @@ def check_pools(kv: KVManager, requests: Iterable[Request]) -> None:
 
 
 def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) -> None:
-    """The cache's indices agree, and every block that it would hand out holds what its key stands for, but for those
-    that the step in flight writes.
+    """The cache's indices agree, and every block that it would return holds the KV of its key, except those that
+    the step in flight writes.
 
-    `content_of(key, group, block)` says whether a block holds the KV of the block-long end of the key's prefix.
+    `content_of(key, group, block)`: whether a block holds the KV of the block-long end of the key's prefix.
     """
     cache = kv.cache
     if cache is None:
@@ -69,7 +69,7 @@ def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) ->
 
 
 def check_pins(kv: KVManager, now: float) -> None:
-    """What is pinned can be found, lies behind the other free blocks, is no more than the share, and has time left."""
+    """Pinned blocks can be found, are after the other free blocks, within the share, and not expired."""
     for group, pool in enumerate(kv.pools):
         pinned, held = set(kv.pins._pins[group]), {block for where, block in kv._held if where == group}
         if not pinned <= pool._pinned <= pinned | held:
@@ -88,7 +88,7 @@ def check_pins(kv: KVManager, now: float) -> None:
 
 
 def check_queues(engine: Engine) -> None:
-    """Every unfinished request is in exactly one place, and its status says which."""
+    """Every unfinished request is in exactly one place, and its status matches."""
     scheduler = engine.scheduler
     places = [r.number for r in (*scheduler.running, *scheduler.waiting)]
     if sorted(places) != sorted(engine._requests):
@@ -104,8 +104,8 @@ def check_queues(engine: Engine) -> None:
 
 
 def check_plan(engine: Engine, plan: StepPlan) -> None:
-    """The plan keeps to the limits, and writes only to blocks that are one sequence's own, but for later slices that
-    share them from this step on: those read what is written, or only what lay in the block before."""
+    """The plan obeys the limits and writes only to blocks of a single sequence. Later slices of the step may share
+    them: those read what is written, or only what was in the block before."""
     kv = engine.scheduler.kv
     tokens = sum(len(work.tokens) for work in plan.slices)
     if tokens > engine.config.max_num_batched_tokens or len(plan.slices) > engine.config.max_num_seqs:

@@ -1,4 +1,4 @@
-"""Drives a real engine over the fake executor, and holds everything that it says against the oracle."""
+"""Drives a real engine over the fake executor, and compares all of its outputs with the oracle."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Setup:
 
 @dataclass
 class Track:
-    """What is known of one completion from the outside."""
+    """The state of one completion as seen by its caller."""
 
     number: int
     new: NewRequest
@@ -115,13 +115,13 @@ class Driver:
             self.events[f"expired {status}"] += 1
             if track.number in left:
                 raise Broken(f"deadlines: {track.number} is still there")
-        self.check()  # what expired has given its blocks back before the step runs
+        self.check()  # expired requests have freed their blocks before the step runs
         check_plan(self.engine, plan)
         check_pins(self.engine.scheduler.kv, self.now)
         self.events["shared in a step"] += len(self.engine.scheduler.kv.step._sources)
         newcomers = set(self.engine.scheduler.running) - ran
         if newcomers and self.engine.stats().scheduler.preemptions > preempted:
-            raise Broken("queues: somebody joins in a step that preempts")
+            raise Broken("queues: a request joins in a step that preempts")
         running = tuple(self.engine.scheduler.running)
         tables = {
             (r.number, group): (list(table.live), table.dropped)
@@ -148,10 +148,10 @@ class Driver:
         for track in self.tracks.values():
             if (
                 track.number in failed and track.reason is None
-            ):  # its slice read what another that failed was to write
+            ):  # its slice read blocks of a slice that failed
                 track.expected_end = None
                 if self.engine.stats().scheduler.retried_slices == retried:
-                    raise Broken(f"outputs: {track.number} failed and goes on")
+                    raise Broken(f"outputs: {track.number} failed and continues")
         self._learn_keys(running)  # those that end here, too
         self.check()
         usage, pools = self.engine.kv_usage(), self.engine.scheduler.kv.pools
@@ -161,7 +161,7 @@ class Driver:
         return plan
 
     def drain(self) -> None:
-        """Run until every request has ended. A step a token must do, and half as many again for preemptions."""
+        """Run until every request has ended, in one step per token and half as many again for preemptions."""
         unlimited = self.engine.scheduler.limit or 2**31
         lengths = [
             min(unlimited, request.num_prompt + _or(request.params.max_tokens, unlimited))
@@ -193,16 +193,16 @@ class Driver:
         check_cache(kv, self._holds)
 
     def _take(self, output: Output) -> None:
-        """Compare one output with what the oracle says must come next."""
+        """Compare one output with the oracle's next tokens."""
         key = (output.request_id, output.index)
         track = self.tracks[key]
         if track.reason is not None:
             raise Broken(f"outputs: {key} had ended")
         sampling = self.executor.samplings.get(track.number)
         params = track.new.params
-        told = output.finish_reason is not None or bool(output.tokens and not track.tokens)
-        if (output.stats is not None) is not told:
-            raise Broken(f"outputs: {key} has stats {output.stats} behind {len(track.tokens)} tokens")
+        has_stats = output.finish_reason is not None or bool(output.tokens and not track.tokens)
+        if (output.stats is not None) is not has_stats:
+            raise Broken(f"outputs: {key} has stats {output.stats} after {len(track.tokens)} tokens")
         if output.tokens and params.logprobs is not None and len(output.logprobs) != len(output.tokens):
             raise Broken(f"logprobs: {len(output.logprobs)} for {len(output.tokens)} tokens")
         for at, token in enumerate(output.tokens):
@@ -240,8 +240,8 @@ class Driver:
         if (output.error is not None) != (expected in (FinishReason.ERROR, FinishReason.TIMEOUT)):
             raise Broken(f"outputs: {key} has error {output.error}")
         prompt = track.new.prompt
-        wanted = [score(track.oracle.states[p], prompt[p + 1]) for p in range(len(prompt) - 1)]
-        complete = wanted if track.new.params.prompt_logprobs is not None else []
+        required = [score(track.oracle.states[p], prompt[p + 1]) for p in range(len(prompt) - 1)]
+        complete = required if track.new.params.prompt_logprobs is not None else []
         if track.expected_end is not None:
             complete = complete[: len(track.prompt_logprobs)]
         kind = track.new.pooling
@@ -253,7 +253,7 @@ class Driver:
             raise Broken(f"prompt logprobs: {key} gave {track.prompt_logprobs}, not {complete}")
 
     def _expected_reason(self, track: Track, sampling: Sampling | None) -> FinishReason | None:
-        """How the completion must have ended, going by its tokens so far."""
+        """The finish reason that follows from the completion's tokens so far."""
         if not track.new.params.samples:
             held = self.executor.sequences.get(track.number)
             done = held is not None and held.computed >= len(track.new.prompt)
@@ -283,7 +283,7 @@ class Driver:
         return all(store.get((block, at)) == cell for at, cell in enumerate(self._contents[key]))
 
     def _expiring(self) -> list[tuple[Track, str]]:
-        """Who must end at the next plan for its deadlines, going by arrival and by what was executed."""
+        """Completions that must expire at the next plan, from their arrival and the executed steps."""
         found = []
         for request in unfinished(self.engine):
             track = self._numbered[request.number]

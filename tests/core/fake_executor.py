@@ -1,4 +1,4 @@
-"""An executor whose KV store is a dict: runs tests/core/oracle.py through block tables, and polices the contract."""
+"""An executor whose KV store is a dict: runs tests/core/oracle.py through block tables, and checks the contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.core.types import (
 from tests.core.mirror import ContractError, Mirror, demand
 from tests.core.oracle import Oracle, Sampling, hidden_state, pooled, propose, score, visible
 
-GARBAGE = (-1, 0)  # position and hidden state of a cell that nobody has written
+GARBAGE = (-1, 0)  # position and hidden state of an unwritten cell
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Sequence:
 
 class FakeExecutor:
     """`tenant_of` names the cache salt of a sequence. `draft` gives how many good and bad draft tokens to propose
-    behind so many tokens. Sequences in `failing` fail in the next step. `recompute`: the core keeps no KV."""
+    after so many tokens. Sequences in `failing` fail in the next step. `recompute`: the core keeps no KV."""
 
     def __init__(
         self, groups: Sequence[KVGroupSpec], vocab: int, *, tenant_of: Callable[[int], str] = lambda number: "",
@@ -61,12 +61,12 @@ class FakeExecutor:
                 store = self.store[copy.group]
                 store[copy.target, offset] = store.get((copy.source, offset), GARBAGE)
         self._writers.clear()
-        # One after the other, so that no slice can lean on what a later one computes in this step.
+        # One after the other, so that no slice can depend on a later one of the same step.
         results = tuple(self._run(work) for work in plan.slices)
         return StepResult(plan.step_id, results if plan.step_id % 2 else results[::-1])
 
     def _run(self, work: SeqSlice) -> SliceResult:
-        sequence = self._take_in(work)
+        sequence = self._update(work)
         demand(
             0 <= work.num_stored <= len(work.tokens), f"{work.num_stored} stored of {len(work.tokens)} tokens"
         )
@@ -84,7 +84,7 @@ class FakeExecutor:
         ]
         if fails:
             self.failing.discard(work.request_id)
-            return SliceResult(work.request_id, error="the fake was told to fail")
+            return SliceResult(work.request_id, error="a planted failure")
         sequence.computed = work.start + len(work.tokens)
         prompt_logprobs = ()
         if sequence.sampling.params.prompt_logprobs is not None:
@@ -120,7 +120,7 @@ class FakeExecutor:
             sequence.draft = propose(oracle, sequence.sampling, sequence.num_prompt, good=good, bad=bad)
         return tuple(tokens)
 
-    def _take_in(self, work: SeqSlice) -> _Sequence:
+    def _update(self, work: SeqSlice) -> _Sequence:
         demand((work.new is None) == (work.request_id in self.sequences), f"{work.request_id}: new or known?")
         if work.new is not None:
             self.sequences[work.request_id] = self._start(work.request_id, work.new, work.start)
@@ -133,8 +133,8 @@ class FakeExecutor:
         demand(bool(work.tokens), "an empty slice")
         demand(work.start == sequence.computed, f"starts at {work.start}, {sequence.computed} are computed")
         demand(work.tokens == known + sequence.draft[: work.num_draft], f"tokens {work.tokens}, not {known}")
-        wanted = end == len(sequence.tokens) and sequence.sampling.params.samples
-        demand(work.sample == wanted, "samples exactly behind the last token")
+        required = end == len(sequence.tokens) and sequence.sampling.params.samples
+        demand(work.sample == required, "samples exactly after the last token")
         sequence.draft = ()
         return sequence
 
@@ -155,7 +155,7 @@ class FakeExecutor:
     def _compute(
         self, number: int, sequence: _Sequence, position: int, token: int, *, write: bool, junk: bool
     ) -> int:
-        """The hidden state at a position, stored as its KV unless it is there already; `junk` spoils it."""
+        """The hidden state at a position, stored as its KV unless it is there already; `junk` corrupts it."""
         seen = tuple(
             tuple(self._read(index, sequence.tables[index], at) for at in visible(group, position))
             for index, group in enumerate(self.groups)
@@ -174,5 +174,5 @@ class FakeExecutor:
     def _read(self, index: int, table: Mirror, position: int) -> int:
         cell = self.store[index].get((table.block_of(position), position % table.group.block_size), GARBAGE)
         if cell[0] != position:
-            raise ContractError(f"stale KV: wanted position {position}, found {cell[0]}")
+            raise ContractError(f"stale KV: expected position {position}, found {cell[0]}")
         return cell[1]

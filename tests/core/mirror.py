@@ -8,7 +8,7 @@ from headrace.core.types import KVGroupSpec, TableUpdate
 
 
 class ContractError(AssertionError):
-    """The core asked for something that no executor could do right."""
+    """The core requested something that no executor could do."""
 
 
 @dataclass

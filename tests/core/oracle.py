@@ -1,7 +1,7 @@
-"""A model of a few lines whose every output depends on every key that it may see, and nothing else.
+"""A tiny model: every output depends on every visible key, and on nothing else.
 
 The hidden state at a position is a hash over the tenant (the cache salt), the token, the position and the hidden
-states that each KV group's retention lets it look back at; that hash is also the "KV" of the position. One wrong,
+states that each KV group's retention lets it see; that hash is also the "KV" of the position. One wrong,
 missing or foreign key anywhere in the past therefore changes all later tokens. Hashes of integers and tuples of
 integers do not depend on PYTHONHASHSEED.
 """
@@ -33,7 +33,7 @@ def hidden_state(tenant: str, token: int, position: int, seen: tuple[tuple[int, 
 
 
 def score(hidden: int, token: int) -> TokenLogprobs:
-    """The log-probability of `token` behind a position."""
+    """The log-probability of `token` after a position."""
     return TokenLogprobs(token, -(hash((hidden, token)) % 1000) / 100, 1)
 
 
@@ -44,7 +44,7 @@ def pooled(kind: Pooling, states: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a sampled token depends on, besides the hidden state and its place in the output."""
+    """The inputs of sampling besides the hidden state and the position in the output."""
 
     params: SamplingParams
     seed: int

@@ -1,4 +1,4 @@
-"""Random setups, requests and moves, drawn from anything that looks like random.Random."""
+"""Random setups, requests and moves, drawn from any object with the interface of random.Random."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYOUTS = (
 
 
 def draw_group(rng: Random, kind: str, index: int, block_size: int) -> KVGroupSpec:
-    """A pool of so few tokens that sequences fight for it."""
+    """A pool of so few tokens that sequences compete for it."""
     blocks = max(2, rng.choice((12, 16, 24, 36, 60)) // block_size)
     window, sinks = rng.choice((1, 2, 5, 8, 16)), rng.choice((1, 3, 4))
     if kind == "full":
@@ -83,7 +83,7 @@ def draw_request(rng: Random, name: str) -> NewRequest:
         logprobs=rng.choice((None, 0)),
         prompt_logprobs=rng.choice((None, None, None, 0)),
     )
-    kind = Random(f"{name} {prompt}").randrange(50)  # a few want nothing but their prompt computed
+    kind = Random(f"{name} {prompt}").randrange(50)  # a few only need their prompt computed
     pooling = {0: Pooling.MEAN, 1: Pooling.LAST}.get(kind)
     if kind <= 2:
         params = replace(params, n=1, max_tokens=0, min_tokens=0)
@@ -146,7 +146,7 @@ class RandomRun:
 
 
 def random_run(seed: int, moves: int) -> RandomRun:
-    """A whole run from its seed: setup, moves, and every request brought to its end."""
+    """A whole run from its seed: setup, moves, then every request runs to its end."""
     rng = Random(seed)
     run = RandomRun(rng, Driver(draw_setup(rng)))
     for _ in range(moves):

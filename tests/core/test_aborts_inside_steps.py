@@ -111,7 +111,7 @@ def test_aborts_at_random_lines() -> None:
     assert preemptions and FinishReason.ABORT in reasons
 
 
-def test_news_of_an_abort_inside_finish_come_after_the_tokens_of_that_step() -> None:
+def test_an_abort_inside_finish_is_reported_after_the_tokens_of_that_step() -> None:
     engine = Engine(
         SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16, vocab_size=VOCAB), [GROUP]
     )
@@ -122,9 +122,9 @@ def test_news_of_an_abort_inside_finish_come_after_the_tokens_of_that_step() -> 
     lines = RandomLines(lambda: engine.abort("a", 0.0), "/core/scheduler.py")
     lines.at = 3
     with lines.watch():
-        news = engine.finish(result, 0.0)
+        ended_outputs = engine.finish(result, 0.0)
     assert "commit" in lines.where[0].split()
-    assert [len(output.tokens) for output in news] == [1] and news[0].finish_reason is None
+    assert [len(output.tokens) for output in ended_outputs] == [1] and ended_outputs[0].finish_reason is None
     assert engine.has_work
     executor.execute(engine.begin(0.0))
     (end,) = engine.finish(StepResult(2), 0.0)
@@ -133,7 +133,7 @@ def test_news_of_an_abort_inside_finish_come_after_the_tokens_of_that_step() -> 
 
 
 def test_a_request_that_ends_after_its_grant_is_not_planned() -> None:
-    """Even where something ends it behind the engine's back."""
+    """Even where it is ended without the engine's abort."""
     planned = Counter[bool]()
     for at in range(200):
         run = Run(Random(0), Order.FCFS)

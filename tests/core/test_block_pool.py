@@ -25,7 +25,7 @@ def links(pool: BlockPool, end: int) -> tuple[list[int], list[int]]:
     return rings[0], rings[1]
 
 
-def test_blocks_are_handed_out_in_order_until_none_is_left() -> None:
+def test_blocks_are_allocated_in_order() -> None:
     pool = BlockPool(3)
     assert take(pool, 3) == [0, 1, 2]
     assert pool.num_free == 0
@@ -38,7 +38,7 @@ def test_a_pool_needs_a_block() -> None:
         BlockPool(0)
 
 
-def test_reusable_blocks_are_handed_out_last_and_longest_unused_first() -> None:
+def test_reusable_blocks_are_allocated_last_in_lru_order() -> None:
     pool = BlockPool(5)
     take(pool, 4)
     pool.release(2, reusable=True)
@@ -47,13 +47,13 @@ def test_reusable_blocks_are_handed_out_last_and_longest_unused_first() -> None:
     assert pool.free_order() == [3, 4, 2, 0]
 
 
-def test_eviction_is_told_before_a_block_changes_hands() -> None:
-    told: list[tuple[int, int]] = []
-    pool = BlockPool(2, lambda block: told.append((block, pool.references(block))))
+def test_on_evict_runs_before_a_block_is_reallocated() -> None:
+    evicted: list[tuple[int, int]] = []
+    pool = BlockPool(2, lambda block: evicted.append((block, pool.references(block))))
     take(pool, 2)
     pool.release(1, reusable=True)
     pool.allocate()
-    assert told == [(0, 0), (1, 0), (1, 0)]
+    assert evicted == [(0, 0), (1, 0), (1, 0)]
 
 
 def test_sharing_a_free_block_takes_it_out_of_the_middle_of_the_list() -> None:
@@ -123,7 +123,7 @@ def test_random_use_equals_plain_lists(seed: int) -> None:
     assert broken > 1
 
 
-def test_pinned_blocks_are_handed_out_last() -> None:
+def test_pinned_blocks_are_allocated_last() -> None:
     pool = BlockPool(4)
     take(pool, 4)
     pool.pin(1)
@@ -152,7 +152,7 @@ class Counting(list[int]):
         super().__setitem__(index, value)
 
 
-def test_no_operation_walks_the_list() -> None:
+def test_every_operation_is_constant_time() -> None:
     touched = []
     for blocks in (8, 8000):
         pool = BlockPool(blocks)

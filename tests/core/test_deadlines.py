@@ -1,4 +1,4 @@
-"""Requests that run out of time: who expires and when, what becomes free, and when the engine looks again."""
+"""Requests that run out of time: which expire and when, which blocks become free, and when the engine checks again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_request_that_takes_too_long_expires(status: str) -> None:
     engine.drain()
 
 
-def test_the_blocks_are_free_for_the_very_step() -> None:
+def test_expired_requests_free_blocks_for_the_same_step() -> None:
     engine = driver(full(8), caching=False)
     engine.add(new("first", 20, max_tokens=12, timeout_s=1.0))
     second = engine.add(new("second", 20, max_tokens=12))[0]
@@ -75,7 +75,7 @@ def test_all_completions_expire_together_and_one_that_has_started_counts_for_all
     assert [track.reason for track in tracks] == [FinishReason.TIMEOUT] * 3
 
 
-def test_a_batch_that_fills_up_wakes_for_a_deadline() -> None:
+def test_a_filling_batch_wakes_for_a_deadline() -> None:
     engine = Engine(
         CONFIG.__class__(
             max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, vocab_size=50, batching=Batching.DYNAMIC,

@@ -75,7 +75,7 @@ def skip_copies(patch: Patch) -> None:
 
 
 def skip_copies_unseen(patch: Patch) -> None:
-    """Without the check of plans: what the missing copy does to tokens and to the cache."""
+    """Without the check of plans: the effect of the missing copy on tokens and on the cache."""
     skip_copies(patch)
     patch.setattr(driver, "check_plan", lambda *args: None)
 
@@ -90,7 +90,7 @@ def narrow_windows(patch: Patch) -> None:
 
 
 def lengthen_hits(patch: Patch) -> None:
-    """A hit takes in one block more, of a prompt that went another way."""
+    """A hit includes one more block, of a prompt that diverged."""
     original = PrefixCache.lookup
 
     def lookup(self: PrefixCache, keys: BlockKeys, tokens: Sequence[int], salt: str) -> Hit:
@@ -215,8 +215,8 @@ def test_planted_bugs_are_found(plant: Callable[[Patch], None], failure: str, mo
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_who_is_preempted_and_not_queued_again_starves(planted: bool, monkeypatch: Patch) -> None:
-    """What the check of queues would say at once, seen from the outside."""
+def test_a_preempted_sequence_that_is_not_requeued_starves(planted: bool, monkeypatch: Patch) -> None:
+    """The check of queues would find it at once; this is its effect without that check."""
     monkeypatch.setattr(driver, "check_queues", lambda *args: None)
     if planted:
         forget_the_preempted(monkeypatch)

@@ -1,4 +1,4 @@
-"""Requests that want nothing behind their prompt: its log-probabilities, or one vector of its hidden states."""
+"""Requests without output tokens: log-probabilities of the prompt, or one vector of its hidden states."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_prompt_logprobs_alone() -> None:
     assert len(track.prompt_logprobs) == 10 and not track.tokens and track.reason is FinishReason.LENGTH
 
 
-def test_several_completions_of_nothing() -> None:
+def test_several_completions_without_output() -> None:
     engine = driver()
     tracks = engine.add(new("a", 9, max_tokens=0, n=3))
     engine.drain()
@@ -89,7 +89,7 @@ def test_a_mean_needs_every_token_and_the_last_state_only_its_own() -> None:
     engine.drain()
 
 
-def test_its_blocks_serve_those_who_come_later() -> None:
+def test_blocks_of_an_embedding_are_reused() -> None:
     engine = driver()
     prompt = list(range(17))
     engine.add(embedding("mean", prompt))
@@ -120,7 +120,7 @@ def test_nothing_may_be_sampled(params: SamplingParams | None) -> None:
     ("at", "vector", "sentence"),
     [(0, b"early", "too early"), (1, None, "gave no embedding")],
 )
-def test_an_executor_that_gives_it_at_the_wrong_time(at: int, vector: bytes | None, sentence: str) -> None:
+def test_a_vector_at_the_wrong_step_fails_the_request(at: int, vector: bytes | None, sentence: str) -> None:
     engine = driver(max_num_batched_tokens=8).engine
     engine.add(embedding("a", 16), 0.0)
     for step in range(at + 1):

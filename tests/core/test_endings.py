@@ -49,7 +49,7 @@ def test_ignore_eos() -> None:
     assert outcome(engine) == (12, FinishReason.LENGTH)
 
 
-def test_min_tokens_hold_stop_ids_off() -> None:
+def test_min_tokens_bans_stop_ids() -> None:
     engine = driver(eos_ids=frozenset(range(VOCAB - 1)))  # all but one
     engine.add(new("a", 5, min_tokens=4, max_tokens=9))
     engine.drain()
@@ -124,7 +124,7 @@ def test_aborting_frees_memory_at_once_and_tells_the_executor_next() -> None:
 
 
 @pytest.mark.parametrize("after_execution", [False, True])
-def test_an_abort_in_the_middle_of_a_step_drops_what_the_step_brings(after_execution: bool) -> None:
+def test_an_abort_during_a_step_drops_its_result(after_execution: bool) -> None:
     engine = driver()
     engine.add(new("a", 12, max_tokens=9))
     engine.add(new("b", 12, max_tokens=9))
@@ -146,7 +146,7 @@ def test_a_name_may_be_used_again_once_its_request_has_ended() -> None:
     assert engine.engine.has_work
 
 
-def test_the_end_of_a_name_comes_before_its_new_beginning() -> None:
+def test_the_end_of_a_name_is_reported_before_its_reuse() -> None:
     engine = driver().engine
     engine.add(new("a", 12, max_tokens=9), 0.0)
     engine.abort("a", 0.0)
@@ -186,7 +186,7 @@ def test_a_stop_string_found_by_the_caller_ends_as_a_stop() -> None:
 def test_aborting_the_unknown_and_the_ended_does_nothing() -> None:
     engine = driver()
     engine.add(new("a", 5, max_tokens=1))
-    engine.abort("nobody")
+    engine.abort("unknown")
     engine.drain()
     engine.abort("a")
     engine.drain()
@@ -225,7 +225,7 @@ def test_a_failure_in_the_prompt_is_of_one_completion_alone() -> None:
         (None, "no result"),
     ],
 )
-def test_answers_that_cannot_be_fail_their_request(tokens: tuple[int, ...] | None, message: str) -> None:
+def test_impossible_results_fail_their_request(tokens: tuple[int, ...] | None, message: str) -> None:
     engine = driver().engine
     engine.add(new("a", 5, max_tokens=9), 0.0)
     plan = engine.begin(0.0)
@@ -240,7 +240,7 @@ def test_answers_that_cannot_be_fail_their_request(tokens: tuple[int, ...] | Non
     assert engine.stats().free_blocks == engine.stats().total_blocks
 
 
-def test_tokens_without_being_asked_for_fail_their_request() -> None:
+def test_unexpected_tokens_fail_their_request() -> None:
     engine = driver(max_num_batched_tokens=4).engine
     engine.add(new("a", 9, max_tokens=9), 0.0)
     plan = engine.begin(0.0)

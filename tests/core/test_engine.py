@@ -1,4 +1,4 @@
-"""The engine's border: what it refuses, seeds, and the protocol of begin and finish."""
+"""The engine's interface: validation, seeds, and the protocol of begin and finish."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.core.build import driver, full, granted, new
 def shares(
     weights: Mapping[str, float], requests: Mapping[str, int], order: Order = Order.FAIR
 ) -> dict[str, float]:
-    """Each user's share of the tokens computed while everybody still has a request that waits.
+    """Each user's share of the tokens computed while every user still has a request that waits.
 
     Users submit in the order given, all at once, requests of different lengths.
     """
@@ -39,8 +39,8 @@ def shares(
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.0, 5.0, 0.25])
-def test_a_greedy_user_gets_no_more_than_its_weight(weight: float) -> None:
-    """A hundred requests against those that come behind them."""
+def test_a_heavy_user_gets_no_more_than_its_weight(weight: float) -> None:
+    """A hundred requests against those that arrive after them."""
     found = shares({"greedy": 1.0, "modest": weight}, {"greedy": 100, "modest": 80})
     assert found["modest"] == pytest.approx(weight / (1 + weight), rel=0.1)
 
@@ -52,7 +52,7 @@ def test_three_users_share_by_weight() -> None:
         assert found[user] == pytest.approx(weight / 6, rel=0.1)
 
 
-def test_first_come_first_served_starves_the_modest_user() -> None:
+def test_fcfs_starves_a_light_user() -> None:
     """The same measure under the order that is not fair: it does notice."""
     found = shares({"greedy": 1.0, "modest": 1.0}, {"greedy": 100, "modest": 80}, Order.FCFS)
     assert found["modest"] < 0.05
@@ -67,7 +67,7 @@ def test_a_counter_that_ignores_weights_is_noticed(monkeypatch: pytest.MonkeyPat
     assert abs(found["modest"] - 5 / 6) > 0.2
 
 
-def test_urgent_requests_of_a_user_pass_that_users_others_only() -> None:
+def test_priorities_reorder_only_requests_of_the_same_user() -> None:
     engine = driver(full(64), order=Order.FAIR, max_num_seqs=1)
     for number, (user, priority) in enumerate([("ann", 0), ("ann", 0), ("ann", -1), ("bob", 5)]):
         engine.add(new(f"{user}{number}", 8, user=user, priority=priority, max_tokens=2))
@@ -96,22 +96,22 @@ def steps_until_served(length: int, seqs: int = 4, blocks: int = 512) -> int:
 
 
 @pytest.mark.parametrize("seqs", [2, 4, 8])
-def test_long_requests_do_not_hold_every_place(seqs: int) -> None:
+def test_long_requests_do_not_occupy_all_slots(seqs: int) -> None:
     """The wait does not depend on how long the others are."""
     assert steps_until_served(200, seqs) == steps_until_served(60, seqs) < 30
 
 
-def test_long_requests_do_not_hold_all_memory() -> None:
+def test_long_requests_do_not_occupy_all_memory() -> None:
     """There are places, but no blocks: sequences of 40 tokens in 12 blocks of 4."""
     assert steps_until_served(40, seqs=8, blocks=12) <= 20
 
 
-def test_without_a_change_of_places_a_newcomer_waits_for_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fair_preemption_a_new_user_waits_for_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_make_place", lambda self: None)
     assert steps_until_served(200) > 180
 
 
-def test_places_change_hands_rarely() -> None:
+def test_fair_preemption_is_rare() -> None:
     """Two users with long requests for the same places: what is computed twice stays the smaller part."""
     engine = driver(
         full(512),

@@ -1,4 +1,4 @@
-"""Block tables: growth, windows, sinks, sharing, copy-on-write, and what the executor is told."""
+"""Block tables: growth, windows, sinks, sharing, copy-on-write, and updates for the executor."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_all_groups_have_one_block_size() -> None:
         KVManager([full(size=4), window(8, size=8)])
 
 
-def test_growth_takes_blocks_only_at_their_borders() -> None:
+def test_growth_allocates_only_at_block_boundaries() -> None:
     kv = KVManager([full(4)])
     sequence = request(0, range(20), kv.groups)
     lengths = []
@@ -56,7 +56,7 @@ def test_growth_takes_blocks_only_at_their_borders() -> None:
     assert lengths == [1, 1, 1, 1, 2, 2, 2, 2, 3]
 
 
-def test_growth_that_fails_in_one_group_takes_nothing_in_any() -> None:
+def test_growth_that_fails_in_one_group_allocates_in_none() -> None:
     kv = KVManager([full(8), window(40, blocks=2)])
     sequence = request(0, range(20), kv.groups)
     assert not kv.grow(sequence, 9, [])
@@ -66,7 +66,7 @@ def test_growth_that_fails_in_one_group_takes_nothing_in_any() -> None:
 
 
 @pytest.mark.parametrize("group", [window(1), window(4), window(5), window(6, size=1), window(7, size=16)])
-def test_a_window_frees_exactly_what_nothing_can_see(group: KVGroupSpec) -> None:
+def test_a_window_frees_exactly_the_invisible_blocks(group: KVGroupSpec) -> None:
     kv = KVManager([group], prefix_caching=False)
     sequence = request(0, range(80), kv.groups)
     for position in range(70):
@@ -82,7 +82,7 @@ def test_a_window_frees_exactly_what_nothing_can_see(group: KVGroupSpec) -> None
 
 
 @pytest.mark.parametrize("group", [sinks(1, 4), sinks(4, 6), sinks(5, 9), sinks(3, 5, size=1)])
-def test_sinks_are_kept_for_ever(group: KVGroupSpec) -> None:
+def test_sinks_are_never_freed(group: KVGroupSpec) -> None:
     kv = KVManager([group], prefix_caching=False)
     sequence = request(0, range(80), kv.groups)
     first = None
@@ -147,7 +147,7 @@ def test_a_hit_in_a_window_group_holds_what_is_in_reach(group: KVGroupSpec) -> N
     check_pools(kv, [two])
 
 
-def test_blocks_behind_a_window_are_registered_in_the_other_groups_alone() -> None:
+def test_blocks_outside_a_window_are_registered_in_other_groups_only() -> None:
     kv = KVManager([full(), window(4)])
     one = request(0, range(21), kv.groups)
     for _ in range(20):
@@ -195,7 +195,7 @@ def test_a_block_that_only_the_cache_knows_besides_is_copied_too() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"salt": "red"}])
-def test_a_fork_is_for_those_who_may_share(fields: dict[str, object]) -> None:
+def test_a_fork_needs_sharing_to_be_allowed(fields: dict[str, object]) -> None:
     kv = KVManager([full(8)])
     first = pair(kv, 10)[0]
     assert kv.fork(request(2, range(10), kv.groups, **fields)) is None
@@ -204,7 +204,7 @@ def test_a_fork_is_for_those_who_may_share(fields: dict[str, object]) -> None:
     assert kv.fork(request(4, range(10), kv.groups)) is None
 
 
-def test_what_a_slice_is_to_fill_can_be_shared_in_the_same_step_and_taken_back() -> None:
+def test_planned_blocks_are_shared_in_the_same_step_and_can_be_taken_back() -> None:
     kv = KVManager([full(8)])
     first, second = request(0, range(10), kv.groups), request(1, (*range(8), 20, 21), kv.groups)
     assert kv.grow(first, 10, [])
@@ -230,7 +230,7 @@ def test_drafts_cannot_be_shared_before_they_are_verified() -> None:
     assert kv.lookup(request(1, range(12), kv.groups)).num_tokens == 4
 
 
-def test_a_fork_behind_a_window_that_moved_on_is_refused() -> None:
+def test_a_fork_after_the_window_moved_is_refused() -> None:
     kv = KVManager([window(4)])
     first, second = pair(kv, 10)
     for _ in range(4):
@@ -240,7 +240,7 @@ def test_a_fork_behind_a_window_that_moved_on_is_refused() -> None:
     assert second.num_computed == 0
 
 
-def test_a_fork_without_a_block_to_copy_to_fails_without_a_trace() -> None:
+def test_a_fork_without_a_free_block_changes_nothing() -> None:
     kv = KVManager([full(3)])
     first, second = pair(kv, 10)
     assert kv.fork(second) is first
@@ -276,7 +276,7 @@ def test_fits_is_exactly_what_can_grow() -> None:
         ([full(8)], 32),
         ([full(8), window(4)], 32),
         ([window(4)], None),
-        ([window(9, blocks=3)], None),  # a new token's block, and the eight positions behind it
+        ([window(9, blocks=3)], None),  # a new token's block, and the eight positions before it
         ([window(10, blocks=3)], 12),  # they can lie in four blocks: too small to let the window slide
         ([sinks(4, 2, blocks=3)], None),
         ([sinks(5, 2, blocks=3)], 12),
@@ -293,7 +293,7 @@ def test_the_longest_sequence(groups: Sequence[KVGroupSpec], longest: int | None
     assert steps == (longest or 150)
 
 
-def test_what_is_told_is_told_once() -> None:
+def test_each_table_update_is_reported_once() -> None:
     kv = KVManager([full()])
     sequence = request(0, range(20), kv.groups)
     compute(kv, sequence, 6)
@@ -307,7 +307,7 @@ def test_what_is_told_is_told_once() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_updates_rebuild_the_tables(seed: int) -> None:
-    """A mirror that knows only the updates equals the tables, however rarely it is told."""
+    """A mirror built from the updates alone equals the tables, however rarely it is updated."""
     rng = Random(seed)
     size = rng.choice((1, 2, 4))
     groups = rng.sample((full(60, size), window(5, 60, size), sinks(3, 6, 60, size), window(1, 60, size)), 3)
@@ -324,15 +324,15 @@ def test_updates_rebuild_the_tables(seed: int) -> None:
             if kv.fork(twin) is not None:
                 sequences.append(twin)
                 mirrors[twin.number] = [Mirror(group) for group in groups]
-        elif roll < 0.63:  # as without a KV cache: the executor is not told to forget
+        elif roll < 0.63:  # as without a KV cache: the executor is not asked to release
             kv.free(sequence)
             compute(kv, sequence, rng.randint(1, 9))
         elif roll < 0.9 and sequence.num_computed:
             for mirror, update in zip(mirrors[sequence.number], kv.updates(sequence), strict=True):
                 if update is not None:
                     mirror.apply(update)
-            told = [(mirror.live, mirror.dropped) for mirror in mirrors[sequence.number]]
-            assert told == [(table.live, table.dropped) for table in sequence.tables]
+            mirrored = [(mirror.live, mirror.dropped) for mirror in mirrors[sequence.number]]
+            assert mirrored == [(table.live, table.dropped) for table in sequence.tables]
         check_pools(kv, sequences)
 
 

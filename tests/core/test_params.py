@@ -132,7 +132,7 @@ NUMPY_FAULTS = [
 
 @pytest.mark.parametrize("value", NUMPY_FAULTS, ids=repr)
 @pytest.mark.parametrize("name", [*FLOATS, *INTS])
-def test_what_is_no_number_of_numpy_is_refused(name: str, value: Any) -> None:
+def test_numpy_values_that_are_not_numbers_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidParams, match=name):
         SamplingParams(**{name: value})
 
@@ -218,7 +218,7 @@ def test_bad_token_ids_are_refused(name: str, value: Any) -> None:
     "value", [5, 1.5, "12", b"12", True, {1: 2}, ENORMOUS], ids=lambda v: type(v).__name__
 )
 @pytest.mark.parametrize("name", ID_LISTS)
-def test_what_is_no_list_is_refused(name: str, value: Any) -> None:
+def test_values_that_are_not_lists_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidParams, match=f"{name} must be a list"):
         SamplingParams(**{name: value})
 
@@ -364,7 +364,7 @@ def test_messages_stay_one_short_sentence(value: Any) -> None:
     ],
     ids=range(14),
 )  # fmt: skip
-def test_what_is_no_list_of_bad_words(words: Any) -> None:
+def test_invalid_lists_of_bad_words(words: Any) -> None:
     with pytest.raises(InvalidParams, match="bad_words"):
         SamplingParams(bad_words=words)
 

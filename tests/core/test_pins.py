@@ -52,7 +52,7 @@ def pinned(output: Output) -> int:
     "groups", [(full(12),), (full(12), window(6, 12)), (sinks(2, 6, 12),), (window(6, 12),), (window(2, 12),)]
 )
 @pytest.mark.parametrize("pin", [None, (12, 5.0)])
-def test_pinned_blocks_outlive_others(groups, pin: tuple[int, float] | None) -> None:  # type: ignore[no-untyped-def]
+def test_pinned_blocks_are_evicted_last(groups, pin: tuple[int, float] | None) -> None:  # type: ignore[no-untyped-def]
     engine = driver(*groups)
     first = run(engine, "a", (*SYSTEM, 30), pin=pin)
     assert pinned(first) == (12 if pin else 0)
@@ -86,7 +86,7 @@ def test_a_request_that_names_the_prefix_again_prolongs_its_pin_and_none_shorten
     assert cached(engine, "d") == 12 and stats(engine).pins == 3
 
 
-def test_what_needs_all_blocks_breaks_pins_and_says_so() -> None:
+def test_pins_are_broken_for_lack_of_blocks_and_counted() -> None:
     engine = driver(full(8))
     run(engine, "a", (*SYSTEM, 30), pin=(12, 5.0))
     run(engine, "large", 28)  # needs seven blocks of eight
@@ -98,7 +98,7 @@ def test_what_needs_all_blocks_breaks_pins_and_says_so() -> None:
     assert output.stats.miss.detail == "block 1 was reused for other tokens, although it was pinned"
 
 
-def test_pins_never_hold_up_an_admission() -> None:
+def test_pins_never_delay_an_admission() -> None:
     plain, pinning = (driver(full(10)) for _ in range(2))
     for engine, pin in ((plain, None), (pinning, (40, 100.0))):
         for turn in range(6):
@@ -163,7 +163,7 @@ def test_half_of_a_pool_can_be_pinned_and_the_pin_that_ends_first_is_broken() ->
     assert pins.broken == 2 and pool.num_pinned == 2
 
 
-def test_what_is_more_than_half_of_a_pool_keeps_its_beginning() -> None:
+def test_a_prompt_over_half_of_the_pool_pins_its_beginning() -> None:
     engine = driver(full(12))
     assert (
         pinned(run(engine, "a", (*SYSTEM, *range(20, 37)), pin=(1000, 5.0))) == 0
@@ -200,7 +200,7 @@ def test_entries_of_pins_do_not_pile_up() -> None:
         ({"cache_pin_tokens": 5, "cache_pin_ttl_s": "5"}, "cache_pin_ttl_s must be"),
     ],
 )
-def test_pins_are_checked_at_the_border(fields: dict[str, object], message: str) -> None:
+def test_pins_are_validated(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidParams, match=message):
         NewRequest("a", (1,), **fields)  # type: ignore[arg-type]
 

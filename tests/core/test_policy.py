@@ -34,7 +34,7 @@ def test_a_dynamic_batch_starts_by_size_time_or_tokens(
     assert batch_room(DYNAMIC, waiting, tokens, 10.0, now) == room
 
 
-def test_a_static_batch_starts_with_whoever_waits() -> None:
+def test_a_static_batch_starts_with_all_waiting_requests() -> None:
     static = replace(DYNAMIC, batching=Batching.STATIC)
     assert batch_room(static, 1, 1, 0.0, 0.0) == Room(1)
     assert batch_room(static, 9, 1, 0.0, 0.0) == Room(4)
@@ -43,13 +43,13 @@ def test_a_static_batch_starts_with_whoever_waits() -> None:
 
 def test_victims() -> None:
     assert choose_victim(CONFIG, []) is None
-    behind = []
+    later = []
     for number, computed in enumerate((7, 3, 9, 3, 8)):
-        behind.append(request(number, range(20), [full()]))
-        behind[-1].num_computed = computed
-    assert choose_victim(CONFIG, behind) is behind[-1]
-    cheapest = choose_victim(replace(CONFIG, victim=Victim.CHEAPEST), behind)
-    assert cheapest is behind[3]  # of equally cheap ones the one that would be served last
+        later.append(request(number, range(20), [full()]))
+        later[-1].num_computed = computed
+    assert choose_victim(CONFIG, later) is later[-1]
+    cheapest = choose_victim(replace(CONFIG, victim=Victim.CHEAPEST), later)
+    assert cheapest is later[3]  # of equally cheap ones the one that would be served last
 
 
 def queued(number: int, user: str = "", priority: int = 0) -> Request:
@@ -76,14 +76,14 @@ def test_orders_of_one_queue(order: Order, expected: list[int]) -> None:
     assert len(queue) == 0 and queue.head() is None
 
 
-def test_removing_who_does_not_wait_raises() -> None:
+def test_removing_a_request_that_does_not_wait_raises() -> None:
     queue = WaitingQueue(Order.FCFS, ServiceCounter())
     queue.add(queued(1))
     with pytest.raises(ValueError, match="not waiting"):
         queue.remove(queued(1))
 
 
-def test_the_fair_order_asks_who_was_served_least() -> None:
+def test_the_fair_order_serves_the_least_served_user() -> None:
     service = ServiceCounter()
     queue = WaitingQueue(Order.FAIR, service)
     for number, user in enumerate(("ann", "ann", "bob", "cat")):
@@ -94,7 +94,7 @@ def test_the_fair_order_asks_who_was_served_least() -> None:
     assert drained(queue) == [3, 2, 0, 1]
 
 
-def test_idling_saves_up_no_credit() -> None:
+def test_idling_earns_no_credit() -> None:
     service = ServiceCounter()
     service.arrive("ann")
     service.charge("ann", 100)
@@ -106,7 +106,7 @@ def test_idling_saves_up_no_credit() -> None:
     assert service.served("bob") == 107  # nor does leaving wash off a debt
 
 
-def test_counters_start_over_when_nobody_is_left() -> None:
+def test_counters_reset_when_no_user_is_active() -> None:
     service = ServiceCounter()
     service.arrive("ann")
     service.charge("ann", 100)
@@ -114,7 +114,7 @@ def test_counters_start_over_when_nobody_is_left() -> None:
     assert service.served("ann") == 0 and not service._served
 
 
-def test_counters_of_passing_users_do_not_pile_up() -> None:
+def test_counters_of_departed_users_are_dropped() -> None:
     service = ServiceCounter()
     service.arrive("resident")
     for number in range(2000):
@@ -150,7 +150,7 @@ def test_forgetting_counters_changes_no_count() -> None:
         assert all(service.served(other) == served[other] for other in active)
 
 
-def test_a_greedy_user_does_not_hold_up_a_modest_one() -> None:
+def test_a_heavy_user_does_not_delay_a_light_one() -> None:
     """Ann submits fifty requests, bob then one: under fcfs bob waits for all of them, under fair for almost none."""
     waited = {}
     for order in (Order.FCFS, Order.FAIR):
@@ -182,7 +182,7 @@ def test_two_busy_users_get_the_same_number_of_tokens() -> None:
     engine.drain()
 
 
-def test_users_pay_neither_for_preemption_nor_for_what_was_cached() -> None:
+def test_users_are_not_charged_for_recomputed_or_cached_tokens() -> None:
     engine = driver(full(8), order=Order.FAIR, max_num_seqs=4, max_num_batched_tokens=4)
     engine.add(new("a", 8, user="ann", max_tokens=20))
     engine.add(new("b", 8, user="bob", max_tokens=20))
@@ -194,8 +194,8 @@ def test_users_pay_neither_for_preemption_nor_for_what_was_cached() -> None:
     assert engine.events["preemptions"] > 0
 
 
-def test_names_that_come_and_go_are_not_remembered_for_ever() -> None:
-    """One user stays, so that nobody who was served more falls to the floor."""
+def test_counters_of_departed_users_are_bounded() -> None:
+    """One user stays active, so that no user who was served more falls to the floor."""
     service = ServiceCounter()
     service.arrive("stays")
     service.arrive("greedy")

@@ -1,4 +1,4 @@
-"""The prefix cache: what it finds, what it says when it finds no more, and that it never hands out foreign KV."""
+"""The prefix cache: hits, reasons of misses, and that it never returns KV of other tokens."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_memory_of_evictions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert reason(find(cache, range(30, 40))) == (MissReason.EVICTED.value, 0)
 
 
-def test_salts_share_nothing_and_the_operator_learns_why() -> None:
+def test_salts_share_nothing_and_the_operator_sees_the_reason() -> None:
     cache = PrefixCache([full()])
     remember(cache, TEN, [5, 6], salt="red")
     assert find(cache, TEN, "red").num_tokens == 8
@@ -150,7 +150,7 @@ def test_keys_are_the_same_bytes_on_every_host() -> None:
     assert first.hex() == "cfc29ffdf54fd053004effeef0ba02f63e2412eb3d1e9d44ecc09e69487a7720"
 
 
-def test_a_salt_that_is_gone_is_not_named() -> None:
+def test_an_evicted_salt_is_not_named() -> None:
     cache = PrefixCache([full()])
     remember(cache, TEN, [5, 6], salt="red")
     cache.evict(0, 6)
@@ -181,7 +181,7 @@ def test_tokens_are_verified_where_hashes_collide(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_prefix_is_verified_where_hashes_collide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same tokens behind another prefix are other KV, even where the keys agree."""
+    """The same tokens after another prefix are other KV, even where the keys agree."""
 
     class Weak(Colliding):
         def digest(self) -> bytes:  # forgets the parent: the last four tokens alone, and the root
@@ -195,7 +195,7 @@ def test_the_prefix_is_verified_where_hashes_collide(monkeypatch: pytest.MonkeyP
     assert find(cache, (2, 2, 2, 2, 7, 7, 7, 7, 0)).num_tokens == 4
 
 
-def test_a_partly_evicted_node_takes_no_foreign_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partly_evicted_node_accepts_no_other_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "hashlib", SimpleNamespace(sha256=Colliding))
     cache = PrefixCache([full(), window(4)])
     remember(cache, TEN[:4], [5], [5])
@@ -238,7 +238,7 @@ def test_sinks_belong_to_a_hit() -> None:
     assert find(cache, range(17)).num_tokens == 0
 
 
-def test_a_window_is_found_behind_blocks_that_nobody_knows_any_more() -> None:
+def test_a_window_is_found_after_evicted_blocks() -> None:
     """Where every group has a window, the next token needs no block before it."""
     cache = PrefixCache([window(6)])
     remember(cache, range(40), range(10))
@@ -251,7 +251,7 @@ def test_a_window_is_found_behind_blocks_that_nobody_knows_any_more() -> None:
     assert find(cache, range(41)).num_tokens == 0
 
 
-def test_a_window_of_one_finds_nothing_that_was_never_there() -> None:
+def test_a_window_of_one_finds_only_known_prefixes() -> None:
     cache = PrefixCache([window(1)])
     assert find(cache, range(41)).num_tokens == 0
     remember(cache, range(8), [3, 4])
@@ -289,13 +289,13 @@ def test_hits_equal_their_definition(seed: int) -> None:
             for position in visible(group, length * 4)
         )
 
-    # A window of one sees nothing behind it, so that any prefix is as good as cached.
+    # A window of one sees no earlier token, so any prefix counts as cached.
     best = max(length for length in range(11) if length == 0 or usable(length))
     hit = find(cache, tokens)
     assert hit.num_tokens == best * 4
     for group, blocks in zip(groups, hit.blocks, strict=True):
-        wanted = {position // 4 for position in visible(group, best * 4)}
-        assert wanted <= set(blocks) <= wanted | set(range(group.sink_blocks))
+        required = {position // 4 for position in visible(group, best * 4)}
+        assert required <= set(blocks) <= required | set(range(group.sink_blocks))
         assert all(index == block for index, block in blocks.items())
 
 
@@ -304,7 +304,7 @@ def test_hits_equal_their_definition(seed: int) -> None:
 def test_a_lookup_takes_time_in_proportion_to_the_prompt(
     group: Callable[[int], KVGroupSpec], tokens_seen: int, every: int
 ) -> None:
-    """Also where a window group has holes, so that every length is tried in vain: one at the end of each window."""
+    """Also where a window group has holes, so that every length fails: one at the end of each window."""
 
     class Counting(list[int | None]):
         touched = 0
@@ -324,7 +324,7 @@ def test_a_lookup_takes_time_in_proportion_to_the_prompt(
 
 
 def test_a_miss_is_explained_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And only where it is asked for: 5,000 prompts begin with the same block and go apart behind it."""
+    """And only on request: 5,000 prompts begin with the same block and differ after it."""
     compared: list[int] = []
     original = prefix_cache._common
     monkeypatch.setattr(prefix_cache, "_common", lambda *args: compared.append(1) or original(*args))
@@ -357,7 +357,7 @@ def test_divergence_equals_a_search_among_all(seed: int) -> None:
             assert reason(find(cache, tokens)) == expected
 
 
-def test_statistics_count_what_was_put_to_use() -> None:
+def test_statistics_count_used_tokens() -> None:
     cache = one_group()
     hit = find(cache, TEN)
     assert cache.stats.queries == 0

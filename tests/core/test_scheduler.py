@@ -1,4 +1,7 @@
-"""Who computes what in a step: budget, chunks, batching, preemption. Every step runs all checks of the driver."""
+"""The tokens that each sequence computes in a step: budget, chunks, batching, preemption.
+
+Every step runs all checks of the driver.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def test_whole_prompts_do_not_starve_a_long_one() -> None:
 
 
 @pytest.mark.parametrize("victim", list(Victim))
-def test_preempted_requests_come_back_and_say_the_same(victim: Victim) -> None:
+def test_preempted_requests_resume_with_the_same_tokens(victim: Victim) -> None:
     """The driver compares every token with the oracle; here only that it really happened."""
     engine = driver(full(9), victim=victim, caching=False)
     for name in "abc":
@@ -119,7 +122,7 @@ def test_the_first_is_never_the_victim() -> None:
     engine.drain()
 
 
-def test_priorities_decide_who_enters_and_who_yields() -> None:
+def test_priorities_decide_admission_and_preemption() -> None:
     engine = driver(full(9), order=Order.PRIORITY, max_num_seqs=3, caching=False)
     engine.add(new("late", 8, priority=5, max_tokens=16))
     engine.step()
@@ -142,7 +145,7 @@ def test_equal_priorities_keep_the_order_of_arrival() -> None:
     assert order == ["b", "d", "a", "c"]
 
 
-def test_a_static_batch_lets_nobody_in_until_its_last_has_ended() -> None:
+def test_a_static_batch_admits_none_until_all_have_ended() -> None:
     engine = driver(batching=Batching.STATIC, batch_size=2)
     for name, length in (("a", 2), ("b", 6), ("c", 1), ("d", 1)):
         engine.add(new(name, 4, max_tokens=length))
@@ -164,7 +167,7 @@ def test_a_static_batch_fills_over_several_steps_where_the_budget_is_short() -> 
     engine.drain()
 
 
-def test_a_dynamic_batch_waits_for_company_up_to_its_time() -> None:
+def test_a_dynamic_batch_waits_up_to_its_time() -> None:
     engine = driver(batching=Batching.DYNAMIC, batch_size=2, batch_wait_s=1.0)
     engine.add(new("a", 4, max_tokens=2))
     engine.advance(0.25)
@@ -208,7 +211,7 @@ def test_a_batch_is_no_larger_than_memory_allows() -> None:
     engine.drain()
 
 
-def test_memory_that_a_batch_gives_back_lets_nobody_in() -> None:
+def test_memory_freed_by_a_batch_admits_none() -> None:
     engine = driver(full(10), batching=Batching.STATIC, batch_size=3, caching=False)
     for name, count in (("a", 2), ("b", 9), ("c", 2)):
         engine.add(new(name, 13, max_tokens=count))
@@ -228,7 +231,7 @@ def test_a_long_prompt_joins_where_windows_bound_what_it_holds() -> None:
     engine.drain()
 
 
-def test_a_newcomer_leaves_a_spare_block_to_each_who_runs() -> None:
+def test_an_admission_leaves_a_spare_block_for_each_running_sequence() -> None:
     engine = driver(full(6), caching=False)
     engine.add(new("a", 12, max_tokens=8))
     engine.step()
@@ -255,7 +258,7 @@ def test_a_stream_far_beyond_the_models_length_holds_bounded_memory(group, chunk
     assert most <= group.reach_blocks
 
 
-def test_a_stream_in_a_hybrid_model_ends_where_the_full_group_does() -> None:
+def test_a_stream_in_a_hybrid_model_ends_with_the_full_group() -> None:
     engine = driver(full(8), window(5, blocks=4), max_model_len=None)
     assert engine.engine.scheduler.limit == 32
     engine.add(new("a", 10, max_tokens=None))
@@ -289,7 +292,7 @@ def test_without_a_cache_everything_is_computed_again(chunked: bool, draft: tupl
     assert engine.engine.stats().cache is None and engine.events["forks"] == 0
 
 
-def test_a_request_is_described_anew_only_when_it_starts_or_starts_again() -> None:
+def test_a_request_is_described_only_when_it_starts_or_restarts() -> None:
     engine = driver(full(6), caching=False)
     for name in "ab":
         engine.add(new(name, 8, max_tokens=10))
@@ -303,7 +306,7 @@ def test_a_request_is_described_anew_only_when_it_starts_or_starts_again() -> No
 
 @pytest.fixture
 def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of those who were looked up in the prefix cache, in order."""
+    """The names of requests that were looked up in the prefix cache, in order."""
     names: list[str] = []
     original = KVManager.lookup
 
@@ -336,8 +339,8 @@ def test_the_head_of_the_queue_is_looked_up_once_while_it_waits_for_the_budget(l
     engine.drain()
 
 
-def test_who_waits_for_blocks_joins_when_more_of_its_prompt_is_known(lookups: list[str]) -> None:
-    """Nobody has given a block back: the second joins, as it shares all but one of those that it needs."""
+def test_a_request_that_lacks_blocks_joins_when_more_of_its_prompt_is_cached(lookups: list[str]) -> None:
+    """No block was freed: the second joins, as it shares all but one of those that it needs."""
     engine = driver(full(10), max_num_batched_tokens=12)
     engine.add(new("a", range(28), max_tokens=8, ignore_eos=True))
     engine.add(new("b", [*range(27), 40], max_tokens=2))
@@ -346,7 +349,7 @@ def test_who_waits_for_blocks_joins_when_more_of_its_prompt_is_known(lookups: li
     engine.drain()
 
 
-def test_who_waits_for_blocks_joins_when_some_are_given_back(lookups: list[str]) -> None:
+def test_a_request_that_lacks_blocks_joins_when_some_are_freed(lookups: list[str]) -> None:
     engine = driver(full(16))
     for name in "ab":
         engine.add(new(name, 20, max_tokens=20, ignore_eos=True))
@@ -359,7 +362,7 @@ def test_who_waits_for_blocks_joins_when_some_are_given_back(lookups: list[str])
     engine.drain()
 
 
-def test_who_is_not_looked_up_again_could_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skipped_lookup_could_not_have_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped = []
     original = Scheduler._refused_again
 
@@ -378,7 +381,7 @@ def test_who_is_not_looked_up_again_could_not_join(monkeypatch: pytest.MonkeyPat
     assert len(skipped) > 100
 
 
-def test_what_the_head_of_the_queue_has_found_is_kept_for_it() -> None:
+def test_cached_blocks_of_the_head_of_the_queue_are_kept() -> None:
     """While it waits, the running sequence goes round through all other free blocks, as its window moves on."""
     engine = driver(window(8, blocks=9))
     engine.add(new("old", range(12), max_tokens=1))

@@ -123,7 +123,7 @@ def test_nothing_is_shared_between_requests_where_the_cache_is_off_or_salts_diff
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_those_who_read_what_a_failed_slice_was_to_write_compute_it_themselves(n: int) -> None:
+def test_readers_of_a_failed_slice_recompute_it(n: int) -> None:
     engine = driver()
     failing = engine.add(new("a", range(10), n=n, max_tokens=6))[0]
     engine.add(new("b", range(10), max_tokens=6))  # the whole prompt
@@ -143,7 +143,7 @@ def test_those_who_read_what_a_failed_slice_was_to_write_compute_it_themselves(n
     assert last["b"].stats.num_preemptions == 0 and engine.events["errors"] == 1
 
 
-def test_an_error_of_a_slice_that_read_a_failed_one_is_not_its_own() -> None:
+def test_an_error_after_reading_a_failed_slice_is_retried() -> None:
     engine = driver()
     tracks = [engine.add(new(name, range(10), max_tokens=6))[0] for name in "abc"]
     engine.fail(tracks[0].number)
@@ -155,8 +155,8 @@ def test_an_error_of_a_slice_that_read_a_failed_one_is_not_its_own() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_writer_that_is_aborted_in_its_step_leaves_what_it_wrote(fails: bool) -> None:
-    """Unless its slice failed: then the others begin again, although nobody waits for the error."""
+def test_blocks_of_an_aborted_writer_stay_cached(fails: bool) -> None:
+    """Unless its slice failed: then the others start again, although no caller waits for the error."""
     engine = driver()
     writer = engine.add(new("a", range(10), max_tokens=6))[0]
     reader = engine.add(new("b", range(10), max_tokens=6))[0]
@@ -168,8 +168,8 @@ def test_a_writer_that_is_aborted_in_its_step_leaves_what_it_wrote(fails: bool) 
     engine.drain()
 
 
-def test_a_reader_that_is_aborted_in_its_step_passes_no_error_on() -> None:
-    """The one between takes back what it wrote from what it should not have read."""
+def test_an_aborted_reader_passes_on_no_error() -> None:
+    """The one between discards blocks that it computed from invalid KV."""
     engine = driver()
     failing = engine.add(new("a", range(10), max_tokens=6))[0]
     engine.add(new("b", [*range(9), 40, 41, 42, 43], max_tokens=6))
@@ -223,7 +223,7 @@ def test_prompt_logprobs_are_computed_by_every_completion() -> None:
     assert all(len(track.prompt_logprobs) == 9 for track in engine.tracks.values())
 
 
-def test_a_second_request_starts_behind_the_shared_prefix() -> None:
+def test_a_second_request_starts_after_the_shared_prefix() -> None:
     engine = driver()
     engine.add(new("a", range(10), max_tokens=2))
     first = finished(engine)["a"].stats
@@ -237,7 +237,7 @@ def test_a_second_request_starts_behind_the_shared_prefix() -> None:
     assert second.miss.reason == MissReason.NONE.value
 
 
-def test_output_is_found_too() -> None:
+def test_output_blocks_are_found() -> None:
     """The next turn of a chat begins with the last turn's prompt and answer."""
     engine = driver()
     first = engine.add(new("a", range(10), max_tokens=11))[0]

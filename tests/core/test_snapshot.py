@@ -1,4 +1,4 @@
-"""Snapshots say what the pools and the requests say, and nothing of the tokens."""
+"""Snapshots match the pools and the requests, and hold no tokens."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def test_a_wrong_map_is_noticed() -> None:
         check(engine, snapshot(engine.engine, 0.0))
 
 
-def test_lanes_tell_how_far_each_sequence_is() -> None:
+def test_lanes_show_the_progress_of_each_sequence() -> None:
     engine = driver(max_num_batched_tokens=8, max_num_seqs=2)
     engine.add(new("a", 12, max_tokens=3))
     engine.add(new("b", 3, max_tokens=3))
     engine.add(new("c", 3, max_tokens=3))
-    told = [(lane.request_id, lane.phase.value) for lane in snapshot(engine.engine, 0.0).lanes]
-    assert told == [("a", "queued"), ("b", "queued"), ("c", "queued")]
+    reported = [(lane.request_id, lane.phase.value) for lane in snapshot(engine.engine, 0.0).lanes]
+    assert reported == [("a", "queued"), ("b", "queued"), ("c", "queued")]
     engine.step()
     (first, *_) = snapshot(engine.engine, 1.0).lanes
     assert (first.phase, first.num_prompt, first.num_computed, first.num_output) == (Phase.PREFILL, 12, 8, 0)

@@ -1,4 +1,4 @@
-"""Drafts: k of n accepted, what is kept of the rest, and the books about it."""
+"""Drafts: k of n accepted, what is kept of the rest, and its statistics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_one_step_accepts_k_of_n() -> None:
     assert (request.num_computed, len(request.tokens), len(request.draft)) == (9, 10, 5)
     part = work(engine, engine.step())["a"]
     assert (part.start, len(part.tokens), part.num_draft, part.sample) == (9, 6, 5, True)
-    # Two accepted, and the token sampled behind them: its KV is still to be computed.
+    # Two accepted, and the token sampled after them: its KV is still to be computed.
     assert (request.num_computed, len(request.tokens)) == (12, 13)
     assert (request.stats.num_drafted, request.stats.num_accepted) == (5, 2)
     engine.drain()
@@ -46,7 +46,7 @@ def test_one_step_accepts_k_of_n() -> None:
     assert engine.executor.rejected == request.stats.num_drafted - request.stats.num_accepted
 
 
-def test_rejected_drafts_keep_their_block_for_what_comes() -> None:
+def test_rejected_drafts_keep_their_block_for_the_next_token() -> None:
     engine = driver(full(6), draft=(0, 4))
     engine.add(new("a", 4, max_tokens=8))
     held = []

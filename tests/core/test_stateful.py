@@ -110,5 +110,5 @@ def test_rules_in_any_order() -> None:
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     run_state_machine_as_test(EngineMachine, settings=profile)
-    wanted = ("hits", "forks", "copies", "evictions", "rejected", "abort running")
-    assert [name for name in wanted if not EngineMachine.events[name]] == []
+    required = ("hits", "forks", "copies", "evictions", "rejected", "abort running")
+    assert [name for name in required if not EngineMachine.events[name]] == []

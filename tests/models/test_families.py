@@ -1,4 +1,4 @@
-"""What the families make of a config.json, and what they refuse at the border."""
+"""How the families read a config.json, and what they refuse."""
 
 from __future__ import annotations
 

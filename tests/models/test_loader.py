@@ -67,7 +67,7 @@ def test_tied_head_is_the_embedding(
     assert weights.head.weight is weights.embed
 
 
-def test_forgotten_tensors_of_old_checkpoints_are_skipped(
+def test_unused_tensors_of_old_checkpoints_are_skipped(
     tmp_path: Path, llama_config: dict[str, Any], tensors: Tensors
 ) -> None:
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)

@@ -67,14 +67,14 @@ def load(name: Path | str, weights: WeightFormat, dtype: str = "float32", **opti
 
 
 def unpacked(projection: Projection) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(matrix [O, I], bias [O]) as the products with unit vectors and with zero tell them."""
+    """(matrix [O, I], bias [O]) from products with unit vectors and with zero."""
     matrix = projection.weight
     probes = np.concatenate((np.eye(matrix.cols), np.zeros((1, matrix.cols)))).astype(np.float32)
     made = native.linear(KERNELS, TEAM, probes, matrix)[:, : matrix.rows]
     return (made[:-1] - made[-1:]).T, made[-1]
 
 
-def test_every_tensor_finds_its_place(tmp_path: Path, qwen_config: dict[str, Any]) -> None:
+def test_every_tensor_is_packed_in_its_place(tmp_path: Path, qwen_config: dict[str, Any]) -> None:
     tensors = write(tmp_path, qwen_config)
     weights = load(tmp_path, F32)
     prefix = "model.layers.1."
@@ -101,7 +101,7 @@ def test_every_tensor_finds_its_place(tmp_path: Path, qwen_config: dict[str, Any
     assert weights.formats == ("f32",)
 
 
-def test_gate_and_up_meet(tmp_path: Path, qwen_config: dict[str, Any]) -> None:
+def test_gate_and_up_are_interleaved(tmp_path: Path, qwen_config: dict[str, Any]) -> None:
     tensors = write(tmp_path, qwen_config)
     matrix = load(tmp_path, F32).layers[0].mlp.gate_up.weight
     x = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)

@@ -29,7 +29,7 @@ def test_dynamic_of_a_shorter_cache_is_plain_up_to_the_original_length() -> None
 
 
 def test_tokens_do_not_depend_on_the_memory_that_is_free(tmp_path: Path) -> None:
-    """max_model_len follows free memory where nobody sets it; a small KV cache makes it short here."""
+    """max_model_len follows free memory where it is not set; a small KV cache makes it short here."""
     folder = tmp_path / "model"
     shutil.copytree(BUNDLED_FOLDER / "tale-draft", folder)
     config = json.loads((folder / "config.json").read_text())

@@ -111,7 +111,7 @@ def test_bad_headers(name: str, tmp_path: Path, write_raw: Write) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 1000, 10**8 + 1, 2**63, 2**64 - 1])
-def test_header_length_is_held_against_the_file(tmp_path: Path, write_raw: Write, length: int) -> None:
+def test_header_length_is_checked_against_the_file(tmp_path: Path, write_raw: Write, length: int) -> None:
     write_raw(tmp_path / "model.safetensors", {"a": entry()}, b"\0" * 8, length=length)
     with pytest.raises(CheckpointError, match=r"states a header|no valid JSON"):
         Checkpoint(tmp_path)
@@ -126,7 +126,7 @@ def test_truncated_file(tmp_path: Path, size: int) -> None:
         Checkpoint(tmp_path)
 
 
-def test_integers_are_no_weights(tmp_path: Path) -> None:
+def test_integer_tensors_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.arange(4)}, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="stored as I64"):

@@ -44,7 +44,7 @@ def test_parameter_count(name: str) -> None:
         assert count / 1e6 == pytest.approx(MILLIONS[name], abs=0.06)
 
 
-def test_random_weights_are_seeded_and_lively() -> None:
+def test_random_weights_are_seeded_and_not_degenerate() -> None:
     spec = read_spec(SHAPES["tiny"])
     one, same, other = (random_weights(spec, dtype=torch.bfloat16, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.layers[1].mlp.down.weight, same.layers[1].mlp.down.weight)

@@ -64,7 +64,7 @@ def test_unknown_shape() -> None:
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:
-    """There or not: what could be done instead is said."""
+    """Whether it exists or not, the message names the alternative."""
     path = tmp_path / "model-Q4_0.gguf"
     with pytest.raises(ModelNotFound, match=r"there is no file .*GGUF.*--quantization int4"):
         resolve_model(str(path))
@@ -86,7 +86,7 @@ ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.
         ({"training_args.bin": ""}, "holds no config.json$"),
     ],
 )
-def test_a_folder_that_is_no_model_says_what_it_is(tmp_path: Path, files: dict[str, str], said: str) -> None:
+def test_a_folder_that_is_not_a_model_is_described(tmp_path: Path, files: dict[str, str], said: str) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError, match=said):
@@ -182,7 +182,7 @@ _ANSWER = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid"
         (httpx.ConnectError(""), "cannot be fetched: ConnectError$"),
     ],
 )
-def test_hub_failures_say_what_to_do(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_errors_name_the_remedy(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def fail(repository: str, **options: Any) -> str:
@@ -208,7 +208,7 @@ def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelNotFound):
         resolve_model("org/known")
-    wanted = [
+    expected = [
         "config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json",
         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "chat_template.jinja",
     ]  # fmt: skip
@@ -217,4 +217,4 @@ def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "original/params.json", "nested/consolidated.safetensors", "pytorch_model.bin", "modeling.py",
     ]  # fmt: skip
     rules = {name: asked.get(name) for name in ("allow_patterns", "ignore_patterns")}
-    assert list(huggingface_hub.utils.filter_repo_objects([*wanted, *others], **rules)) == wanted
+    assert list(huggingface_hub.utils.filter_repo_objects([*expected, *others], **rules)) == expected

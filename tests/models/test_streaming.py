@@ -35,7 +35,7 @@ def test_layers_with_a_window_keep_it(llama_config: dict[str, Any]) -> None:
     assert [layer.mixer.window for layer in spec.layers] == [20, 9]
 
 
-def test_a_model_of_windows_alone_has_nothing_to_turn(llama_config: dict[str, Any]) -> None:
+def test_a_model_with_windows_only_is_refused(llama_config: dict[str, Any]) -> None:
     fields = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 9}
     with pytest.raises(ConfigError, match="every layer of it has a window of its own"):
         with_streaming(read_spec({**llama_config, **fields}), sinks=4, window=20)

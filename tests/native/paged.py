@@ -110,8 +110,8 @@ class Problem:
     block_tables: torch.Tensor
     dropped: torch.Tensor
     sink_blocks: int
-    garbage: torch.Tensor = field(repr=False)  # [N, 1, bs, 1] bool: what nobody may see
-    padding: float = 0  # what lies behind a block's positions
+    garbage: torch.Tensor = field(repr=False)  # [N, 1, bs, 1] bool: positions hidden from every query
+    padding: float = 0  # after a block's positions
 
     @classmethod
     def make(cls, shape: Shape) -> Problem:
@@ -155,7 +155,7 @@ class Problem:
         return problem.with_garbage(seed=shape.seed + 1)
 
     def with_garbage(self, seed: int) -> Problem:
-        """The same problem with other values where no query may look."""
+        """The same problem with other values at hidden positions."""
         noise = 1e3 * torch.randn(2, *self.key.shape, generator=torch.Generator().manual_seed(seed))
         return replace(
             self,
@@ -164,7 +164,7 @@ class Problem:
         )
 
     def with_poison(self, poison: float) -> Problem:
-        """The same problem with `poison` (NaN, infinity) where no query may look, padding included."""
+        """The same problem with `poison` (NaN, infinity) at hidden positions, padding included."""
         key, value = (torch.where(self.garbage, poison, cache) for cache in (self.key, self.value))
         return replace(self, key=key, value=value, padding=poison)
 

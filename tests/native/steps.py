@@ -1,4 +1,4 @@
-"""Steps of several sequences over shuffled blocks, for any step model; what a scheduler would make, on one screen."""
+"""Steps of several sequences over shuffled blocks, for any step model; a minimal scheduler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def groups_of(spec: ModelSpec, block_size: int) -> tuple[KVGroupSpec, ...]:
 
 
 class PagedRun:
-    """Sequences of one model; blocks behind a window are dropped as soon as they may be."""
+    """Sequences of one model; blocks outside a window are dropped as soon as possible."""
 
     def __init__(self, model: Any, groups: Sequence[KVGroupSpec], seed: int = 0) -> None:
         self.model = model
@@ -37,7 +37,7 @@ class PagedRun:
     def step(
         self, slices: Mapping[int, Sequence[int]], rows: Sequence[int] | None = None
     ) -> list[NDArray[np.float32]]:
-        """Append tokens to sequences in one batch; logits [n, V] behind every token of each, or those of `rows`."""
+        """Append tokens to sequences in one batch; logits [n, V] after every token of each, or those of `rows`."""
         step = self.plan(slices)
         if rows is not None:
             step.logits_rows = np.array(rows, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Native attention against the reference, and bit for bit against itself whatever the company, chunks and threads."""
+"""Native attention against the reference, and bit for bit the same in any batch, chunks and number of threads."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def invariant_shapes() -> list[Shape]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", parameters())
-def test_company_and_threads_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
+def test_batch_and_threads_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in invariant_shapes():
         problem = Problem.make(shape)
@@ -149,7 +149,7 @@ def test_chunks_change_no_bit(name: str, kind: str, teams: dict[int, _native.Tea
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", parameters())
-def test_what_nobody_sees_changes_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
+def test_hidden_values_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in invariant_shapes():
         problem = Problem.make(shape)
@@ -182,9 +182,7 @@ def test_a_split_in_waves_changes_no_bit(teams: dict[int, _native.Team]) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", parameters())
-def test_spans_counted_from_elsewhere_are_noticed(
-    name: str, kind: str, teams: dict[int, _native.Team]
-) -> None:
+def test_spans_with_another_origin_are_noticed(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     """What the tests above would see of a kernel that counted spans from the window's start, not from position 0.
 
     Positions moved by 7 blocks with the keys leave every distance as it was, so the result is the same but for

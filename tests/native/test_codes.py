@@ -100,7 +100,7 @@ def test_packed_codes_equal_the_reference(team, name, format, group, symmetric, 
 
 @sets
 @cases
-def test_codes_from_elsewhere_are_packed_as_they_are(team, name, format, group, symmetric):
+def test_existing_codes_are_packed_unchanged(team, name, format, group, symmetric):
     q = reference(weights(40, 200), format, group, symmetric)
     half = [
         (
@@ -181,7 +181,7 @@ def test_products_against_dequantise_then_multiply(team, name, format, group, sy
 @sets
 @cases
 @pytest.mark.parametrize("input", ["i8", "bf16"])
-def test_a_row_keeps_every_bit_in_any_company(name, format, group, symmetric, input):
+def test_a_row_keeps_every_bit_in_any_batch(name, format, group, symmetric, input):
     kernels, one, two = native.Kernels(name), native.Team(1), native.Team(2)
     w, x = weights(83, 416), random(107, 416).numpy()
     matrix = native.PackedMatrix(

@@ -62,7 +62,7 @@ def broken_model(tiny_models: Mapping[str, str], tmp_path_factory: pytest.TempPa
     shutil.copytree(tiny_models["mistral"], folder)
     weights = Path(folder, "model.safetensors")
     tensors = load_file(weights)
-    assert "lm_head.weight" in tensors  # else logits of the token would be NaN for everybody
+    assert "lm_head.weight" in tensors  # else logits of the token would be NaN for all
     table = tensors["model.embed_tokens.weight"].copy()
     table[BROKEN] = np.nan
     save_file(tensors | {"model.embed_tokens.weight": table}, weights, metadata={"format": "pt"})
@@ -89,7 +89,7 @@ def request(name: str, *prompt: int) -> NewRequest:
 
 @sets
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
-def test_a_broken_request_ends_and_harms_no_other(name: str, kv: str, broken_model: str) -> None:
+def test_a_broken_request_fails_alone(name: str, kv: str, broken_model: str) -> None:
     """Neither one beside it nor one that gets its blocks afterwards."""
     config = EngineConfig.from_kwargs(
         model=broken_model, dtype="float32", kv_cache_dtype=kv, ops_force=name, num_threads=2, block_size=16,
@@ -109,9 +109,7 @@ def test_a_broken_request_ends_and_harms_no_other(name: str, kv: str, broken_mod
 
 @sets
 @kinds
-def test_memory_that_no_query_sees_may_hold_anything(
-    name: str, kind: str, teams: dict[int, _native.Team]
-) -> None:
+def test_hidden_memory_may_hold_any_value(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in SHAPES:
         problem = Problem.make(shape)
@@ -125,7 +123,7 @@ def test_memory_that_no_query_sees_may_hold_anything(
 @sets
 @kinds
 @pytest.mark.parametrize("side", ["key", "value"])
-def test_only_rows_that_see_a_position_get_what_it_holds(
+def test_only_rows_that_see_a_position_depend_on_it(
     side: str, name: str, kind: str, teams: dict[int, _native.Team]
 ) -> None:
     """A later token of the same chunk, such as a rejected draft, changes no earlier row and no other sequence."""
@@ -184,7 +182,7 @@ def test_a_query_that_is_not_a_number_gives_nan(name: str, kind: str, teams: dic
 
 @sets
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_int8_keeps_what_is_no_number(name: str, value: float, teams: dict[int, _native.Team]) -> None:
+def test_int8_keeps_nan(name: str, value: float, teams: dict[int, _native.Team]) -> None:
     """Codes are always finite, so the scale of a row that is not finite must not be."""
     tokens, heads, dim, size = 6, 2, 32, 16
     qkv = np.random.default_rng(0).standard_normal((tokens, 3 * heads * dim)).astype(np.float32)

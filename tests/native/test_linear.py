@@ -1,4 +1,4 @@
-"""The linear op of every instruction set: against float64, and bit for bit whatever the company."""
+"""The linear op of every instruction set: against float64, and bit for bit the same in any batch."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_products_equal_float64(team, name, format, input, features, cols):
 
 @sets
 @formats
-def test_a_row_does_not_depend_on_its_company(name, format, input):
+def test_a_row_does_not_depend_on_the_batch(name, format, input):
     kernels = native.Kernels(name)
     w, x = random(333, 700), random(100, 700, seed=2)
     one, two = native.Team(1), native.Team(2)
@@ -249,7 +249,7 @@ def test_every_float16_is_read_as_numpy_reads_it(team, name):
         np.testing.assert_array_equal(out, table.astype(np.float32))
 
 
-def test_what_cannot_meet_is_refused(team):
+def test_unsupported_type_pairs_are_refused(team):
     kernels, w = native.Kernels("portable"), random(16, 64)
     for format, input in (("f32", "bf16"), ("f16", "bf16"), ("bf16", "i8"), ("f16", "f16"), ("int8", "f32")):
         with pytest.raises(ValueError, match="cannot meet"):

@@ -36,8 +36,8 @@ def test_rotations_match_the_reference(name: str, teams: dict[int, _native.Team]
         found = _native.rotations(
             _native.Kernels(name), teams[2], positions.numpy(), frequencies(rotated), factor=factor
         )
-        wanted = reference.rope_tables(positions, torch.from_numpy(frequencies(rotated)), factor)
-        for table, expected in zip(found, wanted, strict=True):
+        required = reference.rope_tables(positions, torch.from_numpy(frequencies(rotated)), factor)
+        for table, expected in zip(found, required, strict=True):
             torch.testing.assert_close(torch.from_numpy(table), expected, rtol=2e-7, atol=1e-7)
 
 
@@ -167,9 +167,9 @@ def test_rope_and_write_match_the_reference(name: str, kind: str, teams: dict[in
         assert (found["q_sink"] is None) == (q_sink is None)
         if q_sink is not None:
             torch.testing.assert_close(case.queries(found["q_sink"]), q_sink, rtol=rounding, atol=2e-6)
-        for side, wanted in (("key", key), ("value", value)):
+        for side, required in (("key", key), ("value", value)):
             block, offset = case.slots // block_size, case.slots % block_size
-            rows, wanted_rows = (cache[block, :, offset] for cache in (case.cached(found, side), wanted))
+            rows, wanted_rows = (cache[block, :, offset] for cache in (case.cached(found, side), required))
             if kind == "i8":  # half a step of a row's own scale, the largest magnitude being 127 steps
                 step = wanted_rows.abs().amax(-1, keepdim=True) / 127
                 assert ((rows - wanted_rows).abs() <= 0.501 * step).all()
@@ -217,7 +217,7 @@ def test_a_token_without_a_slot_is_rotated_and_not_written(
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
 @pytest.mark.parametrize("name", parameters())
-def test_company_and_threads_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
+def test_batch_and_threads_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     case = Case(kind, 80, 64, 4, True, True)
     together = case.run(name, teams[1])
     for size in (2, 5):

@@ -131,7 +131,7 @@ def test_tiny_rows_become_small_codes_and_no_nan(kernels: Any, team: Any) -> Non
         assert np.array_equal(sums[:, 0], codes.astype(np.int32).sum(axis=1))
 
 
-def test_what_is_not_finite_is_not_hidden(kernels: Any, team: Any) -> None:
+def test_non_finite_values_are_not_hidden(kernels: Any, team: Any) -> None:
     for strange in (np.nan, np.inf, -np.inf):
         x = sample(3, 128)
         x[1, 70] = strange
@@ -143,7 +143,7 @@ def test_what_is_not_finite_is_not_hidden(kernels: Any, team: Any) -> None:
 
 
 @pytest.mark.parametrize("cols", [48, 576, 2048])
-def test_a_row_is_encoded_the_same_in_any_company(kernels: Any, cols: int) -> None:
+def test_a_row_is_encoded_the_same_in_any_batch(kernels: Any, cols: int) -> None:
     x, norm = sample(97, cols), sample(1, cols, seed=1)[0]
     one, many = _native.Team(1), _native.Team(2)
     whole = encode_i8(kernels, many, x, 64, norm=norm, eps=1e-6)
@@ -198,7 +198,7 @@ def test_argmax_takes_the_first_of_equals(kernels: Any, team: Any, cols: int) ->
     assert np.array_equal(out, logits.argmax(axis=1))
 
 
-def test_argmax_of_strange_rows(kernels: Any, team: Any) -> None:
+def test_argmax_of_nan_and_infinite_rows(kernels: Any, team: Any) -> None:
     inf, nan = np.inf, np.nan
     cases = {
         (nan, -inf, nan): 1,

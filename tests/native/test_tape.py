@@ -1,4 +1,4 @@
-"""The native decoder against the torch decoder on every kind of tiny model, and what it promises by itself."""
+"""The native decoder against the torch decoder on every kind of tiny model, and its own guarantees."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ KV_OF = {"f32": "float32", "bf16": "bfloat16", "int8": "bfloat16", "int4": "int8
 @pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("format", KV_OF)
 @pytest.mark.parametrize("name", ["gqa", "full-and-window", "sinks", "qk-norm"])
-def test_logits_are_bitwise_the_same_in_any_company(name: str, format: str, kernels: str) -> None:
+def test_logits_are_bitwise_the_same_in_any_batch(name: str, format: str, kernels: str) -> None:
     spec, tokens = SPECS[name], prompt()
     weights = random_weights(spec)
 
@@ -107,15 +107,15 @@ def test_logits_are_bitwise_the_same_in_any_company(name: str, format: str, kern
     assert np.array_equal(np.concatenate(among), whole)
 
 
-def test_only_wanted_rows_come_back_and_are_the_same_rows() -> None:
+def test_only_selected_rows_are_returned() -> None:
     for name in ("gqa", "one-layer", "tied"):
         spec, weights, tokens = SPECS[name], random_weights(SPECS[name]), prompt(40)
         groups = groups_of(spec, 16)
         whole = PagedRun(native_model(spec, weights, 16, BEST), groups).step({0: tokens})[0]
         run = PagedRun(native_model(spec, weights, 16, BEST), groups)
         assert run.step({0: tokens[:30]}, rows=[])[0].shape == (0, VOCAB)
-        wanted = run.step({0: tokens[30:]}, rows=[9, 3, 3])[0]
-        assert np.array_equal(wanted, whole[[39, 33, 33]])
+        required = run.step({0: tokens[30:]}, rows=[9, 3, 3])[0]
+        assert np.array_equal(required, whole[[39, 33, 33]])
 
 
 @pytest.mark.parametrize("kernels", parameters())
@@ -132,9 +132,9 @@ def test_hidden_states_match_torch_and_leave_the_logits_alone(name: str, kernels
 
     rows = [50, 3, 3, *range(11, 20)]
     logits, hidden = step_of(native_model(spec, weights, 16, kernels), [10, 50], rows)
-    wanted = step_of(torch_model(spec, weights, 16), [10, 50], rows)
+    required = step_of(torch_model(spec, weights, 16), [10, 50], rows)
     assert logits.shape == (2, VOCAB) and hidden.shape == (12, spec.hidden_size)
-    assert distance(logits, wanted[0]) < 1e-4 and distance(hidden, wanted[1]) < 1e-4
+    assert distance(logits, required[0]) < 1e-4 and distance(hidden, required[1]) < 1e-4
 
     alone = PagedRun(native_model(spec, weights, 16, kernels), groups)
     assert np.array_equal(np.concatenate(alone.step({0: tokens[:11], 1: tokens}))[[10, 50]], logits)
@@ -145,7 +145,7 @@ def test_hidden_states_match_torch_and_leave_the_logits_alone(name: str, kernels
 
 @pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("format", KV_OF)
-def test_hidden_states_are_bitwise_the_same_in_any_company(format: str, kernels: str) -> None:
+def test_hidden_states_are_bitwise_the_same_in_any_batch(format: str, kernels: str) -> None:
     spec, tokens = SPECS["gqa"], prompt()
     weights, groups = random_weights(spec), groups_of(spec, 16)
 
@@ -262,7 +262,7 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_runs() -> None:
 
 
 def test_a_table_whose_dropped_blocks_would_hold_sinks_is_refused() -> None:
-    """Entries of sinks would be read from behind the live ones."""
+    """Entries of sinks would be read from after the live ones."""
     spec = SPECS["sinks"]
     model = native_model(spec, random_weights(spec), 16, BEST)
     step = PagedRun(model, groups_of(spec, 16)).plan({0: prompt(7)})

@@ -71,7 +71,7 @@ def make(shape: Shape, dtype: torch.dtype = torch.float32) -> Problem:
         gone = 0
         if shape.window is not None:
             gone = max(0, (kv_len - q_len - shape.window + 1) // size - sink_blocks)
-        for block in table[sink_blocks : sink_blocks + gone]:  # handed to somebody else: must not be read
+        for block in table[sink_blocks : sink_blocks + gone]:  # reallocated: must not be read
             slots[slots // size == block] = -1
         kept = slots >= 0
         reference.write_kv(keys[-1][kept], values[-1][kept], cache[0], cache[1], slots[kept])
@@ -212,7 +212,7 @@ def test_bfloat16_keeps_its_dtype_and_computes_in_float32(candidate: str) -> Non
 
 @pytest.mark.parametrize("candidate", ATTENTION)
 def test_numbers_of_another_sequence_never_leak(candidate: str) -> None:
-    """The cache is NaN wherever nobody wrote, and one sequence has NaN keys and values."""
+    """Unwritten positions of the cache are NaN, and one sequence has NaN keys and values."""
     problem = make(Shape())
     clean = problem.run(candidate)
     assert clean.isfinite().all()

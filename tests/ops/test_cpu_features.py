@@ -86,18 +86,18 @@ def test_every_flag_is_recognized():
         ({"leaf7_1_eax": 0}, {"avx_vnni", "avx512_bf16"}),
     ],
 )
-def test_a_flag_needs_silicon_and_operating_system(changed: dict[str, int], lost: set[str]):
+def test_a_flag_needs_cpu_and_operating_system(changed: dict[str, int], lost: set[str]):
     assert FLAGS - usable_flags(**changed) == lost
 
 
-def test_fallback_says_why(monkeypatch: pytest.MonkeyPatch):
+def test_fallback_gives_the_reason(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu_features, "NATIVE_MISSING", "no C++ compiler was found at install")
     cpu = detect_without_native()
     assert not cpu.native
     assert cpu.note == "native kernels not built: no C++ compiler was found at install"
 
 
-def test_fallback_says_that_the_extension_does_not_load(monkeypatch: pytest.MonkeyPatch):
+def test_fallback_reports_an_extension_that_does_not_load(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu_features, "NATIVE_MISSING", "")
     monkeypatch.setattr(cpu_features, "_load_error", ImportError("undefined symbol: f"))
     assert "undefined symbol: f" in detect_without_native().note

@@ -80,7 +80,7 @@ def test_force_prefers_a_candidate_where_there_is_one() -> None:
         ({"device": "tpu"}, "on tpu"),
     ],
 )
-def test_impossible_bindings_say_why(options: dict[str, Any], words: str) -> None:
+def test_impossible_bindings_give_the_reason(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _table().bind(**{"device": "cpu", "dtype": "float32", **options})
 
@@ -163,7 +163,7 @@ def test_forcing_torch_leaves_out_the_native_kernels(name: str) -> None:
     assert {row[0]: row[2] for row in chosen.rows()}["paged_attention"] == name
 
 
-def test_a_suite_without_an_op_serves_nothing() -> None:
+def test_a_suite_without_an_op_is_not_chosen() -> None:
     def yes(key: OpKey, facts: Facts) -> None:
         return None
 

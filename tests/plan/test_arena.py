@@ -60,8 +60,8 @@ def check(model: str, options: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headrace.runner.native_backend.NativeDecoder", Recorded)
         parts = assemble(EngineConfig.from_kwargs(model=model, **{"num_threads": 2, **options}))
-    book = ledger(parts.spec, parts.resolved)
-    lines = {line.name: line.bytes for line in book.weights}
+    costs = ledger(parts.spec, parts.resolved)
+    lines = {line.name: line.bytes for line in costs.weights}
     weights = recorded["weights"]
     layers = weights.layers
     assert lines["embeddings"] == weights.embed.nbytes
@@ -73,9 +73,9 @@ def check(model: str, options: dict[str, Any]) -> None:
         assert lines[name] == sum(matrix.weight.nbytes for matrix in matrices)
     norms = [weights.final_norm, *(norm for layer in layers for norm in (layer.input_norm, layer.post_norm))]
     assert lines["norms"] == sum(norm.nbytes for norm in norms)
-    assert book.kv_pool_bytes == recorded["kv"].nbytes == parts.resolved.kv_cache_memory
+    assert costs.kv_pool_bytes == recorded["kv"].nbytes == parts.resolved.kv_cache_memory
     # Attention's scratch memory is planned as a bound that holds for every instruction set.
-    planned = sum(line.bytes for line in book.activations if line.name != "embeddings")  # see its own test
+    planned = sum(line.bytes for line in costs.activations if line.name != "embeddings")  # see its own test
     spare = planned - recorded["tape"].nbytes
     assert 0 <= spare <= 100_000 * parts.resolved.num_threads
 

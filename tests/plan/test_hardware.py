@@ -30,7 +30,7 @@ def memory(root: Path) -> tuple[int, int]:
     return machine.memory_total, machine.memory_available
 
 
-def test_this_very_machine() -> None:
+def test_this_machine() -> None:
     machine = this_machine()
     assert machine.kind == "cpu" and machine.name and machine.cores >= 1
     assert 0 < machine.memory_available <= machine.memory_total

@@ -196,7 +196,7 @@ def test_the_core_runs_one_longest_sequence_in_the_smallest_pools(
         generate(demands, [demand.per_sequence for demand in demands], config)
 
 
-def test_groups_of_one_name_are_told_apart(make_spec: MakeSpec) -> None:
+def test_groups_of_one_name_get_unique_names(make_spec: MakeSpec) -> None:
     spec = make_spec((None, None, 32), kv_heads=(1, 2, 1))
     demands = demands_of(spec)
     groups = kv_groups(demands, [3, 4, 5])

@@ -48,15 +48,15 @@ def test_a_root_is_the_models_and_its_formats() -> None:
 def test_a_root_is_the_same_in_another_process() -> None:
     """Whatever the order of its hashes."""
     code = "import tests.plan.test_kv_identity as t; print(t.root().hex())"
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "7"}, check=True, capture_output=True,
         text=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    assert told.stdout.strip() == root().hex()
+    assert reported.stdout.strip() == root().hex()
 
 
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_a_folder_whose_weights_are_others_has_another_root(place: str, tmp_path: Path) -> None:
+def test_other_weights_have_another_root(place: str, tmp_path: Path) -> None:
     """A change of one byte of one tensor, with the file's size and time as they were, too."""
     copy = tmp_path / "copy"
     shutil.copytree(TALE, copy, copy_function=shutil.copy2)
@@ -79,7 +79,7 @@ def test_a_folder_whose_weights_are_others_has_another_root(place: str, tmp_path
 
 
 def test_a_file_that_was_written_again_has_another_root(tmp_path: Path) -> None:
-    """Not every byte is looked at, so what changed between those that are shows in the time alone."""
+    """Only some bytes are read; other changes are detected by the file's time alone."""
     copy = tmp_path / "copy"
     shutil.copytree(TALE, copy, copy_function=shutil.copy2)
     file = Checkpoint(copy).paths()[0]

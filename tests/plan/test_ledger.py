@@ -16,24 +16,24 @@ MakeSpec = Callable[..., ModelSpec]
 MakeMachine = Callable[..., Machine]
 
 
-def book_of(spec: ModelSpec, machine: Machine, **options: object) -> Ledger:
+def ledger_of(spec: ModelSpec, machine: Machine, **options: object) -> Ledger:
     return ledger(spec, resolve(EngineConfig.from_kwargs(model="m", **options), spec, machine))
 
 
 def test_tinyllama_by_hand(known_specs: dict[str, tuple[ModelSpec, int]], make_machine: MakeMachine) -> None:
     spec, parameters = known_specs["TinyLlama-1.1B"]
-    book = book_of(spec, make_machine(64 * GIB, ("amx_bf16",)), kv_cache_memory="1GiB")
-    assert book.parameters == parameters and book.weight_bytes == 2 * parameters
-    assert book.kv_token_bytes == 22 * 2 * 4 * 64 * 2 == 22_528
-    assert book.kv_per_sequence.bytes == 2048 * 22_528
-    assert book.kv_pool_bytes == GIB // (16 * 22_528) * 16 * 22_528
+    costs = ledger_of(spec, make_machine(64 * GIB, ("amx_bf16",)), kv_cache_memory="1GiB")
+    assert costs.parameters == parameters and costs.weight_bytes == 2 * parameters
+    assert costs.kv_token_bytes == 22 * 2 * 4 * 64 * 2 == 22_528
+    assert costs.kv_per_sequence.bytes == 2048 * 22_528
+    assert costs.kv_pool_bytes == GIB // (16 * 22_528) * 16 * 22_528
     embeddings = 512 * 2048 * 4 + 64 * 2048 * 8
     layers, logits = 512 * (3 * 2048 + 2560 + 2048 + 3 * 5632) * 2, 64 * 2 * 32000 * 4
     # Keys and values of 2^24 elements, the last blocks of 64 sequences, and 2^24 logits with their softmax and masks.
     scratch = (1 << 24) * (4 + 4 + 2) + 64 * 16 * 256 * 2 * 4 + (1 << 24) // 32 * (32 * 2 * 4 + 12)
     scored = 512 * 32000 * (4 + 2) + (1 << 22) * 16
-    assert book.activation_bytes == layers + scratch + logits + scored + embeddings
-    assert book.total == book.weight_bytes + book.kv_pool_bytes + book.activation_bytes
+    assert costs.activation_bytes == layers + scratch + logits + scored + embeddings
+    assert costs.total == costs.weight_bytes + costs.kv_pool_bytes + costs.activation_bytes
 
 
 @pytest.mark.parametrize(
@@ -43,27 +43,35 @@ def test_tinyllama_by_hand(known_specs: dict[str, tuple[ModelSpec, int]], make_m
 def test_kv_bytes_per_token_of_public_models(
     known_specs: dict[str, tuple[ModelSpec, int]], make_machine: MakeMachine, name: str, token_bytes: int
 ) -> None:
-    book = book_of(known_specs[name][0], make_machine(256 * GIB), dtype="bfloat16")
-    assert book.kv_token_bytes == token_bytes
+    costs = ledger_of(known_specs[name][0], make_machine(256 * GIB), dtype="bfloat16")
+    assert costs.kv_token_bytes == token_bytes
 
 
 def test_each_group_has_its_lines(make_spec: MakeSpec, make_machine: MakeMachine) -> None:
     spec = make_spec((None, 32, 32), kv_heads=(1, 2, 2))
-    book = book_of(spec, make_machine(GIB), max_num_batched_tokens=64)
-    assert [(line.name, line.bytes) for line in book.kv_per_token] == [
+    costs = ledger_of(spec, make_machine(GIB), max_num_batched_tokens=64)
+    assert [(line.name, line.bytes) for line in costs.kv_per_token] == [
         ("full", 2 * 8 * 4),
         ("window-32", 2 * 2 * 2 * 8 * 4),
     ]
-    assert "1 layers" in book.kv_per_token[0].how and "all tokens" in book.kv_per_token[0].how
-    assert "the last 32 tokens" in book.kv_per_token[1].how
-    assert [line.name for line in book.kv_pools] == ["full", "window-32"]
-    for lines in (book.weights, book.kv_per_token, (book.kv_per_sequence,), book.kv_pools, book.activations):
+    assert "1 layers" in costs.kv_per_token[0].how and "all tokens" in costs.kv_per_token[0].how
+    assert "the last 32 tokens" in costs.kv_per_token[1].how
+    assert [line.name for line in costs.kv_pools] == ["full", "window-32"]
+    for lines in (
+        costs.weights,
+        costs.kv_per_token,
+        (costs.kv_per_sequence,),
+        costs.kv_pools,
+        costs.activations,
+    ):
         assert all(line.how and line.bytes >= 0 for line in lines)
 
 
-def test_streaming_may_be_put_in_before_or_not(make_spec: MakeSpec, make_machine: MakeMachine) -> None:
+def test_the_ledger_is_the_same_with_streaming_applied_before(
+    make_spec: MakeSpec, make_machine: MakeMachine
+) -> None:
     spec = make_spec()
     resolved = resolve(EngineConfig("m", attention_sinks=4, sliding_window=32), spec, make_machine())
-    book = ledger(spec, resolved)
-    assert book == ledger(streaming_spec(spec, 4, 32), resolved)
-    assert "the last 32 tokens and the first 4" in book.kv_per_token[0].how
+    costs = ledger(spec, resolved)
+    assert costs == ledger(streaming_spec(spec, 4, 32), resolved)
+    assert "the last 32 tokens and the first 4" in costs.kv_per_token[0].how

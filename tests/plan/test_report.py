@@ -33,15 +33,15 @@ def test_sections_hold_everything(
 ) -> None:
     spec = make_spec((None, 32))
     resolved = resolve(EngineConfig("tale"), spec, make_machine())
-    book = ledger(spec, resolved)
+    costs = ledger(spec, resolved)
     settings = section(text, "Settings")
     assert [line.split()[0] for line in settings] == [name for name, _, _ in resolved.explain()]
     for line, (_, _, reason) in zip(settings, resolved.explain(), strict=True):
         assert line.endswith(reason)
     memory = "\n".join(section(text, "Memory"))
-    for line in (*book.weights, *book.kv_pools, *book.kv_per_token, *book.activations):
+    for line in (*costs.weights, *costs.kv_pools, *costs.kv_per_token, *costs.activations):
         assert line.name in memory and line.how in memory and format_bytes(line.bytes) in memory
-    assert format_bytes(book.total) in memory
+    assert format_bytes(costs.total) in memory
     assert any("2 (1 full, 1 window-32)" in line for line in section(text, "Model"))
 
 

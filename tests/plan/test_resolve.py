@@ -112,7 +112,7 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ASKED_FOR)
-def test_what_was_asked_for_is_what_is_used(decide: Decide, name: str) -> None:
+def test_requested_values_are_used(decide: Decide, name: str) -> None:
     value, more = ASKED_FOR[name]
     resolved = decide(**{name: value}, **more)
     assert getattr(resolved, name) == value
@@ -295,7 +295,7 @@ def test_a_length_asked_for_may_take_more_than_the_share(decide: Decide, make_sp
         (GIB, {"num_kv_blocks": 10**6}, ("num_kv_blocks 1000000 does not fit", "lower --num-kv-blocks")),
     ],
 )
-def test_too_little_memory_says_how_much_and_what_to_turn(
+def test_too_little_memory_names_the_need_and_the_option(
     decide: Decide, memory: int, options: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     text = refusal(decide, memory, **options)
@@ -363,9 +363,9 @@ def test_never_more_than_the_memory_and_always_one_longest_sequence(
         assert "\n" not in str(error)
         return
     assert resolve(config, spec, machine) == resolved
-    book = ledger(spec, resolved)
-    assert book.total <= memory
-    assert book.kv_pool_bytes == resolved.kv_cache_memory
+    costs = ledger(spec, resolved)
+    assert costs.total <= memory
+    assert costs.kv_pool_bytes == resolved.kv_cache_memory
     if config.kv_cache_bytes is not None:
         assert resolved.kv_cache_memory <= config.kv_cache_bytes
     demands = kv_demands(

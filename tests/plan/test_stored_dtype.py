@@ -82,7 +82,7 @@ def widened(folder: Path, restored: Restored) -> Path:
     return wide
 
 
-def test_what_the_files_hold_counts_and_not_what_the_config_says(restored: Restored) -> None:
+def test_stored_types_override_the_config(restored: Restored) -> None:
     for stored, named in (("float32", "bfloat16"), ("float16", "float32"), ("bfloat16", "float16")):
         resolved = surveyed(restored(stored, named=named), dtype="float32").resolved
         assert (resolved.dtype, resolved.weights_dtype) == ("float32", stored), named

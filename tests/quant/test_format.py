@@ -87,7 +87,7 @@ def test_bytes_by_hand() -> None:
     assert parse_format("int8-channel").bits_per_weight == BF16.bits_per_weight / 2 == 8
 
 
-def test_descriptions_tell_formats_apart() -> None:
+def test_descriptions_are_unique() -> None:
     named = [parse_format(name) for name in ("int8", "int4", "int4-asym", "int4-a16", "int4-g32")]
     assert len({one.describe() for one in (*named, *FLOAT_FORMATS.values())}) == 9
     assert list(FLOAT_FORMATS) == ["f32", "bf16", "bf16-a32", "f16"]

@@ -1,4 +1,4 @@
-"""The samplers that must give the same, behind the interface of the torch one: logits as tensors, states by `start`."""
+"""The samplers under test, with the interface of the torch one: logits as tensors, states by `start`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two servers: a counting engine behind an app in this process, and the bundled model behind `headrace serve`."""
+"""Two servers: an app with a counting engine in this process, and `headrace serve` with the bundled model."""
 
 from __future__ import annotations
 

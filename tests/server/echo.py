@@ -21,7 +21,7 @@ TURNS = (
     "{% endif %}"
 )
 TEMPLATES = {
-    # What tells the formats apart stands in each template, where no prompt shows it.
+    # The text by which formats are detected is in each template, where no prompt shows it.
     "hermes": "{# <tool_call> <think> #}{{ '<|begin|>' }}{{ tools | tojson if tools else '' }}" + TURNS,
     "effort": "{{ '<|begin|>' }}{{ reasoning_effort }}/{{ enable_thinking }}" + TURNS,
     "trims": "{{ '<|begin|>' }}"

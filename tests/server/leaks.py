@@ -1,4 +1,4 @@
-"""Looks for the server's inside in what it tells callers."""
+"""Finds internals of the server in texts for callers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAKS = {
 
 
 def leaks(text: str) -> list[str]:
-    """What a text tells that it should not, each with the place."""
+    """Internals that a text reveals, each with the place."""
     found = []
     for what, pattern in LEAKS.items():
         match = pattern.search(text)

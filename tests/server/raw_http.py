@@ -14,7 +14,7 @@ from tests.waiting import LONG_S
 
 @dataclass(frozen=True)
 class Answer:
-    """`closed`: the server ended the connection behind it."""
+    """`closed`: the server closed the connection after it."""
 
     status: int
     headers: dict[str, str]
@@ -57,9 +57,9 @@ def read_all(caller: socket.socket) -> bytes:
 def answer(caller: socket.socket) -> Answer:
     """The answer to a request; its length must be announced."""
     head = b""
-    while not head.endswith(b"\r\n\r\n"):  # byte by byte: another answer may come behind this one
+    while not head.endswith(b"\r\n\r\n"):  # byte by byte: another answer may follow this one
         piece = caller.recv(1)
-        assert piece, f"the connection ended behind {head!r}"
+        assert piece, f"the connection ended after {head!r}"
         head += piece
     first, *lines = head.decode().strip().split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}

@@ -40,7 +40,7 @@ BASE: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5]},
 }
 BESIDE: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}, "messages": {"prompt": None}}
-"""What a field needs to be looked at."""
+"""Other fields that a field needs to be validated."""
 
 OTHER = {
     "model": "the model '",
@@ -112,17 +112,17 @@ def faults(server: TinyServer, path: str, tried: Iterable[Case]) -> list[str]:
         status, error = ask(
             server, path, case.put_into({**BASE[path], **known(path, BESIDE.get(case.field, {}))})
         )
-        told = str(error.get("message", ""))
+        message = str(error.get("message", ""))
         if case.allowed:
             other = OTHER.get(case.field)
-            if status != 200 and not (other and status in (400, 404, 429, 504) and re.search(other, told)):
-                found.append(f"{path} {case} is refused: {status} {told[:200]}")
+            if status != 200 and not (other and status in (400, 404, 429, 504) and re.search(other, message)):
+                found.append(f"{path} {case} is refused: {status} {message[:200]}")
         elif status != 400:
-            found.append(f"{path} {case} is not refused: {status} {told[:200]}")
+            found.append(f"{path} {case} is not refused: {status} {message[:200]}")
         elif error.get("param") != case.field and not re.search(
-            f"{case.field}|{ALSO.get(case.field, '$^')}", told
+            f"{case.field}|{ALSO.get(case.field, '$^')}", message
         ):
-            found.append(f"{path} {case} is refused without its name: {told[:200]}")
+            found.append(f"{path} {case} is refused without its name: {message[:200]}")
     return found
 
 
@@ -152,14 +152,14 @@ def by_hand(path: str, server: TinyServer) -> list[str]:
 
 
 @pytest.mark.parametrize("path", BASE)
-def test_what_is_bounded_by_hand(roomy: TinyServer, path: str) -> None:
+def test_explicitly_bounded_fields(roomy: TinyServer, path: str) -> None:
     for name in by_hand(path, roomy):
         for fields in WITHIN.get(f"{path} {name}", WITHIN.get(name, [])):
             status, error = ask(roomy, path, BASE[path] | known(path, fields))
-            told = str(error.get("message"))
+            message = str(error.get("message"))
             assert status == 200 or (
-                status in (400, 429) and re.search(f"{NO_GRAMMARS}|{TOO_LONG}|context holds", told)
-            ), (path, name, told[:300])
+                status in (400, 429) and re.search(f"{NO_GRAMMARS}|{TOO_LONG}|context holds", message)
+            ), (path, name, message[:300])
         for fields, words in BEYOND.get(f"{path} {name}", BEYOND.get(name, ())):
             status, error = ask(roomy, path, BASE[path] | known(path, fields))
             assert status == 400 and re.search(words, error["message"]), (path, name, status, error)
@@ -182,7 +182,7 @@ def forgotten(app: FastAPI) -> set[str]:
     return found
 
 
-def test_nothing_is_without_a_bound(roomy: TinyServer) -> None:
+def test_every_field_is_bounded(roomy: TinyServer) -> None:
     assert forgotten(roomy.app) == set()
     known = {name.rpartition(" ")[2] for name in BEYOND}
     assert known == {name for path in BASE for name in by_hand(path, roomy)}
@@ -193,7 +193,7 @@ def test_nothing_is_without_a_bound(roomy: TinyServer) -> None:
 
 
 class Planted(CompletionRequest):
-    """Numbers, lists and objects that somebody forgot to bound, beside one that is not."""
+    """Numbers, lists and objects without a bound, and one with a bound."""
 
     limit: int | None = None
     least: Annotated[int, Field(ge=0)] | None = None

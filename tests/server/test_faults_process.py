@@ -113,7 +113,7 @@ def test_an_engine_that_dies_or_hangs(number: signal.Signals, timeout: str) -> N
         assert server.process.poll() is None
 
 
-def test_ends_of_the_server_take_the_engine_along() -> None:
+def test_the_engine_ends_with_the_server() -> None:
     for stopped in (False, True):
         with served() as server:
             readers(server, 4)
@@ -133,7 +133,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def test_the_process_that_tries_out_grammars_ends_too() -> None:
+def test_the_grammar_process_ends_too() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     answer_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     for victim in ("server", "engine"):
@@ -224,7 +224,7 @@ def test_a_thread_that_cannot_be_stopped() -> None:
             server.process.terminate()
             assert server.process.wait(LONG_S) == 0
             assert time.monotonic() - started >= 1
-            assert read_all(caller) == b""  # nobody waited for the tokenizer
+            assert read_all(caller) == b""  # the shutdown did not wait for the tokenizer
         until(lambda: not alive(engine))
 
 
@@ -272,8 +272,8 @@ def comes_up(port: int) -> bool:
     "redirection", ["> /dev/full 2> /dev/full", "2>&1 | head -1 > /dev/null", "< /dev/null >&- 2>&-"],
     ids=["disk full", "reader gone", "closed"],
 )  # fmt: skip
-def test_nobody_takes_its_output(redirection: str) -> None:
-    """The service goes on, and its exit code says that all is well."""
+def test_output_that_is_never_read(redirection: str) -> None:
+    """The server continues, and its exit code is 0."""
     port = free_port()
     words = f"{' '.join(COMMAND)} tale --port {port} --num-threads 1 --log-level info"
     script = f"set -o pipefail; {words} {redirection}"

@@ -1,4 +1,4 @@
-"""Thousands of broken bodies: each is refused as the caller's fault, tells nothing of the inside, changes nothing."""
+"""Thousands of broken bodies: each is refused as a client error, reveals no internals, changes nothing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PROMPT = {"prompt": "Once upon a time there was", "temperature": 0.0, "max_token
 class Verdict:
     case: Case
     status: int
-    told: str  # error text, in the body or in events
+    reported: str  # error text, in the body or in events
 
 
 def post(client: httpx.Client, case: Case) -> Verdict:
     answer = client.post(case.path, content=case.raw, headers={"Content-Type": case.content_type})
-    told = answer.text if answer.status_code >= 400 else "\n".join(errors_in(answer.text))
-    return Verdict(case, answer.status_code, told)
+    reported = answer.text if answer.status_code >= 400 else "\n".join(errors_in(answer.text))
+    return Verdict(case, answer.status_code, reported)
 
 
 def errors_in(stream: str) -> list[str]:
@@ -56,13 +56,13 @@ def faults(verdict: Verdict) -> list[str]:
     found = []
     if not (verdict.status == 200 or 400 <= verdict.status < 500):
         found.append(f"status {verdict.status}")
-    if '"internal_error"' in verdict.told or '"engine_dead"' in verdict.told:
+    if '"internal_error"' in verdict.reported or '"engine_dead"' in verdict.reported:
         found.append("a failure of the server")
-    # What a caller sent may be quoted; none of the bodies holds anything that looks like the inside.
-    found += leaks(verdict.told)
+    # What a caller sent may be quoted; none of the bodies holds anything that resembles internals.
+    found += leaks(verdict.reported)
     if verdict.status >= 400:
         try:
-            error = json.loads(verdict.told)["error"]
+            error = json.loads(verdict.reported)["error"]
             if verdict.case.path.startswith("/api/"):  # Ollama's form
                 error = {"message": error, "type": "any"}
             if not (isinstance(error["message"], str) and error["message"] and error["type"]):
@@ -77,7 +77,7 @@ def test_every_route_that_takes_a_body_is_fuzzed(tiny: TinyServer) -> None:
     assert routes == set(BODIES)
 
 
-def test_broken_bodies_are_the_callers_fault(tale: ServeProcess) -> None:
+def test_broken_bodies_are_client_errors(tale: ServeProcess) -> None:
     engine = tale.descendants()
     with httpx.Client(base_url=tale.url, timeout=60) as client:
         before = recorded(client)
@@ -85,7 +85,7 @@ def test_broken_bodies_are_the_callers_fault(tale: ServeProcess) -> None:
             verdicts = list(pool.map(lambda case: post(client, case), cases(COUNT, seed=4)))
         after = recorded(client)
     wrong = [
-        f"{verdict.case.path} #{verdict.case.number} {verdict.case.raw[:300]!r}: {found} {verdict.told[:300]}"
+        f"{verdict.case.path} #{verdict.case.number} {verdict.case.raw[:300]!r}: {found} {verdict.reported[:300]}"
         for verdict in verdicts
         if (found := faults(verdict))
     ]
@@ -98,7 +98,7 @@ def test_broken_bodies_are_the_callers_fault(tale: ServeProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         "cannot read /home/somebody/model.safetensors",
         "File \"engine.py\", line 3, in step",
@@ -108,8 +108,8 @@ def test_broken_bodies_are_the_callers_fault(tale: ServeProcess) -> None:
         "headrace.core.engine said no",
     ],
 )  # fmt: skip
-def test_the_check_finds_a_planted_leak(told: str) -> None:
-    body = json.dumps(errors.error_body(told, 400))
+def test_the_check_finds_a_planted_leak(reported: str) -> None:
+    body = json.dumps(errors.error_body(reported, 400))
     assert faults(Verdict(Case(0, "/", b""), 400, body))
 
 
@@ -126,13 +126,13 @@ INSIDE = "the file /home/somebody/secret.py failed at 0x7f3a2b1c4d50"
 
 @pytest.mark.parametrize("error", [RuntimeError(INSIDE), HeadraceError(INSIDE), EngineDead(INSIDE)])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_failures_of_the_server_tell_nothing_of_the_inside(error: Exception, streamed: bool) -> None:
+def test_server_errors_reveal_no_internals(error: Exception, streamed: bool) -> None:
     """Planted in a route of an app that answers errors as ours does."""
     app = FastAPI()
     errors.install(app)
 
     class Failing:
-        """A source that fails behind its first item."""
+        """A source that fails after its first item."""
 
         waiting, exhausted = True, False
         items = iter([[1]])
@@ -161,7 +161,7 @@ def test_failures_of_the_server_tell_nothing_of_the_inside(error: Exception, str
     assert leaks(answer.text) == []
 
 
-def test_failures_of_the_engine_tell_nothing_of_the_inside(doomed: TinyServer) -> None:
+def test_engine_errors_reveal_no_internals(doomed: TinyServer) -> None:
     failed = doomed.http.post("/v1/completions", json={"prompt": [FAIL], "max_tokens": 2})
     assert failed.status_code == 500 and leaks(failed.text) == [], failed.text
     crashed = doomed.http.post("/v1/completions", json={"prompt": [CRASH], "max_tokens": 2})

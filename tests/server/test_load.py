@@ -149,8 +149,8 @@ def check_load(served: ServeProcess, clients: int, seconds: float) -> tuple[Row,
     after = metrics(served)
     assert counted(row), [outcome.reason for outcome in loaded.outcomes if outcome.reason][:5]
     assert row.values["answered"] > clients / 4
-    told = after.value("generation_tokens_total") - before.value("generation_tokens_total")
-    assert told == row.values["output_tokens"], "tokens were lost on the way"
+    counted_tokens = after.value("generation_tokens_total") - before.value("generation_tokens_total")
+    assert counted_tokens == row.values["output_tokens"], "tokens were lost on the way"
     within = after.share_within("event_loop_lag_seconds", LAG_S, before)
     starved = (starved_s(served.process.pid) - waited) / loaded.wall_s
     assert after.value("num_requests_running") + after.value("num_requests_waiting") == 0
@@ -204,16 +204,16 @@ def test_the_check_notices_a_loop_that_is_blocked() -> None:
     try:
         loop_thread = tiny.call(native_id())
 
-        def look() -> tuple[ServerMetrics, float]:
+        def sample() -> tuple[ServerMetrics, float]:
             return ServerMetrics(tiny.http.get("/metrics").text), starved_s(loop_thread)
 
-        before, waited = look()
+        before, waited = sample()
         start = time.monotonic()
         for _ in range(8):
             tiny.loop.call_soon_threadsafe(time.sleep, 0.2)
             time.sleep(0.22)
         wall = time.monotonic() - start
-        after, later = look()
+        after, later = sample()
     finally:
         tiny.close()
     assert not quick(after.share_within("event_loop_lag_seconds", LAG_S, before), (later - waited) / wall)
@@ -237,8 +237,8 @@ def test_shares_of_a_histogram() -> None:
         seen.share_within("event_loop_lag_seconds", 0.07)
 
 
-def test_no_stream_ends_because_bytes_were_about_to_leave() -> None:
-    """Whether callers read is looked at again and again; what is written at the end of the turn is not unread."""
+def test_unflushed_bytes_do_not_count_as_a_slow_reader() -> None:
+    """The server checks repeatedly whether clients read; bytes written at the end of the turn are not unread."""
     tiny = TinyServer(ConnectionLimits(slow_reader_timeout_s=0.05))
     try:
         row = row_of({}, closed(tiny.url, clients=16, seconds=2.0, tokens=8), None)
@@ -247,7 +247,7 @@ def test_no_stream_ends_because_bytes_were_about_to_leave() -> None:
     assert counted(row) and row.values["answered"] > 100
 
 
-def test_a_closed_load_waits_as_long_as_the_server_says(tiny: TinyServer) -> None:
+def test_a_closed_load_obeys_retry_after(tiny: TinyServer) -> None:
     """The engine takes 64 at once: among 80 clients some are refused, and none of them hammers."""
     loaded = closed(tiny.url, clients=80, seconds=1.0, tokens=60)
     row = row_of({}, loaded, None)

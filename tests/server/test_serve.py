@@ -107,7 +107,7 @@ def test_a_taken_port(tale: ServeProcess, capsys: pytest.CaptureFixture[str]) ->
         (["--batching", "never"], "batching must be one of"),
     ],
 )
-def test_options_that_cannot_be(
+def test_invalid_options_are_refused(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "tale", *arguments]) == 1
@@ -115,7 +115,7 @@ def test_options_that_cannot_be(
     assert error.startswith(f"headrace: error: {sentence}") and error.count("\n") == 1
 
 
-def test_a_model_that_is_not_there() -> None:
+def test_a_missing_model() -> None:
     outcome = subprocess.run(
         [sys.executable, "-m", "headrace", "serve", "no-such-model", "--port", "0"],
         capture_output=True, text=True, timeout=60,
@@ -178,5 +178,5 @@ def test_a_signal_while_the_model_loads() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.1, 0.15, 0.2, 0.25, 0.3, 0.35])
-def test_no_signal_of_the_start_is_lost(delay_s: float) -> None:
+def test_no_signal_during_the_start_is_lost(delay_s: float) -> None:
     assert _interrupted(delay_s)[0] in (0, 130)

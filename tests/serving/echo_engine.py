@@ -19,7 +19,7 @@ COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
 
 class EchoExecutor(TinyExecutor):
-    """Answers with the tokens between the prompt's last <|user|> and the <|end|> behind it."""
+    """Answers with the tokens between the prompt's last <|user|> and the next <|end|>."""
 
     def __init__(self, step_s: float = 0.0, token_s: float = 0.0) -> None:
         super().__init__(step_s, token_s)

@@ -1,4 +1,4 @@
-"""A real engine over an executor that counts: the token behind t is t + 1. Run as a script, it is an engine process.
+"""A real engine over an executor that counts: the token after t is t + 1. Run as a script, it is an engine process.
 
 Some token ids in a prompt make things go wrong, see the constants.
 """

@@ -70,7 +70,7 @@ def test_texts_token_by_token(any_tokenizer: Tokenizer, texts: list[str]) -> Non
         check_stream(any_tokenizer, [[i] for i in any_tokenizer.encode(text)], True)
 
 
-def test_continuations_go_on_after_the_prompt(any_tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_continuations_follow_the_prompt(any_tokenizer: Tokenizer, texts: list[str]) -> None:
     prompt = any_tokenizer.encode(PROMPT)
     before = any_tokenizer.decode(prompt)
     for text in [" water sang", "re was", *texts]:
@@ -94,7 +94,7 @@ def test_first_words_keep_their_space_only_after_a_prompt(
     assert IncrementalDetokenizer(sentencepiece, False, prompt_ids=bos).push(ids) == " mill"
 
 
-def test_characters_come_whole(byte_level: Tokenizer) -> None:
+def test_characters_are_never_split(byte_level: Tokenizer) -> None:
     family = "👨‍👩‍👧"
     raw = family.encode()
     ids = [byte_level._backend.token_to_id(chr(_letter(b))) for b in raw]
@@ -104,7 +104,7 @@ def test_characters_come_whole(byte_level: Tokenizer) -> None:
     assert increments[:4] == ["", "", "", "👨"]
 
 
-def test_invalid_bytes_show_when_they_are_known(byte_level: Tokenizer) -> None:
+def test_invalid_bytes_are_shown_once_certain(byte_level: Tokenizer) -> None:
     ids = [byte_level._backend.token_to_id(chr(_letter(b))) for b in b"\xe2\x82A\xffB\xf0\x9f"]
     stream = IncrementalDetokenizer(byte_level)
     assert [stream.push([i]) for i in ids] == ["", "", "\ufffdA", "\ufffd", "B", "", ""]

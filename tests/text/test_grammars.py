@@ -105,7 +105,7 @@ def test_texts_of_random_schemas_fit_them(compiler: GrammarCompiler, tokenizer: 
     assert fits(json.loads(text), schema), (schema, text)
 
 
-def test_the_checker_of_these_tests_tells_wrong_from_right() -> None:
+def test_the_checker_of_these_tests_finds_wrong_texts() -> None:
     assert fits([1], {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 1})
     wrong: list[tuple[Any, dict[str, Any]]] = [
         ("abc", {"type": "string", "maxLength": 2}),

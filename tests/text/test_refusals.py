@@ -9,7 +9,7 @@ from headrace.errors import InvalidParams
 from headrace.text.grammar_store import MAX_REFUSED, REMEMBERED_S, GrammarStore, Refusals
 
 
-def test_the_oldest_is_forgotten_first_and_all_of_them_in_time() -> None:
+def test_refusals_are_bounded_and_expire() -> None:
     now = 0.0
     refusals = Refusals(lambda: now)
     for i in range(MAX_REFUSED + 1):
@@ -34,7 +34,7 @@ def test_a_long_source_is_not_kept() -> None:
     assert all(len(key) == 32 for key in refusals._reasons)
 
 
-def test_a_store_says_so_before_it_compiles_anything() -> None:
+def test_a_store_refuses_before_it_compiles() -> None:
     store = GrammarStore(None, 2048, frozenset({1}))  # could compile nothing
     store.refuse(Grammar("regex", "a"), "too large")
     for ask in (store.known, store.get):

@@ -82,7 +82,7 @@ def test_lone_surrogates_and_other_types_are_refused(any_tokenizer: Tokenizer) -
         any_tokenizer.encode(b"abc")  # type: ignore[arg-type]
 
 
-def test_ids_without_a_token_are_no_text(any_tokenizer: Tokenizer) -> None:
+def test_ids_without_a_token_decode_to_nothing(any_tokenizer: Tokenizer) -> None:
     odd = [-1, any_tokenizer.vocab_size, 2**31, 2**40, -(2**70)]
     ids = any_tokenizer.encode("the wheel")
     assert any_tokenizer.decode([*odd, *ids, *odd]) == any_tokenizer.decode(ids)

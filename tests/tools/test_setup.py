@@ -55,7 +55,7 @@ def run(
 @pytest.mark.parametrize(
     ("command", "said"), [("make demo", "Interrupt"), ("tools/setup.sh server", "setup: interrupted")]
 )
-def test_ctrl_c_ends_set_up_with_one_line(checkout: Path, command: str, said: str):
+def test_ctrl_c_ends_the_setup_with_one_line(checkout: Path, command: str, said: str):
     status, lines = run(checkout, *command.split(), interrupt_at="creating .venv")
     assert status == -signal.SIGINT  # a shell reports 130
     _, line = lines
@@ -82,7 +82,7 @@ def test_a_moved_checkout_is_set_up_again(checkout: Path):
 
 @pytest.fixture
 def read_only() -> Iterator[Path]:
-    """A checkout in which the user of the test, or where that is root, nobody may write."""
+    """A checkout in which the user of the test, or where that is root, no user may write."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     checkout = copy_of_the_tree(folder)

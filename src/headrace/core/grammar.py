@@ -1,4 +1,4 @@
-"""What an output must look like: a kind of grammar and its source, checked for size and shape, not yet compiled."""
+"""The form of an output: a kind of grammar and its source, checked for size and shape, not yet compiled."""
 
 from __future__ import annotations
 

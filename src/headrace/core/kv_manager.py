@@ -171,15 +171,15 @@ class KVManager:
         end_block = -(-end // self.block_size)
         if self._has_room(request, end_block):
             return True
-        wanted: list[tuple[int, list[int]]] = []
+        needed_blocks: list[tuple[int, list[int]]] = []
         for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
             self._drop(group, table, request.num_computed)
             shared = self._shared(request, group) if end > request.num_stored else []
             new = max(0, end_block - table.logical_len)
             if new + len(shared) > pool.num_free:
                 return False
-            wanted.append((new, shared))
-        for group, (new, shared) in enumerate(wanted):
+            needed_blocks.append((new, shared))
+        for group, (new, shared) in enumerate(needed_blocks):
             pool, table = self.pools[group], request.tables[group]
             for entry in shared:
                 source, target = table.live[entry], pool.allocate()

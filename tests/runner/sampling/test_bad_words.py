@@ -1,4 +1,4 @@
-"""Bad words: what would complete one is banned, by every sampler, in any company, and behind drafts."""
+"""Bad words: tokens that would complete one are banned, by every sampler, in any batch, and after drafts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def state_of(
     return state
 
 
-def test_what_completes_a_word_is_what_a_search_finds() -> None:
+def test_banned_tokens_equal_a_search() -> None:
     picked = random.Random(0)
     found = 0
     for _ in range(500):
@@ -65,7 +65,7 @@ def test_what_completes_a_word_is_what_a_search_finds() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_bad_word_comes_in_any_company(make_sampler: Make, kind: dict[str, Any]) -> None:
+def test_no_bad_word_occurs_in_any_batch(make_sampler: Make, kind: dict[str, Any]) -> None:
     """Forty tokens of nine sequences, four of them with bad words, one by one and all together."""
     logits = torch.randn(40, 9, VOCAB, generator=torch.Generator().manual_seed(7)) * 2
     logits[:, :, 1:3] += 2.5  # so that words would come
@@ -82,16 +82,16 @@ def test_no_bad_word_comes_in_any_company(make_sampler: Make, kind: dict[str, An
                 states[index].extend((token,))
         return outputs
 
-    everyone = range(9)
-    free, held = run(everyone, ()), run(everyone, WORDS)
+    all_rows = range(9)
+    free, held = run(all_rows, ()), run(all_rows, WORDS)
     assert all(holds(WORDS, free[row]) for row in (1, 3, 5, 7))
     assert not any(holds(WORDS, held[row]) for row in (1, 3, 5, 7))
     assert [held[row] for row in (0, 2, 4, 6, 8)] == [free[row] for row in (0, 2, 4, 6, 8)]
-    for row in everyone:
+    for row in all_rows:
         assert run([row], WORDS) == [held[row]]
 
 
-def test_behind_a_draft_and_after_preemption(make_sampler: Make) -> None:
+def test_after_a_draft_and_after_preemption(make_sampler: Make) -> None:
     sampler = make_sampler(VOCAB)
     logits = torch.zeros(1, VOCAB)
     logits[0, 4], logits[0, 6] = 5.0, 4.0
@@ -111,7 +111,7 @@ def test_behind_a_draft_and_after_preemption(make_sampler: Make) -> None:
     assert token(state_of(sampler, prompt=(0, 2, 2), **options)) == 4  # prompts do not count
 
 
-def test_where_nothing_is_left(make_sampler: Make) -> None:
+def test_where_no_token_is_left(make_sampler: Make) -> None:
     sampler = make_sampler(4)
     words = tuple((0, last) for last in range(4))
     rows = [SampleRow(state_of(sampler, output=(0,), bad_words=words)), SampleRow(state_of(sampler))]
@@ -119,7 +119,7 @@ def test_where_nothing_is_left(make_sampler: Make) -> None:
     assert got.errors == {0: NOTHING_LEFT} and got.tokens[0] == NO_TOKEN and got.tokens[1] != NO_TOKEN
 
 
-def test_without_bad_words_nothing_is_looked_at(make_sampler: Make) -> None:
+def test_without_bad_words_nothing_is_searched(make_sampler: Make) -> None:
     sampler = make_sampler(VOCAB)
     plain = state_of(sampler, temperature=0.0)
     assert plain.bad_words is None and not plain.follows_output and plain.draw is Draw.GREEDY

@@ -250,8 +250,8 @@ def test_draws_follow_the_distribution(make_sampler: Make, options: dict[str, fl
     counts = np.bincount(tokens, minlength=vocab_size)
     possible = expected > 0
     assert counts[~possible].sum() == 0
-    wanted = expected[possible] * count
-    chi_square = float(((counts[possible] - wanted) ** 2 / wanted).sum())
+    required = expected[possible] * count
+    chi_square = float(((counts[possible] - required) ** 2 / required).sum())
     assert chi_square < 31.3  # p = 0.001 at 11 degrees of freedom, less with fewer tokens
 
 
@@ -339,7 +339,7 @@ def test_a_narrow_rank_is_exact_above_its_last_value() -> None:
     assert ids[0, :3].tolist() == [1, 4, 5]
 
 
-def test_widths_leave_room_for_a_witness() -> None:
+def test_widths_leave_room_for_one_more_value() -> None:
     for vocab_size in (1, 7, 100, 1000, 32_000):
         for k in (1, 2, 3, 63, 64, 255, 256, 1024, 5000):
             width = first_width(min(k, vocab_size), vocab_size)

@@ -1,4 +1,4 @@
-"""The native sampler against the torch one on vocabularies of real size, alone, in company and on every set."""
+"""The native sampler against the torch one on large vocabularies, alone, in a batch and on every instruction set."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_tokens_equal_those_of_the_torch_sampler(vocab_size: int, spread: float)
             assert [(t, r) for t, _, r in one.top] == [(t, r) for t, _, r in other.top]
 
 
-def test_every_set_and_every_number_of_threads_gives_the_same_in_any_company() -> None:
+def test_every_set_and_number_of_threads_gives_the_same_in_any_batch() -> None:
     vocab_size = 32_003
     rows = rows_of(vocab_size, 1, KINDS)
     logits = logits_of(vocab_size, len(rows), 3.0, seed=5)

@@ -40,7 +40,7 @@ def executor(parts: EngineParts) -> Any:
 
 
 def run(parts: EngineParts, names: str = "abc", **params: Any) -> Ended:
-    """What became of the requests, which run together; no block is left in use."""
+    """The outcome of requests that run together; no block is left in use."""
     engine = parts.engine
     stepper = Stepper(engine, parts.executor, MONOTONIC)
     for name in names:
@@ -85,7 +85,7 @@ def test_an_exception_in_one_row(
     assert run(parts, **params) == expected  # nothing of it is left
 
 
-def test_numbers_that_are_none(parts: EngineParts, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_and_infinite_logits(parts: EngineParts, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN in the logits of one sequence, as from a broken kernel."""
     expected = run(parts)
     forward = executor.model.forward
@@ -107,7 +107,7 @@ def test_numbers_that_are_none(parts: EngineParts, executor: Any, monkeypatch: p
 def test_a_sequence_that_cannot_be_kept(
     parts: EngineParts, executor: Any, monkeypatch: pytest.MonkeyPatch, method: str, error: str
 ) -> None:
-    """The sampling state of one sequence raises, where it is made or where it takes in tokens."""
+    """The sampling state of one sequence raises, where it is created or where it records tokens."""
     expected = run(parts)
     original = getattr(SequenceState, method)
 
@@ -124,7 +124,7 @@ def test_a_sequence_that_cannot_be_kept(
     assert run(parts) == expected
 
 
-def test_what_was_raised_is_in_the_log_alone(
+def test_the_exception_is_only_in_the_log(
     parts: EngineParts, executor: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(executor.sampler, "sample", raising(executor.sampler.sample), raising=False)

@@ -165,7 +165,7 @@ def test_a_plain_greedy_batch_with_bad_rows(make_sampler: Make) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_masks_that_leave_nothing_are_an_error_of_that_row(make_sampler: Make, temperature: float) -> None:
+def test_masks_that_leave_no_token_fail_that_row(make_sampler: Make, temperature: float) -> None:
     sampler = make_sampler(VOCAB)
     nothing = {"allowed_token_ids": (3, 4), "banned_token_ids": (4, 3), "temperature": temperature}
     only_stop = {"allowed_token_ids": (0, 1), "min_tokens": 2, "temperature": temperature}
@@ -201,7 +201,7 @@ def test_token_ids_outside_the_vocabulary_are_refused(make_sampler: Make, option
         state_of(make_sampler(VOCAB), **options)
 
 
-def test_stop_and_prompt_ids_outside_the_vocabulary_do_no_harm(make_sampler: Make) -> None:
+def test_stop_and_prompt_ids_outside_the_vocabulary_are_ignored(make_sampler: Make) -> None:
     sampler = make_sampler(10)
     params = SamplingParams(temperature=0.0, min_tokens=1, repetition_penalty=2.0)
     new = NewSequence(params, (2, 10, 500, 11), 2, 0, frozenset({10, 3}))
@@ -214,7 +214,7 @@ def test_stop_and_prompt_ids_outside_the_vocabulary_do_no_harm(make_sampler: Mak
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}], ids=str)
-def test_stop_ids_wait_for_min_tokens(make_sampler: Make, options: dict[str, Any]) -> None:
+def test_stop_ids_are_banned_before_min_tokens(make_sampler: Make, options: dict[str, Any]) -> None:
     sampler = make_sampler(VOCAB)
     logits = random_logits(1)
     logits[0, 0] = 60.0
@@ -227,9 +227,7 @@ def test_stop_ids_wait_for_min_tokens(make_sampler: Make, options: dict[str, Any
 
 
 @pytest.mark.parametrize("options", EVERY_KIND, ids=str)
-def test_rows_behind_assumed_tokens_equal_steps_one_by_one(
-    make_sampler: Make, options: dict[str, Any]
-) -> None:
+def test_rows_after_assumed_tokens_equal_single_steps(make_sampler: Make, options: dict[str, Any]) -> None:
     draft = (8, 5, 8, 8)
     logits = random_logits(len(draft) + 1, seed=9)
     logits[:, 8] = 1.0 + logits.max()  # the best token, until it has been put out and is penalised

@@ -75,9 +75,7 @@ def packed(rows: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
 # ---- Matchers ----
 
 
-def test_a_grammar_leads_from_its_first_token_to_its_end(
-    grammars: GrammarRunner, tokenizer: Tokenizer
-) -> None:
+def test_a_grammar_from_its_first_token_to_its_end(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
     a, b = (tokenizer.encode(letter, add_special_tokens=False)[-1] for letter in "ab")
     matcher = started(grammars, new(Grammar("regex", "a+b")))
     assert all(set(tokenizer.token_bytes(token)) <= {*b"ab"} for token in allowed(matcher)[0])
@@ -95,7 +93,7 @@ def test_what_follows_the_end_is_not_part_of_the_output(
     assert started(grammars, new(Grammar("regex", "ab"))).advance([*ids, 99, 98]) == len(ids)
 
 
-def test_masks_behind_a_draft_are_those_of_a_sequence_that_put_it_out(
+def test_masks_after_a_draft_equal_those_after_its_output(
     grammars: GrammarRunner, tokenizer: Tokenizer
 ) -> None:
     grammar = Grammar("json_schema", {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}})
@@ -120,7 +118,7 @@ def test_a_draft_that_reaches_the_end_is_taken_back(grammars: GrammarRunner, tok
     assert allowed(matcher) == before and not matcher.done and matcher.error is None
 
 
-def test_end_and_stop_ids_wait_for_min_tokens(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
+def test_end_and_stop_ids_are_banned_before_min_tokens(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
     a = tokenizer.encode("a", add_special_tokens=False)[-1]
     more = started(grammars, new(Grammar("regex", "a+"), [a], min_tokens=3))
     assert EOS not in allowed(more, 2)[0] and EOS in allowed(more, 3)[0]
@@ -130,7 +128,9 @@ def test_end_and_stop_ids_wait_for_min_tokens(grammars: GrammarRunner, tokenizer
     assert ended.done and allowed(ended, 1) == [{EOS}]  # nothing else is left
 
 
-def test_ends_are_ignored_while_anything_else_may_come(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
+def test_ignored_ends_are_banned_while_other_tokens_are_allowed(
+    grammars: GrammarRunner, tokenizer: Tokenizer
+) -> None:
     a = tokenizer.encode("a", add_special_tokens=False)[-1]
     assert EOS in allowed(started(grammars, new(Grammar("regex", "a+"), [a])))[0]
     assert EOS not in allowed(started(grammars, new(Grammar("regex", "a+"), [a], ignore_eos=True)))[0]
@@ -155,7 +155,7 @@ def steps_of(matcher: Matcher, token: int, limit: int) -> int:
     return limit
 
 
-def test_a_grammar_that_takes_ever_longer_is_given_up(
+def test_a_grammar_that_takes_too_long_fails(
     grammars: GrammarRunner, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = tokenizer.encode("a", add_special_tokens=False)[-1]
@@ -166,8 +166,8 @@ def test_a_grammar_that_takes_ever_longer_is_given_up(
     assert steps_of(started(grammars, new(AMBIGUOUS)), a, count + 20) == count + 20  # the budget ended it
 
 
-def test_a_grammar_that_others_have_worn_out_is_followed_all_the_same(tokenizer: Tokenizer) -> None:
-    """Matchers share what they find out, up to a limit; what one gets must not depend on the others."""
+def test_a_grammar_exhausted_by_others_is_still_followed(tokenizer: Tokenizer) -> None:
+    """Matchers share a cache up to a limit; the result of one must not depend on the others."""
     runner = GrammarRunner(GrammarStore(tokenizer, VOCAB, tokenizer.eos_ids))
     grammar = Grammar("regex", ".*a.{300}")
     letters = [tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("a", "b", "e")]
@@ -191,7 +191,7 @@ def test_a_grammar_that_others_have_worn_out_is_followed_all_the_same(tokenizer:
     assert walk(0, Matcher(shared, new(grammar), tokenizer.eos_ids))[1] is not None
 
 
-def test_a_usual_grammar_has_time_enough(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
+def test_an_ordinary_grammar_stays_within_its_time(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
     space = tokenizer.encode('"' + " a" * 40, add_special_tokens=False)
     matcher = started(grammars, new(Grammar("json_schema", {"type": "string"})))
     for step, token in enumerate(space):
@@ -209,7 +209,7 @@ def test_the_end_in_a_choice_of_a_larger_vocabulary(tokenizer: Tokenizer) -> Non
     assert masks.bits.shape == (1, -(-3000 // 32)) and not unpacked(masks.bits)[0, VOCAB:].any()
 
 
-def test_rows_of_a_batch_find_their_masks(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
+def test_rows_of_a_batch_get_their_own_masks(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
     a = tokenizer.encode("a", add_special_tokens=False)[-1]
     first, free, second = (
         SequenceState(sequence, VOCAB, grammars.start(sequence))

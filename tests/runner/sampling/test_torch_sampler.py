@@ -1,4 +1,4 @@
-"""What is torch's own about its sampler: what a call costs, and the plan that it keeps."""
+"""Properties of the torch sampler only: the cost of a call, and its cached plan."""
 
 from __future__ import annotations
 

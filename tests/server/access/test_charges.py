@@ -1,4 +1,4 @@
-"""What keys are charged and what is counted: what was computed, and what answers report. One definition everywhere."""
+"""Charges and counts of keys: computed tokens, and those in answers. One definition everywhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def charged(server: TinyServer, caller: Caller) -> float:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-def test_a_caller_who_leaves_before_the_first_token_pays_for_what_was_computed(path: str) -> None:
+def test_a_disconnect_before_the_first_token_is_charged_for_computed_tokens(path: str) -> None:
     caller = Caller("ann", tokens_per_minute=10_000, admin=True)
     server = TinyServer(traffic=keyed(caller), **SLOW_PREFILL)
     try:
@@ -55,7 +55,7 @@ def test_a_caller_who_leaves_before_the_first_token_pays_for_what_was_computed(p
                 until(lambda before=before: server.stats().scheduler.scheduled_tokens > before + 150)  # type: ignore[misc]
             until(lambda: server.idle)
         scheduler = server.stats().scheduler
-        assert scheduler.output_tokens == 0, "somebody got a token before leaving"
+        assert scheduler.output_tokens == 0, "a client got a token before it left"
         assert 150 * prompts < scheduler.scheduled_tokens < 400 * prompts
         used = server.traffic.usage.of("ann")
         until(lambda: used.prompt_tokens == scheduler.scheduled_tokens)
@@ -70,7 +70,7 @@ def test_a_caller_who_leaves_before_the_first_token_pays_for_what_was_computed(p
         server.close()
 
 
-def test_a_caller_who_leaves_in_the_queue_pays_nothing() -> None:
+def test_a_disconnect_in_the_queue_is_not_charged() -> None:
     server = TinyServer(traffic=keyed(ANN), max_num_seqs=1, step_s=0.01)
     try:
         with send(server, "/v1/completions", {"prompt": [1], "max_tokens": 400}, "ann"):
@@ -128,7 +128,7 @@ def usage_of(answer: httpx.Response, stream: bool) -> dict[str, int]:
     return counts
 
 
-def test_output_beyond_the_estimate_is_charged_while_it_comes() -> None:
+def test_output_beyond_the_estimate_is_charged_as_it_is_generated() -> None:
     caller = Caller("ann", tokens_per_minute=60_000, admin=True)
     server = TinyServer(traffic=keyed(caller), step_s=0.005)
     try:
@@ -149,7 +149,7 @@ def test_output_beyond_the_estimate_is_charged_while_it_comes() -> None:
 
 
 class Waits:
-    """How long requests were told to wait for their key's tokens."""
+    """Waiting times that requests got for their key's tokens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds: list[float] = []
@@ -162,7 +162,7 @@ class Waits:
         monkeypatch.setattr(RateLimiter, "reserve_tokens", noted)
 
 
-def test_a_key_over_its_rate_waits_for_tokens_that_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_over_its_rate_waits_for_a_short_refill(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = Waits(monkeypatch)
     server = TinyServer(traffic=keyed(Caller("ann", tokens_per_minute=1200)))
     try:
@@ -177,7 +177,7 @@ def test_a_key_over_its_rate_waits_for_tokens_that_come_soon(monkeypatch: pytest
         server.close()
 
 
-def test_a_caller_who_leaves_while_waiting_for_tokens_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnect_while_waiting_for_tokens_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = Waits(monkeypatch)
     caller = Caller("ann", tokens_per_minute=600)
     server = TinyServer(traffic=keyed(caller))

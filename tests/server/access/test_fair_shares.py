@@ -79,12 +79,12 @@ def share(served: ServeProcess, until: int) -> float:
 
 
 @pytest.mark.parametrize(("weight", "until"), [(1.0, 36), (3.0, 45)])
-def test_a_greedy_key_starves_nobody(tmp_path: Path, weight: float, until: int) -> None:
+def test_a_heavy_key_starves_no_other(tmp_path: Path, weight: float, until: int) -> None:
     for served in served_with(tmp_path, weight):
         assert share(served, until) == pytest.approx(weight / (1 + weight), rel=0.12)
 
 
-def test_without_the_fair_order_it_does(tmp_path: Path) -> None:
+def test_without_the_fair_order_a_heavy_key_starves_others(tmp_path: Path) -> None:
     """The same race under first come, first served: the modest key gets nothing while the greedy one waits."""
     for served in served_with(tmp_path, 1.0, "--scheduling-policy", "fcfs"):
         with pytest.raises(AssertionError, match="both must still wait"):

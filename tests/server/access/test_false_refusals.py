@@ -1,4 +1,4 @@
-"""Usual traffic against little memory and small limits: whoever can be served soon is served, not refused."""
+"""Ordinary traffic with little memory and small limits: requests that can be served soon are not refused."""
 
 from __future__ import annotations
 

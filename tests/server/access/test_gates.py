@@ -1,4 +1,4 @@
-"""No route goes around the gate: what keeps callers apart and counts them is not left to memory."""
+"""No route bypasses the gate, which separates callers and counts their use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _is_gate(node: ast.AST) -> bool:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.name)
-def test_requests_go_through_the_gate(path: Path) -> None:
+def test_every_request_passes_the_gate(path: Path) -> None:
     if path.name in (GATE, "service.py"):
         return
     found = detours(path.read_text())
@@ -66,10 +66,10 @@ def test_requests_go_through_the_gate(path: Path) -> None:
         "getattr(service.client, 'submit')(new)",
     ],
 )  # fmt: skip
-def test_planted_detours_are_found(source: str) -> None:
+def test_planted_bypasses_are_found(source: str) -> None:
     assert list(detours(f"async def route(service):\n    {source}\n"))
 
 
 @pytest.mark.parametrize("source", ["await service.gate.submit(new)", "state = service.client.state"])
-def test_the_way_that_is_right_is_let_through(source: str) -> None:
+def test_code_that_uses_the_gate_passes(source: str) -> None:
     assert not list(detours(f"async def route(service):\n    {source}\n"))

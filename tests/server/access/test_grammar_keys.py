@@ -1,4 +1,4 @@
-"""Keys take turns at compiling grammars, over HTTP: the name of a key is the user whose turn it is."""
+"""Keys take turns at compiling grammars, over HTTP: the name of a key is the user in the queue."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ async def answered_before(url: str, key: str) -> int:
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
         async def send(number: int) -> None:
-            # The field "user" says somebody else each time, which must not help.
+            # The field "user" differs each time, which must not help.
             schema = {"type": "integer", "multipleOf": 999_983 - 2 * number, "title": key}
-            wanted = body(schema, user=f"user {number}")
-            answer = await client.post("/v1/completions", json=wanted, headers=bearer("greedy"))
+            expected = body(schema, user=f"user {number}")
+            answer = await client.post("/v1/completions", json=expected, headers=bearer("greedy"))
             answers.append(answer.status_code)
 
         flood = [asyncio.ensure_future(send(i)) for i in range(FLOOD)]
@@ -60,9 +60,9 @@ async def answered_before(url: str, key: str) -> int:
 
 
 @pytest.mark.parametrize("key", ["modest", "greedy"])
-def test_a_key_waits_behind_no_grammars_but_its_own(served: ServeProcess, key: str) -> None:
+def test_a_key_waits_only_for_its_own_grammars(served: ServeProcess, key: str) -> None:
     meanwhile = asyncio.run(answered_before(served.url, key))
-    if key == "greedy":  # what everybody would see without turns
+    if key == "greedy":  # the order without turns
         assert meanwhile > FLOOD // 2
     else:
         assert meanwhile <= 2  # a second process may have to start first

@@ -113,7 +113,7 @@ def test_files_that_hold_no_keys(tmp_path: Path, entries: Any, name: str) -> Non
     assert refused(tmp_path, entries, name).startswith("the key file ")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_keys(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -123,12 +123,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_keys(tmp_path / "binary.json")
 
 
-def test_keys_that_cannot_be_told_apart(tmp_path: Path) -> None:
+def test_duplicate_keys_are_refused(tmp_path: Path) -> None:
     assert "same name" in refused(tmp_path, [ANN, BOB | {"name": "ann"}])
     assert "same value" in refused(tmp_path, [ANN, ANN | {"name": "bob"}])
 
 
-def test_how_many_keys_there_may_be(tmp_path: Path) -> None:
+def test_the_number_of_keys_is_bounded(tmp_path: Path) -> None:
     def keys(count: int) -> list[Any]:
         return [{"name": f"k{n}", "key": f"sk-{n:020}"} for n in range(count)]
 

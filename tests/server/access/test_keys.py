@@ -1,4 +1,4 @@
-"""Who may call: every route asks for a key, in constant time, and no key is ever shown."""
+"""Authentication: every route requires a key, checked in constant time, and no key is ever shown."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def answering(app: FastAPI, headers: dict[str, str]) -> set[str]:
 
 
 def unprotected(app: FastAPI) -> set[str]:
-    """Paths that nobody should have without a key."""
+    """Paths that need a key."""
     wrong: Iterable[dict[str, str]] = (
         {},
         {"Authorization": "Bearer sk-wrong"},
@@ -128,7 +128,7 @@ def _is_file(app: FastAPI, path: str) -> bool:
     return not served or all(methods <= {"GET", "HEAD"} for methods in served)
 
 
-def test_every_route_asks_for_a_key(server: TinyServer) -> None:
+def test_every_route_requires_a_key(server: TinyServer) -> None:
     assert unprotected(server.app) == set()
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/usage", "/openapi.json"} <= {
         path for _, path in routes(server.app)
@@ -144,7 +144,7 @@ def test_every_route_asks_for_a_key(server: TinyServer) -> None:
         assert code(server.http.get(path)) == (
             401,
             "invalid_api_key",
-        )  # whether it exists is nobody's business
+        )  # its existence must not be revealed
 
 
 def app_with_keys(server: TinyServer) -> FastAPI:
@@ -232,7 +232,7 @@ class Comparisons:
 
 
 @pytest.mark.parametrize("token", [secret("k0"), secret("k9"), "sk-wrong", "", "x" * 5000])
-def test_every_key_is_compared_whoever_asks(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_key_is_compared_for_every_caller(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of equal length, all of them, by the function that takes the same time for all."""
     ring = KeyRing(keyed(*(Caller(f"k{n}") for n in range(10))).rules.keys.load())
     comparisons = Comparisons(monkeypatch)
@@ -250,13 +250,13 @@ def test_a_search_that_ends_early_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("path", ["/usage", "/metrics", "/live"])
-def test_what_tells_of_others_is_for_administrators(server: TinyServer, path: str) -> None:
+def test_routes_about_other_keys_need_an_administrator(server: TinyServer, path: str) -> None:
     assert code(server.http.get(path, headers=bearer("ann"))) == (403, "not_permitted")
     with server.http.stream("GET", path, headers=bearer("boss")) as answer:
         assert answer.status_code == 200
 
 
-def test_usage_counts_what_clients_saw() -> None:
+def test_usage_equals_the_clients_counts() -> None:
     server = TinyServer(traffic=keyed(ANN, BOSS))
     try:
         seen = [
@@ -283,7 +283,7 @@ def test_usage_counts_what_clients_saw() -> None:
         server.close()
 
 
-def test_usage_counts_what_was_cached_for_callers_who_left() -> None:
+def test_usage_counts_cached_tokens_of_disconnected_clients() -> None:
     server = TinyServer(traffic=keyed(ANN, BOSS), step_s=0.01)
 
     def used() -> dict[str, Any]:
@@ -362,7 +362,7 @@ def test_hangups_while_the_model_loads_do_not_end_the_server(tmp_path: Path) -> 
         assert served.process.wait(30) == 0
 
 
-def test_a_wrong_key_file_is_told_before_the_model_loads(
+def test_a_wrong_key_file_is_reported_before_the_model_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "keys.json"
@@ -391,7 +391,7 @@ def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     [("127.0.0.1", False, False), ("localhost", False, False), ("0.0.0.0", False, True), ("::", False, True),
      ("10.1.2.3", False, True), ("0.0.0.0", True, False)],
 )  # fmt: skip
-def test_the_server_warns_where_anybody_may_call(
+def test_the_server_warns_without_keys(
     host: str, keys: bool, loud: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

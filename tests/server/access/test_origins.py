@@ -66,7 +66,7 @@ def test_a_request_without_a_name_or_with_two_is_refused(server: TinyServer) -> 
             assert raw.recv(100).split()[1] in (b"421", b"400")
 
 
-def test_probes_come_under_any_name(server: TinyServer) -> None:
+def test_probes_may_use_any_host_name(server: TinyServer) -> None:
     assert get(server, "/health", Host="10.9.8.7").status_code == 200
 
 
@@ -152,11 +152,11 @@ def test_a_check_that_looks_at_the_beginning_only_is_noticed(
     assert post(server, Origin="https://app.example.org.evil.example").status_code != 403
 
 
-def test_programs_that_are_no_browsers_send_no_origin(server: TinyServer) -> None:
+def test_requests_without_an_origin_pass(server: TinyServer) -> None:
     assert post(server).status_code == 200
 
 
-def test_an_allowed_origin_gets_what_a_browser_asks_for(server: TinyServer) -> None:
+def test_an_allowed_origin_gets_cors_headers(server: TinyServer) -> None:
     asked = {
         "Origin": FRIEND,
         "Access-Control-Request-Method": "POST",
@@ -182,7 +182,7 @@ def test_an_allowed_origin_gets_what_a_browser_asks_for(server: TinyServer) -> N
     [("https://A.example", "https://a.example"), ("http://a:80/", "http://a:80"), ("a.example", None), ("", None),
      ("ftp://a", None), ("https://a/path", None), ("https://", None), ("https://a:x", None), ("https://u@a", None)],
 )  # fmt: skip
-def test_what_an_origin_is(origin: str, normal: str | None) -> None:
+def test_valid_and_invalid_origins(origin: str, normal: str | None) -> None:
     if normal is None:
         with pytest.raises(ValueError, match="is not an origin"):
             normal_origin(origin)
@@ -195,7 +195,7 @@ def test_what_an_origin_is(origin: str, normal: str | None) -> None:
     [{"allowed_hosts": ["a:80"]}, {"allowed_hosts": ["http://a"]}, {"allowed_hosts": [""]}, {"allowed_origins": ["a"]},
      {"allowed_hosts": ["a"] * 1001}],
 )  # fmt: skip
-def test_options_that_cannot_be(options: dict[str, list[str]]) -> None:
+def test_invalid_options_are_refused(options: dict[str, list[str]]) -> None:
     defaults: dict[str, object] = {
         "max_queue": 1, "max_queue_tokens": None, "queue_timeout_s": None, "request_timeout_s": None, "api_keys": [],
         "environment_key": None, "api_key_file": None, "share_prefix": False, "allowed_hosts": None,

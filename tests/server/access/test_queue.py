@@ -1,4 +1,4 @@
-"""The bounded queue and deadlines, over HTTP: what is refused, when to come back, and what runs out of time."""
+"""The bounded queue and deadlines, over HTTP: refusals, Retry-After, and timeouts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bounded() -> Iterator[TinyServer]:
     server.close()
 
 
-def test_a_full_queue_answers_429_and_when_to_come_back(bounded: TinyServer) -> None:
+def test_a_full_queue_answers_429_with_retry_after(bounded: TinyServer) -> None:
     threads = start(bounded, 4, prompt=[1] * 50, max_tokens=90)
     answer = complete(bounded, prompt=[1] * 100, max_tokens=1)
     assert code(answer) == (429, "overloaded") and 1 <= int(answer.headers["retry-after"]) <= 60
@@ -63,7 +63,7 @@ def test_a_full_queue_answers_429_and_when_to_come_back(bounded: TinyServer) -> 
 @pytest.mark.parametrize(
     "body", [{"prompt": [[1]] * 9}, {"n": 9}, {"prompt": [[1] * 251] * 2, "max_tokens": 1}, {"prompt": [[1] * 300] * 2}]
 )  # fmt: skip
-def test_what_could_never_fit_gets_400(bounded: TinyServer, body: dict[str, Any]) -> None:
+def test_a_request_that_can_never_fit_gets_400(bounded: TinyServer, body: dict[str, Any]) -> None:
     answer = complete(bounded, **body)
     assert code(answer) == (400, "invalid_params")
     assert "no more than" in answer.json()["error"]["message"]
@@ -79,7 +79,7 @@ def test_all_prompts_of_a_request_are_taken_or_none(bounded: TinyServer) -> None
 
 
 @pytest.mark.parametrize("how", ["refused by the engine", "left", "failed"])
-def test_the_queue_forgets_whoever_is_gone(bounded: TinyServer, how: str) -> None:
+def test_the_queue_releases_disconnected_requests(bounded: TinyServer, how: str) -> None:
     if how == "refused by the engine":
         assert complete(bounded, prompt=[5000]).status_code == 400
         assert complete(bounded, prompt=[[1], [5000], [2]]).status_code == 400
@@ -96,7 +96,7 @@ def test_the_queue_forgets_whoever_is_gone(bounded: TinyServer, how: str) -> Non
 def test_a_gate_that_leaks_is_noticed(bounded: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reservation, "release", lambda *args: None)
     with pytest.raises(AssertionError):
-        test_the_queue_forgets_whoever_is_gone(bounded, "failed")
+        test_the_queue_releases_disconnected_requests(bounded, "failed")
     admission = bounded.traffic.admission
     assert admission is not None
     admission.completions = admission.tokens = 0
@@ -149,7 +149,7 @@ def test_a_stream_that_runs_too_long_ends_with_an_error_event(patient: TinyServe
     assert patient.idle
 
 
-def test_time_enough_changes_nothing(patient: TinyServer) -> None:
+def test_timeouts_that_do_not_expire_change_nothing(patient: TinyServer) -> None:
     answer = complete(patient, max_tokens=5, timeout=20, queue_timeout=20)
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 5
 
@@ -162,7 +162,7 @@ def test_times_have_bounds(patient: TinyServer, field: str, value: object) -> No
     assert answer.status_code == 400 and field in answer.json()["error"]["message"]
 
 
-def test_the_servers_own_times_hold_for_everybody() -> None:
+def test_the_servers_timeouts_apply_to_all_requests() -> None:
     rules = {"queue_timeout_s": 0.2, "request_timeout_s": 0.5}
     server = TinyServer(traffic=keyed(rules=rules), **SLOW)
     try:
@@ -214,7 +214,7 @@ def test_a_late_urgent_request_overtakes_the_queue() -> None:
         server.close()
 
 
-def test_under_first_come_first_served_nobody_overtakes(patient: TinyServer) -> None:
+def test_under_fcfs_no_request_overtakes(patient: TinyServer) -> None:
     assert order_of_ends(patient, [(name, dict(body)) for name, body in QUEUE]) == [name for name, _ in QUEUE]
 
 

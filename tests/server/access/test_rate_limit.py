@@ -1,4 +1,4 @@
-"""Requests and tokens a minute: buckets under a clock that is moved by hand, and what clients see of them."""
+"""Requests and tokens a minute: buckets under a manual clock, and headers for clients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_tokens_are_set_aside_and_returned() -> None:
     assert limit.reset_s == pytest.approx(35)
 
 
-def test_requests_wait_a_little_in_their_order_for_tokens_that_come_soon() -> None:
+def test_requests_wait_briefly_in_order_for_a_refill() -> None:
     limits, time = limiter()
     ann = Caller("ann", tokens_per_minute=600)  # ten a second
     assert limits.reserve_tokens(ann, 600) == 0
@@ -81,7 +81,7 @@ def test_requests_wait_a_little_in_their_order_for_tokens_that_come_soon() -> No
     assert limits.reserve_tokens(ann, 10) == pytest.approx(2)
 
 
-def test_output_that_is_charged_later_is_waited_for_by_the_next_requests() -> None:
+def test_later_charges_delay_the_next_requests() -> None:
     limits, time = limiter()
     ann = Caller("ann", tokens_per_minute=600)
     limits.reserve_tokens(ann, 100)
@@ -189,7 +189,7 @@ def test_counting_tokens_is_a_request(path: str, body: dict[str, Any]) -> None:
         server.close()
 
 
-def test_tokens_that_were_not_used_come_back() -> None:
+def test_unused_tokens_are_returned() -> None:
     """A caller who leaves, an engine that refuses, a stop: only what was computed is charged."""
     server = TinyServer(traffic=keyed(Caller("ann", tokens_per_minute=1000)))
     try:

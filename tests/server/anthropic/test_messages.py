@@ -109,7 +109,7 @@ def test_calls_and_their_results(client: anthropic.Anthropic) -> None:
     ]  # fmt: skip
 
 
-def test_thinking_is_shown_where_it_is_asked_for(client: anthropic.Anthropic) -> None:
+def test_thinking_is_returned_on_request(client: anthropic.Anthropic) -> None:
     plain = client.messages.create(**said(THOUGHT))
     assert [block.type for block in plain.content] == ["text"]
     asked = client.messages.create(**said("<think>Hm.</think>Yes.", thinking={"type": "adaptive"}))
@@ -132,7 +132,7 @@ def test_a_last_message_of_the_assistant_is_continued(client: anthropic.Anthropi
     whole = client.messages.count_tokens(model="tiny", messages=turns[:1])  # type: ignore[arg-type]
     zero = client.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": "zero"}])
     empty = client.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": ""}])
-    # The turn is open: nothing stands behind its text.
+    # The turn is open: nothing follows its text.
     assert counted == whole.input_tokens + zero.input_tokens - empty.input_tokens
 
 
@@ -177,7 +177,7 @@ def without_ids(message: anthropic.types.Message) -> list[dict[str, Any]]:
     [{}, {"tools": [WEATHER, NOW], "thinking": THINKING}, {"max_tokens": 8}, {"stop_sequences": ["look"]}],
     ids=range(4),
 )
-def test_streams_say_what_whole_answers_say(client: anthropic.Anthropic, options: dict[str, Any]) -> None:
+def test_streams_equal_whole_answers(client: anthropic.Anthropic, options: dict[str, Any]) -> None:
     whole = client.messages.create(**said(THOUGHT, **options))
     with client.messages.stream(**said(THOUGHT, **options)) as stream:
         texts = "".join(stream.text_stream)
@@ -219,7 +219,7 @@ def test_an_engine_that_dies_is_an_error_event(doomed: TinyServer) -> None:
 # ---- Counting ----
 
 
-def test_what_is_counted_is_what_is_charged(client: anthropic.Anthropic) -> None:
+def test_counted_tokens_equal_charged_tokens(client: anthropic.Anthropic) -> None:
     options: dict[str, Any] = {"system": "Be brief.", "tools": [WEATHER], "messages": said("Hi")["messages"]}
     counted = client.messages.count_tokens(model="tiny", **options).input_tokens
     usage = client.messages.create(model="tiny", max_tokens=4, **options).usage
@@ -239,7 +239,7 @@ BLOCK = 8  # tokens
 LONG = "one two three four five six seven eight nine ten. " * 12
 
 
-def test_what_was_read_from_the_cache(client: anthropic.Anthropic) -> None:
+def test_cached_tokens_are_reported(client: anthropic.Anthropic) -> None:
     asked = said("Hi", system=f"read {LONG}")
     first, second = (client.messages.create(**asked).usage for _ in range(2))
     assert first.cache_read_input_tokens == 0 and first.cache_creation_input_tokens == 0
@@ -279,7 +279,7 @@ def test_marks_of_the_cache_are_counted(client: anthropic.Anthropic, where: str)
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_marked_prefix_survives_what_others_send(tmp_path: Path, marked: bool) -> None:
+def test_a_marked_prefix_survives_other_requests(tmp_path: Path, marked: bool) -> None:
     server = echo_server(tmp_path / "model", num_blocks=80, block_size=BLOCK)
     text = {"type": "text", "text": LONG}
     system = [text | {"cache_control": {"type": "ephemeral"}}] if marked else [text]
@@ -343,9 +343,7 @@ def test_what_is_refused(echo: TinyServer, fields: dict[str, Any], says: str) ->
     assert body["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-def test_errors_from_all_over_the_server_have_the_shape(
-    echo: TinyServer, client: anthropic.Anthropic
-) -> None:
+def test_every_error_has_the_apis_form(echo: TinyServer, client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as lost:
         client.messages.create(**said("Hi", model="claude"))
     assert lost.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]

@@ -181,7 +181,7 @@ def test_an_output_cut_at_any_byte_is_completed(tmp_path: Path) -> None:
         assert complaint(path, ids) is None, cut
 
 
-def test_the_check_of_outputs_sees_what_it_should(tmp_path: Path) -> None:
+def test_the_check_of_outputs_finds_planted_errors(tmp_path: Path) -> None:
     path = written(tmp_path / "out", [{"custom_id": "a"}, {"custom_id": "b"}])
     assert complaint(path, ["a", "b"]) is None
     assert "missing ['c']" in str(complaint(path, ["a", "b", "c"]))
@@ -191,7 +191,7 @@ def test_the_check_of_outputs_sees_what_it_should(tmp_path: Path) -> None:
     assert "cut off" in str(complaint(path, ["a"]))
 
 
-def test_busy_engines_are_asked_again(tmp_path: Path) -> None:
+def test_requests_are_retried_while_the_engine_is_busy(tmp_path: Path) -> None:
     """More at a time than the engine takes: it refuses with 429, and nothing is lost."""
     ids = [f"{i}" for i in range(60)]
     lines = [request(i, {"prompt": [5], "max_tokens": 30, "n": 4}) for i in ids]
@@ -275,18 +275,18 @@ def supervised(
     return asyncio.run(go())
 
 
-def test_an_engine_that_takes_long_to_come_back_is_waited_for(tmp_path: Path) -> None:
+def test_a_slow_restart_of_the_engine_is_waited_for(tmp_path: Path) -> None:
     """Far longer than a refused request would be tried again."""
     ids = [f"{i}" for i in range(60)]
     source = written(tmp_path / "in", [request(i, {"prompt": [5], "max_tokens": 30}) for i in ids])
     progress, seen = supervised(source, tmp_path / "out", kill_at=10, slow_load_s=1.0)
-    assert seen[503] > 0, "nobody was refused"
+    assert seen[503] > 0, "no request was refused"
     assert complaint(tmp_path / "out", ids) is None
     assert {answer["response"]["status_code"] for answer in answers(tmp_path / "out")} == {200}
     assert progress.complete and progress.answered == 60
 
 
-def test_a_row_that_ends_every_engine_takes_no_other_row_with_it(tmp_path: Path) -> None:
+def test_a_row_that_kills_every_engine_fails_alone(tmp_path: Path) -> None:
     ids = [f"{i}" for i in range(30)]
     lines = [request(i, {"prompt": [CRASH if i == "7" else 5], "max_tokens": 30}) for i in ids]
     source = written(tmp_path / "in", lines)
@@ -296,7 +296,7 @@ def test_a_row_that_ends_every_engine_takes_no_other_row_with_it(tmp_path: Path)
     assert {answer["response"]["status_code"] for answer in answers(tmp_path / "out")} == {200}
 
 
-def test_an_engine_that_never_comes_back_ends_the_run_and_leaves_the_rest_for_another(tmp_path: Path) -> None:
+def test_a_dead_engine_ends_the_run_and_the_next_run_continues(tmp_path: Path) -> None:
     ids = [f"{i}" for i in range(40)]
     source = written(tmp_path / "in", [request(i, {"prompt": [5], "max_tokens": 30}) for i in ids])
 
@@ -344,7 +344,7 @@ def test_a_run_repairs_the_refusals_that_an_earlier_version_wrote(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
-def test_a_row_that_the_queue_could_never_hold_is_refused_for_good(tmp_path: Path) -> None:
+def test_a_row_too_large_for_the_queue_is_not_retried(tmp_path: Path) -> None:
     source = written(tmp_path / "in", [request("a", {"prompt": [[5]] * 3000, "max_tokens": 1})])
     done = subprocess.run(
         command(str(source), str(tmp_path / "out")), capture_output=True, text=True, timeout=120
@@ -373,7 +373,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     BatchOutput(tmp_path / "foreign", overwrite=True).check(BatchInput(source).entries)
     with pytest.raises(ConfigError, match="line 2 of"):
         BatchOutput(written(tmp_path / "notes", [{"custom_id": "a"}, "my notes"]))
-    assert (tmp_path / "notes").read_text().endswith("my notes\n")  # nobody's notes are lost
+    assert (tmp_path / "notes").read_text().endswith("my notes\n")  # unrelated files are kept
 
 
 def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +444,7 @@ def size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def test_progress_for_people_and_for_logs(
+def test_progress_on_a_terminal_and_in_logs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar = run_batch_command._Bar()
@@ -459,7 +459,7 @@ def test_progress_for_people_and_for_logs(
     assert capsys.readouterr().err == "headrace: 3 of 3 requests, 1 failed\n"
 
 
-def test_exit_codes_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_and_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = written(
         tmp_path / "in", [request("a", {"prompt": "Once", "max_tokens": 2, "model": "story"}), "junk"]
     )

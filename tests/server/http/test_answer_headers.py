@@ -1,4 +1,4 @@
-"""What every answer says beside itself: no guessing of types, no keeping, no version, and a name for the request."""
+"""Headers of every answer: no type sniffing, no caching, no version, and a request id."""
 
 from __future__ import annotations
 
@@ -94,15 +94,15 @@ def test_headers_of_every_answer(tiny: TinyServer, name: str) -> None:
 
 def test_every_documented_route_is_asked(tiny: TinyServer) -> None:
     asked = {path for _, path, _ in REQUESTS.values()}
-    told = set(tiny.app.openapi()["paths"]) - {"/ready", "/version", "/live", "/v1/models/{name}"}
-    assert {path.replace("{response_id}", "resp_0") for path in told} <= asked
+    documented = set(tiny.app.openapi()["paths"]) - {"/ready", "/version", "/live", "/v1/models/{name}"}
+    assert {path.replace("{response_id}", "resp_0") for path in documented} <= asked
     for path in ("/ready", "/version", "/v1/models/tiny"):
         assert faults(tiny.http.get(path)) == []
     with tiny.http.stream("GET", "/live") as live:
         assert faults(live) == []
 
 
-def test_what_is_no_request_is_answered_alike(tiny: TinyServer) -> None:
+def test_invalid_requests_get_the_same_headers(tiny: TinyServer) -> None:
     with connect(tiny.url) as caller:
         caller.sendall(b"nonsense\r\n\r\n")
         headers = answer(caller).headers
@@ -135,7 +135,7 @@ def test_the_check_finds_a_page_that_may_be_framed(tiny: TinyServer, monkeypatch
 @pytest.mark.parametrize(
     "name", ["a", "7", "0af7651916cd43dd", "user@host:1/2+3=", "x" * MAX_REQUEST_ID_CHARS]
 )
-def test_a_plain_name_is_kept(tiny: TinyServer, name: str) -> None:
+def test_a_plain_request_id_is_kept(tiny: TinyServer, name: str) -> None:
     for path in ("/v1/models", "/nowhere"):
         assert tiny.http.get(path, headers={"X-Request-Id": name}).headers["x-request-id"] == name
 
@@ -148,17 +148,17 @@ ODD = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_an_odd_name_is_replaced(tiny: TinyServer, kind: str) -> None:
+def test_an_odd_request_id_is_replaced(tiny: TinyServer, kind: str) -> None:
     answer = tiny.http.get("/v1/models", headers={b"X-Request-Id": ODD[kind]})
     assert answer.status_code == 200 and MADE.fullmatch(answer.headers["x-request-id"])
 
 
-def test_two_names_are_none(tiny: TinyServer) -> None:
+def test_two_request_ids_are_ignored(tiny: TinyServer) -> None:
     answer = tiny.http.get("/health", headers=[("X-Request-Id", "a"), ("X-Request-Id", "a")])
     assert MADE.fullmatch(answer.headers["x-request-id"])
 
 
-def test_requests_of_one_name_are_not_mixed_up(tiny: TinyServer) -> None:
+def test_requests_with_one_id_are_not_mixed_up(tiny: TinyServer) -> None:
     """The name is for people; what a request is to the engine is the server's own choice."""
 
     def ask(first: int) -> tuple[str, str]:
@@ -174,7 +174,7 @@ def test_requests_of_one_name_are_not_mixed_up(tiny: TinyServer) -> None:
     assert len({name for name, _ in together}) == len(together)
 
 
-def test_the_log_has_the_name(tiny: TinyServer, lines: list[dict[str, object]]) -> None:  # noqa: F811
+def test_the_log_has_the_request_id(tiny: TinyServer, lines: list[dict[str, object]]) -> None:  # noqa: F811
     tiny.http.post("/v1/completions", json=BODY, headers={"X-Request-Id": "order-7"})
     assert line_of(lines)["request_id"] == "order-7"
 
@@ -195,13 +195,13 @@ def headers_of(app: ASGIApp, headers: list[tuple[bytes, bytes]]) -> list[tuple[b
         "query_string": b"",
         "headers": headers,
     }
-    with contextlib.suppress(RuntimeError):  # raised again for the log, behind the answer
+    with contextlib.suppress(RuntimeError):  # raised again for the log, after the answer
         asyncio.run(app(scope, receive, send))
     assert json.loads(sent[1]["body"])["error"]["code"] == "internal_error"
     return list(sent[0]["headers"])
 
 
-def test_a_bug_is_answered_alike() -> None:
+def test_internal_errors_get_the_same_headers() -> None:
     """An answer that is made outside of all middleware."""
     app = FastAPI()
     app.add_middleware(Observer, tallies=Tallies(), sinks=())
@@ -215,5 +215,5 @@ def test_a_bug_is_answered_alike() -> None:
     assert (b"x-request-id", b"order-7") in sent and (b"cache-control", b"no-store") in sent
 
 
-def test_new_names_are_never_the_same() -> None:
+def test_new_request_ids_are_unique() -> None:
     assert len({request_id([]) for _ in range(1000)}) == 1000

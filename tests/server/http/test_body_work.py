@@ -1,4 +1,4 @@
-"""No body keeps the event loop for long: what costs too much is refused before it is read, and the rest is quick."""
+"""No body blocks the event loop for long: expensive ones are refused before they are parsed, the rest is fast."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COST = {sign: cost for signs, cost in COSTS.items() for sign in signs}
 
 
 def reference(text: str) -> int:
-    """The cost by one look at each character."""
+    """The cost by one pass over the characters."""
     units, inside, escaped = 0, False, False
     for sign in text:
         if inside and escaped:
@@ -61,7 +61,7 @@ def pieces(body: bytes, sizes: list[int]) -> Iterator[bytes]:
 
 
 @given(values, st.booleans(), cuts)
-def test_values_are_counted_however_the_body_comes(value: object, plain: bool, sizes: list[int]) -> None:
+def test_values_are_counted_for_any_chunks(value: object, plain: bool, sizes: list[int]) -> None:
     text = json.dumps(value, ensure_ascii=plain)
     whole, cut = BodyWork(), BodyWork()
     assert whole.add(text.encode()) == reference(text)
@@ -72,7 +72,7 @@ def test_values_are_counted_however_the_body_comes(value: object, plain: bool, s
 
 
 @given(values, st.sampled_from(["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"]), cuts)
-def test_other_encodings_hide_nothing(value: object, encoding: str, sizes: list[int]) -> None:
+def test_other_encodings_are_counted_too(value: object, encoding: str, sizes: list[int]) -> None:
     text = json.dumps({"x": value}, ensure_ascii=False)
     work = BodyWork()
     for piece in pieces(text.encode(encoding), sizes):
@@ -92,7 +92,7 @@ def test_a_small_body_is_harmless() -> None:
         assert BodyWork().add(sign.encode() * HARMLESS_BYTES) <= MAX_WORK
 
 
-def test_what_has_to_fit() -> None:
+def test_large_legitimate_bodies_are_accepted() -> None:
     turns = json.dumps([{"role": "assistant", "content": "one, two: [3]"}] * MAX_MESSAGES)
     ids = json.dumps([12345] * 300_000)
     bias = json.dumps({str(token): -99.5 for token in range(MAX_TOKEN_LIST)})
@@ -194,7 +194,7 @@ def test_no_more_is_read(roomy: TinyServer, path: str, parts: tuple[bytes, bytes
     assert kind in error["message"]
 
 
-def test_a_body_of_unknown_length_is_refused_before_it_has_come(roomy: TinyServer) -> None:
+def test_a_body_of_unknown_length_is_refused_before_its_end(roomy: TinyServer) -> None:
     head, unit, _ = BODIES[5][2:]
     place = urlsplit(roomy.url)
     piece = unit * (2**15 // len(unit))

@@ -1,4 +1,4 @@
-"""Callers who leave in every state, from the real engine with little KV: what they held is free within a step."""
+"""Clients disconnect in every state, with the real engine and little KV: their blocks are free within a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LITTLE = EngineConfig(
 
 
 class Leavers:
-    """Streams over bare sockets, each with a prompt of another length, by which the engine's lanes are told apart."""
+    """Streams over bare sockets, each with a prompt of another length, which identifies the engine's lanes."""
 
     def __init__(self, server: TinyServer, rng: Random) -> None:
         self._server = server
@@ -46,15 +46,15 @@ class Leavers:
         self._lengths = itertools.cycle(range(40, 140))
         self._open: dict[int, socket.socket] = {}
         self.late: list[str] = []
-        """Requests that were still at the engine behind their abort."""
+        """Requests that were still at the engine after their abort."""
         self._watch_aborts()
 
     def _watch_aborts(self) -> None:
-        """Look at the engine right behind each abort: messages are taken in their order, between two steps."""
+        """Check the engine right after each abort: messages are handled in order, between two steps."""
         client, abort = self._server.client, self._server.client.abort
         self._looks: set[asyncio.Task[None]] = set()
 
-        async def look(request_id: str) -> None:
+        async def check(request_id: str) -> None:
             view = await client.view()
             if any(lane.request_id == request_id for lane in view.snapshot.lanes):
                 self.late.append(request_id)
@@ -63,7 +63,7 @@ class Leavers:
         def watched(request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
             abort(request_id, index, stopped=stopped)
             if index is None:
-                task = asyncio.ensure_future(look(request_id))
+                task = asyncio.ensure_future(check(request_id))
                 self._looks.add(task)
                 task.add_done_callback(self._looks.discard)
 
@@ -140,13 +140,13 @@ def churn(command: Sequence[str], rounds: int, seed: int = 11) -> tuple[Counter[
     server = TinyServer(command=command, engine=LITTLE)
     try:
         crowd = Leavers(server, rng)
-        wanted = itertools.cycle(Phase)
+        expected = itertools.cycle(Phase)
         for number in range(1, rounds + 1):
-            phase = next(wanted)
-            for look in itertools.count():
+            phase = next(expected)
+            for attempt in itertools.count():
                 lanes = crowd.fill()
                 found = [lane for lane in lanes if lane.phase is phase]
-                if found or (lanes and look > 100):
+                if found or (lanes and attempt > 100):
                     break
                 time.sleep(rng.random() * 0.01)
             lane = rng.choice(found or list(lanes))
@@ -164,10 +164,10 @@ def _check_free(server: TinyServer, crowd: Leavers) -> None:
     until(lambda: (stats := server.stats()).running + stats.waiting == 0)
     stats = server.stats()
     assert stats.free_blocks == stats.total_blocks == LITTLE.num_kv_blocks
-    assert crowd.late == [], "requests were still at the engine behind their abort"
+    assert crowd.late == [], "requests were still at the engine after their abort"
 
 
-def test_whoever_leaves_frees_everything_within_a_step() -> None:
+def test_abort_frees_blocks_within_a_step() -> None:
     left, aimed = churn(ENGINE_COMMAND, ROUNDS)
     assert sum(aimed.values()) == ROUNDS and left["any"] >= ROUNDS
     assert {phase.value for phase in Phase} == aimed.keys() and min(aimed.values()) >= ROUNDS // 10, aimed
@@ -180,7 +180,7 @@ def test_a_leaked_block_is_noticed() -> None:
 
 
 def test_an_abort_that_is_not_sent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server forgets to tell the engine: the request goes on, and the look behind its abort finds it."""
+    """The server does not send the abort: the request continues, and the check after it finds it."""
 
     def forgetful(self: Any, message: Any) -> None:
         if type(message).__name__ != "Abort":
@@ -188,5 +188,5 @@ def test_an_abort_that_is_not_sent_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     original = ProcessClient._send
     monkeypatch.setattr(ProcessClient, "_send", forgetful)
-    with pytest.raises(AssertionError, match="behind their abort"):
+    with pytest.raises(AssertionError, match="after their abort"):
         churn(ENGINE_COMMAND, 20)

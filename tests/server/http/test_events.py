@@ -87,7 +87,7 @@ async def turns(count: int = 10) -> None:
 
 
 @in_loop
-async def test_tokens_are_written_in_the_call_that_tells_of_them() -> None:
+async def test_tokens_are_written_in_the_call_that_delivers_them() -> None:
     caller = Caller()
     answer = caller.start()
     await turns()
@@ -102,7 +102,7 @@ async def test_tokens_are_written_in_the_call_that_tells_of_them() -> None:
 
 
 @in_loop
-async def test_a_server_without_direct_writes_is_sent_to() -> None:
+async def test_a_server_without_direct_writes_uses_send() -> None:
     caller = Caller(direct=False)
     answer = caller.start()
     for token in range(5):
@@ -113,7 +113,7 @@ async def test_a_server_without_direct_writes_is_sent_to() -> None:
 
 
 @in_loop
-async def test_what_a_caller_does_not_read_waits_in_the_source() -> None:
+async def test_unread_output_stays_in_the_source() -> None:
     caller = Caller()
     answer = caller.start()
     await turns()
@@ -135,7 +135,7 @@ async def test_what_a_caller_does_not_read_waits_in_the_source() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("direct", [True, False])
-def test_nothing_is_lost_or_late_in_any_order_of_events(seed: int, direct: bool) -> None:
+def test_no_event_order_loses_or_delays_output(seed: int, direct: bool) -> None:
     async def run() -> None:
         dice = random.Random(seed)
         caller = Caller(direct=direct)
@@ -157,22 +157,22 @@ def test_nothing_is_lost_or_late_in_any_order_of_events(seed: int, direct: bool)
 
 
 @in_loop
-async def test_an_engine_that_dies_is_told_behind_all_that_came() -> None:
+async def test_an_engine_death_is_reported_after_earlier_output() -> None:
     caller = Caller()
     answer = caller.start()
     await turns()
     caller.put(1)
     caller.stream.fail(EngineDead("the engine is gone"))
     await answer
-    told = caller.body.removeprefix(b"begin\n\n" + event({"token": 1}))
-    assert told.endswith(DONE)
-    error = json.loads(told.removeprefix(b"data: ").split(b"\n\n")[0])["error"]
+    rest = caller.body.removeprefix(b"begin\n\n" + event({"token": 1}))
+    assert rest.endswith(DONE)
+    error = json.loads(rest.removeprefix(b"data: ").split(b"\n\n")[0])["error"]
     assert error["message"] == "the engine is gone" and caller.closed == [None]
 
 
 @pytest.mark.parametrize("backlog", [False, True])
-def test_a_bug_ends_one_stream_and_tells_nothing_of_itself(backlog: bool) -> None:
-    """It must not reach whoever puts something in: that is the reader of all streams."""
+def test_an_internal_error_ends_one_stream_without_details(backlog: bool) -> None:
+    """It must not reach the caller of `put`, which is the reader of all streams."""
 
     async def run() -> None:
         caller = Caller()
@@ -190,7 +190,7 @@ def test_a_bug_ends_one_stream_and_tells_nothing_of_itself(backlog: bool) -> Non
 
 
 @in_loop
-async def test_a_caller_who_leaves_is_told_no_more() -> None:
+async def test_nothing_is_written_after_a_disconnect() -> None:
     caller = Caller()
     answer = caller.start()
     await turns()
@@ -201,5 +201,5 @@ async def test_a_caller_who_leaves_is_told_no_more() -> None:
     assert caller.body == before and caller.closed == [None]
 
 
-def test_a_scope_offers_nothing_of_itself() -> None:
+def test_a_scope_without_the_extension_has_no_direct_write() -> None:
     assert direct_write({"type": "http"}) is None

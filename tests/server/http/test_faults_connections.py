@@ -32,7 +32,7 @@ def strict() -> Iterator[TinyServer]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[TinyServer]:
-    """The same with all the patience there is: what the tests must be able to tell from `strict`."""
+    """The same without timeouts: tests must be able to distinguish it from `strict`."""
     server = TinyServer(ConnectionLimits(10_000, 2**24, 600, 600, 600, 600), step_s=0.01)
     yield server
     server.close()
@@ -58,7 +58,7 @@ def test_a_body_that_never_ends(strict: TinyServer) -> None:
         assert ended(caller)
 
 
-def test_a_patient_server_waits(patient: TinyServer) -> None:
+def test_a_server_without_timeouts_waits(patient: TinyServer) -> None:
     """The proof that the two tests above measure the limits."""
     with connect(patient.url) as slow_head, connect(patient.url) as slow_body:
         slow_head.sendall(HEAD)
@@ -67,7 +67,7 @@ def test_a_patient_server_waits(patient: TinyServer) -> None:
         assert not ended(slow_body, 0.1)
 
 
-def test_a_connection_that_says_nothing(strict: TinyServer) -> None:
+def test_a_silent_connection(strict: TinyServer) -> None:
     with connect(strict.url) as caller:
         assert ended(caller)
 
@@ -91,7 +91,7 @@ def test_a_next_request_that_never_ends(strict: TinyServer) -> None:
         assert answer(caller).status == 408
 
 
-def test_requests_one_behind_the_other(strict: TinyServer) -> None:
+def test_pipelined_requests(strict: TinyServer) -> None:
     """The head of the second may take its time while the first is being answered."""
     first = post({"prompt": [1], "max_tokens": 100})  # a second
     with connect(strict.url) as caller:
@@ -104,7 +104,7 @@ def test_requests_one_behind_the_other(strict: TinyServer) -> None:
         assert [answer(caller).status for _ in range(3)] == [200, 200, 408]
 
 
-def test_too_many_requests_one_behind_the_other(strict: TinyServer) -> None:
+def test_too_many_pipelined_requests(strict: TinyServer) -> None:
     first = post({"prompt": [1], "max_tokens": 400})
     for count, served in ((90, True), (5000, False)):
         with connect(strict.url) as caller, contextlib.suppress(ConnectionError):
@@ -113,7 +113,7 @@ def test_too_many_requests_one_behind_the_other(strict: TinyServer) -> None:
         until(lambda: strict.idle)
 
 
-def test_many_slow_senders_stop_nobody(strict: TinyServer) -> None:
+def test_many_slow_senders_block_no_other_client(strict: TinyServer) -> None:
     with contextlib.ExitStack() as stack:
         callers = [stack.enter_context(connect(strict.url)) for _ in range(200)]
         pieces = (HEAD, post({"prompt": [1]})[:-9])
@@ -164,7 +164,7 @@ def test_a_limit_of_megabytes_lets_a_large_head_through(patient: TinyServer) -> 
         assert answer(caller).status == 200
 
 
-def test_what_is_no_request(strict: TinyServer) -> None:
+def test_invalid_requests(strict: TinyServer) -> None:
     for noise in (
         b"\x16\x03\x01\x02\x00\x01",
         b"GET\r\n\r\n",
@@ -199,8 +199,8 @@ def test_too_many_connections(strict: TinyServer) -> None:
 # ---- Slow readers ----
 
 
-def test_a_reader_who_stops(strict: TinyServer) -> None:
-    """The request is given up, its blocks are freed, and nobody else notices."""
+def test_a_stalled_reader(strict: TinyServer) -> None:
+    """The request is aborted, its blocks are freed, and no other client is affected."""
     until(lambda: strict.idle)
     before = strict.stats().scheduler.output_tokens
     with connect(strict.url, receive_buffer=4096) as caller:
@@ -214,7 +214,7 @@ def test_a_reader_who_stops(strict: TinyServer) -> None:
         assert not read_all(caller).endswith(b"[DONE]\n\n")
 
 
-def test_a_reader_who_never_takes_the_end_of_an_answer(strict: TinyServer) -> None:
+def test_a_reader_that_never_reads_the_end_of_an_answer(strict: TinyServer) -> None:
     """Answers that are complete for the server, and that the system cannot send."""
     until(lambda: not strict.connections)
     with connect(strict.url, receive_buffer=2048) as caller:
@@ -225,7 +225,7 @@ def test_a_reader_who_never_takes_the_end_of_an_answer(strict: TinyServer) -> No
     until(lambda: strict.idle)
 
 
-def test_a_patient_server_keeps_a_reader_who_stops(patient: TinyServer) -> None:
+def test_a_server_without_timeouts_keeps_a_stalled_reader(patient: TinyServer) -> None:
     with connect(patient.url, receive_buffer=4096) as caller:
         caller.sendall(post(STREAM))
         until(lambda: patient.stats().running == 8)
@@ -234,7 +234,7 @@ def test_a_patient_server_keeps_a_reader_who_stops(patient: TinyServer) -> None:
     until(lambda: patient.idle)
 
 
-def test_a_slow_reader_who_reads_is_served(strict: TinyServer) -> None:
+def test_a_slow_reader_is_served(strict: TinyServer) -> None:
     with connect(strict.url, receive_buffer=65_536) as caller:
         caller.sendall(post(STREAM | {"max_tokens": 150, "n": 1}))
         data = b""

@@ -1,4 +1,4 @@
-"""Callers who leave, whatever the engine is doing for them: every block comes back, and nobody else notices."""
+"""Clients disconnect in any phase: every block is freed, and no other client is affected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def leave(tiny: TinyServer, phase: Phase) -> Counter[Phase]:
     def together() -> bool:
         nonlocal seen
         seen = phases(tiny)
-        # Where all have ended before the first look, send another crowd.
+        # Where all have ended before the first check, send more requests.
         return seen[phase] >= enough or (
             tiny.idle and tiny.stats().scheduler.output_tokens - before >= count * output
         )
@@ -73,7 +73,7 @@ def leave(tiny: TinyServer, phase: Phase) -> Counter[Phase]:
     return seen
 
 
-def test_two_hundred_departures() -> None:
+def test_two_hundred_disconnects() -> None:
     with server() as tiny:
         left: Counter[Phase] = Counter()
         rounds: Counter[Phase] = Counter()
@@ -88,7 +88,7 @@ def test_two_hundred_departures() -> None:
         until(lambda: not tiny.connections or len(tiny.connections) == 1)
 
 
-def test_one_leaves_and_the_others_stay() -> None:
+def test_one_disconnect_leaves_the_others_running() -> None:
     with server() as tiny:
         alone = tiny.openai.completions.create(model="tiny", prompt=[1], max_tokens=120).choices[0].text
         staying = connect(tiny.url)
@@ -107,7 +107,7 @@ def test_one_leaves_and_the_others_stay() -> None:
 
 
 def test_freed_within_a_step() -> None:
-    """With steps of a third of a second, the blocks are free before the second step behind the departure ends."""
+    """With steps of a third of a second, the blocks are free before the second step after the disconnect ends."""
     with server(step_s=0.3) as tiny, connect(tiny.url) as caller:
         caller.sendall(post({"prompt": [1, 2, 3], "max_tokens": 100, "stream": True}))
         until(lambda: phases(tiny)[Phase.DECODE] == 1)

@@ -1,4 +1,4 @@
-"""A crowd of requests is spread over turns of the event loop, in order; nobody waits who need not."""
+"""A burst of requests is spread over turns of the event loop, in order; a single one does not wait."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ def a_turn(turns: Turns) -> list[int]:
     return [sum(turn == one for turn, _ in turns.begun) for one in sorted({turn for turn, _ in turns.begun})]
 
 
-def test_a_crowd_is_spread_in_order() -> None:
+def test_a_burst_is_spread_in_order() -> None:
     turns = asyncio.run(crowd(20, 8))
     assert [number for _, number in turns.begun] == list(range(20))
     assert a_turn(turns) == [8, 8, 4]
 
 
-def test_without_a_pace_they_all_come_at_once() -> None:
+def test_without_pacing_all_start_at_once() -> None:
     assert a_turn(asyncio.run(crowd(20, 100))) == [20]
 
 
-def test_callers_who_leave_take_nobody_s_turn() -> None:
+def test_disconnected_clients_take_no_turn() -> None:
     turns = asyncio.run(crowd(20, 8, cancelled=(9, 10, 11)))
     assert [number for _, number in turns.begun] == [*range(9), *range(12, 20)]
     assert a_turn(turns) == [8, 8, 1]
 
 
-def test_one_after_the_other_waits_for_nothing() -> None:
+def test_sequential_requests_do_not_wait() -> None:
     async def run() -> Turns:
         turns = Turns()
         pace: Any = Pace(turns.app, 1)

@@ -21,7 +21,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 
 
 def exchange(tiny: TinyServer, sent: bytes) -> tuple[Answer, bool]:
-    """(the answer, the connection ends behind it)."""
+    """(the answer, the connection ends after it)."""
     with connect(tiny.url) as caller:
         caller.sendall(sent)
         first = answer(caller)
@@ -54,12 +54,12 @@ AMBIGUOUS = {
     "zero byte": POST + b"X: a\x00b\r\nContent-Length: 2\r\n\r\n{}" + HIDDEN,
     "chunk size": POST + b"Transfer-Encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n" + HIDDEN,
     "chunk size too large": POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n{}" + HIDDEN,
-    "chunk longer than told": POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n" + HIDDEN,
+    "chunk longer than stated": POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n" + HIDDEN,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", AMBIGUOUS)
-def test_what_is_ambiguous_is_refused_and_nothing_behind_it_read(tiny: TinyServer, kind: str) -> None:
+def test_ambiguous_requests_are_refused_and_nothing_after_them_is_read(tiny: TinyServer, kind: str) -> None:
     refusal, closed = exchange(tiny, AMBIGUOUS[kind])
     assert refusal.status == 400 and refusal.error["type"] == "invalid_request_error"
     assert closed and refusal.closed
@@ -67,7 +67,7 @@ def test_what_is_ambiguous_is_refused_and_nothing_behind_it_read(tiny: TinyServe
 
 
 def test_the_hidden_request_would_be_answered(tiny: TinyServer) -> None:
-    """The proof that the test above can fail: behind a request with one meaning, the next one is served."""
+    """Proof that the test above can fail: after an unambiguous request, the next one is served."""
     with connect(tiny.url) as caller:
         caller.sendall(POST + b"Content-Length: 2\r\n\r\n{}" + HIDDEN)
         assert answer(caller).status == 400 and b"tiny" in answer(caller).body
@@ -143,13 +143,13 @@ def test_an_upgrade_without_a_body(tiny: TinyServer) -> None:
 
 
 @pytest.mark.parametrize("kind", AMBIGUOUS)
-def test_an_upgrade_makes_nothing_else_acceptable(tiny: TinyServer, kind: str) -> None:
+def test_an_upgrade_does_not_relax_other_checks(tiny: TinyServer, kind: str) -> None:
     head, rest = AMBIGUOUS[kind].split(b"\r\n", 1)
     refusal, closed = exchange(tiny, head + b"\r\n" + UPGRADES["websocket"] + rest)
     assert refusal.status == 400 and closed
 
 
-def test_trailers_are_no_headers() -> None:
+def test_trailers_are_not_headers() -> None:
     """A proxy that checks or sets headers sees none of what comes after the body."""
     body = json.dumps({"model": "tiny", "prompt": [7, 8, 9], "max_tokens": 1}).encode()
     head = POST + b"Transfer-Encoding: chunked\r\n"
@@ -281,8 +281,8 @@ def test_complete_requests_before_half_a_request_are_answered(tiny: TinyServer) 
 
 
 @pytest.mark.parametrize("kind", ["HTTP/1.1", "HTTP/1.0", "pipelined"])
-def test_a_caller_that_has_left_is_noticed_before_its_answer(doomed: TinyServer, kind: str) -> None:
-    """Its FIN looks like a half-close."""
+def test_a_disconnect_is_noticed_before_the_answer(doomed: TinyServer, kind: str) -> None:
+    """Its FIN resembles a half-close."""
     request = post({"prompt": [1], "max_tokens": 500, "ignore_eos": True})  # 5 s of work
     if kind == "HTTP/1.0":
         request = request.replace(b"HTTP/1.1", b"HTTP/1.0")
@@ -293,7 +293,7 @@ def test_a_caller_that_has_left_is_noticed_before_its_answer(doomed: TinyServer,
     assert 0 < doomed.stats().scheduler.output_tokens < 450
 
 
-def test_http_1_0_knows_no_expectations(tiny: TinyServer) -> None:
+def test_http_1_0_ignores_expect(tiny: TinyServer) -> None:
     request = post({"prompt": [1], "max_tokens": 1}).replace(b"HTTP/1.1", b"HTTP/1.0")
     head, _, body = request.partition(b"\r\n\r\n")
     with connect(tiny.url) as caller:
@@ -333,7 +333,7 @@ def test_odd_headers_are_refused(tiny: TinyServer, header: bytes) -> None:
     works(tiny)
 
 
-def test_headers_are_said_again_to_nobody(tiny: TinyServer) -> None:
+def test_request_headers_are_not_echoed(tiny: TinyServer) -> None:
     odd = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: a%0d%0aSet-Cookie: b\r\nOrigin: \xff\r\n\r\n"
     got, _ = exchange(tiny, odd)
     assert "set-cookie" not in got.headers and "set-cookie" not in str(got.headers).lower()
@@ -351,7 +351,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-def test_no_path_leads_out_of_the_page(tiny: TinyServer, path: bytes) -> None:
+def test_no_path_leads_outside_the_pages_folder(tiny: TinyServer, path: bytes) -> None:
     """Over a bare socket: clients tidy paths up before they send them."""
     got, _ = exchange(tiny, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert got.status == 404 and got.error["message"] and leaks(got.body.decode()) == []

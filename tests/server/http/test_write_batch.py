@@ -25,7 +25,7 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 class Wire(asyncio.Transport):
-    """Notes what is called."""
+    """Records calls."""
 
     def __init__(self, log: list[tuple[str, Any]], name: str = "") -> None:
         super().__init__()
@@ -71,7 +71,7 @@ async def test_of_a_turn() -> None:
 
 
 @in_loop
-async def test_what_is_held_is_not_unread() -> None:
+async def test_held_bytes_do_not_count_as_unread() -> None:
     (a,), log = transports("a")
     a.write(b"1")
     assert a.get_write_buffer_size() == 5 and log == [("a", b"1")]
@@ -100,7 +100,7 @@ async def test_of_many_tasks() -> None:
 
 
 @in_loop
-async def test_ends_come_behind_what_was_written() -> None:
+async def test_ends_are_written_after_earlier_data() -> None:
     (a, b, c), log = transports("a", "b", "c")
     for transport in (a, b, c):
         transport.write(b"last")
@@ -112,7 +112,7 @@ async def test_ends_come_behind_what_was_written() -> None:
 
 
 @in_loop
-async def test_much_is_not_held() -> None:
+async def test_large_writes_are_not_held() -> None:
     (a,), log = transports("a")
     a.write(b"x" * MAX_HELD_BYTES)
     assert log == []
@@ -123,7 +123,7 @@ async def test_much_is_not_held() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_lost_connection_takes_nothing_from_the_others(lost: bool) -> None:
+def test_a_lost_connection_does_not_affect_others(lost: bool) -> None:
     """On the loop that the server runs on, whose transports raise once they are closed."""
 
     async def run() -> bytes:

@@ -43,7 +43,7 @@ class Scrape:
 
     @classmethod
     def since_then(cls, http: httpx.Client, before: Scrape, answers: int) -> Scrape:
-        """What was added, once the work of so many answers is counted: a stream is, just behind its last byte."""
+        """What was added, once so many answers are counted: a stream is counted just after its last byte."""
         deadline = time.monotonic() + LONG_S
         while (seen := cls.take(http).since(before))["e2e_request_latency_seconds_count"] < answers:
             assert time.monotonic() < deadline

@@ -86,16 +86,16 @@ def server() -> Iterator[TinyServer]:
 
 
 def quiet(server: TinyServer) -> Scrape:
-    """A scrape once everybody has gone."""
+    """A scrape after all clients have disconnected."""
     deadline = time.monotonic() + LONG_S
     while not server.idle or Scrape.take(server.http)["queue_completions"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    time.sleep(0.2)  # the last callers' connections are closed behind their work
+    time.sleep(0.2)  # the last clients' connections are closed after their work
     return Scrape.take(server.http)
 
 
-def test_a_crowd_that_stays(server: TinyServer) -> None:
+def test_many_clients_that_stay(server: TinyServer) -> None:
     before = quiet(server)
     crowd = Crowd(server, leaving=False)
     seen = quiet(server).since(before)
@@ -112,7 +112,7 @@ def test_a_crowd_that_stays(server: TinyServer) -> None:
     assert seen.histogram("e2e_request_latency_seconds")[0] == crowd.statuses["200"]
 
 
-def test_a_crowd_of_whom_some_leave(server: TinyServer) -> None:
+def test_many_clients_of_which_some_disconnect(server: TinyServer) -> None:
     before = quiet(server)
     crowd = Crowd(server, leaving=True)
     seen = quiet(server).since(before)
@@ -129,9 +129,9 @@ def test_preemptions_and_evictions() -> None:
     try:
         before = Scrape.take(server.http)
         body = {"prompt": [[number] * 16 for number in range(1, 9)], "max_tokens": 60, "explain": True}
-        told = server.http.post("/v1/completions", json=body).json()["usage"]["headrace"]["prompts"]
+        prompts = server.http.post("/v1/completions", json=body).json()["usage"]["headrace"]["prompts"]
         seen, stats = Scrape.take(server.http).since(before), server.stats()
-        assert seen["num_preemptions_total"] == sum(one["preemptions"] for one in told) > 0
+        assert seen["num_preemptions_total"] == sum(one["preemptions"] for one in prompts) > 0
         assert stats.cache is not None
         assert seen["prefix_cache_evictions_total"] == stats.cache.evictions > 0
         assert seen["prefix_cache_queries_total"] == stats.cache.queries

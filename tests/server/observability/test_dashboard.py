@@ -1,4 +1,4 @@
-"""The documents about metrics say what /metrics shows: the table, the dashboard, the examples for Prometheus."""
+"""The documents about metrics match /metrics: the table, the dashboard, the examples for Prometheus."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_names_are_not_given_twice() -> None:
     assert len({one.exposed for one in METRICS}) == len(METRICS)
 
 
-def test_the_dashboard_shows_what_there_is_and_all_of_it(shown: dict[str, str]) -> None:
+def test_the_dashboard_shows_exactly_the_metrics(shown: dict[str, str]) -> None:
     assert not unknown(expressions(), shown)
     assert named(expressions(), shown) >= {one.exposed for one in METRICS}
 
@@ -105,7 +105,7 @@ def test_the_dashboard_is_what_the_tool_writes() -> None:
     assert DASHBOARD.read_text() == grafana.text()
 
 
-def test_panels_have_their_place() -> None:
+def test_panels_do_not_overlap() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 30
     taken: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""Sums over engines do not fall when one of them dies, and an engine that says nothing does not hold up a scrape."""
+"""Sums over engines do not fall when one of them dies, and a silent engine does not delay a scrape."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_engines_are_added_up() -> None:
     assert summed.under("step_size ") == {"0": 10, "1": 0}
 
 
-def test_an_answer_that_was_overtaken_is_ignored() -> None:
+def test_an_outdated_answer_is_ignored() -> None:
     summed = totals()
     summed.take(0, stats(7, 90, running=1))
     summed.take(0, stats(5, 50, running=9))

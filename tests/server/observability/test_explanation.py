@@ -1,4 +1,4 @@
-"""`"explain": true`: every reason for which a prompt was not cached, over HTTP, and what it never tells."""
+"""`"explain": true`: every reason for which a prompt was not cached, over HTTP, and what it never reveals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _fresh = iter(range(2, 1900))
 
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[TinyServer]:
-    """A server that nobody else has sent prompts to."""
+    """A server without earlier prompts."""
     server = TinyServer()
     yield server
     server.close()
@@ -38,40 +38,44 @@ def explained(server: TinyServer, prompt: object, **body: object) -> dict[str, A
     fields = {"prompt": prompt, "max_tokens": 2, "explain": True} | body
     answer = server.http.post("/v1/completions", json=fields)
     assert answer.status_code == 200, answer.text
-    (told,) = answer.json()["usage"]["headrace"]["prompts"]
-    assert told["cached_tokens"] == answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return dict(told)
+    (explanation,) = answer.json()["usage"]["headrace"]["prompts"]
+    assert explanation["cached_tokens"] == answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return dict(explanation)
 
 
 def test_never_seen(tiny: TinyServer) -> None:
-    told = explained(tiny, fresh(20))
-    assert told["cache_miss"] == "never seen"
-    assert (told["prompt_tokens"], told["cached_tokens"], told["output_tokens"]) == (20, 0, 2)
-    assert set(told) == FIELDS
-    TypeAdapter(ExplainedPrompt).validate_python(told, strict=True)
+    explanation = explained(tiny, fresh(20))
+    assert explanation["cache_miss"] == "never seen"
+    assert (explanation["prompt_tokens"], explanation["cached_tokens"], explanation["output_tokens"]) == (
+        20,
+        0,
+        2,
+    )
+    assert set(explanation) == FIELDS
+    TypeAdapter(ExplainedPrompt).validate_python(explanation, strict=True)
 
 
 def test_everything_that_can_be_shared(tiny: TinyServer) -> None:
     prompt = fresh(20)
     explained(tiny, prompt)
-    told = explained(tiny, prompt)
-    assert (told["cache_miss"], told["cached_tokens"]) == (None, 2 * BLOCK)
+    explanation = explained(tiny, prompt)
+    assert (explanation["cache_miss"], explanation["cached_tokens"]) == (None, 2 * BLOCK)
 
 
 @pytest.mark.parametrize("at", [1, 7, 8, 13, 17])
 def test_diverged(tiny: TinyServer, at: int) -> None:
     prompt = fresh(25)
     explained(tiny, prompt)
-    told = explained(tiny, [*prompt[:at], 1234, *prompt[at + 1 :]])
-    assert told["cache_miss"] == f"diverged at token {at}"
-    assert told["cached_tokens"] == at // BLOCK * BLOCK
+    explanation = explained(tiny, [*prompt[:at], 1234, *prompt[at + 1 :]])
+    assert explanation["cache_miss"] == f"diverged at token {at}"
+    assert explanation["cached_tokens"] == at // BLOCK * BLOCK
 
 
 @pytest.mark.parametrize("length", [1, BLOCK])
 def test_below_one_block(tiny: TinyServer, length: int) -> None:
-    told = explained(tiny, fresh(length))
-    assert told["cache_miss"] == f"below one block: a block is {BLOCK} tokens"
-    assert told["cached_tokens"] == 0
+    explanation = explained(tiny, fresh(length))
+    assert explanation["cache_miss"] == f"below one block: a block is {BLOCK} tokens"
+    assert explanation["cached_tokens"] == 0
 
 
 def test_evicted() -> None:
@@ -81,19 +85,19 @@ def test_evicted() -> None:
         explained(server, prompt)
         assert explained(server, prompt)["cached_tokens"] == 4 * BLOCK
         explained(server, fresh(150))
-        told = explained(server, prompt)
-        assert told["cache_miss"].startswith("evicted: block ")
-        assert told["cached_tokens"] < 4 * BLOCK
+        explanation = explained(server, prompt)
+        assert explanation["cache_miss"].startswith("evicted: block ")
+        assert explanation["cached_tokens"] < 4 * BLOCK
     finally:
         server.close()
 
 
 def test_times_add_up(tiny: TinyServer) -> None:
-    told = explained(tiny, fresh(20), max_tokens=30)
-    assert 0 <= told["queue_s"] < told["ttft_s"] < told["e2e_s"] < 10
-    assert told["queue_s"] + told["prefill_s"] == pytest.approx(told["ttft_s"], abs=1e-5)
-    assert told["ttft_s"] + told["decode_s"] <= told["e2e_s"] + 1e-5
-    assert told["tpot_s"] == pytest.approx(told["decode_s"] / 29, abs=1e-5)
+    explanation = explained(tiny, fresh(20), max_tokens=30)
+    assert 0 <= explanation["queue_s"] < explanation["ttft_s"] < explanation["e2e_s"] < 10
+    assert explanation["queue_s"] + explanation["prefill_s"] == pytest.approx(explanation["ttft_s"], abs=1e-5)
+    assert explanation["ttft_s"] + explanation["decode_s"] <= explanation["e2e_s"] + 1e-5
+    assert explanation["tpot_s"] == pytest.approx(explanation["decode_s"] / 29, abs=1e-5)
 
 
 def test_preemptions_are_counted() -> None:
@@ -101,9 +105,9 @@ def test_preemptions_are_counted() -> None:
     try:
         body = {"prompt": [fresh(16) for _ in range(8)], "max_tokens": 60, "explain": True}
         answer = server.http.post("/v1/completions", json=body).json()
-        told = answer["usage"]["headrace"]["prompts"]
-        assert len(told) == 8
-        assert sum(one["preemptions"] for one in told) == server.stats().scheduler.preemptions > 0
+        explanation = answer["usage"]["headrace"]["prompts"]
+        assert len(explanation) == 8
+        assert sum(one["preemptions"] for one in explanation) == server.stats().scheduler.preemptions > 0
     finally:
         server.close()
 
@@ -141,8 +145,8 @@ def test_every_route_that_generates_explains(tiny: TinyServer, route: str, strea
     else:
         last = list(events(tiny, route, body))[-1]
         usage = last.get("response", last)["usage"]
-    (told,) = usage["headrace"]["prompts"]
-    assert set(told) == FIELDS and told["output_tokens"] == 3
+    (explanation,) = usage["headrace"]["prompts"]
+    assert set(explanation) == FIELDS and explanation["output_tokens"] == 3
 
 
 def test_a_stream_without_it_keeps_its_shape(tiny: TinyServer) -> None:
@@ -150,19 +154,19 @@ def test_a_stream_without_it_keeps_its_shape(tiny: TinyServer) -> None:
     assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
 
 
-# ---- What others have sent is nobody's business ----
+# ---- Prompts of other callers are not revealed ----
 
 
 def salted(server: TinyServer) -> str:
     """What a caller learns about a prompt that was sent under another salt before."""
     prompt = fresh(20)
     explained(server, prompt, cache_salt="mine")
-    told = explained(server, prompt, cache_salt="yours")
-    assert told["cached_tokens"] == 0
-    return str(told["cache_miss"])
+    explanation = explained(server, prompt, cache_salt="yours")
+    assert explanation["cached_tokens"] == 0
+    return str(explanation["cache_miss"])
 
 
-def test_other_salts_look_like_prompts_that_were_never_seen(tiny: TinyServer) -> None:
+def test_prompts_under_other_salts_count_as_never_seen(tiny: TinyServer) -> None:
     assert salted(tiny) == explained(tiny, fresh(20))["cache_miss"] == "never seen"
 
 
@@ -188,9 +192,9 @@ def learned(change: Callable[[list[int]], list[int]]) -> str:
 def explained_to(name: str, server: TinyServer, prompt: list[int]) -> str:
     body = {"prompt": prompt, "max_tokens": 2, "explain": True}
     answer = server.http.post("/v1/completions", json=body, headers=bearer(name))
-    (told,) = answer.json()["usage"]["headrace"]["prompts"]
-    assert told["cached_tokens"] == 0
-    return str(told["cache_miss"])
+    (explanation,) = answer.json()["usage"]["headrace"]["prompts"]
+    assert explanation["cached_tokens"] == 0
+    return str(explanation["cache_miss"])
 
 
 def test_prompts_of_other_keys_are_never_compared_with() -> None:

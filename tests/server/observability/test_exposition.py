@@ -44,7 +44,7 @@ async def scraped(app: object, openmetrics: bool) -> httpx.Response:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_of_models_and_keys_cannot_break_out(tiny: TinyServer, name: str, openmetrics: bool) -> None:
+def test_names_of_models_and_keys_are_escaped(tiny: TinyServer, name: str, openmetrics: bool) -> None:
     traffic = Traffic()
     traffic.usage.of(name).refused[name] += 1
     app = create_app(over(tiny.client), [name], traffic=traffic)
@@ -60,7 +60,7 @@ def test_names_of_models_and_keys_cannot_break_out(tiny: TinyServer, name: str, 
     assert all(len(value) <= MAX_LABEL_CHARS for _, labels in added for _, value in labels)
 
 
-def test_names_as_they_are_would_break_out(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unescaped_names_are_noticed(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "safe_label", lambda text: text)
     app = create_app(over(tiny.client), ["\ud800 alone"])
     with pytest.raises(UnicodeEncodeError):
@@ -157,22 +157,22 @@ def test_formats(tiny: TinyServer, accept: str, kind: str) -> None:
     assert answer.text.endswith("# EOF\n") == ("openmetrics" in kind)
 
 
-def test_a_sink_that_fails_harms_nobody(tiny: TinyServer, caplog: pytest.LogCaptureFixture) -> None:
-    told = []
+def test_a_failing_sink_affects_no_request(tiny: TinyServer, caplog: pytest.LogCaptureFixture) -> None:
+    records = []
 
     def broken(record: object) -> None:
         raise RuntimeError("the sink is broken")
 
     async def run() -> httpx.Response:
         inner = create_app(over(tiny.client), ["tiny"])
-        return await scraped(Observer(inner, Tallies(), [broken, told.append]), False)
+        return await scraped(Observer(inner, Tallies(), [broken, records.append]), False)
 
     assert tiny.call(run()).status_code == 200
-    assert len(told) == 1
+    assert len(records) == 1
     assert "could not be recorded" in caplog.text
 
 
-def test_a_bug_counts_as_an_error_of_the_server(tiny: TinyServer) -> None:
+def test_an_internal_error_counts_as_a_server_error(tiny: TinyServer) -> None:
     app = create_app(over(tiny.client), ["tiny"])
 
     async def bug() -> None:

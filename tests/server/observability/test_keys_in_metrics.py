@@ -1,4 +1,4 @@
-"""What metrics say of keys is what /usage says, and only administrators see it."""
+"""Metrics of keys equal /usage, and only administrators see them."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def test_counts_by_key(server: TinyServer) -> None:
         ("cached_tokens", "key_cached_tokens_total"),
         ("completion_tokens", "key_generation_tokens_total"),
     ):
-        told = {name: used[field] for name, used in usage.items() if used[field]}
-        assert now.under(metric, "key") == told
+        reported = {name: used[field] for name, used in usage.items() if used[field]}
+        assert now.under(metric, "key") == reported

@@ -1,4 +1,4 @@
-"""Logs: one line a request, as JSON or text, with nothing in it that a caller wrote; and they harm nobody."""
+"""Logs: one line a request, as JSON or text, without callers' text; failures of the log affect no request."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[dict[str, Any]]]:
 
 
 def line_of(lines: list[dict[str, Any]], count: int = 1) -> dict[str, Any]:
-    """The last of so many lines; a line is written just behind the end of its answer."""
+    """The last of so many lines; a line is written just after the end of its answer."""
     until(lambda: len(lines) >= count)
     assert len(lines) == count, lines
     return lines[-1]
 
 
-def test_a_request_is_told_in_one_line(tiny: TinyServer, lines: list[dict[str, Any]]) -> None:
+def test_a_request_is_one_log_line(tiny: TinyServer, lines: list[dict[str, Any]]) -> None:
     body = {"prompt": [3] * 20, "max_tokens": 5, "n": 2}
     tiny.http.post("/v1/completions", json=body)
     line_of(lines, 1)
@@ -120,7 +120,7 @@ def test_every_answer_names_its_line(server: TinyServer, lines: list[dict[str, A
     ]
     line_of(lines, len(answers))
     ids = [answer.headers["x-request-id"] for answer in answers]
-    # A line may be written behind the next answer.
+    # A line may be written after the next answer.
     assert sorted(ids) == sorted(line["request_id"] for line in lines) and len(set(ids)) == len(ids)
     assert [answer.status_code for answer in answers] == [200, 200, 400, 401, 404, 403]
 
@@ -153,7 +153,7 @@ def told_by(lines: list[dict[str, Any]]) -> str:
     return json.dumps(lines)
 
 
-def test_no_line_says_what_a_caller_wrote(
+def test_no_log_line_holds_callers_text(
     server: TinyServer, lines: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "headrace"):
@@ -193,8 +193,8 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
 def test_json_is_one_line_of_ascii(message: str) -> None:
     line = JsonFormatter().format(record(message, **{FIELDS: {"key": message, "odd": {1, 2}.__class__}}))
     assert line.isascii() and len(line.splitlines()) == 1
-    told = json.loads(line)
-    assert told["message"] == told["key"] == message and told["level"] == "error"
+    reported = json.loads(line)
+    assert reported["message"] == reported["key"] == message and reported["level"] == "error"
 
 
 def test_json_holds_tracebacks() -> None:
@@ -203,8 +203,8 @@ def test_json_holds_tracebacks() -> None:
     except ValueError:
         made = record("it failed")
         made.exc_info = sys.exc_info()
-    told = json.loads(JsonFormatter().format(made))
-    assert "ValueError: the cause" in told["exception"] and told["message"] == "it failed"
+    reported = json.loads(JsonFormatter().format(made))
+    assert "ValueError: the cause" in reported["exception"] and reported["message"] == "it failed"
 
 
 # ---- Writing ----
@@ -223,7 +223,7 @@ def test_lines_arrive_in_order(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_what_cannot_be_written_is_counted() -> None:
+def test_lost_lines_are_counted() -> None:
     fd = os.open("/dev/full", os.O_WRONLY)
     writer = LogWriter(fd)
     for number in range(7):
@@ -247,7 +247,7 @@ def fill(handler: logging.Handler) -> threading.Thread:
     return thread
 
 
-def test_nobody_waits_for_a_pipe_that_is_not_read() -> None:
+def test_a_full_pipe_blocks_no_request() -> None:
     reader, fd = os.pipe()
     writer = LogWriter(fd, max_waiting=100)
     fill(writer).join()
@@ -256,7 +256,7 @@ def test_nobody_waits_for_a_pipe_that_is_not_read() -> None:
     os.close(reader)
 
 
-def test_an_ordinary_handler_would_wait() -> None:
+def test_an_ordinary_handler_would_block() -> None:
     reader, fd = os.pipe()
     stream = os.fdopen(fd, "w")
     thread = fill(logging.StreamHandler(stream))
@@ -318,11 +318,11 @@ def engine_process(said: bytes) -> list[str]:
 
 def test_an_engine_process_logs_in_the_same_form() -> None:
     (line,) = engine_process(b"\x03\x00\x00\x00abc")
-    told = json.loads(line)
-    assert told["message"] == "the engine did not start" and "Traceback" in told["exception"]
+    reported = json.loads(line)
+    assert reported["message"] == "the engine did not start" and "Traceback" in reported["exception"]
 
 
-def test_an_engine_process_whose_parent_leaves_has_nothing_to_say() -> None:
+def test_an_orphaned_engine_process_logs_nothing() -> None:
     assert engine_process(b"") == []
 
 

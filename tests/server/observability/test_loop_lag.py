@@ -18,14 +18,14 @@ class Clock:
         return self.now
 
 
-def test_a_tick_in_time() -> None:
+def test_a_tick_on_time() -> None:
     clock = Clock()
     lag = LoopLag(0.05, clock)
     assert lag.note(clock.now) == clock.now
     assert (lag.histogram.count, lag.histogram.total) == (1, 0.0)
 
 
-def test_a_stall_counts_for_all_ticks_that_it_swallowed() -> None:
+def test_a_stall_counts_for_all_missed_ticks() -> None:
     clock = Clock()
     lag = LoopLag(0.05, clock)
     due = clock.now
@@ -35,7 +35,7 @@ def test_a_stall_counts_for_all_ticks_that_it_swallowed() -> None:
     assert lag.histogram.total == pytest.approx(20 * 0.5, abs=0.6)  # 1.0, 0.95, 0.9 … 0.05, 0
 
 
-def test_a_machine_that_slept_counts_once() -> None:
+def test_a_suspended_machine_counts_once() -> None:
     clock = Clock()
     lag = LoopLag(0.05, clock)
     due = clock.now

@@ -1,4 +1,4 @@
-"""/metrics against what the clients saw: counts exactly, times between bounds that the clients' clocks give."""
+"""/metrics against the clients' counts: counts exactly, times between bounds that the clients' clocks give."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def known_work(http: httpx.Client) -> Client:
     return client
 
 
-def test_counts_are_those_of_the_clients(http: httpx.Client) -> None:
+def test_counts_equal_the_clients_counts(http: httpx.Client) -> None:
     before = Scrape.take(http)
     client = known_work(http)
     seen = Scrape.since_then(http, before, len(client.answers))
@@ -158,7 +158,7 @@ def test_times_agree_with_the_clients_clocks(http: httpx.Client) -> None:
     }
     seconds = {name: total for name, (_, total) in sums.items()}
     slack = SLACK_S * requests
-    # A client waits for the server, so nothing on the server's side takes longer than what the client saw.
+    # A client waits for the server, so nothing on the server's side takes longer than the client measured.
     assert 0 < seconds["e2e_request_latency_seconds"] < sum(client.seconds)
     assert seconds["time_to_first_token_seconds"] < seconds["e2e_request_latency_seconds"]
     inference = seconds["request_prefill_time_seconds"] + seconds["request_decode_time_seconds"]
@@ -205,10 +205,10 @@ def test_a_planted_double_count_is_noticed(tiny: TinyServer, monkeypatch: pytest
         return seen["generation_tokens_total"], answer["usage"]["completion_tokens"]
 
     assert counted() == (9, 9)
-    saw = record_module.RequestRecord.on_delta
+    on_delta = record_module.RequestRecord.on_delta
 
     def twice(record: record_module.RequestRecord, number: int, delta: Any) -> None:
-        saw(record, number, delta)
+        on_delta(record, number, delta)
         record.tallies.generation_tokens += len(delta.token_ids)
 
     monkeypatch.setattr(record_module.RequestRecord, "on_delta", twice)
@@ -237,7 +237,7 @@ def test_a_scrape_during_load_can_be_parsed(tiny: TinyServer, openmetrics: bool)
     assert tiny.idle
 
 
-def test_a_caller_who_leaves_counts_as_an_abort(tiny: TinyServer) -> None:
+def test_a_disconnect_counts_as_an_abort(tiny: TinyServer) -> None:
     before = Scrape.take(tiny.http)
     body = {"prompt": [3] * 10, "max_tokens": 400, "stream": True}
     with tiny.http.stream("POST", "/v1/completions", json=body) as response:

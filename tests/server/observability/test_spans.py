@@ -1,4 +1,4 @@
-"""Traces: what a span says, whose child it is, and that a collector receives it."""
+"""Traces: attributes of a span, its parent, and that a collector receives it."""
 
 from __future__ import annotations
 
@@ -66,38 +66,40 @@ def traced(tiny: TinyServer) -> Traced:
     return Traced(tiny)
 
 
-def test_a_span_says_what_the_answer_says(traced: Traced) -> None:
+def test_a_span_equals_the_answer(traced: Traced) -> None:
     body = {"prompt": [3] * 20, "max_tokens": 5, "n": 2, "temperature": 0.5, "top_p": 0.9, "explain": True}
     begun = time.time_ns()
     answer = traced.post("/v1/completions", body).json()
     ended = time.time_ns()
     span, usage = traced.span, answer["usage"]
-    told = dict(span.attributes or {})
+    reported = dict(span.attributes or {})
     assert (span.name, span.kind, span.parent) == (SPAN, SpanKind.SERVER, None)
     assert span.resource.attributes["service.name"] == "headrace"
-    assert told["gen_ai.request.id"] == answer["id"]
-    assert told["gen_ai.operation.name"] == "text_completion"
-    assert told["gen_ai.request.model"] == told["gen_ai.response.model"] == "tiny"
-    assert (told["gen_ai.request.n"], told["gen_ai.request.max_tokens"]) == (2, 5)
-    assert (told["gen_ai.request.temperature"], told["gen_ai.request.top_p"]) == (0.5, 0.9)
-    assert told["gen_ai.usage.num_sequences"] == 2
+    assert reported["gen_ai.request.id"] == answer["id"]
+    assert reported["gen_ai.operation.name"] == "text_completion"
+    assert reported["gen_ai.request.model"] == reported["gen_ai.response.model"] == "tiny"
+    assert (reported["gen_ai.request.n"], reported["gen_ai.request.max_tokens"]) == (2, 5)
+    assert (reported["gen_ai.request.temperature"], reported["gen_ai.request.top_p"]) == (0.5, 0.9)
+    assert reported["gen_ai.usage.num_sequences"] == 2
     for old, new, count in (
         ("prompt", "input", "prompt_tokens"),
         ("completion", "output", "completion_tokens"),
     ):
-        assert told[f"gen_ai.usage.{old}_tokens"] == told[f"gen_ai.usage.{new}_tokens"] == usage[count]
-    assert told["gen_ai.response.finish_reasons"] == ("length", "length")
-    assert told["http.route"] == "/v1/completions" and told["http.response.status_code"] == 200
-    assert "error.type" not in told and span.status.status_code is StatusCode.UNSET
+        assert (
+            reported[f"gen_ai.usage.{old}_tokens"] == reported[f"gen_ai.usage.{new}_tokens"] == usage[count]
+        )
+    assert reported["gen_ai.response.finish_reasons"] == ("length", "length")
+    assert reported["http.route"] == "/v1/completions" and reported["http.response.status_code"] == 200
+    assert "error.type" not in reported and span.status.status_code is StatusCode.UNSET
     (engine,) = usage["headrace"]["prompts"]
     for name, key in (
         ("in_queue", "queue_s"),
         ("in_model_prefill", "prefill_s"),
         ("in_model_decode", "decode_s"),
     ):
-        assert told[f"gen_ai.latency.time_{name}"] == pytest.approx(engine[key], abs=1e-5)
-    latency = float(str(told["gen_ai.latency.e2e"]))
-    assert 0 < float(str(told["gen_ai.latency.time_to_first_token"])) < latency
+        assert reported[f"gen_ai.latency.time_{name}"] == pytest.approx(engine[key], abs=1e-5)
+    latency = float(str(reported["gen_ai.latency.e2e"]))
+    assert 0 < float(str(reported["gen_ai.latency.time_to_first_token"])) < latency
     assert span.start_time is not None and span.end_time is not None
     assert begun - 5_000_000 <= span.start_time < span.end_time <= ended + 5_000_000
     assert span.end_time - span.start_time == pytest.approx(latency * 1e9, abs=1e3)
@@ -110,7 +112,7 @@ def test_the_callers_span_is_the_parent(traced: Traced) -> None:
     assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
 
 
-def test_a_caller_that_is_not_traced_is_not(traced: Traced) -> None:
+def test_an_untraced_caller_is_not_traced(traced: Traced) -> None:
     traced.post("/v1/completions", {"prompt": [3], "max_tokens": 2}, {"traceparent": TRACEPARENT[:-1] + "0"})
     assert traced.spans == ()
 
@@ -130,7 +132,7 @@ def test_failures_are_marked(traced: Traced) -> None:
     assert (traced.span.attributes or {})["error.type"] == "internal_error"
 
 
-def test_chats_streams_and_what_is_no_work(traced: Traced) -> None:
+def test_chats_streams_and_requests_without_work(traced: Traced) -> None:
     chat = {
         "messages": [{"role": "user", "content": "The secret is honeycomb"}],
         "max_tokens": 2,
@@ -190,12 +192,12 @@ def test_a_collector_receives_the_spans_of_a_server(
             assert names["service.name"] == "headrace"
             spans += [span for scope in resource.scope_spans for span in scope.spans]
     assert {span.trace_id.hex() for span in spans} == {TRACE}
-    told = [{one.key: one.value for one in span.attributes} for span in spans]
-    assert {one["gen_ai.request.id"].string_value for one in told} == ids
-    assert all(one["gen_ai.usage.completion_tokens"].int_value == 3 for one in told)
+    reported = [{one.key: one.value for one in span.attributes} for span in spans]
+    assert {one["gen_ai.request.id"].string_value for one in reported} == ids
+    assert all(one["gen_ai.usage.completion_tokens"].int_value == 3 for one in reported)
 
 
-def test_a_collector_that_is_away_holds_nobody_up() -> None:
+def test_an_absent_collector_blocks_no_request() -> None:
     process, url = served(subprocess.DEVNULL, "--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces")
     with httpx.Client(base_url=url, timeout=30) as http:
         for _ in range(5):
@@ -207,12 +209,12 @@ def test_a_collector_that_is_away_holds_nobody_up() -> None:
 @pytest.mark.parametrize(
     "endpoint", ["localhost:4318", "ftp://x/v1/traces", "http://", "http://x:99999/", "http://["]
 )
-def test_an_endpoint_that_is_none(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_endpoint(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "tale", "--port", "0", "--otlp-traces-endpoint", endpoint]) != 0
     assert "--otlp-traces-endpoint takes a URL" in capsys.readouterr().err
 
 
-def test_without_the_package_it_is_named() -> None:
+def test_a_missing_package_is_named() -> None:
     program = (
         "import sys\nfrom headrace.cli import main\nsys.modules['opentelemetry.sdk'] = None\n"
         "sys.exit(main(['serve', 'tale', '--port', '0', '--otlp-traces-endpoint', 'http://127.0.0.1:9/']))"

@@ -77,7 +77,7 @@ def test_a_chat(client: ollama.Client) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", answer.created_at or "")
 
 
-def test_a_streamed_chat_says_the_same(client: ollama.Client) -> None:
+def test_a_streamed_chat_equals_the_whole_one(client: ollama.Client) -> None:
     *parts, last = client.chat(**said("one two three"), stream=True)
     assert "".join(part.message.content or "" for part in parts) == "one two three"
     assert not any(part.done for part in parts) and len(parts) > 1
@@ -86,7 +86,7 @@ def test_a_streamed_chat_says_the_same(client: ollama.Client) -> None:
     assert (last.eval_count, last.prompt_eval_count) == (whole.eval_count, whole.prompt_eval_count)
 
 
-def test_answers_are_streamed_unless_told_otherwise(echo: TinyServer) -> None:
+def test_answers_are_streamed_by_default(echo: TinyServer) -> None:
     assert len(lines(echo, "/api/chat", said("word " * 50))) > 3
     whole = echo.http.post("/api/chat", json=said("a b c", stream=False))
     assert (
@@ -137,12 +137,12 @@ def test_streamed_calls_come_whole(client: ollama.Client) -> None:
 
 
 @pytest.mark.parametrize("think", [True, "high"])
-def test_thoughts_are_apart(client: ollama.Client, think: Any) -> None:
+def test_thoughts_are_separate(client: ollama.Client, think: Any) -> None:
     message = client.chat(**said("<think>Hm.</think>So."), think=think).message
     assert (message.thinking, message.content) == ("Hm.", "So.")
 
 
-def test_thoughts_that_nobody_wants_are_left_out(client: ollama.Client) -> None:
+def test_thoughts_are_left_out_when_disabled(client: ollama.Client) -> None:
     message = client.chat(**said("<think>Hm.</think>So."), think=False).message
     assert (message.thinking, message.content) == (None, "So.")
 
@@ -230,7 +230,7 @@ def test_num_ctx_bounds_prompt_and_answer(client: ollama.Client) -> None:
     assert (bounded.done_reason, bounded.eval_count) == ("length", room)
 
 
-def test_turns_that_are_too_many_are_left_out(echo: TinyServer) -> None:
+def test_excess_turns_are_left_out(echo: TinyServer) -> None:
     turns = [{"role": "user", "content": f"{number} {'word ' * 50}"} for number in range(20)]
     body = {
         "model": "tiny",
@@ -441,13 +441,13 @@ def test_what_is_refused(echo: TinyServer, path: str, fields: dict[str, Any], sa
     assert list(answer.json()) == ["error"] and re.search(says, answer.json()["error"]), answer.text
 
 
-def test_options_that_do_nothing_are_taken(client: ollama.Client) -> None:
+def test_options_without_effect_are_accepted(client: ollama.Client) -> None:
     options = {"num_thread": 2, "num_gpu": 99, "num_keep": 4, "use_mmap": True, "tfs_z": 1.0, "typical_p": 1.0,
                "repeat_last_n": 64, "mirostat": 0, "low_vram": False, "num_batch": 512}  # fmt: skip
     assert client.chat(**said("Hi", options=options)).message.content == "Hi"
 
 
-def test_errors_from_all_over_the_server_have_the_form(echo: TinyServer, client: ollama.Client) -> None:
+def test_every_error_has_the_apis_form(echo: TinyServer, client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="is not served here") as lost:
         client.chat(**said("Hi", model="llama3.2"))
     assert lost.value.status_code == 404
@@ -471,7 +471,7 @@ def test_an_error_in_a_stream_is_a_line(doomed: TinyServer) -> None:
     assert list(last) == ["error"] and "SIGKILL" in last["error"]
 
 
-def test_who_leaves_frees_what_they_held(doomed: TinyServer) -> None:
+def test_a_disconnect_frees_blocks(doomed: TinyServer) -> None:
     with doomed.http.stream("POST", "/api/generate", json=asked("Hi", raw=True)) as answer:
         next(answer.iter_lines())
         assert doomed.stats().running == 1

@@ -28,9 +28,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
         (SamplingParams(max_tokens=0, n=64), [2**14], True),
     ],
 )
-def test_what_is_asked_for_at_the_bound_and_beyond(
-    params: SamplingParams, prompts: list[int], echo: bool
-) -> None:
+def test_sizes_at_the_bound_and_beyond(params: SamplingParams, prompts: list[int], echo: bool) -> None:
     assert bounded(params, prompts, None, echo=echo, stream=False) is params
     for stream in (False, True):
         with pytest.raises(InvalidParams, match=f"may come to .* but one request may have {MAX_ENTRIES}"):
@@ -98,7 +96,7 @@ def test_the_ids_of_prompts_take_memory(path: str, tiny: TinyServer, monkeypatch
     assert answers.bytes == 0
 
 
-def test_answers_that_take_too_much_memory_together_end_as_overload(tiny: TinyServer) -> None:
+def test_answers_over_the_shared_memory_bound_end_as_overload(tiny: TinyServer) -> None:
     answers = tiny.app.state.service.answers
     body = CHAT | {"n": 16, "max_tokens": 50, "logprobs": True, "top_logprobs": 20}
     most, answers.most = answers.most, LEAST_HELD_BYTES

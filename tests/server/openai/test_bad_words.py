@@ -22,7 +22,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_folder(TALE)
 
 
-def test_words_at_the_beginning_and_behind_a_space(tokenizer: Tokenizer) -> None:
+def test_words_at_the_beginning_and_after_a_space(tokenizer: Tokenizer) -> None:
     params = with_bad_word_ids(SamplingParams(bad_words=("fox", " the", (7, 8), "fox")), tokenizer)
     expected = [tokenizer.encode(text, add_special_tokens=False) for text in ("fox", " fox", "the", " the")]
     assert list(params.bad_words) == [*map(tuple, expected), (7, 8)]
@@ -34,7 +34,7 @@ def test_words_at_the_beginning_and_behind_a_space(tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_model_does_without_them(tale: ServeProcess, temperature: float) -> None:
+def test_a_model_avoids_them(tale: ServeProcess, temperature: float) -> None:
     """Offline, alone and among others, and served."""
     llm = LLM("tale", num_threads=1, show_progress=False)
     options: dict[str, Any] = {

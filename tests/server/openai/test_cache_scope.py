@@ -87,25 +87,25 @@ def test_prefixes_are_shared_across_keys_where_that_is_asked_for(tmp_path: Path)
 
 
 def explained() -> list[Any]:
-    """What bob is told of a prompt that ann has sent, and of one that nobody has."""
+    """What the server reports to bob about a prompt of ann's, and about one that was never sent."""
     server = TinyServer(traffic=keyed(Caller("ann"), Caller("bob")))
     try:
         assert complete(server, "ann", prompt=[7] * 64).status_code == 200
-        told = []
+        reported = []
         for token in (7, 8):
             answer = complete(server, "bob", prompt=[token] * 64, explain=True).json()
             (prompt,) = answer["usage"]["headrace"]["prompts"]
-            told.append((prompt["cached_tokens"], prompt["cache_miss"]))
-        return told
+            reported.append((prompt["cached_tokens"], prompt["cache_miss"]))
+        return reported
     finally:
         server.close()
 
 
-def test_why_nothing_was_cached_says_nothing_of_others() -> None:
+def test_a_cache_miss_does_not_reveal_other_keys() -> None:
     assert explained() == [(0, "never seen")] * 2
 
 
-def test_a_reason_that_tells_of_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_that_reveals_other_keys_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_metrics, "_told", lambda miss: miss and miss.reason)
     assert explained() == [(0, "other salt"), (0, "never seen")]
 

@@ -106,7 +106,7 @@ def test_content_parts_are_joined(tiny: TinyServer) -> None:
         {"messages": [{"role": "user", "content": "word " * 1000}]},
     ],
 )
-def test_what_cannot_be_answered(tiny: TinyServer, body: dict[str, object]) -> None:
+def test_chats_that_cannot_be_answered(tiny: TinyServer, body: dict[str, object]) -> None:
     answer = tiny.http.post(
         "/v1/chat/completions", content=json.dumps(body), headers={"Content-Type": "application/json"}
     )

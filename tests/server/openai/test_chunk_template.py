@@ -20,7 +20,7 @@ TEMPLATE = ChunkTemplate(chunk(HOLE))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_it_writes_what_the_encoder_writes(text: str) -> None:
+def test_it_equals_the_encoder(text: str) -> None:
     assert TEMPLATE.event(text) == event(chunk(text))
 
 
@@ -45,8 +45,8 @@ def test_streams_have_the_same_fields_in_every_chunk(tiny: TinyServer) -> None:
     texts: dict[int, str] = {}
     for part in stream:
         (choice,) = part.choices
-        told = repr(part.model_dump(exclude={"choices"})) + repr(sorted(choice.model_dump()))
-        fields.setdefault(choice.index, set()).add(told)
+        shape = repr(part.model_dump(exclude={"choices"})) + repr(sorted(choice.model_dump()))
+        fields.setdefault(choice.index, set()).add(shape)
         texts[choice.index] = texts.get(choice.index, "") + choice.text
     assert all(len(kinds) == 1 for kinds in fields.values()), fields
     whole = tiny.openai.completions.create(**{**body, "stream": False})  # type: ignore[call-overload]

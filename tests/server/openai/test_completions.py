@@ -1,4 +1,4 @@
-"""/v1/completions with the official client, over an engine that counts: the token behind t is t + 1."""
+"""/v1/completions with the official client, over an engine that counts: the token after t is t + 1."""
 
 from __future__ import annotations
 

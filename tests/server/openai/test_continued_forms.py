@@ -63,7 +63,7 @@ def test_the_messages_api_does_the_same(reasons: ServeProcess) -> None:
     assert jsonschema_rs.is_valid(PET, json.loads(block["text"]))
 
 
-def test_open_reasoning_goes_on(reasons: ServeProcess) -> None:
+def test_open_reasoning_continues(reasons: ServeProcess) -> None:
     (choice,) = continued(reasons, "<think>x")["choices"]
     assert choice["finish_reason"] == "length" and not choice["message"]["content"]
     assert choice["message"]["reasoning_content"]

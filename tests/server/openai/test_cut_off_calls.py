@@ -162,7 +162,7 @@ def test_only_a_complete_call_ends_with_tool_calls(
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", r'"\ud800"'])
-def test_arguments_that_are_no_json_fail_no_message(echo: TinyServer, value: str) -> None:
+def test_arguments_that_are_not_json_fail_no_message(echo: TinyServer, value: str) -> None:
     text = f'<tool_call>{{"name": "look", "arguments": {{"q": {value}}}}}</tool_call>'
     answer = echo.http.post(
         MESSAGES,
@@ -175,7 +175,7 @@ def test_arguments_that_are_no_json_fail_no_message(echo: TinyServer, value: str
     assert answer.json()["content"][0]["input"] == {}
 
 
-def test_responses_say_which_call_is_incomplete(echo: TinyServer) -> None:
+def test_responses_mark_the_incomplete_call(echo: TinyServer) -> None:
     tools: Any = [{"type": "function", "name": "look", "parameters": LOOK, "strict": False}]
     done = echo.openai.responses.create(
         model="tiny", tools=tools, input='<tool_call>{"name": "look", "arguments": {"q": "x"}}</tool_call>'

@@ -1,4 +1,4 @@
-"""`echo` of /v1/completions, as evaluation harnesses use it: prompts scored, with or without anything behind them."""
+"""`echo` of /v1/completions, as evaluation harnesses use it: prompts scored, with or without output after them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_folder(TALE)
 
 
-def test_text_in_front(tiny: TinyServer, tokenizer: Tokenizer) -> None:
+def test_echo_starts_with_the_prompt(tiny: TinyServer, tokenizer: Tokenizer) -> None:
     plain = tiny.openai.completions.create(model="tiny", prompt=["Once", TEXT], n=2, max_tokens=5)
     echo = tiny.openai.completions.create(model="tiny", prompt=["Once", TEXT], n=2, max_tokens=5, echo=True)
     fronts = ["Once", "Once", TEXT, TEXT]
@@ -129,15 +129,15 @@ def test_a_models_scores_are_those_of_the_offline_engine(tale: ServeProcess) -> 
     llm = LLM("tale", num_threads=1, show_progress=False)
     (offline,) = llm.generate(TEXT, SamplingParams(max_tokens=0, prompt_logprobs=3), use_tqdm=False)
     assert offline.prompt_logprobs is not None
-    wanted = [next(iter(entry.values())).logprob for entry in offline.prompt_logprobs if entry is not None]
+    required = [next(iter(entry.values())).logprob for entry in offline.prompt_logprobs if entry is not None]
     for max_tokens in (0, 1):
         answer = client.completions.create(
             model="tale", prompt=TEXT, max_tokens=max_tokens, temperature=0, echo=True, logprobs=3
         )
         logprobs = answer.choices[0].logprobs
         assert logprobs is not None and logprobs.token_logprobs is not None
-        assert logprobs.token_logprobs[1 : len(wanted) + 1] == wanted
-        assert all(math.isfinite(value) for value in wanted)
+        assert logprobs.token_logprobs[1 : len(required) + 1] == required
+        assert all(math.isfinite(value) for value in required)
 
 
 def test_offsets_follow_characters_of_several_tokens(tiny: TinyServer, tokenizer: Tokenizer) -> None:

@@ -28,12 +28,12 @@ def unit(vector: np.ndarray) -> np.ndarray:
 def test_every_form_of_input(tiny: TinyServer) -> None:
     tokenizer = Tokenizer.from_folder(TALE)
     ids = tokenizer.encode("Once upon")
-    wanted = unit(np.array(hidden_state(ids[-1])))
+    expected = unit(np.array(hidden_state(ids[-1])))
     for given in ("Once upon", ["Once upon"], ids, [ids]):
         answer = tiny.openai.embeddings.create(model="tiny", input=given)
         (data,) = answer.data
         assert (data.index, data.object, answer.object, answer.model) == (0, "embedding", "list", "tiny")
-        assert np.allclose(data.embedding, wanted, atol=1e-6)
+        assert np.allclose(data.embedding, expected, atol=1e-6)
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (len(ids), len(ids))
     several = tiny.openai.embeddings.create(model="alias", input=[[3], [5], [8]])
     assert [data.index for data in several.data] == [0, 1, 2] and several.model == "alias"
@@ -96,7 +96,7 @@ def test_the_whole_context_may_be_embedded(tiny: TinyServer) -> None:
     assert answer.status_code == 200 and answer.json()["usage"]["prompt_tokens"] == 512
 
 
-def test_one_bad_input_takes_the_others_back(tiny: TinyServer) -> None:
+def test_one_bad_input_aborts_the_others(tiny: TinyServer) -> None:
     many = [[n] * 400 for n in range(1, 20)]
     answer = tiny.http.post("/v1/embeddings", json={"input": [*many, [5000]]})
     assert answer.status_code == 400
@@ -138,7 +138,7 @@ def test_among_streams_and_asynchronously(tale: ServeProcess) -> None:
     asyncio.run(run())
 
 
-def test_a_caller_who_leaves_takes_the_work_along(doomed: TinyServer) -> None:
+def test_a_disconnect_aborts_the_work(doomed: TinyServer) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
             f"{doomed.url}/v1/embeddings", json={"input": [[n] * 500 for n in range(60)]}, timeout=0.15

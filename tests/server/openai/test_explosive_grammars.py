@@ -1,4 +1,4 @@
-"""Grammars made to explode, by every way in: each is answered soon, and a neighbour's stream goes on meanwhile."""
+"""Grammars made to explode, by every way in: each is answered soon, and another client's stream continues meanwhile."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 class Neighbour:
-    """Somebody whose stream goes on, again and again; `longest` is the longest silence in seconds."""
+    """A client that streams continuously; `longest` is the longest gap in seconds."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -141,17 +141,17 @@ def test_explosive_grammars(tale: ServeProcess) -> None:
                 "/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 20, **fields}
             )
             took = times[name] = time.monotonic() - began
-            told = answer.text
+            reported = answer.text
             # 429 is for machines too busy to try it out.
             if answer.status_code not in (200, 400, 429) or took > ANSWER_S:
-                slow.append(f"{name}: {answer.status_code} after {took:.2f} s: {told[:200]}")
+                slow.append(f"{name}: {answer.status_code} after {took:.2f} s: {reported[:200]}")
     slowest = sorted(times.items(), key=lambda item: -item[1])[:4]
     print(f"slowest {slowest}; silence {neighbour.longest:.3f} s; {neighbour.tokens} tokens")
     assert slow == []
     assert neighbour.longest < GAP_S and neighbour.tokens > 1000
 
 
-def test_a_silence_is_noticed(tale: ServeProcess) -> None:
+def test_a_stalled_stream_is_noticed(tale: ServeProcess) -> None:
     """The planted fault: the engine stands still for a moment."""
     (engine, *_) = tale.descendants()
     with Neighbour(tale.url) as neighbour:

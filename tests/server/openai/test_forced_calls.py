@@ -1,4 +1,4 @@
-"""Calls that must be made, by the bundled model, which was never taught to make any: grammars see to it."""
+"""Calls that must be made, by the bundled model, which was not trained to make any: grammars force them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BELL = function("ring", loud={"type": "boolean"})
     ids=["required", "named"],
 )
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_bundled_model_calls_a_tool_where_it_must(
+def test_the_bundled_model_calls_a_required_tool(
     tale: ServeProcess, choice: Any, names: set[str], n: int
 ) -> None:
     """The model was never taught to call anything: the grammar sees to it."""
@@ -88,7 +88,7 @@ def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     served.process.wait(30)
 
 
-def test_a_forced_call_behind_a_special_token(mistral: ServeProcess) -> None:
+def test_a_forced_call_after_a_special_token(mistral: ServeProcess) -> None:
     answer = mistral.openai().chat.completions.create(
         model="tale", messages=[{"role": "user", "content": "Paint!"}], tools=[COLOUR], tool_choice="required",  # type: ignore[list-item]
         max_tokens=200, parallel_tool_calls=False,

@@ -57,7 +57,7 @@ def test_what_needs_a_grammar_is_501(bare: ServeProcess, body: dict[str, Any]) -
     )
 
 
-def test_everything_else_works_and_start_up_says_what_is_missing(bare: ServeProcess) -> None:
+def test_everything_else_works_and_the_start_names_the_missing_package(bare: ServeProcess) -> None:
     assert chat(bare).status_code == 200
     assert chat(bare, tools=[TOOL]).status_code == 200
     bare.process.send_signal(signal.SIGTERM)

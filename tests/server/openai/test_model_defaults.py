@@ -37,29 +37,29 @@ def shy(folder: Path) -> Iterator[ServeProcess]:
     served.process.wait(30)
 
 
-def told(process: ServeProcess, **options: Any) -> tuple[str, int]:
+def answer_of(process: ServeProcess, **options: Any) -> tuple[str, int]:
     answer = process.openai().chat.completions.create(model="shy", messages=CHAT, **options)
     assert answer.usage is not None
     return answer.choices[0].message.content or "", answer.usage.completion_tokens
 
 
-def test_requests_that_say_nothing_get_them(shy: ServeProcess) -> None:
-    answers = {told(shy) for _ in range(4)}
+def test_requests_without_options_get_the_defaults(shy: ServeProcess) -> None:
+    answers = {answer_of(shy) for _ in range(4)}
     assert len(answers) == 1  # greedy
     ((text, tokens),) = answers
-    assert tokens == 5 and told(shy, temperature=0) == (text, 5)
-    assert told(shy, max_tokens=2)[1] == 2
-    assert told(shy, max_tokens=50)[1] == 5  # a bound for all of a server's answers
+    assert tokens == 5 and answer_of(shy, temperature=0) == (text, 5)
+    assert answer_of(shy, max_tokens=2)[1] == 2
+    assert answer_of(shy, max_tokens=50)[1] == 5  # a bound for all of a server's answers
     assert (
-        len({told(shy, temperature=2.0, seed=seed)[0] for seed in range(6)}) > 1
+        len({answer_of(shy, temperature=2.0, seed=seed)[0] for seed in range(6)}) > 1
     )  # what a request says holds
 
 
 def test_they_are_switched_off(folder: Path) -> None:
     served = serve(str(folder), *ENGINE, "--generation-config", "vllm")
     try:
-        assert told(served, max_tokens=9, temperature=0)[1] == 9
-        assert len({told(served, max_tokens=8)[0] for _ in range(6)}) > 1  # temperature 1
+        assert answer_of(served, max_tokens=9, temperature=0)[1] == 9
+        assert len({answer_of(served, max_tokens=8)[0] for _ in range(6)}) > 1  # temperature 1
     finally:
         served.process.terminate()
         served.process.wait(30)
@@ -70,7 +70,7 @@ class Body:
     top_p = 0.4
 
 
-def test_what_is_left_open_is_filled() -> None:
+def test_open_options_are_filled() -> None:
     params = SamplingParams(top_p=0.4, max_tokens=None)
     defaults = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 30}
     filled = with_model_defaults(params, Body(), defaults, [10], 100)

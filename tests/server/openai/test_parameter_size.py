@@ -33,7 +33,7 @@ def test_at_the_bound_and_beyond(params: SamplingParams, prompts: int) -> None:
         check_parameters(params, prompts + 1)
 
 
-def test_lists_of_many_completions_are_refused_before_the_engine_has_them() -> None:
+def test_lists_of_many_completions_are_refused_before_submission() -> None:
     server = TinyServer(max_body_bytes=2**20)
     try:
         body = {"prompt": [[7]] * 16, "max_tokens": 1, "allowed_token_ids": list(IDS)}

@@ -1,4 +1,4 @@
-"""vLLM's fields about prompts: how a chat becomes one, what is cut off, and what an answer tells of it."""
+"""vLLM's fields about prompts: how a chat becomes one, truncation, and what an answer reports."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_text_beyond_the_context_is_shortened(tiny: TinyServer, tokenizer: Token
     assert vectors.status_code == 200 and vectors.json()["usage"]["prompt_tokens"] == 20
 
 
-# ---- What an answer tells ----
+# ---- What an answer reports ----
 
 
 def test_token_ids(tiny: TinyServer, tokenizer: Tokenizer) -> None:
@@ -269,7 +269,7 @@ def test_prompt_logprobs_beside_echo(tiny: TinyServer) -> None:
     assert [len(entry) for entry in few["prompt_logprobs"][1:]] == [1] * (len(few["prompt_logprobs"]) - 1)
 
 
-# ---- Lengths that nobody asked for, and long conversations ----
+# ---- Default lengths, and long conversations ----
 
 
 def test_a_prompt_just_below_the_context(tiny: TinyServer) -> None:

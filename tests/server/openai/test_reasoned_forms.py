@@ -81,7 +81,7 @@ def check_calls(message: Any) -> None:
         assert jsonschema_rs.is_valid(PAINT["function"]["parameters"], json.loads(call.function.arguments))
 
 
-def test_reasoning_first_and_then_the_format(model: Model) -> None:
+def test_the_format_comes_after_the_reasoning(model: Model) -> None:
     thoughts = 0
     answer = model.chat(n=6, seed=1)
     for choice in answer.choices:
@@ -98,7 +98,7 @@ def test_without_reasoning_the_format_comes_at_once(model: Model) -> None:
     assert not reasoning(answer.choices[0])
 
 
-def test_reasoning_that_does_not_end_is_all_there_is(model: Model) -> None:
+def test_unfinished_reasoning_has_no_content(model: Model) -> None:
     (choice,) = model.chat(seed=1, logit_bias={}, max_tokens=40).choices
     assert choice.finish_reason == "length" and not choice.message.content
     assert reasoning(choice)
@@ -129,7 +129,7 @@ def test_with_tools_an_answer_is_a_call_or_fits_the_format(model: Model, strict:
     assert called > 1 and answered > 1 and thoughts > 2
 
 
-def test_a_stream_says_the_same(model: Model) -> None:
+def test_a_stream_equals_the_whole_answer(model: Model) -> None:
     options = model.options(seed=3, n=3)
     whole = model.served.openai().chat.completions.create(**options)
     content, thoughts = [""] * 3, [""] * 3
@@ -141,7 +141,7 @@ def test_a_stream_says_the_same(model: Model) -> None:
     assert thoughts == [reasoning(choice) for choice in whole.choices]
 
 
-def test_a_call_that_must_be_made_comes_behind_the_reasoning(model: Model) -> None:
+def test_a_forced_call_comes_after_the_reasoning(model: Model) -> None:
     """The format is that of content, and a call has none."""
     answer = model.chat(n=3, seed=4, tools=[PAINT], tool_choice="required", parallel_tool_calls=False)
     assert any(reasoning(choice) for choice in answer.choices)
@@ -164,9 +164,9 @@ def test_every_kind_of_grammar_follows_reasoning(model: Model, fields: dict[str,
     body = {"chat_template_kwargs": {"thinking": True}}
     options = {key: value for key, value in fields.items() if key == "response_format"}
     body |= {key: value for key, value in fields.items() if key != "response_format"}
-    told = model.options(seed=5, n=4, extra_body=body, max_tokens=400)
-    del told["response_format"]
-    answer = model.served.openai().chat.completions.create(**told | options)
+    reported = model.options(seed=5, n=4, extra_body=body, max_tokens=400)
+    del reported["response_format"]
+    answer = model.served.openai().chat.completions.create(**reported | options)
     assert any(reasoning(choice) for choice in answer.choices)
     for choice in answer.choices:
         assert choice.finish_reason == "length" or fits(choice.message.content), choice

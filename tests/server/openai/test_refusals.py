@@ -70,7 +70,7 @@ def test_bad_bodies(tiny: TinyServer, body: bytes) -> None:
     assert error["type"] == "invalid_request_error" and 5 < len(error["message"]) <= 2000
 
 
-def test_a_million_faults_are_one(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_million_errors_are_reported_as_one(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation stops at the first fault: the work does not grow with their number."""
     found: list[int] = []
 
@@ -149,9 +149,7 @@ def test_one_sequence_that_fails(tiny: TinyServer) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("prompts", [[[1]], [[1], [2], [3]]])
-def test_a_caller_who_leaves_frees_the_cache(
-    tiny: TinyServer, stream: bool, prompts: list[list[int]]
-) -> None:
+def test_a_disconnect_frees_the_cache(tiny: TinyServer, stream: bool, prompts: list[list[int]]) -> None:
     until(lambda: tiny.idle)
     body = json.dumps({"prompt": prompts, "max_tokens": 500, "stream": stream, "n": 2}).encode()
     host, port = tiny.url.removeprefix("http://").split(":")

@@ -108,12 +108,12 @@ def table() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_every_known_field_is_decided(path: str) -> None:
-    wanted = openai_fields(path) | set(VLLM[path].split())
+    required = openai_fields(path) | set(VLLM[path].split())
     assert len(openai_fields(path)) >= 5
-    assert {name for name in wanted if what_happens(ROUTES[path], name) == "–"} == set()
+    assert {name for name in required if what_happens(ROUTES[path], name) == "–"} == set()
 
 
-def test_the_table_in_the_docs_says_what_the_schemas_do() -> None:
+def test_the_table_in_the_docs_equals_the_schemas() -> None:
     names = {name for model in ROUTES.values() for name in (*model.model_fields, *model.others)}
     expected = {name: [what_happens(model, name) for model in ROUTES.values()] for name in sorted(names)}
     assert table() == expected
@@ -160,7 +160,7 @@ def test_unknown_fields_are_refused(tiny: TinyServer, path: str) -> None:
         assert post(tiny, path, BASE[path] | {name: None})[0] == 200
 
 
-def test_a_misspelled_field_is_told_its_name(tiny: TinyServer) -> None:
+def test_a_misspelled_field_suggests_its_name(tiny: TinyServer) -> None:
     _, answer = post(tiny, "/v1/completions", BASE["/v1/completions"] | {"temprature": 1})
     assert answer["error"]["message"].endswith("did you mean temperature?")
     body = BASE["/v1/completions"] | {"stream": True, "stream_options": {"include_use": True}}
@@ -215,5 +215,5 @@ def test_whole_pairs_are_text(tiny: TinyServer) -> None:
     assert post(tiny, "/v1/completions", body)[0] == 200
 
 
-def test_the_empty_asks_for_nothing() -> None:
+def test_the_empty_values_are_empty() -> None:
     assert all(not value for value in EMPTY)

@@ -1,4 +1,4 @@
-"""Fields of /v1/responses that a client of OpenAI's sends without a thought: what becomes of each."""
+"""Fields of /v1/responses that OpenAI's clients send by default: the effect of each."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def test_hosted_tools_are_ignored_with_a_warning(echo: TinyServer, caplog: pytes
     hosted = [{"type": kind} for kind in sorted(HOSTED_TOOLS)]
     with caplog.at_level(logging.WARNING, "headrace.server.openai.responses.route"):
         answer = echo.openai.responses.create(model="tiny", input="Hi", tools=[*hosted, WEATHER])  # type: ignore[list-item]
-    told = answer.to_dict()
-    assert answer.output_text == "Hi" and told["tools"] == [WEATHER]
-    assert len(told["warnings"]) == len(HOSTED_TOOLS)  # type: ignore[arg-type]
-    assert "web_search" in str(told["warnings"])
+    fields = answer.to_dict()
+    assert answer.output_text == "Hi" and fields["tools"] == [WEATHER]
+    assert len(fields["warnings"]) == len(HOSTED_TOOLS)  # type: ignore[arg-type]
+    assert "web_search" in str(fields["warnings"])
     alone = echo.openai.responses.create(model="tiny", input="Hi", tools=hosted, stream=True)  # type: ignore[call-overload]
     assert list(alone)[-1].response.tools == []
     assert "warnings" not in echo.openai.responses.create(model="tiny", input="Hi", tools=[WEATHER]).to_dict()  # type: ignore[list-item]
@@ -138,7 +138,7 @@ def test_functions_are_strict_by_default(caller: tuple[ServeProcess, int]) -> No
     assert answer.to_dict()["tools"][0]["strict"] is True  # type: ignore[index]
 
 
-def test_a_schema_that_no_grammar_follows_is_strict_only_where_that_is_asked_for(
+def test_an_unsupported_schema_is_an_error_only_with_strict(
     caller: tuple[ServeProcess, int],
 ) -> None:
     served, _ = caller

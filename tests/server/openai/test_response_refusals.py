@@ -64,7 +64,7 @@ def test_what_is_refused(echo: TinyServer, body: dict[str, Any]) -> None:
     assert echo.http.post("/v1/responses", json={"input": "Hi"}).status_code == 200
 
 
-def test_the_most_of_everything(echo: TinyServer) -> None:
+def test_all_fields_at_their_bounds(echo: TinyServer) -> None:
     body = {
         "input": "Hi",
         "metadata": {f"{number:064}": "x" * 512 for number in range(16)},
@@ -76,7 +76,7 @@ def test_the_most_of_everything(echo: TinyServer) -> None:
     assert answer.status_code == 200 and answer.json()["store"] is True
 
 
-def test_the_answer_repeats_what_was_understood_of_the_tools(echo: TinyServer) -> None:
+def test_the_answer_repeats_the_parsed_tools(echo: TinyServer) -> None:
     asked = {"input": "Hi", "tools": [WEATHER | {"more": "x" * 1000}]}
     answer = echo.http.post("/v1/responses", json=asked).json()
     assert answer["tools"] == [WEATHER] and answer["tool_choice"] == "auto"

@@ -145,7 +145,7 @@ def plain(response: Any) -> list[Any]:
      {"tools": [WEATHER, NOW], "parallel_tool_calls": False}, {"include": ["message.output_text.logprobs"]}],
     ids=range(5),
 )  # fmt: skip
-def test_streams_say_what_whole_answers_say(echo: TinyServer, options: dict[str, Any]) -> None:
+def test_streams_equal_whole_answers(echo: TinyServer, options: dict[str, Any]) -> None:
     said = {"model": "tiny", "input": f"<think>Hm.</think>I look, ü. {CALLS}"} | options
     whole = echo.openai.responses.create(**said)
     events = list(echo.openai.responses.create(**said, stream=True))
@@ -249,7 +249,7 @@ def test_an_engine_that_dies(doomed: TinyServer) -> None:
     check_stream(events)
 
 
-def test_a_caller_who_leaves_frees_the_cache(tiny: TinyServer) -> None:
+def test_a_disconnect_frees_the_cache(tiny: TinyServer) -> None:
     until(lambda: tiny.idle)
     stream = tiny.openai.responses.create(model="tiny", input="Hello", stream=True)
     next(iter(stream))

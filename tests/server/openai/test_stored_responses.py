@@ -23,7 +23,7 @@ from tests.server.openai.test_responses import ARGUMENTS, CALLS, NOW, WEATHER
 __all__ = ["echo"]  # a fixture
 
 
-def test_a_response_goes_on_from_another(echo: TinyServer) -> None:
+def test_a_response_continues_another(echo: TinyServer) -> None:
     create = echo.openai.responses.create
     first = create(model="tiny", input="My name is Ann.", instructions="Be brief.")
     second = create(model="tiny", input="And my cat?", previous_response_id=first.id)
@@ -32,7 +32,7 @@ def test_a_response_goes_on_from_another(echo: TinyServer) -> None:
     )
     assert (second.output_text, third.output_text) == ("And my cat?", "Thanks.")
     assert (first.previous_response_id, second.previous_response_id) == (None, first.id)
-    said = ["My name is Ann.", "And my cat?", "Thanks."]  # the model repeats what it is told
+    said = ["My name is Ann.", "And my cat?", "Thanks."]  # the model repeats the user's message
     turns = [{"role": role, "content": text} for text in said for role in ("user", "assistant")]
     whole = create(model="tiny", input=turns[:-1])  # type: ignore[arg-type]
     assert third.usage is not None and whole.usage is not None
@@ -41,7 +41,7 @@ def test_a_response_goes_on_from_another(echo: TinyServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_results_of_calls_go_on_from_the_calls(echo: TinyServer, stream: bool) -> None:
+def test_results_of_calls_continue_the_calls(echo: TinyServer, stream: bool) -> None:
     asked: dict[str, Any] = {"model": "tiny", "input": f"I look. {CALLS}", "tools": [WEATHER, NOW]}
     if stream:
         first = list(echo.openai.responses.create(**asked, stream=True))[-1].response
@@ -88,7 +88,7 @@ def test_fetched_and_deleted(echo: TinyServer) -> None:
         list(echo.openai.responses.retrieve(streamed.id, stream=True))
 
 
-def test_what_shall_not_be_stored_is_not(echo: TinyServer) -> None:
+def test_store_false_is_obeyed(echo: TinyServer) -> None:
     first = echo.openai.responses.create(model="tiny", input="Hi")
     second = echo.openai.responses.create(
         model="tiny", input="Ho", store=False, previous_response_id=first.id
@@ -181,7 +181,7 @@ def test_the_store_is_bounded_and_fair() -> None:
     assert not ResponseStore(MAX_ENTRY_BYTES * 2).put("ann", entry("large", MAX_ENTRY_BYTES + 1))
 
 
-def test_what_was_used_last_stays() -> None:
+def test_the_most_recently_used_response_stays() -> None:
     store = ResponseStore(300)
     for name in ("a", "b", "c"):
         store.put("ann", entry(name, 100))
@@ -192,7 +192,7 @@ def test_what_was_used_last_stays() -> None:
         store.get("ann", "b")
 
 
-def test_a_server_that_stores_nothing_says_so(echo: TinyServer) -> None:
+def test_a_server_without_a_store_reports_it(echo: TinyServer) -> None:
     state = echo.app.state
     kept = state.responses
     state.responses = ResponseStore(0)

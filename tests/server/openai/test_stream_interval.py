@@ -27,14 +27,14 @@ def test_events_of_a_stream(interval_s: float, count: int) -> None:
     try:
         body = {"prompt": [7], "max_tokens": TOKENS, "logprobs": 1, "stop": ["never"]}
         before = ServerMetrics(server.http.get("/metrics").text)
-        told = [event["choices"][0] for event in events(server, body)]
+        choices = [event["choices"][0] for event in events(server, body)]
         after = ServerMetrics(server.http.get("/metrics").text)
         whole = server.http.post("/v1/completions", json=body).json()["choices"][0]
     finally:
         server.close()
-    assert len(told) == count
-    assert "".join(one["text"] for one in told) == whole["text"]
+    assert len(choices) == count
+    assert "".join(one["text"] for one in choices) == whole["text"]
     for name, values in whole["logprobs"].items():
-        assert [value for one in told for value in one["logprobs"][name]] == values
+        assert [value for one in choices for value in one["logprobs"][name]] == values
     gaps = "inter_token_latency_seconds_count"
     assert after.value(gaps) - before.value(gaps) == count - 1, "a gap for each event, none of zero length"

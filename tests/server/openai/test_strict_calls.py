@@ -113,7 +113,7 @@ def test_without_strict_the_same_model_breaks_the_schema(model: Model) -> None:
     assert not any(choice.message.tool_calls for choice in answer.choices)
 
 
-def test_a_stream_says_the_same(model: Model) -> None:
+def test_a_stream_equals_the_whole_answer(model: Model) -> None:
     options = model.options(seed=3, n=3)
     client = model.served.openai()
     whole = client.chat.completions.create(**options)
@@ -214,7 +214,7 @@ def test_a_marker_in_the_reasoning_begins_no_call(model: Model) -> None:
     assert valid(call.function.name, call.function.arguments)
 
 
-def test_thoughts_and_then_a_call(model: Model) -> None:
+def test_a_call_after_thoughts(model: Model) -> None:
     """Pushed to close what the prompt has opened."""
     made = thought = 0
     pushes = {model.marker: PUSH, "</think>": 12.0}
@@ -232,7 +232,7 @@ def test_thoughts_and_then_a_call(model: Model) -> None:
     assert thought > 0 and made > 0
 
 
-def test_what_cannot_be_held_is_refused(model: Model) -> None:
+def test_unsupported_schemas_are_refused(model: Model) -> None:
     impossible = {"type": "object", "properties": {"x": {"not": {"type": "string"}}}}
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": impossible}}
     body = {"model": "tale", "messages": [{"role": "user", "content": "x"}], "tools": [tool], "max_tokens": 3}

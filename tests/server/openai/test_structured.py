@@ -97,13 +97,13 @@ def asked(fields: dict[str, Any]) -> Grammar | None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_ask(way: str) -> None:
+def test_every_form_of_structured_output(way: str) -> None:
     fields, grammar = WAYS[way]
     assert asked(fields) == grammar
 
 
 @pytest.mark.parametrize("way", WRONG)
-def test_what_is_no_way_to_ask(way: str) -> None:
+def test_invalid_forms_of_structured_output(way: str) -> None:
     with pytest.raises(InvalidParams):
         asked(WRONG[way])
 
@@ -140,7 +140,7 @@ MATCHES: dict[str, str] = {
 
 
 @pytest.mark.parametrize("way", MATCHES)
-def test_texts_match_what_was_asked_for(tale: ServeProcess, way: str) -> None:
+def test_texts_match_their_form(tale: ServeProcess, way: str) -> None:
     fields = WAYS[way][0] | {"max_tokens": 20, "seed": 3, "n": 2}
     for path, said in (
         ("/v1/completions", {"prompt": "Once"}),
@@ -153,7 +153,7 @@ def test_texts_match_what_was_asked_for(tale: ServeProcess, way: str) -> None:
             assert re.fullmatch(MATCHES[way], text)
 
 
-def test_a_stream_is_the_whole_in_pieces(tale: ServeProcess) -> None:
+def test_the_pieces_of_a_stream_add_up(tale: ServeProcess) -> None:
     client = tale.openai()
     options: dict[str, Any] = {
         "model": "tale", "messages": MESSAGES, "temperature": 1.0, "seed": 5, "max_tokens": 300,
@@ -208,16 +208,14 @@ def test_a_grammar_without_meaning_is_refused_before_a_stream_begins(tale: Serve
         {"allowed_token_ids": [500], "logit_bias": {}, "min_tokens": 3, "stop_token_ids": [500]},
     ],
 )
-def test_what_turns_out_to_be_impossible_is_the_requests_own_fault(
-    tale: ServeProcess, fields: dict[str, Any]
-) -> None:
+def test_an_impossible_grammar_is_a_400(tale: ServeProcess, fields: dict[str, Any]) -> None:
     answer = post(tale, "/v1/completions", {"prompt": "Once", "max_tokens": 400} | fields)
     assert answer.status_code == 400 and "cannot be fulfilled" in answer.json()["error"]["message"]
     streamed = post(tale, "/v1/completions", {"prompt": "Once", "max_tokens": 400, "stream": True} | fields)
     assert streamed.status_code == 200 and '"invalid_params"' in streamed.text
 
 
-def test_an_engine_that_follows_no_grammars_says_so(tiny: TinyServer) -> None:
+def test_an_engine_without_grammars_refuses_them(tiny: TinyServer) -> None:
     answer = tiny.http.post("/v1/completions", json={"prompt": "Once", "guided_regex": "a"})
     assert answer.status_code == 400 and "grammar" in answer.json()["error"]["message"]
     assert tiny.idle

@@ -15,7 +15,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_folder(TALE)
 
 
-def test_there_and_back(tiny: TinyServer, tokenizer: Tokenizer) -> None:
+def test_tokenize_and_detokenize(tiny: TinyServer, tokenizer: Tokenizer) -> None:
     answer = tiny.http.post("/tokenize", json={"model": "tiny", "prompt": TEXT}).json()
     ids = tokenizer.encode(TEXT)
     assert answer == {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}

@@ -47,9 +47,7 @@ FIELDS = st.dictionaries(
 
 
 @given(FIELDS, st.sampled_from(["chat/completions", "responses"]))
-def test_whatever_is_sent_is_answered_or_refused(
-    echo: TinyServer, fields: dict[str, Any], route: str
-) -> None:
+def test_any_request_is_answered_or_refused(echo: TinyServer, fields: dict[str, Any], route: str) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "max_tokens": 5} | fields
     answer = echo.http.post(
         f"/v1/{route}", content=json.dumps(body), headers={"Content-Type": "application/json"}

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no call": ("Just text.", {}, said("Just text.")),
     "a broken call": ("<tool_call>nothing</tool_call>", {}, said("<tool_call>nothing</tool_call>")),
     "half a marker": ("So <tool_c", {}, said("So <tool_c")),
-    "a call nobody wants": (HERMES, {"tool_choice": "none"}, said(HERMES)),
+    "a call with tool_choice none": (HERMES, {"tool_choice": "none"}, said(HERMES)),
     "no tools": (HERMES, {"tools": openai.omit}, said(HERMES)),
     "reasoning": ("<think>\nHm, ü.\n</think>\n\nYes.", {}, said("Yes.", "Hm, ü.")),
     "reasoning and a call": (
@@ -130,7 +130,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "calls are lost": (MessageBuilder, "message", lambda self: {"role": "assistant", "content": ""}, "a call"),
     "reasoning is content": (ReasoningParser, "push", lambda self, text: [Content(text)], "reasoning"),
     "every call counts": (ReplyReader, "_selected", lambda self, pieces: pieces, "one of two"),
-    "calls are not told": (Reply, "finish_reason", lambda self, reason: reason, "two calls"),
+    "the finish reason of calls is lost": (Reply, "finish_reason", lambda self, reason: reason, "two calls"),
 }  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_a_planted_fault_is_noticed(echo: TinyServer, monkeypatch: pytest.Monkey
         check_case(echo, what)
 
 
-def test_what_the_message_looks_like(echo: TinyServer) -> None:
+def test_the_form_of_the_message(echo: TinyServer) -> None:
     body = {"messages": [{"role": "user", "content": HERMES.partition("\n")[2]}], "tools": TOOLS, "n": 2}
     answer = echo.http.post("/v1/chat/completions", json=body).json()
     messages = [choice["message"] for choice in answer["choices"]]
@@ -228,7 +228,7 @@ def test_each_format_is_found_in_its_template(
         call = ask(server, reply, tools=TOOLS).choices[0].message.tool_calls[0]
         assert id_chars is None or len(call.id) == id_chars
         if special is not None:
-            # A special token is seen by the parser, and by nobody else.
+            # Only the parser sees a special token.
             assert special not in whole(server, f"a {special} b", tools=TOOLS)[0]["content"]
             assert special not in whole(server, f"a {special} b")[0]["content"]
             shown = whole(server, f"a {special} b", extra_body={"skip_special_tokens": False})

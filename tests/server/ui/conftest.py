@@ -47,7 +47,7 @@ def visit(chromium: object) -> Iterator[Callable[..., Visit]]:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[TinyServer]:
-    """An engine that gives 40 tokens a second, so that there is time to look."""
+    """An engine that gives 40 tokens a second, so that there is time to observe it."""
     server = TinyServer(step_s=0.025)
     yield server
     server.close()

@@ -1,4 +1,4 @@
-"""For keyboards and screen readers: everything can be reached, has a name, and is told once."""
+"""For keyboards and screen readers: everything can be reached, has a name, and is announced once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ AUDIT = """() => {
   return wrong;
 }"""
 
-# Text that is seen, against the colour behind it.
+# Visible text against its background colour.
 CONTRAST = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const read = (colour) => {
@@ -63,7 +63,7 @@ CONTRAST = """() => {
   const light = (colour) => colour.slice(0, 3).map((c) => c / 255)
     .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
     .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
-  const behind = (element) => {
+  const background = (element) => {
     for (let at = element; at; at = at.parentElement) {
       const ground = read(getComputedStyle(at).backgroundColor);
       if (ground[3] === 255) return ground;
@@ -79,11 +79,11 @@ CONTRAST = """() => {
     if (element.closest(".unseen, noscript, option")) continue;
     seen += 1;
     const style = getComputedStyle(element);
-    const [low, high] = [light(read(style.color)), light(behind(element))].sort((a, b) => a - b);
+    const [low, high] = [light(read(style.color)), light(background(element))].sort((a, b) => a - b);
     const ratio = (high + 0.05) / (low + 0.05);
     if (ratio < 4.5) wrong.push(`${ratio.toFixed(2)}: ${walker.currentNode.textContent.trim().slice(0, 40)}`);
   }
-  if (seen < 20) wrong.push(`only ${seen} texts were looked at`);
+  if (seen < 20) wrong.push(`only ${seen} texts were checked`);
   return wrong;
 }"""
 
@@ -169,7 +169,7 @@ def test_everything_is_reached_by_keyboard_and_marked(slow: TinyServer, visit: O
     stops = walk(one)
     names = [stop["name"] for stop in stops]
     assert names[0] == "Skip to the message field"
-    wanted = [
+    required = [
         "theme",
         "open-settings",
         "scroll",
@@ -181,7 +181,7 @@ def test_everything_is_reached_by_keyboard_and_marked(slow: TinyServer, visit: O
         "traffic",
         "As a table",
     ]
-    assert [name for name in names if name in wanted] == wanted
+    assert [name for name in names if name in required] == required
     assert any("Arrow keys" in str(name) for name in names)  # the block map
     assert [stop["name"] for stop in stops if not (stop["seen"] and stop["marked"])] == []
 
@@ -210,7 +210,7 @@ def test_a_chat_without_a_mouse(slow: TinyServer, visit: Open) -> None:
     assert one.page.evaluate("document.activeElement.id") == "prompt"
 
 
-def test_the_settings_hold_the_focus_and_give_it_back(slow: TinyServer, visit: Open) -> None:
+def test_the_settings_trap_and_restore_the_focus(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url)
     one.page.focus("#open-settings")
     one.page.keyboard.press("Enter")
@@ -236,24 +236,26 @@ def test_views_are_chosen_by_arrow_keys(slow: TinyServer, visit: Open) -> None:
     assert one.page.is_visible("#chat") and not one.page.is_visible("#engine")
 
 
-def test_an_answer_is_told_once_when_it_is_complete(slow: TinyServer, visit: Open) -> None:
+def test_an_answer_is_announced_once_when_complete(slow: TinyServer, visit: Open) -> None:
     """Not token by token: a screen reader would never get to the end."""
     one = visit(slow.url)
     one.set(max_tokens=20)
     one.page.evaluate(
         """() => {
-          window.told = [];
+          window.announced = [];
           const spoken = document.querySelector("#spoken");
-          const look = new MutationObserver(() => window.told.push(spoken.textContent));
-          look.observe(spoken, { childList: true, subtree: true });
+          const observer = new MutationObserver(() => window.announced.push(spoken.textContent));
+          observer.observe(spoken, { childList: true, subtree: true });
         }"""
     )
     one.say("Hello")
     one.wait(lambda: len(one.answer) > 10)
-    assert one.page.evaluate("window.told") == []
+    assert one.page.evaluate("window.announced") == []
     one.wait(lambda: not one.busy)
-    (told,) = one.page.evaluate("window.told")
-    assert told.startswith("Answer: ") and " ".join(told.split()).endswith(" ".join(one.answer.split()))
+    (announced,) = one.page.evaluate("window.announced")
+    assert announced.startswith("Answer: ") and " ".join(announced.split()).endswith(
+        " ".join(one.answer.split())
+    )
     live = one.page.evaluate(
         "[...document.querySelectorAll('[aria-live], [role=status], [role=alert], [role=log]')].map((one) => one.id)"
     )

@@ -1,4 +1,4 @@
-"""A person chats: types, watches an answer grow, stops it, tries again, changes settings, and meets errors in words."""
+"""A person chats: types, watches an answer grow, stops it, tries again, changes settings, and sees errors as text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_answer_grows_and_is_stopped(slow: TinyServer, visit: Open) -> None:
     assert "stopped" in one.figures and "to first token" in one.figures
     one.page.wait_for_timeout(300)
     assert one.answer == stopped
-    one.wait(lambda: slow.idle)  # the engine works for nobody
+    one.wait(lambda: slow.idle)  # the engine is idle
     assert one.page.inner_text(".message.user").endswith("Tell me something long")
 
 
@@ -201,7 +201,7 @@ def test_markdown_is_drawn(slow: TinyServer, visit: Open) -> None:
     ]  # fmt: skip
 
 
-def test_thoughts_are_shown_apart(slow: TinyServer, visit: Open) -> None:
+def test_thoughts_are_shown_separately(slow: TinyServer, visit: Open) -> None:
     """Through the code that draws answers: the bundled model does not think aloud."""
     one = visit(slow.url)
     folded, thoughts, text = one.page.evaluate(
@@ -221,7 +221,7 @@ def test_thoughts_are_shown_apart(slow: TinyServer, visit: Open) -> None:
     assert (thoughts, text) == ("First <b>this</b>, then that.", "The answer.")
 
 
-def test_an_error_is_told_in_words(slow: TinyServer, visit: Open) -> None:
+def test_an_error_is_shown_as_text(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url)
     one.set(max_tokens=5000)
     one.say("Hello")
@@ -255,7 +255,7 @@ def test_a_dead_engine_and_a_dead_server(doomed: TinyServer, visit: Open) -> Non
     one.forgive("ERR_")
 
 
-def test_a_key_is_asked_for_and_used(visit: Open) -> None:
+def test_the_page_asks_for_a_key(visit: Open) -> None:
     served = serve("tale", "--port", "0", "--num-threads", "1", "--api-key", "a-key-of-mine")
     try:
         one = visit(served.url)
@@ -398,7 +398,7 @@ CHANGED = """async ([text, cuts]) => {
 
 
 def test_an_answer_that_grows_is_not_drawn_from_its_beginning(slow: TinyServer, visit: Open) -> None:
-    """At every cut it looks as if it had been drawn at once; few more elements are made than stay."""
+    """At every cut the result equals one drawn at once; few more elements are created than kept."""
     one = visit(slow.url)
     part = (
         "# Title\n\nA **bold** and *soft* `word`.\nSecond line.\n- one\n- two\n\n- three\n1. a\n2. b\n\n> said\n> so\n"

@@ -45,7 +45,7 @@ def test_traffic_makes_lanes_and_blocks_move(
     labels: set[str] = set()
     pictures: set[str] = set()
 
-    def looked() -> bool:
+    def observed() -> bool:
         states.update(row[1] for row in lanes(one))
         labels.add(one.page.get_attribute("#maps canvas", "aria-label") or "")
         pictures.add(one.picture("#lanes"))
@@ -53,7 +53,7 @@ def test_traffic_makes_lanes_and_blocks_move(
             "0 of them shared" not in x for x in labels
         )
 
-    one.wait(looked)
+    one.wait(observed)
     assert len(pictures) > 5  # the time line moves
     assert one.picture("#maps canvas") != idle
     assert one.colours("#lanes") > 10 and one.colours("#maps canvas") > 5
@@ -63,24 +63,24 @@ def test_traffic_makes_lanes_and_blocks_move(
     one.page.click("#traffic")  # enough seen
     one.wait(lambda: "stopped" in one.page.inner_text("#traffic-told"))
     one.wait(lambda: crowded.idle)
-    told = one.page.inner_text(".gauge >> nth=4 >> .more")
-    assert int(told.split()[0].replace(",", "")) == crowded.stats().scheduler.preemptions > 0
+    text = one.page.inner_text(".gauge >> nth=4 >> .more")
+    assert int(text.split()[0].replace(",", "")) == crowded.stats().scheduler.preemptions > 0
 
 
-def test_the_page_tells_what_the_traffic_did(tale: ServeProcess, visit: Open) -> None:
+def test_the_page_summarises_the_traffic(tale: ServeProcess, visit: Open) -> None:
     one = visit(tale.url)
     one.page.click("#traffic")
     one.wait(lambda: "prefix cache" in one.page.inner_text("#traffic-told"), 60)
-    told = one.page.inner_text("#traffic-told")
-    assert "memory sufficed" in told
-    assert 20 < int(told.split()[0]) <= 57  # on a slow machine the later waves are left out
-    share = int(told.split(" % of the prompts")[0].split()[-1])
+    text = one.page.inner_text("#traffic-told")
+    assert "memory sufficed" in text
+    assert 20 < int(text.split()[0]) <= 57  # on a slow machine the later waves are left out
+    share = int(text.split(" % of the prompts")[0].split()[-1])
     assert share > 50  # they share what stands in front
     one.page.click(".as-table summary")
     one.wait(lambda: "No request is at the engine now" in one.page.inner_text("#lanes-table"))
 
 
-def test_a_block_tells_its_story(slow: TinyServer, visit: Open) -> None:
+def test_a_block_shows_its_details(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url)
     one.say("Tell me a story about a fox who wants a lantern, and do not stop before I say so")
     one.wait(lambda: one.answer)
@@ -159,8 +159,8 @@ def test_the_theme_follows_the_system_or_the_button(slow: TinyServer, visit: Ope
     assert "dark" in (light.page.get_attribute("#theme", "aria-label") or "")
 
 
-def test_calm_visitors_see_no_motion(slow: TinyServer, visit: Open) -> None:
-    """The wheel turns while tokens come, but not for those who asked for rest."""
+def test_reduced_motion_is_respected(slow: TinyServer, visit: Open) -> None:
+    """The wheel turns while tokens arrive, but not with reduced motion."""
 
     def turned(one: Visit) -> Any:
         return one.page.get_attribute("#wheel-turning", "transform")
@@ -179,7 +179,7 @@ def test_calm_visitors_see_no_motion(slow: TinyServer, visit: Open) -> None:
         one.page.keyboard.press("Escape")
 
 
-def test_a_page_that_nobody_sees_does_not_watch(slow: TinyServer, visit: Open) -> None:
+def test_a_hidden_page_does_not_poll(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url)
     others = slow.feed._watchers
     hide = """(hidden) => {
@@ -192,7 +192,7 @@ def test_a_page_that_nobody_sees_does_not_watch(slow: TinyServer, visit: Open) -
     one.wait(lambda: slow.feed._watchers == others)
 
 
-def test_the_page_lives_through_a_restart_of_the_engine(visit: Open) -> None:
+def test_the_page_survives_a_restart_of_the_engine(visit: Open) -> None:
     served = serve("tale", "--port", "0", "--num-threads", "1")
     try:
         one = visit(served.url)

@@ -161,14 +161,14 @@ def test_watchers_share_one_poller(tiny: TinyServer, monkeypatch: pytest.MonkeyP
     assert 5 <= asked <= 12
 
 
-def test_nobody_asks_the_engine_when_nobody_watches(tiny: TinyServer) -> None:
+def test_the_engine_is_not_polled_without_watchers(tiny: TinyServer) -> None:
     next(ticks(tiny))
     until(lambda: tiny.feed._poller is None)
     assert tiny.feed._watchers == 0
 
 
 def test_ticks_come_five_times_a_second_at_most(tiny: TinyServer) -> None:
-    chat = Chat(tiny)  # an engine that answers at once, and has news at every step
+    chat = Chat(tiny)  # an engine that answers at once, with output at every step
     begun = time.monotonic()  # before the first tick is sent: a lower bound holds on a busy machine, too
     feed = ticks(tiny)
     next(feed)
@@ -179,7 +179,7 @@ def test_ticks_come_five_times_a_second_at_most(tiny: TinyServer) -> None:
     chat.join(30)
 
 
-def test_an_engine_that_hangs_is_told_and_forgiven(
+def test_a_hung_engine_is_shown_until_it_recovers(
     doomed: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "PATIENCE_S", 0.5)
@@ -193,7 +193,7 @@ def test_an_engine_that_hangs_is_told_and_forgiven(
     assert any("lanes" in tick for tick, _ in zip(feed, range(20), strict=False))
 
 
-def test_an_open_page_does_not_hold_up_the_end() -> None:
+def test_an_open_page_does_not_delay_the_shutdown() -> None:
     """A stream without an end of its own is ended when the server is asked to go, not when its drain time is over."""
     served = serve("tale", "--port", "0", "--num-threads", "1", "--shutdown-timeout", "600")
     with httpx.stream("GET", f"{served.url}/live", timeout=30) as response:
@@ -250,7 +250,7 @@ def test_a_closed_feed_ends_every_stream(doomed: TinyServer) -> None:
     assert [line for line in doomed.http.get("/live").text.splitlines() if line] == []
 
 
-def test_endings_are_told_for_a_while_and_bounded() -> None:
+def test_endings_are_shown_for_a_while_and_bounded() -> None:
     assert feed_module.MAX_ENDED <= 512
     assert feed_module.ENDED_S > 3 * feed_module.INTERVAL_S
 
@@ -292,7 +292,7 @@ def test_a_stream_has_one_first_token_and_gaps_for_each_choice(stream: bool) -> 
     assert (itl["count"], itl["p50"], itl["p99"]) == ((2, 1.0, 2.0) if stream else (0, None, None))
 
 
-def test_the_server_measures_what_a_client_measures(doomed: TinyServer) -> None:
+def test_the_server_measures_the_same_as_a_client(doomed: TinyServer) -> None:
     """TTFT from the moment the request came, at an engine whose steps take 10 ms."""
     sent = time.monotonic()
     first = None

@@ -1,4 +1,4 @@
-"""/openapi.json tells the truth, as schemathesis finds out."""
+"""/openapi.json matches the server, checked by schemathesis."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_schemathesis_finds_nothing(quick: TinyServer) -> None:
 
 
 @pytest.mark.parametrize("lie", ["answer", "bound"])
-def test_schemathesis_finds_a_lie(quick: TinyServer, lie: str) -> None:
+def test_schemathesis_finds_a_planted_error(quick: TinyServer, lie: str) -> None:
     document = quick.app.openapi()
-    told = deepcopy(document)
+    changed = deepcopy(document)
     schemas = document["components"]["schemas"]
     if lie == "answer":
         path, schemas["VersionAnswer"]["properties"]["version"] = "/version", {"type": "integer"}
@@ -66,19 +66,19 @@ def test_schemathesis_finds_a_lie(quick: TinyServer, lie: str) -> None:
     try:
         done = schemathesis(quick.url, "--include-path", path)
     finally:
-        quick.app.openapi_schema = told
+        quick.app.openapi_schema = changed
     assert done.returncode == 1, shortened(done.stdout)
     assert "Failures" in done.stdout
 
 
 def undescribed(app: FastAPI) -> list[str]:
-    """Routes of the document whose answers are not told."""
+    """Routes of the document without documented answers."""
     return [
         f"{method} {path}" for method, path, _ in operations(app.openapi()) if (method, path) not in ANSWERS
     ]
 
 
-def test_every_route_tells_its_answers_and_errors(quick: TinyServer) -> None:
+def test_every_route_documents_its_answers_and_errors(quick: TinyServer) -> None:
     document = quick.app.openapi()
     assert undescribed(quick.app) == []
     for method, path, operation in operations(document):
@@ -142,7 +142,7 @@ def test_the_document_names_every_field_of_an_answer(quick: TinyServer) -> None:
     assert found == []
 
 
-def test_a_route_that_tells_nothing_is_noticed() -> None:
+def test_an_undocumented_route_is_noticed() -> None:
     app = FastAPI()
     app.add_api_route("/planted", lambda: {}, methods=["GET"])
     assert undescribed(app) == ["get /planted"]
@@ -157,7 +157,7 @@ def test_the_models_own_limits(quick: TinyServer) -> None:
 
 
 def test_the_names_of_priorities_are_those_of_the_document(quick: TinyServer) -> None:
-    told = quick.app.openapi()["components"]["schemas"]["EmbeddingRequest"]["properties"]["priority"]
-    names = next(part["enum"] for part in told["anyOf"] if "enum" in part)
+    changed = quick.app.openapi()["components"]["schemas"]["EmbeddingRequest"]["properties"]["priority"]
+    names = next(part["enum"] for part in changed["anyOf"] if "enum" in part)
     assert names == list(PRIORITIES)
-    assert {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "type": "integer"} in told["anyOf"]
+    assert {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "type": "integer"} in changed["anyOf"]

@@ -1,4 +1,4 @@
-"""The page as files: small, complete, from nowhere else, and closed to foreign code."""
+"""The page's files: small, complete, from this server only, and without external code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_unchanged_file_is_not_sent_again(tiny: TinyServer) -> None:
     assert tiny.http.get("/page/app.js", headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_the_policy_lets_nothing_foreign_in(tiny: TinyServer) -> None:
+def test_the_policy_allows_no_other_origin(tiny: TinyServer) -> None:
     policy = tiny.http.get("/").headers["content-security-policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
@@ -89,12 +89,12 @@ def test_no_script_makes_markup_from_text() -> None:
 
 def missing(files: Mapping[str, str]) -> list[str]:
     """What a file asks for that is not there."""
-    wanted = []
+    expected = []
     for name, text in files.items():
-        wanted += [(name, other) for other in re.findall(r'(?:src|href)="page/([\w.]+)"', text)]
-        wanted += [(name, other) for other in re.findall(r'from "\./([\w.]+)"', text)]
-        wanted += [(name, other) for other in re.findall(r'url\("([\w.]+)"\)', text)]
-    return [f"{name} wants {other}" for name, other in wanted if other not in files]
+        expected += [(name, other) for other in re.findall(r'(?:src|href)="page/([\w.]+)"', text)]
+        expected += [(name, other) for other in re.findall(r'from "\./([\w.]+)"', text)]
+        expected += [(name, other) for other in re.findall(r'url\("([\w.]+)"\)', text)]
+    return [f"{name} wants {other}" for name, other in expected if other not in files]
 
 
 def test_every_file_finds_the_others() -> None:
@@ -102,11 +102,11 @@ def test_every_file_finds_the_others() -> None:
     assert missing(FILES | {"app.js": 'import { x } from "./gone.js"'}) == ["app.js wants gone.js"]
 
 
-def test_every_element_that_a_script_looks_for_is_there() -> None:
-    wanted = {name for text in FILES.values() for name in re.findall(r'byId\("([\w-]+)"\)', text)}
+def test_every_element_that_a_script_uses_exists() -> None:
+    expected = {name for text in FILES.values() for name in re.findall(r'byId\("([\w-]+)"\)', text)}
     there = set(re.findall(r'\bid="([\w-]+)"', FILES[INDEX]))
-    assert len(wanted) > 25
-    assert not wanted - there
+    assert len(expected) > 25
+    assert not expected - there
 
 
 @pytest.mark.parametrize("name", [INDEX, DOCS])
@@ -116,7 +116,7 @@ def test_the_page_needs_no_inline_code(name: str) -> None:
     assert not re.search(r"\son\w+=|\sstyle=|<style", html)
 
 
-def test_the_page_is_there_without_a_key_and_tells_nothing(tiny: TinyServer) -> None:
+def test_the_page_needs_no_key_and_holds_no_data(tiny: TinyServer) -> None:
     """What the server serves besides the page is the model's name and the engine's state: neither is in the files."""
     answer = httpx.get(f"{tiny.url}/")
     assert answer.status_code == 200

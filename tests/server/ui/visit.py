@@ -1,4 +1,4 @@
-"""One visit to the page, watched: errors in the console, and requests to anybody else."""
+"""One visit to the page, watched: errors in the console, and requests to other hosts."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Visit:
         deadline = time.monotonic() + patience_s
         while not condition():
             assert time.monotonic() < deadline, (
-                f"waited in vain; state {self.state!r}, answer {self.answer[:200]!r}, wrong {self.wrong}"
+                f"timed out; state {self.state!r}, answer {self.answer[:200]!r}, wrong {self.wrong}"
             )
             self.page.wait_for_timeout(20)
 

@@ -67,7 +67,7 @@ def test_calls_run_together_and_each_gets_its_own() -> None:
     assert is_idle(one)
 
 
-def test_a_refused_call_leaves_others_alone_and_nothing_behind() -> None:
+def test_a_refused_call_affects_no_other_and_leaks_nothing() -> None:
     one = client()
     good = call(NewRequest("a", (1,), SamplingParams(max_tokens=3)))
     one.advance(good)
@@ -86,7 +86,7 @@ def test_a_refused_call_leaves_others_alone_and_nothing_behind() -> None:
     assert is_idle(one)
 
 
-def test_a_closed_call_is_aborted_by_the_next_one_to_come() -> None:
+def test_a_closed_call_is_aborted_by_the_next_one() -> None:
     one = client()
     left, other = (call(NewRequest(name, (1,), SamplingParams(max_tokens=50))) for name in "ab")
     one.advance(left)
@@ -152,7 +152,7 @@ def test_a_finalizer_that_calls_the_model_in_a_step_is_refused() -> None:
         one.advance(call(NewRequest("a", (1,))))
 
 
-def test_an_exception_from_another_thread_stays_one_but_ends_the_engine() -> None:
+def test_an_exception_in_another_thread_is_raised_and_ends_the_engine() -> None:
     """`PyThreadState_SetAsyncExc` cannot be held back as signals are."""
 
     class Interrupted(TinyExecutor):
@@ -168,7 +168,7 @@ def test_an_exception_from_another_thread_stays_one_but_ends_the_engine() -> Non
         stepper.step()
 
 
-def test_a_scheduler_that_makes_no_progress_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_without_progress_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine()
     monkeypatch.setattr(engine, "begin", lambda now: StepPlan(1))
     monkeypatch.setattr(engine, "finish", lambda result, now: [])

@@ -99,10 +99,10 @@ async def test_many_streams() -> None:
     async with engine() as client:
         assert client.facts.model == "tiny"
         names = [f"r{i}" for i in range(40)]
-        news = [
+        new_requests = [
             NewRequest(name, (10 * i,), SamplingParams(max_tokens=20, n=2)) for i, name in enumerate(names)
         ]
-        streams = await asyncio.gather(*map(client.submit, news))
+        streams = await asyncio.gather(*map(client.submit, new_requests))
         for i, outputs in enumerate(await asyncio.gather(*map(read, streams))):
             for index in range(2):
                 assert tokens_of(outputs, index) == [10 * i + 1 + k for k in range(20)]
@@ -113,7 +113,7 @@ async def test_many_streams() -> None:
 
 
 @run_async
-async def test_refused_requests_leave_others_alone() -> None:
+async def test_refused_requests_do_not_affect_others() -> None:
     async with engine(step_s=0.002) as client:
         running = await client.submit(NewRequest("good", (1,), SamplingParams(max_tokens=100)))
         for prompt, params, error in (
@@ -162,7 +162,7 @@ async def test_one_completion_can_be_stopped() -> None:
 async def test_a_submission_that_is_cancelled_leaves_nothing_running() -> None:
     async with engine(step_s=0.05) as client:
         await client.submit(NewRequest("busy", (1,), SamplingParams(max_tokens=4)))
-        await asyncio.sleep(0.02)  # the engine is in a step, and answers behind it
+        await asyncio.sleep(0.02)  # the engine is in a step, and answers after it
         waiting = asyncio.create_task(client.submit(NewRequest("r", (1,), LONG)))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -215,7 +215,7 @@ def test_requests_at_the_instant_of_a_death() -> None:
             os.kill(client.pid, signal.SIGKILL)
             os.waitid(
                 os.P_PID, client.pid, os.WEXITED | os.WNOWAIT
-            )  # its socket is closed; nobody here knows
+            )  # its socket is closed, which this side has not noticed
             await asyncio.gather(*(ask(client, kind) for kind in (0, 1, 2, 0, 1)))
 
     async def limited() -> None:
@@ -238,7 +238,7 @@ async def test_an_executor_that_raises_ends_everything_with_its_reason() -> None
 
 
 @run_async
-async def test_a_reader_that_lags_is_given_up() -> None:
+async def test_a_slow_reader_is_dropped() -> None:
     async with engine(
         max_unread_bytes=10_000, stream_interval_s=0.0
     ) as client:  # an update for each of 400 steps
@@ -261,7 +261,7 @@ async def test_a_request_whose_last_update_exceeds_the_bound_is_complete() -> No
 
 
 @run_async
-async def test_an_engine_that_takes_nothing_in_holds_no_memory_here() -> None:
+async def test_an_engine_that_reads_nothing_uses_no_client_memory() -> None:
     async with engine() as client:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(process_client, "MAX_UNSENT_BYTES", MAX_UNSENT_BYTES // 32)

@@ -1,4 +1,4 @@
-"""The bundled model behind the process boundary gives what it gives without one."""
+"""The bundled model in an engine process gives the same results as in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def in_another_process(tokenizer: Tokenizer) -> list[RequestOutput]:
         assert (client.facts.max_model_len, client.facts.vocab_size) == (512, 2048)
         with pytest.raises(PromptTooLong):
             await client.submit(NewRequest("long", (5,) * 600))
-        news = [
+        new_requests = [
             NewRequest(f"r{i}", tuple(tokenizer.encode(prompt)), params)
             for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))
         ]
@@ -43,7 +43,7 @@ async def in_another_process(tokenizer: Tokenizer) -> list[RequestOutput]:
             generation = await Generation.start(client, tokenizer, new)
             return await read(generation, tokenizer)
 
-        results = await asyncio.gather(*map(run, news))
+        results = await asyncio.gather(*map(run, new_requests))
         stats = await client.stats()
         assert stats.free_blocks == stats.total_blocks
         stream = await client.submit(
@@ -73,7 +73,7 @@ def all_logprobs(results: list[RequestOutput]) -> list[float]:
     ]
 
 
-def test_both_ways_give_the_same(tokenizer: Tokenizer) -> None:
+def test_with_and_without_a_process_the_result_is_the_same(tokenizer: Tokenizer) -> None:
     there = asyncio.run(asyncio.wait_for(in_another_process(tokenizer), 120))
     here = LLM(**OPTIONS, show_progress=False).generate(PROMPTS, PARAMS, use_tqdm=False)  # type: ignore[arg-type]
     for one, other in zip(there, here, strict=True):

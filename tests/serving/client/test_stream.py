@@ -1,4 +1,4 @@
-"""What waits for a slow reader is bounded by its size, whatever it is made of."""
+"""Unread output of a slow reader is bounded by its size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = Output("r", 0, (1,), logprobs=(TokenLogprobs(1, -0.5, 1, tuple((i, -1.0,
 
 
 def fill(output: Output) -> int:
-    """How many such outputs a stream takes before its reader is given up."""
+    """How many such outputs a stream buffers before its reader is dropped."""
     stream = OutputStream("r", 1, LIMIT)
     for count in range(10_000):
         stream.put(output)
@@ -54,7 +54,7 @@ def test_reading_makes_room() -> None:
     asyncio.run(read())
 
 
-def test_a_long_queue_is_taken_in_parts() -> None:
+def test_a_long_queue_is_read_in_parts() -> None:
     shared = Unread()
     stream = OutputStream("r", 1, shared=shared)
     sizes = [1 + number % 7 for number in range(MAX_TAKEN * 2 + 10)]
@@ -70,7 +70,7 @@ def test_a_long_queue_is_taken_in_parts() -> None:
     assert shared.bytes == 0
 
 
-def test_a_listener_is_told_of_all_that_comes() -> None:
+def test_a_listener_is_called_for_all_outputs() -> None:
     stream = OutputStream("r", 1)
     heard: list[int] = []
     stream.put(SMALL)
@@ -85,7 +85,7 @@ def test_a_listener_is_told_of_all_that_comes() -> None:
     assert heard == [1, 1, 2] and stream.exhausted
 
 
-def test_an_error_comes_behind_what_came_before_it() -> None:
+def test_an_error_comes_after_earlier_outputs() -> None:
     stream = OutputStream("r", 1)
     calls: list[None] = []
     stream.listen(lambda: calls.append(None))
@@ -101,7 +101,7 @@ def test_an_error_comes_behind_what_came_before_it() -> None:
 
 @pytest.mark.parametrize("top", [None, 0, 20, 64])
 def test_the_bound_holds_in_memory(top: int | None) -> None:
-    """What a stream holds when its reader is given up, as the interpreter counts it, is near the limit."""
+    """The buffered memory when a reader is dropped, as the interpreter counts it, is near the limit."""
     limit = 2 * 2**20
     tracemalloc.start()
     try:
@@ -137,7 +137,7 @@ def test_all_readers_together_are_bounded() -> None:
     assert shared.bytes == 0
 
 
-def test_a_reader_who_keeps_up_is_not_given_up_for_others() -> None:
+def test_a_fast_reader_is_not_dropped_for_others() -> None:
     shared = Unread(1000)
     stuck, quick = (OutputStream(name, 1, LIMIT, shared) for name in ("stuck", "quick"))
     for _ in range(100):
@@ -147,7 +147,7 @@ def test_a_reader_who_keeps_up_is_not_given_up_for_others() -> None:
     assert shared.bytes > shared.most
 
 
-def test_giving_up_drops_what_is_unread() -> None:
+def test_dropping_a_reader_frees_unread_output() -> None:
     stream = OutputStream("r", 1, LIMIT)
     stream.put(SMALL)
     stream.give_up(Overloaded("too slow"))

@@ -62,8 +62,8 @@ async def supervised(
         assert children() == before
 
 
-async def state(supervisor: Supervisor, wanted: EngineState) -> None:
-    await until(lambda: asyncio.sleep(0, supervisor.state is wanted))
+async def state(supervisor: Supervisor, expected: EngineState) -> None:
+    await until(lambda: asyncio.sleep(0, supervisor.state is expected))
 
 
 async def serves(supervisor: Supervisor) -> None:
@@ -114,7 +114,7 @@ async def test_a_killed_engine_is_replaced() -> None:
 
 
 class Forgetful(ProcessClient):
-    """The planted fault: when its engine dies, it tells all streams but one."""
+    """The planted fault: when its engine dies, it ends all streams but one."""
 
     def _die(self, error: HeadraceError) -> None:
         for request_id in list(self._streams._streams)[:1]:
@@ -135,7 +135,7 @@ async def test_a_stream_that_is_never_ended_is_noticed() -> None:
 
 
 @run_async
-async def test_a_failed_step_is_told_without_its_inside() -> None:
+async def test_a_failed_step_is_reported_without_internals() -> None:
     async with supervised() as (supervisor, _):
         await ends(supervisor, (CRASH,), "the engine ended in a step that failed")
         await state(supervisor, EngineState.READY)
@@ -174,8 +174,8 @@ LARGE: dict[str, object] = {"max_model_len": 8192, "max_num_batched_tokens": 819
 
 
 @run_async
-async def test_a_large_step_gets_its_time() -> None:
-    """The first one by its size, those behind it by the first one; each takes three times the timeout."""
+async def test_a_large_step_gets_more_time() -> None:
+    """The first one by its size, later ones by the first one; each takes three times the timeout."""
     config: dict[str, object] = {"token_s": 3 * TIMEOUT_S / 8000, "step_s": 0} | LARGE
     async with supervised(TIMEOUT_S, **config) as (supervisor, _):
         first = supervisor.pid
@@ -196,7 +196,7 @@ async def test_a_large_step_that_never_ends_is_found_by_the_pace_of_those_before
 
 
 @run_async
-async def test_without_a_watchdog_nobody_notices() -> None:
+async def test_without_a_watchdog_a_hang_is_not_noticed() -> None:
     """The proof that the tests above measure the watchdog."""
     async with supervised(None) as (supervisor, _):
         await supervisor.submit(NewRequest("r", (HANG,), LONG))
@@ -206,7 +206,7 @@ async def test_without_a_watchdog_nobody_notices() -> None:
 
 
 @run_async
-async def test_a_slow_engine_is_left_alone() -> None:
+async def test_a_slow_engine_is_not_restarted() -> None:
     async with supervised(TIMEOUT_S, step_s=TIMEOUT_S / 2) as (supervisor, _):
         first = supervisor.pid
         await read(await supervisor.submit(NewRequest("r", (1,), SamplingParams(max_tokens=5))))
@@ -215,7 +215,7 @@ async def test_a_slow_engine_is_left_alone() -> None:
 
 
 @run_async
-async def test_starts_that_fail_are_repeated_and_told() -> None:
+async def test_failed_starts_are_repeated_and_reported() -> None:
     async with supervised() as (supervisor, starter):
         good, starter.config = starter.config, {"fail": True}
         os.kill(supervisor.pid, signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_a_first_start_that_fails_is_not_repeated() -> None:
     asyncio.run(start())
 
 
-def test_a_load_that_never_ends_is_given_up() -> None:
+def test_a_load_that_never_ends_is_stopped() -> None:
     async def start() -> None:
         before = children()
         with pytest.raises(EngineDead, match=r"did not load its model within 0\.5 s"):

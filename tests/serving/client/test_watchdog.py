@@ -1,4 +1,4 @@
-"""Silence is told from work, and a server that stood still does not blame its engine."""
+"""A hung engine is distinguished from a busy one, and a suspended server does not blame its engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_engine_that_answers_is_never_hung() -> None:
         watchdog.answered()
 
 
-def test_silence_is_found() -> None:
+def test_silence_is_noticed() -> None:
     time = Time()
     watchdog = Watchdog(8.0, time)
     verdicts = checks(watchdog, time, 20)
@@ -87,7 +87,7 @@ def test_a_small_step_gets_no_less_than_the_timeout() -> None:
     assert Verdict.HUNG not in checks(watchdog, time, 8)
 
 
-def test_a_server_that_stood_still_listens_before_it_judges() -> None:
+def test_a_suspended_server_reads_messages_before_it_judges() -> None:
     time = Time()
     watchdog = Watchdog(8.0, time)
     watchdog.check()
@@ -96,7 +96,7 @@ def test_a_server_that_stood_still_listens_before_it_judges() -> None:
     assert checks(watchdog, time, 20)[-1] is Verdict.HUNG
 
 
-def test_pauses_grow_and_are_forgotten() -> None:
+def test_restart_pauses_grow_and_reset() -> None:
     backoff = Backoff()
     assert [backoff.after(0.0) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     assert backoff.after(59.0) == 30

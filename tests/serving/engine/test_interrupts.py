@@ -75,7 +75,7 @@ def test_a_signal_at_any_line_of_the_block_itself() -> None:
             with lines.watch(), turn:
                 pass
             assert not lines.where
-            break  # behind the last line
+            break  # after the last line
         except Second:
             inside += 1
         assert lines.where
@@ -91,7 +91,7 @@ def test_a_signal_at_any_line_of_the_block_itself() -> None:
     assert inside > 20
 
 
-def test_other_threads_hold_nothing_back() -> None:
+def test_other_threads_do_not_delay_signals() -> None:
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=hold_for_a_while)
     with Interrupts():
@@ -106,7 +106,7 @@ def hold_for_a_while() -> None:
         pass
 
 
-def test_turns_come_in_order() -> None:
+def test_turns_are_in_order() -> None:
     turn, order, rng = Turn(), list[int](), Random(0)
     waiting = [threading.Event() for _ in range(5)]
 

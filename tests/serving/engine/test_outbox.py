@@ -46,7 +46,7 @@ class Engine:
         for payload in self._frames.feed(data):
             message = decode_from_engine(payload)
             if isinstance(message, Outputs):
-                found += [(news.request_id, news.tokens) for news in message.outputs]
+                found += [(update.request_id, update.tokens) for update in message.outputs]
             else:
                 found.append((type(message).__name__, ()))
         return found
@@ -79,24 +79,26 @@ def test_a_first_token_goes_at_once(engine: Engine) -> None:
 def test_tokens_of_short_steps_go_together_and_none_waits_for_long(engine: Engine) -> None:
     engine.step(0.002, token(0))
     times = [engine.now]
-    told = []
+    received = []
     for number in range(1, 101):
         heard = engine.step(0.002, token(number))
-        told += heard
+        received += heard
         if heard:
             times.append(engine.now)
-    assert told == [("r", tuple(range(first, first + 4))) for first in range(1, 101, 4)], "one update each"
+    assert received == [("r", tuple(range(first, first + 4))) for first in range(1, 101, 4)], (
+        "one update each"
+    )
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert len(gaps) == 25 and max(gaps) == pytest.approx(INTERVAL_S)
 
 
 @pytest.mark.parametrize("step_s", [INTERVAL_S / 1.9, INTERVAL_S, 0.1])
-def test_longer_steps_are_told_of_one_by_one(engine: Engine, step_s: float) -> None:
+def test_longer_steps_are_reported_one_by_one(engine: Engine, step_s: float) -> None:
     for number in range(10):
         assert engine.step(step_s, token(number)) == [("r", (number,))]
 
 
-def test_a_last_token_takes_the_others_along(engine: Engine) -> None:
+def test_a_last_token_flushes_the_others(engine: Engine) -> None:
     engine.step(0.001, token(1), token(1, "s"))
     assert engine.step(0.001, token(2), token(2, "s")) == []
     assert engine.step(0.001, last(3), token(3, "s")) == [
@@ -104,7 +106,7 @@ def test_a_last_token_takes_the_others_along(engine: Engine) -> None:
     ]  # fmt: skip
 
 
-def test_a_message_goes_behind_what_is_held(engine: Engine) -> None:
+def test_a_message_is_sent_after_held_outputs(engine: Engine) -> None:
     engine.step(0.001, token(1))
     engine.step(0.001, token(2))
     engine.outbox.send(Pong())
@@ -113,7 +115,7 @@ def test_a_message_goes_behind_what_is_held(engine: Engine) -> None:
     assert engine.heard() == []
 
 
-def test_a_name_that_is_used_again_begins_again(engine: Engine) -> None:
+def test_a_reused_name_starts_again(engine: Engine) -> None:
     engine.step(0.001, token(1))
     engine.step(0.001, last(2))
     assert engine.step(0.001, token(3)) == [("r", (3,))]
@@ -129,13 +131,13 @@ def test_nothing_is_held_without_an_interval() -> None:
     engine.close()
 
 
-def test_a_step_behind_a_pause_is_told_of_at_once(engine: Engine) -> None:
+def test_a_step_after_a_pause_is_reported_at_once(engine: Engine) -> None:
     """How long the next one takes is not known."""
     engine.step(0.001, token(1))
     assert engine.step(5.0, token(2)) == [("r", (2,))]
 
 
-def test_a_merged_update_says_all_that_its_parts_said() -> None:
+def test_a_merged_update_equals_its_parts() -> None:
     stats = RequestStats(1.0)
 
     def scored(number: int, **more: Any) -> Output:

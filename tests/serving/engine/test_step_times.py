@@ -1,4 +1,4 @@
-"""What earlier steps say about the next: never too little where prices are what they were, and soon right where not."""
+"""Estimates of a step from earlier ones: never too low while costs stay the same, and soon right when they change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_nothing_is_expected_of_a_first_step() -> None:
     assert Machine(0.002).runs(fresh(8192)) is None
 
 
-def test_a_step_like_the_last_one_takes_what_that_took() -> None:
+def test_a_step_like_the_last_one_is_expected_to_take_as_long() -> None:
     machine = Machine(0.002)
     machine.runs(fresh(8192))
     assert machine.runs(fresh(8192)) == pytest.approx(16.4, rel=0.01)
@@ -55,7 +55,7 @@ def test_a_long_context_is_expected_to_be_slow() -> None:
     assert expected is not None and expected >= machine.takes(fresh(8192, start=100_000))
 
 
-def test_prompts_with_log_probabilities_are_no_like_of_those_without() -> None:
+def test_prompts_with_log_probabilities_are_estimated_separately() -> None:
     machine = Machine(0.001, scored_s=0.1)
     machine.runs(fresh(4096))
     scored = fresh(4096, scored=2048)
@@ -78,7 +78,7 @@ def test_no_step_takes_longer_than_expected_while_prices_stay(
         assert expected is None or expected >= machine.takes(work) * (1 - 1e-12)
 
 
-def test_a_machine_that_becomes_slower_is_believed_at_once_and_so_is_a_faster_one() -> None:
+def test_estimates_follow_a_slower_or_faster_machine_at_once() -> None:
     machine = Machine(0.001)
     for _ in range(30):
         machine.runs(fresh(4096))
@@ -90,7 +90,7 @@ def test_a_machine_that_becomes_slower_is_believed_at_once_and_so_is_a_faster_on
     assert machine.runs(fresh(4096)) == pytest.approx(2 * 4.096)
 
 
-def test_an_end_without_a_beginning_is_none() -> None:
+def test_an_end_without_a_start_is_ignored() -> None:
     machine = Machine(0.001)
     machine.times.end()
     assert machine.runs(fresh(4096)) is None

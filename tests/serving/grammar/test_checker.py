@@ -117,7 +117,9 @@ def test_explosive_grammars_are_refused_in_time(checker: GrammarChecker, name: s
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_only_looks_explosive_is_taken(checker: GrammarChecker, name: str) -> None:
+def test_harmless_grammars_that_resemble_explosive_ones_are_accepted(
+    checker: GrammarChecker, name: str
+) -> None:
     assert checker.check(Grammar(*HARMLESS[name])) <= MEMORY_BYTES
 
 
@@ -145,7 +147,7 @@ def test_a_child_that_is_killed_is_a_refusal(monkeypatch: pytest.MonkeyPatch) ->
     assert "too much time or memory" in TOO_MUCH
 
 
-def test_a_process_that_is_lost_is_started_again() -> None:
+def test_a_lost_process_is_restarted() -> None:
     checker = GrammarChecker(str(TALE), 2048, frozenset({1}))
     try:
         checker.check(Grammar("regex", "a"))
@@ -159,7 +161,7 @@ def test_a_process_that_is_lost_is_started_again() -> None:
         checker.close()
 
 
-def test_a_silent_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.serving.grammar.checker.START_S", 0.3)
     silent = GrammarChecker(
         str(TALE), 2048, frozenset({1}), (sys.executable, "-c", "import time; time.sleep(60)")
@@ -169,7 +171,7 @@ def test_a_silent_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert silent.pid is None
 
 
-def test_a_stopped_process_is_given_up_however_much_there_is_to_tell_it(
+def test_a_stopped_process_is_killed_with_any_backlog(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checker = GrammarChecker(str(TALE), 2048, frozenset({1}))
@@ -182,7 +184,7 @@ def test_a_stopped_process_is_given_up_however_much_there_is_to_tell_it(
     assert checker.pid is None
 
 
-def test_the_process_ends_with_whoever_started_it() -> None:
+def test_the_process_ends_with_its_parent() -> None:
     checker = GrammarChecker(str(TALE), 2048, frozenset({1}))
     checker.check(Grammar("regex", "a"))
     process = checker._process

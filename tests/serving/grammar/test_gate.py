@@ -90,7 +90,7 @@ async def text_of(client: ProcessClient, tokenizer: Tokenizer, new: NewRequest) 
     return [output.text for output in result.outputs]
 
 
-def test_outputs_follow_their_grammars_and_bad_ones_are_refused(tokenizer: Tokenizer) -> None:
+def test_outputs_follow_their_grammars_and_bad_grammars_are_refused(tokenizer: Tokenizer) -> None:
     async def body(client: ProcessClient) -> None:
         layout = {"x-guidance": {"whitespace_flexible": False}}  # which the server's own layout overrides
         schema = Grammar("json_schema", SCHEMA | layout)
@@ -134,7 +134,7 @@ def test_aborting_what_is_being_compiled(tokenizer: Tokenizer) -> None:
         with pytest.raises(InvalidParams, match="already running"):
             await client.submit(request("h0", hard(0)))
         waiting[0].cancel()  # in the worker
-        waiting[1].cancel()  # behind it
+        waiting[1].cancel()  # after it
         await asyncio.wait(waiting)
         # Both names are free again, and nothing is left of the requests.
         assert await text_of(client, tokenizer, request("h0", Grammar("regex", "y"))) == ["y"]
@@ -156,9 +156,9 @@ async def tokens_meanwhile(client: ProcessClient, tokenizer: Tokenizer) -> int:
     await text_of(client, tokenizer, request("warm", Grammar("regex", "w")))
     stream = await client.submit(request("neighbour", ignore_eos=True, max_tokens=480))
     await anext(arrivals(stream))
-    wanted = [hard(0), heavy(0), heavy(1), hard(1)]
-    news = [request(f"h{i}", grammar, max_tokens=1) for i, grammar in enumerate(wanted)]
-    others = asyncio.gather(*map(client.submit, news), return_exceptions=True)
+    expected = [hard(0), heavy(0), heavy(1), hard(1)]
+    new_requests = [request(f"h{i}", grammar, max_tokens=1) for i, grammar in enumerate(expected)]
+    others = asyncio.gather(*map(client.submit, new_requests), return_exceptions=True)
     tokens = 0
     async for step in arrivals(stream):
         if others.done():
@@ -171,7 +171,7 @@ async def tokens_meanwhile(client: ProcessClient, tokenizer: Tokenizer) -> int:
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_neighbours_do_not_notice_what_is_compiled(tokenizer: Tokenizer, planted: bool) -> None:
+def test_compiling_does_not_affect_other_requests(tokenizer: Tokenizer, planted: bool) -> None:
     tokens: list[int] = []
 
     async def body(client: ProcessClient) -> None:
@@ -248,7 +248,7 @@ def test_grammars_of_too_much_memory_are_refused(
     assert first.size == second.size == 60
 
 
-def test_a_bug_is_an_answer(store: GrammarStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_returned(store: GrammarStore, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def start(self) -> None:
             pass

@@ -1,4 +1,4 @@
-"""Grammars compiled by several real processes: one that is lost takes nobody along, and none is left behind."""
+"""Grammars compiled by several real processes: a lost one fails no other, and none is leaked."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def children(pid: int) -> list[int]:
 
 
 def trying(pid: int) -> list[int]:
-    """What a worker has forked and is well at work, and so has said what shall happen to it when the worker dies."""
+    """Forked children of a worker that are running, and so have set their parent-death signal."""
     return [child for child in children(pid) if ticks(child) >= 2]
 
 
@@ -75,13 +75,13 @@ class Caller:
     def ask(self, request_id: str, grammar: Grammar, user: str = "") -> None:
         self.pool.join(grammar, request_id, user)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         for job, outcome in self.pool.finished():
-            told = outcome if isinstance(outcome, HeadraceError) else "compiled"
-            self.outcomes.update(dict.fromkeys(job.waiting, told))
+            result = outcome if isinstance(outcome, HeadraceError) else "compiled"
+            self.outcomes.update(dict.fromkeys(job.waiting, result))
 
     def has(self, *request_ids: str) -> bool:
-        self.look()
+        self.poll()
         return all(request_id in self.outcomes for request_id in request_ids)
 
     def wait(self, *request_ids: str) -> None:
@@ -112,7 +112,7 @@ def patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[None]:
         yield
 
 
-def test_workers_come_when_they_are_needed_and_go_when_they_are_not(
+def test_workers_start_and_end_with_demand(
     caller: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = caller(program=UNLIMITED, idle_s=0.5)
@@ -200,7 +200,7 @@ def test_a_worker_that_was_killed_while_idle_is_not_noticed(caller: Callable[...
     assert one.outcomes["b"] == "compiled" and one.pool.pids not in ([], [pid])
 
 
-def test_what_nobody_waits_for_is_not_compiled(
+def test_abandoned_grammars_are_not_compiled(
     caller: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = caller(workers=1)
@@ -237,7 +237,7 @@ def test_closing_leaves_no_process(
         until(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_workers_that_cannot_start_refuse_whoever_waits(
+def test_workers_that_cannot_start_refuse_waiting_requests(
     caller: Callable[..., Caller],
 ) -> None:
     one = caller(program="import time; time.sleep(0.3)")
@@ -263,7 +263,7 @@ def test_a_model_without_an_end_follows_no_grammar(tokenizer: Tokenizer) -> None
     pool.close()
 
 
-def test_a_busy_machine_is_not_the_grammars_fault(caller: Callable[..., Caller]) -> None:
+def test_a_busy_machine_does_not_fail_a_grammar(caller: Callable[..., Caller]) -> None:
     program = (
         "import sys; from headrace.serving.grammar import worker as w;"
         "w.CPU_S, w.WALL_S, w._ADDRESS_SPACE_BYTES = 60, 0.2, 1 << 40; sys.exit(w.main())"
@@ -276,7 +276,7 @@ def test_a_busy_machine_is_not_the_grammars_fault(caller: Callable[..., Caller])
     assert one.pool.threads == 1
 
 
-def test_a_worker_gives_way_once(caller: Callable[..., Caller]) -> None:
+def test_a_worker_lowers_its_priority_once(caller: Callable[..., Caller]) -> None:
     one = caller()
     one.ask("a", quick(0))
     one.wait("a")

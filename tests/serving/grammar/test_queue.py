@@ -43,7 +43,7 @@ def test_users_take_turns() -> None:
     assert len(queue) == queue.users == queue.working == 0
 
 
-def test_whoever_comes_while_another_is_served_is_next() -> None:
+def test_a_new_user_is_next_while_another_is_served() -> None:
     queue = FairQueue()
     for i in range(20):
         join(queue, f"a{i}", "a")
@@ -55,7 +55,7 @@ def test_whoever_comes_while_another_is_served_is_next() -> None:
     assert taken(queue) == "b"
 
 
-def test_the_last_worker_is_kept_for_somebody_else() -> None:
+def test_the_last_worker_is_kept_for_another_user() -> None:
     queue = FairQueue(3)
     for i in range(20):
         join(queue, f"a{i}", "a")
@@ -65,7 +65,7 @@ def test_the_last_worker_is_kept_for_somebody_else() -> None:
     assert taken(queue) == "b" and queue.take() is None
 
 
-def test_one_grammar_of_two_users_is_one_job_and_takes_the_better_place() -> None:
+def test_one_grammar_of_two_users_is_one_job_in_the_better_place() -> None:
     queue = FairQueue()
     for name in ("a0", "a1", "shared", "a3"):
         join(queue, name, "a")
@@ -94,7 +94,7 @@ def test_leaving() -> None:
     job = join(queue, "last", "a")
     assert taken(queue) == "last"
     queue.leave(job, "a last")
-    assert len(queue) == 1 and not job.waiting  # in work; nobody waits
+    assert len(queue) == 1 and not job.waiting  # running; no request waits
     queue.done(job)
     assert len(queue) == queue.users == 0
 
@@ -120,13 +120,13 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_order_of_events_leaves_nothing_behind_and_nobody_out(seed: int) -> None:
+def test_any_order_of_events_leaks_nothing_and_serves_every_user(seed: int) -> None:
     dice = random.Random(seed)
     workers = dice.randint(1, 4)
     queue = FairQueue(workers)
     waiting: dict[str, Job] = {}
     working: list[Job] = []
-    behind: dict[str, int] = {}  # how often others were served since a user has waited
+    passed_over: dict[str, int] = {}  # how often others were served since a user has waited
     for number in range(600):
         match dice.randrange(4):
             case 0 | 1:
@@ -151,10 +151,10 @@ def test_any_order_of_events_leaves_nothing_behind_and_nobody_out(seed: int) -> 
                         )
                         busy = any(job.taken_for == user for job in working)
                         if user in served_users or not stands or busy:
-                            behind[user] = 0
+                            passed_over[user] = 0
                         else:
-                            behind[user] = behind.get(user, 0) + 1
-                            assert behind[user] <= 3  # one of each other user
+                            passed_over[user] = passed_over.get(user, 0) + 1
+                            assert passed_over[user] <= 3  # one of each other user
                     working.append(job_taken)
         assert queue.working == len(working) <= workers
         assert len({job.grammar for job in [*waiting.values(), *working]}) == len(queue)

@@ -137,7 +137,7 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
         assert delayed <= most
 
 
-def test_all_of_a_flood_is_answered_and_the_second_time_at_once() -> None:
+def test_a_whole_flood_is_answered_and_at_once_when_repeated() -> None:
     async def body(client: ProcessClient) -> None:
         await Flood(client, SMALL_FLOOD).end()
         before = spent(client)
@@ -147,10 +147,10 @@ def test_all_of_a_flood_is_answered_and_the_second_time_at_once() -> None:
     with_engine(body, ENGINE_COMMAND)
 
 
-def test_too_many_of_one_user_are_no_reason_to_refuse_another() -> None:
+def test_too_many_requests_of_one_user_do_not_refuse_another() -> None:
     async def body(client: ProcessClient) -> None:
-        news = [request(f"g{i}", "greedy", explosive(i)) for i in range(MAX_WAITING_OF_USER + 10)]
-        tasks = [asyncio.ensure_future(client.submit(new)) for new in news]
+        new_requests = [request(f"g{i}", "greedy", explosive(i)) for i in range(MAX_WAITING_OF_USER + 10)]
+        tasks = [asyncio.ensure_future(client.submit(new)) for new in new_requests]
         done, waiting = await asyncio.wait(tasks, timeout=0.2)
         assert 5 <= len([task for task in done if isinstance(task.exception(), Overloaded)]) <= 10
         await client.submit(request("n", "neighbour", small(0)))
@@ -202,7 +202,7 @@ def test_shutdown_in_the_middle_leaves_no_process() -> None:
     until(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_what_is_aborted_or_late_leaves_the_queue_at_once(tokenizer: Tokenizer) -> None:
+def test_aborted_and_expired_requests_leave_the_queue_at_once(tokenizer: Tokenizer) -> None:
     store = GrammarStore(tokenizer, 2048, frozenset({1}))
     gate = GrammarGate(store, lambda: GrammarChecker(str(TALE), 2048, frozenset({1})), workers=1)
     queue = gate._others._queue

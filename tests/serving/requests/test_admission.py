@@ -1,4 +1,4 @@
-"""The bounded queue: what it takes, what it refuses, and when it says to come back."""
+"""The bounded queue: admissions, refusals, and Retry-After."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def prompts(completions: int, tokens: int) -> Cost:
         (10, {"max_tokens": 0}, Cost(1, 10, 0)),
     ],
 )
-def test_a_request_costs_its_prompt_and_what_may_be_expected(
+def test_a_request_costs_its_prompt_and_the_expected_output(
     prompt: int, params: dict[str, int], cost: Cost
 ) -> None:
     assert OutputEstimate(100).cost(NewRequest("a", (1,) * prompt, SamplingParams(**params))) == cost
 
 
-def test_the_estimate_follows_what_requests_of_late_produced() -> None:
+def test_the_estimate_follows_recent_outputs() -> None:
     estimate = OutputEstimate()
     for _ in range(100):
         estimate.learn(150)
@@ -89,20 +89,20 @@ def test_both_bounds_hold_and_a_group_is_taken_as_a_whole() -> None:
     admission.take([prompts(2, 40)])
 
 
-def test_output_is_charged_as_it_comes_and_keeps_others_out() -> None:
+def test_output_is_charged_as_it_is_generated_and_limits_admission() -> None:
     admission, _ = queue(completions=4, tokens=100)
     admission.take([Cost(1, 10, 10)])
     admission.charge(64)
     with pytest.raises(Overloaded):
         admission.take([prompts(1, 17)])
-    admission.charge(64)  # it may go on: who is admitted is served
+    admission.charge(64)  # it may continue: admitted requests are served
     assert admission.tokens == 148
     admission.give_back(1, 148)
     assert (admission.completions, admission.tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("costs", [[prompts(5, 1)], [prompts(1, 101)], [prompts(1, 60), prompts(1, 60)]])
-def test_what_could_never_fit_is_the_callers_fault(costs: list[Cost]) -> None:
+def test_a_request_that_can_never_fit_is_a_client_error(costs: list[Cost]) -> None:
     admission, _ = queue(completions=4, tokens=100)
     with pytest.raises(InvalidParams, match="no more than"):
         admission.take(costs)

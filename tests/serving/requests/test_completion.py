@@ -62,7 +62,7 @@ def test_additions_by_token_do_not_depend_on_merging(
     assert "".join(one.text for one in came) == "".join(one.text for one in alone)
 
 
-def test_nobody_pays_who_does_not_ask(tokenizer: Tokenizer) -> None:
+def test_token_ends_are_computed_only_on_request(tokenizer: Tokenizer) -> None:
     tokens = tuple(tokenizer.encode(STORY, add_special_tokens=False))
     delta = Completion(0, SamplingParams(), tokenizer, (7,)).take(Output("r", 0, tokens))
     assert delta is not None and delta.ends == () and list(delta.by_token()) == [delta]

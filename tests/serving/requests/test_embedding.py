@@ -30,8 +30,8 @@ def test_through_a_process() -> None:
             mean, last = await asyncio.gather(
                 embed(client, asked("a", (3, 5, 8))), embed(client, asked("b", (3, 5, 8), Pooling.LAST))
             )
-            wanted = np.mean([hidden_state(token) for token in (3, 5, 8)], axis=0)
-            assert np.allclose(mean.vector, wanted, atol=1e-7) and mean.num_prompt_tokens == 3
+            expected = np.mean([hidden_state(token) for token in (3, 5, 8)], axis=0)
+            assert np.allclose(mean.vector, expected, atol=1e-7) and mean.num_prompt_tokens == 3
             assert list(last.vector) == hidden_state(8)
             prompt = tuple(range(100))
             await embed(client, asked("c", prompt, Pooling.LAST))

@@ -1,4 +1,4 @@
-"""Whoever pays is told once what a request has used, however it ends."""
+"""The meter is called once with what a request has used, however it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOW_PREFILL = {"step_s": 0.01, "max_num_batched_tokens": 16}
 
 
 class Noted:
-    """A meter that notes what it is told."""
+    """A meter that records its calls."""
 
     def __init__(self) -> None:
         self.paid = 0
@@ -80,7 +80,7 @@ async def test_a_request_that_ends_by_itself() -> None:
 
 
 @run_async
-async def test_a_stop_string_counts_what_the_reader_counts() -> None:
+async def test_a_stop_string_counts_the_same_as_the_reader() -> None:
     async with engine(step_s=0.0005, stream_interval_s=0.05) as client:
         meter = Noted()
         words = Tokenizer.from_folder(TALE)
@@ -143,7 +143,7 @@ async def test_a_refusal_uses_nothing() -> None:
 
 
 @run_async
-async def test_a_reader_who_is_given_up_pays_for_what_the_engine_generated() -> None:
+async def test_a_dropped_reader_is_charged_for_generated_tokens() -> None:
     async with engine(max_unread_bytes=10_000, step_s=0.001) as client:
         meter = Noted()
         stream = await client.submit(NewRequest("r", (1,), LONG), meter)
@@ -157,7 +157,7 @@ async def test_a_reader_who_is_given_up_pays_for_what_the_engine_generated() -> 
 
 
 @run_async
-async def test_an_engine_that_dies_settles_what_is_known() -> None:
+async def test_an_engine_death_charges_the_known_tokens() -> None:
     async with engine(step_s=0.01) as client:
         read_from, left = Noted(), Noted()
         generation = await Generation.start(

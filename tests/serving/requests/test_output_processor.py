@@ -51,7 +51,7 @@ def test_text_is_that_of_the_tokens(tokenizer: Tokenizer) -> None:
     assert not any(step.to_stop for step in progress)
 
 
-def test_an_unfinished_character_is_given_out_at_the_end(tokenizer: Tokenizer) -> None:
+def test_an_unfinished_character_is_returned_at_the_end(tokenizer: Tokenizer) -> None:
     fox = tokenizer.encode("🦊", add_special_tokens=False)
     assert len(fox) > 1
     result, streamed, _ = run(tokenizer, SamplingParams(), [(fox[0],)])
@@ -75,15 +75,15 @@ def test_a_stop_string_is_found_wherever_it_falls(tokenizer: Tokenizer, data: st
     at = STORY.index(stop)
     assert result.text == streamed == STORY[: at + len(stop) * include]
     assert (result.finish_reason, result.stop_reason) == ("stop", stop)
-    # The tokens up to and including the one that completed the stop, and none behind it.
+    # The tokens up to and including the one that completed the stop, and none after it.
     count = len(result.token_ids)
     assert result.token_ids == tuple(ids[:count])
     assert stop in tokenizer.decode(ids[:count])
     assert stop not in tokenizer.decode(ids[: count - 1])
-    # The engine is told once, unless it had come to the end by itself.
-    told = [step.to_stop for step in progress if step.to_stop]
+    # The engine is asked to stop once, unless the completion ended by itself.
+    stopped = [step.to_stop for step in progress if step.to_stop]
     stopped_last = not any(delta.finish_reason for step in progress[:-1] for delta in step.deltas)
-    assert told == ([] if stopped_last else [(("r", 0),)])
+    assert stopped == ([] if stopped_last else [(("r", 0),)])
 
 
 def test_what_comes_after_the_stop_is_ignored(tokenizer: Tokenizer) -> None:
@@ -114,7 +114,7 @@ def test_held_back_text_is_released_when_no_stop_can_come(tokenizer: Tokenizer) 
     assert result.finish_reason == "length"
 
 
-def test_stops_count_behind_min_tokens_only(tokenizer: Tokenizer) -> None:
+def test_stops_count_only_after_min_tokens(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a fox and a fox and", add_special_tokens=False)
     second = tokenizer.encode("a fox and a", add_special_tokens=False)
     params = SamplingParams(stop=("fox",), min_tokens=len(second))

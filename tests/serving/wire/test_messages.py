@@ -151,7 +151,7 @@ def test_errors_from_outside_the_tree_become_engine_dead() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_noise_is_an_error_of_the_connection(noise: bytes) -> None:
+def test_invalid_bytes_are_a_connection_error(noise: bytes) -> None:
     for decode in (wire.decode_to_engine, wire.decode_from_engine):
         with contextlib.suppress(WireError):
             decode(noise)

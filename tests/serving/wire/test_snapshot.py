@@ -56,7 +56,7 @@ def ending(name: str) -> Output:
     return Output(name, 0, (1, 2), finish_reason=FinishReason.STOP, stats=RequestStats(0.0))
 
 
-def test_a_journal_notes_endings_while_somebody_looks() -> None:
+def test_a_journal_records_endings_while_watched() -> None:
     journal = Journal()
     journal.note([ending("before")], 0.0)
     assert journal.take(1.0) == ()
@@ -64,7 +64,7 @@ def test_a_journal_notes_endings_while_somebody_looks() -> None:
     (noted,) = journal.take(2.0)
     assert (noted.request_id, noted.tokens) == ("a", ())
     journal.note([ending("c")], 2.1)
-    journal.note([], 2.1 + 2 * WATCHED_S)  # nobody looks any more
+    journal.note([], 2.1 + 2 * WATCHED_S)  # no longer watched
     assert journal.take(100.0) == ()
 
 
@@ -76,7 +76,7 @@ def test_a_journal_is_bounded() -> None:
 
 
 @run_async
-async def test_the_engine_process_shows_itself() -> None:
+async def test_the_engine_process_returns_its_view() -> None:
     async with engine(step_s=0.002) as client:
         empty = await client.view()
         assert empty.snapshot.lanes == empty.ended == ()
@@ -96,7 +96,7 @@ async def test_the_engine_process_shows_itself() -> None:
         await read(stream)
         assert (await client.view()).snapshot.lanes == ()
         ended = [over.request_id for _ in range(3) for over in (await client.view()).ended]
-        assert ended == ["a"]  # once, whichever view tells it
+        assert ended == ["a"]  # once, in whichever view
 
 
 @run_async

@@ -175,7 +175,7 @@ def test_renders_as_transformers_does(
     assert ours == theirs(source, messages, add_generation_prompt=prompted, **options)
 
 
-def test_raise_exception_is_the_requests_fault() -> None:
+def test_raise_exception_is_a_request_error() -> None:
     with pytest.raises(RequestError, match=r"^Roles must alternate user/assistant"):
         ChatTemplate(INST, TOKENS).render([*PAIRS, *PAIRS[:1]])
 
@@ -285,7 +285,7 @@ def test_reasoning_is_found_under_each_name(name: str) -> None:
     assert template.render([{"role": "assistant", "content": None, name: "hm"}]) == "hm hm"
 
 
-def test_roles_are_the_templates_business() -> None:
+def test_roles_are_checked_by_the_template() -> None:
     assert "ghost" in ChatTemplate(CHATML).render([{"role": "ghost", "content": "boo"}])
 
 

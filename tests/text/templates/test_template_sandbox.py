@@ -1,4 +1,4 @@
-"""Templates as strangers' programs: nothing to reach, and an end to everything."""
+"""Templates as untrusted programs: no access to internals, and limits on everything."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_these_are_errors(statement: str) -> None:
         render(statement)
 
 
-def test_a_namespace_shows_nothing_of_itself() -> None:
+def test_a_namespace_has_no_accessible_internals() -> None:
     assert render("{% set ns = namespace(a='secret') %}{{ ns }} {{ ns.a }}") == "<namespace> secret"
 
 
@@ -215,7 +215,7 @@ def test_the_clock_ends_a_rendering() -> None:
         template.render(MESSAGES)
 
 
-def test_an_ordinary_long_chat_is_far_from_the_limits() -> None:
+def test_an_ordinary_long_chat_stays_within_the_limits() -> None:
     source = (
         "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [m] %}{% endfor %}"
         "{% for m in ns.all %}<|im_start|>{{ m.role + '\n' + m.content|trim }}<|im_end|>\n{% endfor %}"
@@ -263,7 +263,9 @@ def test_a_models_template_is_tried_before_its_first_use(tmp_path: Path) -> None
     assert refusal.cache_info().misses == tried + 1
 
 
-def test_a_server_says_why_it_refuses_chats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_gives_the_reason_for_refusing_chats(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = shutil.copytree(TALE, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(HOSTILE["repeat"])
     assert load_tokenizer(str(folder)).encode("Once")

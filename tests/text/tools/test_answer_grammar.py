@@ -1,4 +1,4 @@
-"""Grammars of answers with a form: what they admit behind reasoning and beside tools, and how it is read."""
+"""Grammars of answers with a form: what they accept after reasoning and with tools, and how it is parsed."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_markers_in_content_are_content(call_format: str) -> None:
 
 
 @pytest.mark.parametrize("call_format", CALLS)
-def test_calls_are_read_as_ever(call_format: str) -> None:
+def test_calls_are_parsed_with_a_form(call_format: str) -> None:
     first, second, between = CALLS[call_format]
     text = first + (between + second if between else "")
     for pieces in ([text], list(text)):

@@ -1,4 +1,4 @@
-"""Answers that are free but for their calls: what their grammars let through is read as their parsers read it."""
+"""Answers that are free but for their calls: texts that their grammars accept are parsed as their parsers do."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def wander(
             break
         kind = rng.random()
         if kind < 0.5 and step <= 40:
-            wanted = (model.ids if rng.random() < 0.5 else model.spelled)(rng.choice(snippets))
+            expected = (model.ids if rng.random() < 0.5 else model.spelled)(rng.choice(snippets))
             if rng.random() < 0.3:
-                wanted.insert(rng.randrange(len(wanted)), rng.choice(others))
-            taken = wanted[: matcher.try_consume_tokens(wanted)]
+                expected.insert(rng.randrange(len(expected)), rng.choice(others))
+            taken = expected[: matcher.try_consume_tokens(expected)]
         elif kind < 0.6 and step <= 40:
-            wanted = [rng.choice(others)]
-            taken = wanted[: matcher.try_consume_tokens(wanted)]
+            expected = [rng.choice(others)]
+            taken = expected[: matcher.try_consume_tokens(expected)]
         else:
             taken = []
         if not taken:
@@ -199,7 +199,7 @@ BEGINNINGS = {"llama3_json": '{"name": "paint"', "pythonic": "[paint("}
 @pytest.mark.parametrize("reasons", ["no", "may", "inside"])
 @pytest.mark.parametrize("kind", ["special", "added", "spelled"])
 @pytest.mark.parametrize("call_format", MARKERS)
-def test_whatever_is_read_as_a_call_follows_its_schema(
+def test_every_parsed_call_follows_its_schema(
     model: Callable[[str, str], Model], call_format: str, kind: str, reasons: str, parallel: bool
 ) -> None:
     one = model(call_format, kind)
@@ -300,7 +300,7 @@ TRAPS: dict[str, list[tuple[bool, tuple[str | int, ...]]]] = {
 
 
 @pytest.mark.parametrize("call_format", TRAPS)
-def test_what_is_admitted_and_what_is_refused(model: Callable[[str, str], Model], call_format: str) -> None:
+def test_accepted_and_refused_texts(model: Callable[[str, str], Model], call_format: str) -> None:
     one = model(call_format, "special")
     compiled = one.compile()
     for admitted, parts in TRAPS[call_format]:
@@ -318,7 +318,7 @@ def test_a_single_call_ends_the_answer(model: Callable[[str, str], Model], call_
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_reasoning_holds_nothing(model: Callable[[str, str], Model], inside: bool) -> None:
+def test_text_in_reasoning_is_unconstrained(model: Callable[[str, str], Model], inside: bool) -> None:
     one = model("hermes", "special")
     compiled = one.compile(reasoning=REASONING_FORMATS["qwen3"], inside=inside)
     thoughts = "" if inside else "!<think>"
@@ -362,7 +362,7 @@ def test_tokens_that_are_no_text_are_those_of_the_library(
         ({"type": "string"}, "of an object"),
     ],
 )
-def test_what_arguments_of_python_cannot_be_held_to(parameters: dict[str, Any], what: str) -> None:
+def test_limits_of_python_arguments(parameters: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidParams, match=what):
         free_call_grammar([ToolSchema("f", parameters)], "pythonic")
 

@@ -64,7 +64,7 @@ def test_pieces_do_not_matter(parts: list[str], inside: bool, cuts: list[int]) -
     assert read(reader(), text) == whole
 
 
-def test_a_call_behind_the_reasoning() -> None:
+def test_a_call_after_the_reasoning() -> None:
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     reader = ReplyReader(
         ReasoningParser(REASONING_FORMATS["qwen3"], False), TOOL_CALL_FORMATS["hermes"].parser([], ())

@@ -179,7 +179,7 @@ def test_no_part_of_a_marker_is_shown_before_it_is_known() -> None:
     assert [piece.text for piece in flat[3:] if isinstance(piece, CallArguments)] == list('{"a": 12}')
 
 
-def test_arguments_stream_as_they_come() -> None:
+def test_arguments_are_streamed_incrementally() -> None:
     parser = HermesParser(TOOLS)
     assert parser.push('<tool_call>{"name": "add", "arguments": ') == []
     assert parser.push("{") == [CallBegins(0, "add"), CallArguments(0, "{")]
@@ -287,7 +287,7 @@ def test_arguments_are_the_json_that_the_model_wrote() -> None:
         (None, None),
     ],
 )  # fmt: skip
-def test_templates_tell_their_format(template: str | None, name: str | None) -> None:
+def test_the_format_is_detected_from_the_template(template: str | None, name: str | None) -> None:
     found = detect_tool_calls(template)
     assert (None if found is None else found.name) == name
 

@@ -128,6 +128,6 @@ def test_what_is_generated_at_random_is_a_call(backend: Any) -> None:
         ([ToolSchema("a" * 70_000)], "hermes", "at most"),
     ],
 )
-def test_what_cannot_be_a_grammar_is_refused(tools: list[ToolSchema], call_format: str, what: str) -> None:
+def test_unsupported_tools_are_refused(tools: list[ToolSchema], call_format: str, what: str) -> None:
     with pytest.raises(InvalidParams, match=what):
         answer_grammar(None, tools, call_format)

@@ -155,7 +155,7 @@ def test_content_is_text_wherever_a_template_may_look_for_it() -> None:
     ]  # refused, as it should be
 
 
-def test_developers_are_systems_where_a_template_has_no_such_role() -> None:
+def test_developer_messages_become_system_messages_without_such_a_role() -> None:
     messages = [{"role": "developer", "content": "Be brief."}]
     assert adapted(messages, [], KNOWING) == [{"role": "system", "content": "Be brief."}]
     assert adapted(messages, [], KNOWING + "developer") == messages
@@ -212,6 +212,6 @@ def test_arguments_that_are_no_json_are_refused() -> None:
     [None, 7, "hello", [], [7], [{}], [{"role": 7}], [{"role": "assistant", "tool_calls": 7}],
      [{"role": "assistant", "tool_calls": [7, {"function": 7}, {"function": {"name": {}}}]}], [{"role": "tool"}]],
 )  # fmt: skip
-def test_malformed_messages_do_no_harm(messages: Any) -> None:
+def test_malformed_messages_do_not_raise(messages: Any) -> None:
     for template in (PLAIN, KNOWING, None):
         adapted(messages, [WEATHER], template)
