@@ -156,7 +156,7 @@ class EngineLoop:
     def _compiled(self, new: NewRequest) -> bool:
         """False if the request has to wait for its grammar to compile."""
         if self._grammars is None:
-            raise InvalidParams("this engine follows no grammars")
+            raise InvalidParams("this engine does not support grammars")
         self._engine.check(new)
         return self._grammars.submit(new, self._clock())
 
