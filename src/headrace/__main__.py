@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 TYPE_CHECKING = False  # see headrace/__init__.py: the less is imported before Ctrl-C is handled, the better
 if TYPE_CHECKING:
+    import signal
     from types import FrameType
+else:
+    import _signal as signal  # the built-in part: all of it takes longer to import than the package itself
 
 INTERRUPTED = 130
+OUTDATED = "this environment is older than the checkout: run `make demo` (or `make native`) again"
 IMPORTING = "<frozen importlib._bootstrap>"
 
 
@@ -54,19 +57,42 @@ def open_missing_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
-open_missing_streams()
+def is_outdated(error: ImportError | OSError) -> bool:
+    """Whether a module of this package is not where the map of an editable installation has it."""
+    if isinstance(error, ImportError):
+        return isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("headrace.")
+    path = str(error.filename)
+    return path.startswith(os.path.dirname(__file__) + os.sep) and path.endswith(".py")  # noqa: PTH120
+
+
+def outdated() -> int:
+    """Print the line for an installation that does not fit its checkout; returns the exit status."""
+    print(f"headrace: error: {OUTDATED}", file=sys.stderr)
+    return 1
+
+
 if sys.argv[1:2] == ["engine-process"]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's process as well
 elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, on_interrupt)
+open_missing_streams()
 
-from headrace.cli import main as run  # noqa: E402, Ctrl-C from here on ends in one line
+try:
+    from headrace.cli import main as run  # Ctrl-C from here on ends in one line
+except (ModuleNotFoundError, FileNotFoundError) as error:
+    if not is_outdated(error):
+        raise
+    sys.exit(outdated())
 
 
 def main() -> int:
     """Run the command line of this process; returns its exit status."""
     try:
         return run()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        if not is_outdated(error):
+            raise
+        return outdated()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the end
         return interrupted()

@@ -113,7 +113,7 @@ def test_prompts_come_from_a_pipe() -> None:
 def test_a_file_of_prompts_from_a_pipe_has_one_prompt_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Once\n\nOne day\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once\n\nOne day\n")))
     assert main(["generate", "--file", "-", *SHORT, "--json"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["prompt"] for line in shown] == ["Once", "One day"]
@@ -135,7 +135,7 @@ def test_where_there_is_no_prompt(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
     assert main(["generate", *words]) == 1
     error = capsys.readouterr().err
     assert error.startswith("headrace: error: ") and said in error and error.count("\n") == 1

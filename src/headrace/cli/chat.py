@@ -52,7 +52,16 @@ def add_parser(commands: Any) -> None:
     add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     add_sampling_flags(parser, without="n", temperature=0.7, max_tokens=512)
+    parser.add_argument("--n", type=_one, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_engine_flags(parser)
+
+
+def _one(text: str) -> int:
+    if text.strip() != "1":
+        raise argparse.ArgumentTypeError(
+            "a chat has one answer to each message; `generate --chat --n N` prints several"
+        )
+    return 1
 
 
 def run(args: argparse.Namespace) -> int:

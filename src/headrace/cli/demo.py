@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     from headrace.ops.cpu_features import detect
     from headrace.plan.units import format_bytes
 
-    if (args.requests is not None and args.requests < 1) or (
-        args.rate is not None and not 0 < args.rate <= MAX_RATE
-    ):
-        raise ConfigError(f"--requests must be at least 1 and --rate between 0 and {MAX_RATE:g} a second")
+    if args.requests is not None and args.requests < 1:
+        raise ConfigError(f"--requests must be at least 1, got {args.requests}")
+    if args.rate is not None and not 0 < args.rate <= MAX_RATE:
+        raise ConfigError(f"--rate must be above 0 and at most {MAX_RATE:g} a second, got {args.rate:g}")
     options = {} if args.num_threads is None else {"num_threads": args.num_threads}
     llm = LLM(DEFAULT_MODEL, show_progress=False, **options)
     print(f"> {STORY}\n")

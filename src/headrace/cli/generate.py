@@ -75,15 +75,17 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     # echo and here-documents add a newline that is not part of the prompt.
     prompts = [_read(STDIN).removesuffix("\n") if prompt == STDIN else prompt for prompt in given]
     if args.file is not None:
-        prompts += [line for line in _read(args.file).splitlines() if line.strip()]
+        prompts += [line for line in _read(args.file).split("\n") if line.strip()]
     if not prompts or prompts == [""]:
         raise RequestError('there is no prompt: give one, such as `headrace generate "Once upon a time"`')
     return prompts
 
 
 def _read(source: str) -> str:
+    """The text, with newlines as \\n and without a byte-order mark. Not in Python's text mode: a lone \\r stays."""
     try:
-        return sys.stdin.read() if source == STDIN else Path(source).read_text(encoding="utf-8")
+        read = sys.stdin.buffer.read() if source == STDIN else Path(source).read_bytes()
+        return read.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         where = "standard input" if source == STDIN else f"the prompt file {source}"
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"

@@ -65,8 +65,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {shlex.join(unknown)}")
         return found, unknown
 
-    def print_help(self, file: Any = None) -> None:
-        print(self.format_help(), end="", file=file)  # argparse's ignores a full disk
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stderr:
+            super()._print_message(message, file)
+        else:
+            print(message, end="", file=file)  # argparse's ignores a full disk
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag, engine_config
 from headrace.cli.parser import add_command, check_range, needs_extra, restore_interrupts
 from headrace.cli.serve_flags import add_reply_flags
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -66,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
     """Raises ConfigError for files that cannot be used, and ModelError where the model cannot be loaded."""
     from headrace.core.types import Pooling
 
+    if "-" in (str(args.input), str(args.output)):
+        raise ConfigError(
+            "- is not a file: a batch that was stopped continues with its files, so give their names"
+        )
     config = engine_config(args)
     with needs_extra("server", "headrace run-batch"):
         from headrace.server.batch.run import MAX_CONCURRENCY, BatchOptions

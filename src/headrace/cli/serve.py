@@ -23,6 +23,8 @@ from headrace.cli.serve_flags import (
 from headrace.config import EngineConfig
 
 if TYPE_CHECKING:
+    import socket
+
     from headrace.server.run import ServeOptions
 
 EXAMPLES = """\
@@ -89,13 +91,21 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Raises ConfigError or ModelError where that cannot begin."""
-    from headrace.core.types import Pooling
-
     check_range("port", args.port, 0, 65_535)
     check_range("max-body-bytes", args.max_body_bytes, 1, 2**31)
     check_range("response-store-bytes", args.response_store_bytes, 0, 2**40)
     check_range("shutdown-timeout", args.shutdown_timeout, 0, 86_400)
     check_range("engine-timeout", args.engine_timeout, 0, 86_400)
+    with needs_extra("server", "headrace serve"):
+        from headrace.server.http.listener import listen
+
+    with listen(args.host, args.port) as listener:  # first: an address that cannot be used shows at once
+        return _serve(*_options(args), listener)
+
+
+def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServeOptions]:
+    from headrace.core.types import Pooling
+
     with needs_extra("server", "headrace serve"):
         from headrace.server.run import ServeOptions
         from headrace.serving.client.child import ENGINE_COMMAND
@@ -125,10 +135,10 @@ def run(args: argparse.Namespace) -> int:
         config = replace(
             config, scheduling_policy="fair"
         )  # equal shares for keys, however many requests each sends
-    return _serve(config, options)
+    return config, options
 
 
-def _serve(config: EngineConfig, options: ServeOptions) -> int:
+def _serve(config: EngineConfig, options: ServeOptions, listener: socket.socket) -> int:
     from headrace.build import survey
     from headrace.models.source import is_at_hand
     from headrace.plan.report import summary
@@ -142,7 +152,7 @@ def _serve(config: EngineConfig, options: ServeOptions) -> int:
             say(f"headrace: loading {config.model}: {summary(plan.resolved, plan.ledger)}")
         else:
             say(f"headrace: loading {config.model}")
-        return serve(config, options, lambda url: _announce(url, name))
+        return serve(config, options, listener, lambda url: _announce(url, name))
 
 
 def _announce(url: str, name: str) -> None:

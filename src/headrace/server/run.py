@@ -27,7 +27,7 @@ from headrace.server.http.body import MAX_BODY_BYTES
 from headrace.server.http.connection import ConnectionLimits, WriteBatch
 from headrace.server.http.dialect import ErrorDialects
 from headrace.server.http.headers import EVERYWHERE
-from headrace.server.http.listener import allow_connections, listen, unusable, url
+from headrace.server.http.listener import allow_connections, unusable, url
 from headrace.server.http.pace import Drain
 from headrace.server.http.protocol import GuardedProtocol
 from headrace.server.observability.observer import Sink
@@ -77,11 +77,14 @@ class ServeOptions:
     engine_command: Sequence[str] = ENGINE_COMMAND
 
 
-def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], None]) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit code: 0, or 128 plus the signal's number after a second signal,
-    which ends the drain. `ready` is called with the base URL when requests are accepted.
+def serve(
+    config: EngineConfig, options: ServeOptions, listener: socket.socket, ready: Callable[[str], None]
+) -> int:
+    """Serve on a socket of `listen` until SIGINT or SIGTERM. Returns the exit code: 0, or 128 plus the signal's number
+    after a second signal, which ends the drain. `ready` is called with the base URL when requests are accepted.
 
-    Raises ConfigError for an unusable address, and what the engine raises while it starts.
+    Raises ConfigError where another process has come to listen on the address, and what the engine raises while it
+    starts.
     """
     last = LastResort()
     with logs(options.log_level, options.log_format) as log, contextlib.closing(last):
@@ -90,9 +93,7 @@ def serve(config: EngineConfig, options: ServeOptions, ready: Callable[[str], No
         if missing is not None:
             command = install_command("grammar")
             _log.warning("%s: %s. Until then such requests are answered with 501", missing, command)
-        # Before the model is loaded: a taken port should show at once.
         with (
-            listen(options.host, options.port) as listener,
             tracing(
                 options.otlp_traces_endpoint, options.names[0] if options.names else config.model
             ) as sinks,

@@ -1,0 +1,143 @@
+"""Commands at the edges of what a shell hands them: odd bytes, full disks, limits, an environment that is too old."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from headrace.cli import main
+
+RUN = [sys.executable, "-m", "headrace"]
+SHORT = ["--max-tokens", "2", "--temperature", "0", "--num-threads", "1"]
+
+
+def generate(*words: str, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*RUN, "generate", *words, *SHORT, "--json"],
+        input=stdin, capture_output=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+# ---- Prompts from a pipe ----
+
+
+def test_only_newlines_separate_prompts() -> None:
+    done = generate("--file", "-", stdin=b"a\r\nb\x0cc\x1cd\xe2\x80\xa8e\n")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["a", "b\x0cc\x1cd\u2028e"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_prompt() -> None:
+    done = generate(stdin=b"\xef\xbb\xbfOnce\r\nupon\n")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prompt"] == "Once\nupon"
+
+
+@pytest.mark.parametrize("words", [[], ["--file", "-"]])
+def test_bytes_that_are_no_text_are_refused(words: list[str]) -> None:
+    done = generate(*words, stdin=b"\xff\xfe")
+    assert done.returncode == 1
+    assert done.stderr == b"headrace: error: standard input cannot be read: it is not UTF-8 text\n"
+
+
+# ---- Output that cannot be written ----
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_a_full_disk_is_an_error(word: str, unbuffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*RUN, word], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "headrace: error: the output could not be written: No space left on device\n"
+
+
+# ---- Options that are refused ----
+
+
+def test_serve_checks_its_address_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the model, whose name is wrong here, and without a warning about who can reach the address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for words, said in (
+            (["--port", port], f"port {port} on 127.0.0.1 is taken"),
+            (["--host", "192.0.2.1", "--port", port], f"cannot listen on 192.0.2.1 port {port}"),
+        ):
+            assert main(["serve", "no-such-model", *words]) == 1
+            shown = capsys.readouterr()
+            assert shown.err.startswith(f"headrace: error: {said}") and shown.err.count("\n") == 1
+            assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--requests", "0"], "--requests must be at least 1, got 0"),
+        (["--rate", "nan"], "--rate must be above 0 and at most 1e+06 a second, got nan"),
+    ],
+)
+def test_the_demo_says_which_option_is_wrong(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *words]) == 1
+    assert capsys.readouterr().err == f"headrace: error: {said}\n"
+
+
+def test_chat_says_that_it_gives_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", "--n", "4"])
+    assert ended.value.code == 2
+    assert "argument --n: a chat has one answer to each message" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-", "out.jsonl"], ["in.jsonl", "-"]])
+def test_run_batch_refuses_a_dash(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run-batch", *words]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("headrace: error: - is not a file") and shown.count("\n") == 1
+
+
+# ---- An environment that is older than the checkout ----
+
+OLD_MAP = """
+import sys
+from importlib.util import spec_from_file_location
+
+class EditableFinder:
+    "As an editable install's: a map of each module to the file where it was."
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE and GONE == "moved":
+            return spec_from_file_location(name, PACKAGE + "/gone.py")
+        if name == MODULE:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+MODULE, GONE = sys.argv.pop(1), sys.argv.pop(1)
+import headrace
+PACKAGE = headrace.__path__[0]
+sys.meta_path.insert(0, EditableFinder())
+from headrace.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("gone", ["moved", "new"])
+@pytest.mark.parametrize("module", ["headrace.cli", "headrace.cli.generate", "headrace.llm"])
+def test_an_old_environment_is_one_line(module: str, gone: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OLD_MAP, module, gone, "generate", "Once", *SHORT],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        "headrace: error: this environment is older than the checkout: run `make demo` (or `make native`) again\n"
+    )
