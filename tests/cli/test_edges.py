@@ -60,6 +60,25 @@ def test_a_full_disk_is_an_error(word: str, unbuffered: str) -> None:
     assert done.stderr == "headrace: error: the output could not be written: No space left on device\n"
 
 
+# ---- Limits of the process ----
+
+
+@pytest.mark.parametrize(
+    ("limit", "words", "said"),
+    [
+        ("-v 900000", "generate hi --num-threads 1 --kv-cache-memory 1GB", "there is not enough memory"),
+        ("-n 20", "serve tale --port 0", "too many open files"),
+    ],
+)
+def test_what_ran_out_is_named(limit: str, words: str, said: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit {limit}; exec "$0" -m headrace {words}', sys.executable],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"headrace: error: {said}") and done.stderr.count("\n") == 1
+
+
 # ---- Options that are refused ----
 
 

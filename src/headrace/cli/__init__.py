@@ -52,6 +52,9 @@ COMMANDS = (
 )
 
 _WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}
+_NO_MEMORY = "there is not enough memory: see `ulimit -v`, and `headrace inspect` for what the model needs"
+_NO_FILES = "too many open files: raise the limit, for example with `ulimit -n 4096`"
+_RAN_OUT = {errno.ENOMEM: _NO_MEMORY, errno.EMFILE: _NO_FILES, errno.ENFILE: _NO_FILES}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except HeadraceError as error:
         _complain(typed(str(error)))
+    except MemoryError:
+        _complain(typed(_NO_MEMORY))
     except OSError as error:
+        if error.errno in _RAN_OUT:
+            _complain(typed(_RAN_OUT[error.errno]))
+            return 1
         if error.filename is not None or error.errno not in _WRITE_ERRORS:
             raise
         # Python would try to write the rest of the output once more at the end of the process.
