@@ -106,7 +106,7 @@ def test_a_cache_miss_does_not_reveal_other_keys() -> None:
 
 
 def test_a_reason_that_reveals_other_keys_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_metrics, "_told", lambda miss: miss and miss.reason)
+    monkeypatch.setattr(request_metrics, "_reason", lambda miss: miss and miss.reason)
     assert explained() == [(0, "other salt"), (0, "never seen")]
 
 
