@@ -111,9 +111,9 @@ class SamplingParams:
                 put(self, name, _checked_int(name, getattr(self, name), *_OPTIONAL_INTS[name]))
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidParams(f"{name} must be true or false, got {_shown(getattr(self, name))}")
+                raise InvalidParams(f"{name} must be true or false, got {shown(getattr(self, name))}")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise InvalidParams(f"grammar must be a Grammar, got {_shown(self.grammar)}")
+            raise InvalidParams(f"grammar must be a Grammar, got {shown(self.grammar)}")
         put(self, "output_kind", _checked_kind(self.output_kind))
         self._check_lists()
         if self.top_p == 0.0:
@@ -128,7 +128,7 @@ class SamplingParams:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_STRING_CHARS:
                 raise InvalidParams(
                     f"each stop string must be text of 1 to {MAX_STOP_STRING_CHARS} characters, "
-                    f"got {_shown(text)}"
+                    f"got {shown(text)}"
                 )
             if not is_unicode(text):
                 raise InvalidParams("a stop string holds half of a surrogate pair: it must be valid Unicode")
@@ -193,7 +193,7 @@ _OPTIONAL_INTS: dict[str, tuple[int, int]] = {
 }
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """The value as an error message shows it: short, and never raises."""
     try:
         return f"{value!r:.80}"
@@ -234,23 +234,23 @@ def _checked_kind(value: object) -> RequestOutputKind:
     for kind in RequestOutputKind:
         if isinstance(value, str) and value.lower() == kind.value:
             return kind
-    raise InvalidParams(f"output_kind must be cumulative, delta or final_only, got {_shown(value)}")
+    raise InvalidParams(f"output_kind must be cumulative, delta or final_only, got {shown(value)}")
 
 
 def _checked_float(name: str, value: Any, low: float, high: float) -> float:
     if not is_real(value):
-        raise InvalidParams(f"{name} must be a number, got {_shown(value)}")
+        raise InvalidParams(f"{name} must be a number, got {shown(value)}")
     if not low <= value <= high:  # false for NaN, too
-        raise InvalidParams(f"{name} must be between {low:g} and {high:g}, got {_shown(value)}")
+        raise InvalidParams(f"{name} must be between {low:g} and {high:g}, got {shown(value)}")
     return float(value)
 
 
 def _checked_int(name: str, value: object, low: int, high: int) -> int:
     number = as_int(value)
     if number is None:
-        raise InvalidParams(f"{name} must be a whole number, got {_shown(value)}")
+        raise InvalidParams(f"{name} must be a whole number, got {shown(value)}")
     if not low <= number <= high:
-        raise InvalidParams(f"{name} must be between {low} and {high}, got {_shown(value)}")
+        raise InvalidParams(f"{name} must be between {low} and {high}, got {shown(value)}")
     return number
 
 
@@ -272,7 +272,7 @@ def _checked_tuple(name: str, value: object) -> tuple[Any, ...]:
     if value is None:
         return ()
     if isinstance(value, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(value, Iterable):
-        raise InvalidParams(f"{name} must be a list, got {_shown(value)}")
+        raise InvalidParams(f"{name} must be a list, got {shown(value)}")
     return tuple(value)
 
 
@@ -287,11 +287,11 @@ def _checked_words(value: object) -> tuple[str | tuple[int, ...], ...]:
     for text in texts:
         if not 0 < len(text) <= MAX_BAD_WORD_CHARS:
             raise InvalidParams(
-                f"each of bad_words must be text of 1 to {MAX_BAD_WORD_CHARS} characters, got {_shown(text)}"
+                f"each of bad_words must be text of 1 to {MAX_BAD_WORD_CHARS} characters, got {shown(text)}"
             )
         if text.isspace():
             raise InvalidParams(
-                f"bad_words holds {_shown(text)}: white space alone cannot be forbidden as text; "
+                f"bad_words holds {shown(text)}: white space alone cannot be forbidden as text; "
                 "give its token ids a logit_bias of -100"
             )
     if sum(map(len, texts)) > MAX_BAD_CHARS:
@@ -311,7 +311,7 @@ def _checked_words(value: object) -> tuple[str | tuple[int, ...], ...]:
 
 def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
     if not isinstance(bias, Mapping):
-        raise InvalidParams(f"logit_bias must map token ids to numbers, got {_shown(bias)}")
+        raise InvalidParams(f"logit_bias must map token ids to numbers, got {shown(bias)}")
     if len(bias) > MAX_TOKEN_LIST:
         raise InvalidParams(f"logit_bias holds {len(bias)} entries, at most {MAX_TOKEN_LIST} are allowed")
     ids, values = _ids_of(bias), list(bias.values())
@@ -321,7 +321,7 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
     for key, value in bias.items():
         token = _token_of(key)
         if token is None:
-            raise InvalidParams(f"logit_bias keys must be token ids, got {_shown(key)}")
+            raise InvalidParams(f"logit_bias keys must be token ids, got {shown(key)}")
         _checked_int("each logit_bias token id", token, 0, MAX_TOKENS_LIMIT)
         number = _checked_float("each logit_bias value", value, -100.0, 100.0)
         if token in checked:

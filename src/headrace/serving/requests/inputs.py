@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
-from headrace.core.params import SamplingParams, as_ids, as_int
+from headrace.core.params import SamplingParams, as_ids, as_int, shown
 from headrace.core.types import NewRequest, Pooling
 from headrace.core.vectors import shaped
 from headrace.errors import InvalidParams, RequestError, TokenizerError
@@ -58,7 +58,7 @@ class Inputs:
             raise InvalidParams("a prompt must be text, a list of token ids, or a dict with one of the two")
         if params.bad_words:
             params = with_bad_word_ids(params, self.require_tokenizer())
-        new = NewRequest(name, as_ids(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
+        new = NewRequest(name, _token_ids(ids), params, pooling=pooling, **extras)  # type: ignore[arg-type]
         return new, text if isinstance(text, str) else None
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
@@ -70,9 +70,10 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several. A flat list or array of integers is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if isinstance(prompts, _BYTES) or not isinstance(prompts, Iterable):
-        raise InvalidParams(f"prompts must be text, token ids, or a list of prompts, got {prompts!r:.80}")
-    many = list(cast("Iterable[Prompt]", _as_list(prompts)))
+    listed = _as_list(prompts)
+    if isinstance(listed, _BYTES) or not isinstance(listed, Iterable):
+        raise InvalidParams(f"prompts must be text, token ids, or a list of prompts, got {shown(prompts)}")
+    many = list(cast("Iterable[Prompt]", listed))
     if many and all(isinstance(part, int) or as_int(part) is not None for part in many):
         return [cast("list[int]", many)]
     return many
@@ -104,22 +105,45 @@ def as_pooling(name: object) -> Pooling:
     for kind in Pooling:
         if name in (kind, kind.value):
             return kind
-    raise InvalidParams(f'pooling must be "mean" or "last", got {name!r:.80}')
+    raise InvalidParams(f'pooling must be "mean" or "last", got {shown(name)}')
 
 
 class Shape:
     """How users want embeddings: the first `dimensions` of `size` numbers, scaled to length 1 with `normalize`."""
 
     def __init__(self, size: int, dimensions: int | None, normalize: bool) -> None:
-        if dimensions is not None and not 1 <= dimensions <= size:
-            raise InvalidParams(f"dimensions must be between 1 and {size}, got {dimensions!r:.80}")
-        self._dimensions, self._normalize = dimensions, normalize
+        kept = size if dimensions is None else as_int(dimensions)
+        if kept is None or not 1 <= kept <= size:
+            raise InvalidParams(
+                f"dimensions must be a whole number between 1 and {size}, got {shown(dimensions)}"
+            )
+        if not isinstance(normalize, bool):
+            raise InvalidParams(f"normalize must be true or false, got {shown(normalize)}")
+        self._dimensions = None if dimensions is None else kept
+        self._normalize = normalize
 
     def output(
         self, new: NewRequest, text: str | None, vector: Sequence[float], num_cached_tokens: int
     ) -> EmbeddingRequestOutput:
         output = EmbeddingOutput(shaped(vector, self._dimensions, self._normalize))
         return EmbeddingRequestOutput(new.request_id, output, text, new.prompt, num_cached_tokens)
+
+
+def as_request_ids(ids: str | Iterable[str]) -> list[str]:
+    """One request id or several."""
+    each = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+    for one in each:
+        if not isinstance(one, str):
+            raise InvalidParams(f"request_id must be text or a list of texts, got {shown(one)}")
+    return each
+
+
+def _token_ids(values: Sequence[object]) -> tuple[int, ...]:
+    ids = as_ids(values)
+    if not set(map(type, ids)) <= {int}:
+        wrong = next(one for one in ids if as_int(one) is None)
+        raise InvalidParams(f"each token id of a prompt must be a whole number, got {shown(wrong)}")
+    return ids
 
 
 def _as_list(value: object) -> object:
