@@ -32,7 +32,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    name: str
+    key: str
     index: int | None
     reason: FinishReason
     now: float
@@ -58,7 +58,7 @@ class Engine:
         self.config = config
         self.scheduler = Scheduler(config, groups, prefix_caching=prefix_caching, cache_scope=cache_scope)
         self._requests: dict[int, Request] = {}
-        self._by_name: dict[str, list[Request]] = {}
+        self._by_key: dict[str, list[Request]] = {}
         self._plan: StepPlan | None = None
         self._next_number = 0
         self._ended: list[Output] = []  # between steps: what was aborted or has expired
@@ -93,7 +93,7 @@ class Engine:
         self._changing = True
         try:
             self._requests.update((request.number, request) for request in completions)
-            self._by_name[new.request_id] = completions
+            self._by_key[new.key] = completions
             self.scheduler.add(completions)
         finally:
             self._changing = False
@@ -101,7 +101,7 @@ class Engine:
 
     def check(self, new: NewRequest) -> None:
         """Raise what `add` would raise, and change nothing."""
-        if new.request_id in self._by_name:
+        if new.key in self._by_key:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
         if not new.prompt:
             raise RequestError("the prompt is empty: it must hold at least one token")
@@ -125,13 +125,13 @@ class Engine:
                 f"the prompt has {length} tokens, but the whole KV cache holds {pool_len}: give it more memory"
             )
 
-    def abort(self, request_id: str, now: float, index: int | None = None, *, stopped: bool = False) -> None:
-        """End a request, or one completion of it, in any state. Unknown ids are ignored: it may just have ended.
+    def abort(self, key: str, now: float, index: int | None = None, *, stopped: bool = False) -> None:
+        """End a request, or one completion of it, in any state. Unknown keys are ignored: it may just have ended.
 
         `stopped` says that the caller found a stop string: the reason is then "stop", not "abort".
         """
         reason = FinishReason.STOP if stopped else FinishReason.ABORT
-        self._aborts.append(_Abort(request_id, index, reason, now))
+        self._aborts.append(_Abort(key, index, reason, now))
         self._end_aborted()
 
     def begin(self, now: float) -> StepPlan:
@@ -187,32 +187,32 @@ class Engine:
             self._changing = True
             try:
                 abort = self._aborts.popleft()
-                for request in tuple(self._by_name.get(abort.name, ())):
+                for request in tuple(self._by_key.get(abort.key, ())):
                     if abort.index in (None, request.index):
                         self.scheduler.end(request, abort.reason, abort.now)
                         self._report_end(request, abort.reason)
             finally:
                 self._changing = False
 
-    def _find(self, name: str, index: int) -> Request:
-        return next(request for request in self._by_name[name] if request.index == index)
+    def _find(self, key: str, index: int) -> Request:
+        return next(request for request in self._by_key[key] if request.index == index)
 
     def _report_end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """Queue the output of a request that ended outside a step; the next `finish` returns it."""
         self._drop(request)
         self._ended.append(
             Output(
-                request.name, request.index, finish_reason=reason, error=error, stats=replace(request.stats)
+                request.key, request.index, finish_reason=reason, error=error, stats=replace(request.stats)
             )
         )
 
     def _drop(self, request: Request) -> None:
         del self._requests[request.number]
-        rest = [other for other in self._by_name[request.name] if other is not request]
+        rest = [other for other in self._by_key[request.key] if other is not request]
         if rest:
-            self._by_name[request.name] = rest
+            self._by_key[request.key] = rest
         else:
-            del self._by_name[request.name]
+            del self._by_key[request.key]
 
     def _seed(self, new: NewRequest, index: int) -> int:
         """The seed of one completion: from the request's own seed alone, or from the engine's and the request's id."""

@@ -31,7 +31,7 @@ class Request:
     """Completion `index` of a request. `num_computed` chases `len(tokens) + len(draft)`."""
 
     __slots__ = (
-        "charged", "draft", "finish_by", "first", "index", "keys", "known", "limit", "name", "num_computed",
+        "charged", "draft", "finish_by", "first", "index", "key", "keys", "known", "limit", "name", "num_computed",
         "num_prompt", "num_stored", "number", "params", "pin_blocks", "pin_ttl_s", "pooling", "priority",
         "prompt_key", "prompt_logprobs_done", "salt", "seed", "start_by", "stats", "status", "stop_ids", "tables",
         "tokens", "user", "weight",
@@ -43,6 +43,7 @@ class Request:
     ) -> None:  # fmt: skip
         self.number = number  # the executor's name for it; rises with arrival
         self.name = new.request_id
+        self.key = new.key
         self.index = index
         self.params: SamplingParams = new.params
         self.tokens: list[int] = list(new.prompt)

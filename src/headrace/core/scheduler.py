@@ -411,7 +411,7 @@ class Scheduler:
     def _fail(self, request: Request, error: str, now: float) -> Output:
         self.end(request, FinishReason.ERROR, now)
         return Output(
-            request.name,
+            request.key,
             request.index,
             finish_reason=FinishReason.ERROR,
             error=error,
@@ -453,7 +453,7 @@ class Scheduler:
         if not (emitted or prompt_logprobs or reason):
             return None
         return Output(
-            request.name, request.index, part.tokens[:emitted], part.logprobs[:emitted], prompt_logprobs,
+            request.key, request.index, part.tokens[:emitted], part.logprobs[:emitted], prompt_logprobs,
             finish_reason=reason, stop_token=stop_token, stats=replace(request.stats) if with_stats else None,
             pooled=part.pooled,
         )  # fmt: skip

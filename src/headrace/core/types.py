@@ -227,11 +227,13 @@ class RequestStats:
 class NewRequest:
     """A request as it enters the core: token ids, parameters, and its user.
 
-    `request_id` is the caller's name for it; the n completions differ by their index. A lower `priority` runs
-    first. Requests with different `cache_salt` never share prefix blocks. Under the fair order a user of twice the
-    `weight` gets twice the tokens. The timeouts count from arrival, in seconds: a request that was not scheduled
-    within `queue_timeout_s`, or has not ended within `timeout_s`, ends with the reason "timeout". With `pooling` it is
-    for the embedding of its prompt: it samples nothing (max_tokens 0) and has no prompt_logprobs.
+    `request_id` is the caller's name for it; the n completions differ by their index. A client of another process
+    numbers its requests (`submission`, from 1), so that an id may be used again before the engine has reported the
+    end of the request that had it. A lower `priority` runs first. Requests with different `cache_salt` never share
+    prefix blocks. Under the fair order a user of twice the `weight` gets twice the tokens. The timeouts count from
+    arrival, in seconds: a request that was not scheduled within `queue_timeout_s`, or has not ended within
+    `timeout_s`, ends with the reason "timeout". With `pooling` it is for the embedding of its prompt: it samples
+    nothing (max_tokens 0) and has no prompt_logprobs.
 
     The full prefix blocks among the first `cache_pin_tokens` of the prompt are pinned for `cache_pin_ttl_s` seconds
     from when they are computed or found; a request that names them again prolongs that. Pinned blocks are evicted last.
@@ -250,6 +252,12 @@ class NewRequest:
     pooling: Pooling | None = None
     cache_pin_tokens: int = 0
     cache_pin_ttl_s: float | None = None
+    submission: int = 0
+
+    @property
+    def key(self) -> str:
+        """What the engine and its outputs call the request: its id, and the submission if it is numbered."""
+        return f"{self.request_id}@{self.submission}" if self.submission else self.request_id
 
     def __post_init__(self) -> None:
         for name in ("request_id", "user", "cache_salt"):
@@ -305,7 +313,7 @@ class NewRequest:
 class Output(NamedTuple):
     """What completion `index` of a request gained in one step. A tuple: messages carry it without field names."""
 
-    request_id: str
+    request_id: str  # NewRequest.key
     index: int  # type: ignore[assignment]  # hides tuple.index
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 
@@ -33,8 +34,12 @@ from headrace.serving.client.process import MAX_UNSENT_BYTES, ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.stream import MAX_UNREAD_BYTES, OutputStream
 from headrace.serving.engine.state import EngineState
+from headrace.serving.requests.generation import Generation
 from headrace.serving.wire.connection import frame
-from headrace.serving.wire.messages import Add, Hello, encode
+from headrace.serving.wire.messages import Add, Hello, add, encode
+from headrace.text.tokenizer import Tokenizer
+from tests.places import TALE
+from tests.serving.read import read as read_result
 from tests.serving.tiny_engine import COMMAND, CRASH, FAIL
 from tests.waiting import LONG_S
 
@@ -146,6 +151,60 @@ async def test_an_abort_frees_the_cache_and_ends_the_stream() -> None:
         client.abort("nobody")
         assert await read(stream) == []
         await until(lambda: idle(client))
+
+
+@run_async
+async def test_an_id_may_be_used_again_as_soon_as_its_request_has_ended_here() -> None:
+    async def leave_while_it_runs(client: ProcessClient) -> None:
+        stream = await client.submit(NewRequest("r", (1,), LONG))
+        await anext(arrivals(stream))
+        client.abort("r")
+        client.abort("r")
+
+    async def leave_while_it_is_submitted(client: ProcessClient) -> None:
+        waiting = asyncio.create_task(client.submit(NewRequest("r", (1,), LONG)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    async with engine(step_s=0.005) as client:
+        for leave in (leave_while_it_runs, leave_while_it_is_submitted) * 3:
+            await leave(client)
+            outputs = await read(await client.submit(NewRequest("r", (100,), SamplingParams(max_tokens=5))))
+            assert tokens_of(outputs) == [101, 102, 103, 104, 105], leave.__name__
+            assert outputs[-1].finish_reason is FinishReason.LENGTH
+        running = await client.submit(NewRequest("r", (1,), LONG))
+        with pytest.raises(InvalidParams, match="already running"):
+            await client.submit(NewRequest("r", (1,)))
+        (lane,) = (await client.view()).snapshot.lanes
+        assert lane.request_id == "r"
+        client.abort(running.request_id)
+        await until(lambda: idle(client))
+        assert {output.request_id for output in (await client.view()).ended} == {"r"}
+
+
+@run_async
+async def test_a_stop_string_that_is_found_late_stops_no_other_request() -> None:
+    tokenizer = Tokenizer.from_folder(TALE)
+    async with engine(step_s=0.005) as client:
+        text = tokenizer.decode(list(range(301, 311)))
+        params = SamplingParams(max_tokens=10, stop=(text[4:8],))
+        late = await Generation.start(client, tokenizer, NewRequest("r", (300,), params))
+        await until(lambda: idle(client))
+        stream = await client.submit(NewRequest("r", (100,), SamplingParams(max_tokens=50)))
+        result = await read_result(late, tokenizer)
+        assert result.outputs[0].finish_reason == "stop"
+        assert tokens_of(await read(stream)) == list(range(101, 151))
+
+
+@run_async
+async def test_a_request_that_cannot_be_decoded_is_refused_and_harms_no_other() -> None:
+    async with engine(step_s=0.002) as client:
+        running = await client.submit(NewRequest("good", (1,), SamplingParams(max_tokens=100)))
+        broken = Add("bad@1", msgspec.Raw(msgspec.msgpack.encode({"request_id": "bad", "prompt": [1, 2.0]})))
+        with pytest.raises(InvalidParams, match="Expected `int`, got `float`"):
+            await client._accepting.wait("bad@1", lambda: client._send(broken))
+        assert tokens_of(await read(running)) == list(range(2, 102))
 
 
 @run_async
@@ -364,7 +423,7 @@ def test_the_engine_process_ends_with_its_parent(busy: bool) -> None:
     ours.sendall(frame(encode(Hello(__version__, f'{{"step_s": {step_s}}}'))))
     assert ours.recv(4)  # ready
     if busy:
-        ours.sendall(frame(encode(Add(NewRequest("r", (1,), LONG)))))
+        ours.sendall(frame(encode(add(NewRequest("r", (1,), LONG)))))
         time.sleep(0.3)
     ours.close()
     assert process.wait(LONG_S) == 0

@@ -99,7 +99,9 @@ def answered(message: wire.Message) -> object:
 
 @given(requests)
 def test_requests_arrive_unchanged(new: NewRequest) -> None:
-    assert sent(wire.Add(new)) == wire.Add(new)
+    message = sent(wire.add(new))
+    assert isinstance(message, wire.Add)
+    assert (message.key, wire.request_of(message)) == (new.key, new)
 
 
 @given(st.lists(outputs, min_size=1, max_size=5).map(tuple))
@@ -163,12 +165,8 @@ def test_invalid_bytes_are_a_connection_error(noise: bytes) -> None:
         ["Hello", "1", "{}", "more"][:2],  # a field short
         ["Abort", 7, None, False],  # a wrong type
         ["StatsRequest", "1"],
-        ["Add", {"request_id": "r"}],
-        ["Add", {"request_id": "r", "prompt": [1, 2.5]}],
-        ["Add", {"request_id": "r", "prompt": [1], "params": {"temperature": "hot"}}],
-        ["Add", {"request_id": "r", "prompt": [1], "params": {"temperature": -1.0}}],  # out of its range
-        ["Add", {"request_id": "x" * 1025, "prompt": [1]}],
-        ["Add", {"request_id": "r", "prompt": [1], "cache_pin_tokens": 4}],
+        ["Add", "r"],
+        ["Add", 7, {"request_id": "r", "prompt": [1]}],
         ["Pong"],  # a message for the other side
         ["Nonsense"],
         {"type": "Shutdown"},
@@ -177,6 +175,25 @@ def test_invalid_bytes_are_a_connection_error(noise: bytes) -> None:
 def test_anything_but_a_message_is_refused(value: object) -> None:
     with pytest.raises(WireError):
         wire.decode_to_engine(msgspec.msgpack.encode(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"request_id": "r"},
+        {"request_id": "r", "prompt": [1, 2.5]},
+        {"request_id": "r", "prompt": [1], "params": {"temperature": "hot"}},
+        {"request_id": "r", "prompt": [1], "params": {"temperature": -1.0}},  # out of its range
+        {"request_id": "x" * 1025, "prompt": [1]},
+        {"request_id": "r", "prompt": [1], "cache_pin_tokens": 4},
+        [1],
+    ],
+)
+def test_anything_but_a_request_is_refused_by_its_key(value: object) -> None:
+    message = wire.decode_to_engine(msgspec.msgpack.encode(["Add", "r@1", value]))
+    assert isinstance(message, wire.Add) and message.key == "r@1"
+    with pytest.raises(errors.InvalidParams):
+        wire.request_of(message)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +219,6 @@ def test_deep_nesting_is_refused() -> None:
 
 def test_values_that_cannot_be_encoded_are_refused() -> None:
     with pytest.raises(WireError):
-        wire.encode(wire.Add(NewRequest("r", (2**70,))))
+        wire.add(NewRequest("r", (2**70,)))
     with pytest.raises(WireError):
         wire.encode(wire.Abort("\ud800", None, False))

@@ -51,10 +51,10 @@ class PendingReplies(Generic[Key, Reply]):
 
 
 class OpenStreams:
-    """Streams by request id, for at most `max_completions` completions together.
+    """Streams by the keys of their requests (`NewRequest.key`), for at most `max_completions` completions together.
 
     Unread output of a slow reader is bounded by `max_unread_bytes`; see OutputStream. A request that its caller left no
-    longer counts, but its stream is kept until the engine has reported what was computed for it.
+    longer counts, and its id is free, but its stream is kept until the engine has reported what was computed for it.
     """
 
     def __init__(self, max_completions: int, max_unread_bytes: int) -> None:
@@ -62,29 +62,33 @@ class OpenStreams:
         self._max_unread_bytes = max_unread_bytes
         self._unread = Unread()
         self._streams: dict[str, OutputStream] = {}
+        self._keys: dict[str, str] = {}  # of the streams in `_streams`, by request id
         self._left: dict[str, OutputStream] = {}  # closed here, not yet reported as ended by the engine
         self._sizes: dict[str, int] = {}
         self._completions = 0
 
     def open(self, new: NewRequest, meter: Meter | None = None) -> OutputStream:
         """A stream for a request. Raises InvalidParams for an id that is in use, Overloaded if there is no room."""
-        if new.request_id in self._streams:
+        if new.request_id in self._keys:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
         if self._completions + new.params.n > self._max_completions:
             raise Overloaded(f"{self._completions} completions are running or waiting: try again later")
-        if (left := self._left.pop(new.request_id, None)) is not None:
-            left.settle()  # its id belongs to another request now
         stream = OutputStream(new.request_id, new.params.n, self._max_unread_bytes, self._unread, meter)
-        self._streams[new.request_id] = stream
-        self._sizes[new.request_id] = new.params.n
+        self._keys[new.request_id] = new.key
+        self._streams[new.key] = stream
+        self._sizes[new.key] = new.params.n
         self._completions += new.params.n
         return stream
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._streams
+    def __contains__(self, key: str) -> bool:
+        return key in self._streams
+
+    def key_of(self, request_id: str) -> str | None:
+        """The key of the request that has an id now."""
+        return self._keys.get(request_id)
 
     def put(self, output: Output) -> bool:
-        """Pass an output to its stream; False if the reader is too slow and was dropped. Ignores unknown ids."""
+        """Pass an output to its stream; False if the reader is too slow and was dropped. Ignores unknown keys."""
         stream = self._streams.get(output.request_id)
         if stream is None:
             left = self._left.get(output.request_id)
@@ -99,35 +103,37 @@ class OpenStreams:
             self.forget(output.request_id)
         return kept_up
 
-    def close(self, request_id: str) -> None:
-        """End a stream for its reader. Ignores unknown ids."""
-        stream = self._streams.get(request_id)
+    def close(self, key: str) -> None:
+        """End a stream for its reader. Ignores unknown keys."""
+        stream = self._streams.get(key)
         if stream is not None:
             stream.close()
-            self.forget(request_id)
+            self.forget(key)
 
-    def forget(self, request_id: str) -> None:
-        """Stop counting a request that has ended for its caller. Ignores unknown ids."""
-        stream = self._streams.pop(request_id, None)
+    def forget(self, key: str) -> None:
+        """Stop counting a request that has ended for its caller. Ignores unknown keys."""
+        stream = self._streams.pop(key, None)
         if stream is not None:
-            self._completions -= self._sizes.pop(request_id)
+            del self._keys[stream.request_id]
+            self._completions -= self._sizes.pop(key)
             if not stream.concluded:
-                self._left[request_id] = stream
+                self._left[key] = stream
 
-    def refused(self, request_id: str) -> None:
-        """The engine has refused a request, so it will report no end. Ignores unknown ids."""
-        self.forget(request_id)
-        self.dropped(request_id)
+    def refused(self, key: str) -> None:
+        """The engine has refused a request, so it will report no end. Ignores unknown keys."""
+        self.forget(key)
+        self.dropped(key)
 
-    def dropped(self, request_id: str) -> None:
-        """The engine never started a request that its caller left. Ignores unknown ids."""
-        if (left := self._left.pop(request_id, None)) is not None:
+    def dropped(self, key: str) -> None:
+        """The engine never started a request that its caller left. Ignores unknown keys."""
+        if (left := self._left.pop(key, None)) is not None:
             left.settle()
 
     def fail(self, error: str) -> None:
         """The engine is dead: every stream raises EngineDead."""
         streams = [*self._streams.values(), *self._left.values()]
         self._streams.clear()
+        self._keys.clear()
         self._left.clear()
         self._sizes.clear()
         self._completions = 0

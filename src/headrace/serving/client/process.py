@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from headrace import __version__
 from headrace.core.engine import EngineStats
@@ -23,7 +24,6 @@ from headrace.serving.wire.connection import FrameBuffer, frame
 from headrace.serving.wire.messages import (
     Abort,
     Accepted,
-    Add,
     Dropped,
     Failed,
     FromEngine,
@@ -41,6 +41,7 @@ from headrace.serving.wire.messages import (
     StatsRequest,
     StepBegun,
     WireError,
+    add,
     decode_from_engine,
     encode,
     error_of,
@@ -84,7 +85,7 @@ class ProcessClient:
         self._accepting: PendingReplies[str, None] = PendingReplies()
         self._counting: PendingReplies[int, EngineStats] = PendingReplies()
         self._viewing: PendingReplies[int, View] = PendingReplies()
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(1)
         self._error: str | None = None  # why the engine is dead
         self._facts: ModelFacts | None = None
         self._ready: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
@@ -163,26 +164,32 @@ class ProcessClient:
         self._check_alive()
         if self._child.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             raise Overloaded("the engine does not read requests as fast as they come: try again later")
+        new = replace(new, submission=next(self._numbers))
         payload = _payload(new)
         stream = self._streams.open(new, meter)
         try:
-            await self._accepting.wait(new.request_id, lambda: self._write(payload))
+            await self._accepting.wait(new.key, lambda: self._write(payload))
         except HeadraceError:
-            self._streams.refused(new.request_id)
+            self._streams.refused(new.key)
             raise
         except asyncio.CancelledError:
-            self.abort(new.request_id)
+            self._abort(new.key)
             raise
         return stream
 
     def abort(self, request_id: str, index: int | None = None, *, stopped: bool = False) -> None:
         """End a request, or one completion of it; see AsyncClient. Unknown ids are ignored."""
-        if request_id not in self._streams:
+        key = self._streams.key_of(request_id)
+        if key is not None:
+            self._abort(key, index, stopped)
+
+    def _abort(self, key: str, index: int | None = None, stopped: bool = False) -> None:
+        if key not in self._streams:
             return
         if index is None:
-            self._streams.close(request_id)
-            self._accepting.resolve(request_id, None)  # `submit` returns a stream that has ended
-        self._try_send(Abort(request_id, index, stopped))
+            self._streams.close(key)
+            self._accepting.resolve(key, None)  # `submit` returns a stream that has ended
+        self._try_send(Abort(key, index, stopped))
 
     async def stats(self) -> EngineStats:
         """A snapshot, taken between two steps."""
@@ -251,12 +258,12 @@ class ProcessClient:
                     if not self._streams.put(output):
                         self._try_send(Abort(output.request_id, None, False))
             case Accepted():
-                self._accepting.resolve(message.request_id, None)
+                self._accepting.resolve(message.key, None)
             case Refused():
-                self._streams.refused(message.request_id)
-                self._accepting.reject(message.request_id, error_of(message))
+                self._streams.refused(message.key)
+                self._accepting.reject(message.key, error_of(message))
             case Dropped():
-                self._streams.dropped(message.request_id)
+                self._streams.dropped(message.key)
             case Stats():
                 self._counting.resolve(message.number, message.stats)
             case StepBegun():
@@ -338,6 +345,6 @@ class ProcessClient:
 
 def _payload(new: NewRequest) -> bytes:
     try:
-        return frame(encode(Add(new)))
+        return frame(encode(add(new)))
     except WireError as error:
         raise InvalidParams(f"the request cannot be sent to the engine: {error}") from error

@@ -35,6 +35,7 @@ from headrace.serving.wire.messages import (
     WireError,
     failed,
     refused,
+    request_of,
 )
 
 EXIT_OK = 0
@@ -122,7 +123,7 @@ class EngineLoop:
     def _handle(self, message: ToEngine) -> Message | None:
         match message:
             case Add():
-                return self._add(message.request)
+                return self._add(message)
             case Abort():
                 return self._abort(message)
             case Ping():
@@ -136,22 +137,23 @@ class EngineLoop:
                 raise WireError(f"a {type(message).__name__} message has no place here")
 
     def _abort(self, message: Abort) -> Message | None:
-        if self._grammars is not None and self._grammars.abort(message.request_id):
-            return Dropped(message.request_id)
+        if self._grammars is not None and self._grammars.abort(message.key):
+            return Dropped(message.key)
         if message.index is None:
-            self._outbox.forget(message.request_id)
-        self._engine.abort(message.request_id, self._clock(), message.index, stopped=message.stopped)
+            self._outbox.forget(message.key)
+        self._engine.abort(message.key, self._clock(), message.index, stopped=message.stopped)
         return None
 
-    def _add(self, new: NewRequest) -> Message | None:
+    def _add(self, message: Add) -> Message | None:
         try:
+            new = request_of(message)
             if new.params.grammar is not None and not self._compiled(new):
                 return None
             self._engine.add(new, self._clock())
         except HeadraceError as error:
-            return refused(new.request_id, error)
+            return refused(message.key, error)
         self._wait_until = None
-        return Accepted(new.request_id)
+        return Accepted(message.key)
 
     def _compiled(self, new: NewRequest) -> bool:
         """False if the request has to wait for its grammar to compile."""
@@ -171,11 +173,11 @@ class EngineLoop:
                     raise error
                 self._engine.add(new, arrival)  # its deadlines count from its arrival
             except HeadraceError as refusal:
-                self._grammars.let_go(new.request_id)
-                answers.append(refused(new.request_id, refusal))
+                self._grammars.let_go(new.key)
+                answers.append(refused(new.key, refusal))
                 continue
             self._wait_until = None
-            answers.append(Accepted(new.request_id))
+            answers.append(Accepted(new.key))
         return answers
 
     def _announce(self, plan: StepPlan) -> None:

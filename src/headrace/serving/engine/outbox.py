@@ -62,9 +62,9 @@ class Outbox:
         if self._held:
             self.send()
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, key: str) -> None:
         """A request has no more updates."""
-        self._begun.discard(request_id)
+        self._begun.discard(key)
 
     def _is_urgent(self, output: Output) -> bool:
         if output.finish_reason is not None:

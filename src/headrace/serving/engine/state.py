@@ -82,7 +82,7 @@ class Journal:
             if output.finish_reason is not None:
                 self._ended.append(
                     Output(
-                        output.request_id,
+                        output.request_id.rpartition("@")[0] or output.request_id,  # without the submission
                         output.index,
                         finish_reason=output.finish_reason,
                         stats=output.stats,

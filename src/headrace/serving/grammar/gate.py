@@ -76,23 +76,23 @@ class GrammarGate:
         """
         grammar = new.params.grammar
         assert grammar is not None
-        if new.request_id in self._waiting:
+        if new.key in self._waiting:
             raise InvalidParams(f"a request with the id {new.request_id!r:.80} is already running")
         compiled = self._store.known(grammar)
         if compiled is not None:
             self._hold(new, compiled)
             return True
         pool = self._harmless if grammar.kind in HARMLESS else self._others
-        job = pool.join(grammar, new.request_id, new.user)
-        self._waiting[new.request_id] = _Waiting(new, now, pool, job)
+        job = pool.join(grammar, new.key, new.user)
+        self._waiting[new.key] = _Waiting(new, now, pool, job)
         return False
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, key: str) -> bool:
         """Drop a waiting request; False for any other."""
-        waiting = self._waiting.pop(request_id, None)
+        waiting = self._waiting.pop(key, None)
         if waiting is None:
             return False
-        waiting.pool.leave(waiting.job, request_id)
+        waiting.pool.leave(waiting.job, key)
         return True
 
     def take(self, now: float) -> list[tuple[NewRequest, float, HeadraceError | None]]:
@@ -103,11 +103,11 @@ class GrammarGate:
         found: list[tuple[NewRequest, float, HeadraceError | None]] = []
         for pool in (self._harmless, self._others):
             for job, outcome in pool.finished():
-                for request_id in job.waiting:
-                    waiting = self._waiting.pop(request_id)
+                for key in job.waiting:
+                    waiting = self._waiting.pop(key)
                     found.append((waiting.new, waiting.arrival, self._refusal(waiting.new, outcome)))
         for waiting in [waiting for waiting in self._waiting.values() if waiting.expired(now)]:
-            self.abort(waiting.new.request_id)
+            self.abort(waiting.new.key)
             found.append((waiting.new, waiting.arrival, None))
         return found
 
@@ -116,9 +116,9 @@ class GrammarGate:
         self._harmless.close()
         self._others.close()
 
-    def let_go(self, request_id: str) -> None:
+    def let_go(self, key: str) -> None:
         """The engine has refused a request."""
-        self._held.pop(request_id, None)
+        self._held.pop(key, None)
 
     def note(self, outputs: Iterable[Output]) -> None:
         """Release the grammars of completions that have ended."""
@@ -147,4 +147,4 @@ class GrammarGate:
         held = {id(one.compiled): one.compiled.size for one in self._held.values()} if compiled.size else {}
         if sum(held.values()) + compiled.size > MAX_HELD_BYTES and id(compiled) not in held:
             raise Overloaded("the grammars of running requests take too much memory; try again later")
-        self._held[new.request_id] = _Held(compiled, new.params.n)
+        self._held[new.key] = _Held(compiled, new.params.n)

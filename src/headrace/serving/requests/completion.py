@@ -20,7 +20,7 @@ class Delta:
     `text` may be empty: a character or a possible stop string is not complete yet.
     """
 
-    request_id: str
+    request_id: str  # NewRequest.key
     index: int
     text: str
     token_ids: tuple[int, ...]

@@ -60,8 +60,9 @@ class Generation:
             if output.finish_reason is not None:
                 if pending.ended:
                     self.metrics = pending.metrics()
-            elif delta is not None and delta.finish_reason is not None:  # a stop string, found here
-                self._client.abort(output.request_id, output.index, stopped=True)
+            elif delta is not None and delta.finish_reason is not None and not self._stream.ended:
+                # A stop string, found here. Once the stream has ended, its id may be another request's.
+                self._client.abort(self._stream.request_id, output.index, stopped=True)
             if delta is not None:
                 deltas.append(delta)
         if self.metrics is not None:

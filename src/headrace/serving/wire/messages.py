@@ -17,7 +17,7 @@ from msgspec import Struct
 from headrace import errors
 from headrace.core.engine import EngineStats
 from headrace.core.types import NewRequest, Output
-from headrace.errors import EngineDead, HeadraceError
+from headrace.errors import EngineDead, HeadraceError, InvalidParams
 from headrace.serving.engine.state import ModelFacts, View
 
 MAX_ERROR_CHARS = 16_384
@@ -43,15 +43,20 @@ class Hello(Message, frozen=True):
 
 
 class Add(Message, frozen=True):
-    """Answered by Accepted or Refused, before any Outputs."""
+    """A NewRequest, made by `add` and read by `request_of`. Answered by Accepted or Refused, before any Outputs.
 
-    request: NewRequest
+    The request is decoded by itself, so that one that is no request is refused, and the others go on. `key` is
+    `NewRequest.key`, which all messages about the request carry.
+    """
+
+    key: str
+    request: msgspec.Raw
 
 
 class Abort(Message, frozen=True):
     """End a request, or one completion of it, because its caller has left or found a stop string."""
 
-    request_id: str
+    key: str
     index: int | None
     stopped: bool
 
@@ -86,13 +91,13 @@ class Ready(Message, frozen=True):
 
 
 class Accepted(Message, frozen=True):
-    request_id: str
+    key: str
 
 
 class Refused(Message, frozen=True):
     """One request has failed; `kind` is the error's class in `headrace.errors`."""
 
-    request_id: str
+    key: str
     kind: str
     text: str
 
@@ -100,7 +105,7 @@ class Refused(Message, frozen=True):
 class Dropped(Message, frozen=True):
     """A request was aborted before the engine had it: nothing was computed, and no Outputs will follow."""
 
-    request_id: str
+    key: str
 
 
 class Outputs(Message, frozen=True):
@@ -153,15 +158,33 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_request: msgspec.msgpack.Decoder[NewRequest] = msgspec.msgpack.Decoder(NewRequest)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine, dec_hook=_decoded)
 
 
 def encode(message: Message) -> bytes:
     """Raises WireError for values that the format cannot hold, such as integers beyond 64 bits."""
+    return _encoded(type(message).__name__, message)
+
+
+def add(new: NewRequest) -> Add:
+    """Raises WireError as `encode`."""
+    return Add(new.key, msgspec.Raw(_encoded("Add", new)))
+
+
+def request_of(message: Add) -> NewRequest:
+    """Raises InvalidParams for anything but a request."""
     try:
-        return _encoder.encode(message)
+        return _request.decode(message.request)
+    except (msgspec.MsgspecError, HeadraceError, ValueError, RecursionError) as error:
+        raise InvalidParams(f"not a request to the engine: {error}") from error
+
+
+def _encoded(name: str, value: object) -> bytes:
+    try:
+        return _encoder.encode(value)
     except (OverflowError, TypeError, ValueError) as error:
-        raise WireError(f"a {type(message).__name__} message cannot be encoded: {error}") from error
+        raise WireError(f"a {name} message cannot be encoded: {error}") from error
 
 
 def is_unicode(value: object) -> bool:
@@ -202,8 +225,8 @@ def failed(error: Exception) -> Failed:
     return Failed(_kind(error), _sentence(error))
 
 
-def refused(request_id: str, error: HeadraceError) -> Refused:
-    return Refused(request_id, _kind(error), _bounded(error.for_callers))
+def refused(key: str, error: HeadraceError) -> Refused:
+    return Refused(key, _kind(error), _bounded(error.for_callers))
 
 
 def error_of(message: Failed | Refused) -> HeadraceError:
