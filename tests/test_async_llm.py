@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace import LLM, AsyncLLM, EngineDead, Grammar, RequestOutput, RequestOutputKind, SamplingParams
@@ -281,6 +283,152 @@ async def test_too_many_requests_are_refused() -> None:
         await anext(outputs)
         with pytest.raises(Overloaded):
             await last(engine.generate(PROMPT, GREEDY))
+
+
+NO_PROMPTS: list[object] = [
+    [1.0], [True], ["a"], ["a", "b"], [None], [[1]], np.array([1.0, 2.0]), np.array([[1, 2], [3, 4]]), np.array(5),
+    {"prompt_token_ids": [1, 2.0]}, {"prompt_token_ids": [1, True]}, None, 5, 1.5, {}, b"a", {1, 2},
+]  # fmt: skip
+
+
+@run_async
+async def test_a_prompt_that_is_none_is_refused_and_the_process_goes_on() -> None:
+    async with tale() as engine:
+        before = children()
+        for prompt in NO_PROMPTS:
+            with pytest.raises(InvalidParams, match="prompt"):
+                await last(engine.generate(prompt, GREEDY))  # type: ignore[arg-type]
+            with pytest.raises(InvalidParams, match="prompt"):
+                await engine.embed(prompt)  # type: ignore[arg-type]
+        for ids in ([5, 6], (5, 6), range(5, 7), np.array([5, 6]), [np.int64(5), 6]):
+            assert (await last(engine.generate(ids, GREEDY))).prompt_token_ids == tuple(ids)
+        assert children() == before and engine.client.restarts == 0
+
+
+def test_llm_refuses_the_same_prompts(llm: LLM) -> None:
+    for prompt in NO_PROMPTS:
+        with pytest.raises(InvalidParams, match="prompt"):
+            next(llm.stream(prompt, GREEDY))  # type: ignore[arg-type]
+    for prompts in ([1.0], [True], [None], [["a"]], [[[1]]], np.array(5), np.array([[1.0]]), 10**5000):
+        with pytest.raises(InvalidParams, match="prompt"):
+            llm.generate(prompts, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+
+
+@run_async
+async def test_wrong_options_of_embeddings_and_aborts_are_refused() -> None:
+    llm = LLM("tale", show_progress=False, **OPTIONS)
+    async with tale() as engine:
+        for name, value in (
+            ("dimensions", 1.5), ("dimensions", "x"), ("dimensions", True), ("dimensions", 10**5000),
+            ("normalize", "no"), ("normalize", 1), ("normalize", None), ("pooling", 5),
+        ):  # fmt: skip
+            options: Any = {name: value}
+            with pytest.raises(InvalidParams, match=f"{name} must be"):
+                await engine.embed(PROMPT, **options)
+            with pytest.raises(InvalidParams, match=f"{name} must be"):
+                llm.embed(PROMPT, use_tqdm=False, **options)
+        numbered: Any = np.int64(8)
+        assert len((await engine.embed(PROMPT, dimensions=numbered)).outputs.embedding) == 8
+        async with aclosing(engine.generate(PROMPT, GREEDY, "r")) as outputs:
+            await anext(outputs)
+            ids: Any
+            for ids in (None, 5, b"r", [5], ["r", None]):
+                with pytest.raises(InvalidParams, match="request_id must be text"):
+                    await engine.abort(ids)
+            assert (await last(outputs)).outputs[0].finish_reason == "length"
+        for ids in ([], (), {"nobody's"}, "nobody's"):
+            await engine.abort(ids)
+
+
+@run_async
+async def test_an_id_may_be_used_again_after_an_abort_or_a_cancellation() -> None:
+    async def aborted(engine: AsyncLLM) -> None:
+        task = asyncio.ensure_future(last(engine.generate(PROMPT, ENDLESS, "r")))
+        while not (await engine.stats()).running:
+            await asyncio.sleep(0)
+        await engine.abort("r")
+        assert (await task).outputs[0].finish_reason == "abort"
+
+    async def cancelled(engine: AsyncLLM) -> None:
+        task = asyncio.ensure_future(last(engine.generate(PROMPT, ENDLESS, "r")))
+        while not (await engine.stats()).running:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async with tale(**STREAMING) as engine:
+        expected = exact(await last(engine.generate(PROMPT, GREEDY)))
+        for leave in (aborted, cancelled) * 5:
+            await leave(engine)
+            assert exact(await last(engine.generate(PROMPT, GREEDY, "r"))) == expected, leave.__name__
+        await idle(engine)
+
+
+DROPPED = """
+import asyncio, gc, os, select, sys, warnings
+from pathlib import Path
+from headrace import AsyncLLM
+
+warnings.simplefilter("always", ResourceWarning)
+
+def children():
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+async def use():
+    engine = AsyncLLM("tale", num_threads=1, num_kv_blocks=40, max_model_len=512)
+    async for _ in engine.generate("Once"):
+        break
+    (pid,) = map(int, children())
+    return engine, os.pidfd_open(pid)
+
+def ended(process):
+    return bool(select.select([process], [], [], 60)[0])
+
+async def in_the_loop():
+    engine, process = await use()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    assert tasks
+    del engine
+    gc.collect()
+    assert await asyncio.to_thread(ended, process)
+    while children() or asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.sleep(0.01)
+
+async def in_another_thread():
+    engine, process = await use()
+    holder = [engine]
+    del engine
+    await asyncio.to_thread(holder.clear)
+    assert await asyncio.to_thread(ended, process)
+
+async def with_the_loop():
+    _, process = await use()
+    return process
+
+which = sys.argv[1]
+if which == "after":
+    engine, process = asyncio.run(use())
+    assert not select.select([process], [], [], 0)[0]
+    del engine
+    gc.collect()
+    assert ended(process)
+elif which == "with":
+    assert ended(asyncio.run(with_the_loop()))
+else:
+    asyncio.run(in_the_loop() if which == "in" else in_another_thread())
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("when", ["in", "thread", "with", "after"])
+def test_an_engine_that_is_dropped_without_close_ends_its_process(when: str) -> None:
+    """Inside the event loop, in another thread, with the loop's last task, and after the loop."""
+    outcome = subprocess.run(
+        [sys.executable, "-c", DROPPED, when], capture_output=True, text=True, timeout=120
+    )
+    assert outcome.stdout == "ended\n", outcome.stderr
+    assert "ResourceWarning: AsyncLLM('tale') was dropped without close()" in outcome.stderr
+    assert "Traceback" not in outcome.stderr and "the engine is dead" not in outcome.stderr
 
 
 def test_wrong_options_are_refused_by_the_constructor() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
+import warnings
+import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +29,15 @@ from headrace.serving.engine.state import EngineState, ModelFacts
 from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S, Watchdog
 from headrace.serving.metrics import MetricSample, engine_samples
 from headrace.serving.requests.generation import Generation, embed
-from headrace.serving.requests.inputs import SHORT_CHARS, Inputs, Message, Prompt, Shape, as_pooling
+from headrace.serving.requests.inputs import (
+    SHORT_CHARS,
+    Inputs,
+    Message,
+    Prompt,
+    Shape,
+    as_pooling,
+    as_request_ids,
+)
 from headrace.serving.requests.output_processor import GrowingResult
 from headrace.serving.requests.outputs import EmbeddingRequestOutput, RequestOutput
 from headrace.text.tokenizer import Tokenizer
@@ -55,7 +65,8 @@ class AsyncLLM:
 
     `model` and the options are those of `LLM`. The process starts with `async with`, `start`, or the first request, and
     ends with `close`. If it ends by itself, running requests raise EngineDead at once, and it is started again; until
-    the model is loaded, requests raise EngineDead with the seconds to wait in `retry_after_s`.
+    the model is loaded, requests raise EngineDead with the seconds to wait in `retry_after_s`. If an AsyncLLM is
+    dropped without `close`, its process ends, and a ResourceWarning says so.
 
     Raises ConfigError from the constructor if an option is wrong. A RuntimeError says that an event loop other than the
     first one calls.
@@ -78,6 +89,7 @@ class AsyncLLM:
         self._starting: asyncio.Task[None] | None = None
         self._client: AsyncClient | None = None
         self._totals: EngineTotals | None = None
+        self._finalizer: weakref.finalize[[Supervisor, str], AsyncLLM] | None = None
         self._closed = False
         self.inputs = Inputs(config.model, None)
         """Builds requests; its `tokenizer` is None for a model without one, and before the start."""
@@ -107,7 +119,7 @@ class AsyncLLM:
 
     async def _start(self) -> None:
         try:
-            client = await Supervisor.start(self._process)
+            client = await Supervisor.start(partial(_start_process, self._config, self._options))
             try:
                 folder = client.facts.tokenizer_folder
                 tokenizer = None if folder is None else await asyncio.to_thread(load_tokenizer, folder)
@@ -121,15 +133,9 @@ class AsyncLLM:
         finally:
             self._starting = None  # after a failure the next call tries again
         self._open(client, tokenizer)
-
-    async def _process(self) -> ProcessClient:
-        options = self._options
-        return await ProcessClient.start(
-            self._config.to_json(),
-            command=options.command,
-            max_in_flight=options.max_in_flight,
-            watchdog=Watchdog(options.timeout_s) if options.timeout_s else None,
-        )
+        # The client must not refer to this object, which would then never be dropped.
+        self._finalizer = weakref.finalize(self, _dropped, client, self._config.model)
+        self._finalizer.atexit = False  # the process ends with this one
 
     def _open(self, client: AsyncClient, tokenizer: Tokenizer | None) -> None:
         self.inputs = Inputs(client.facts.model, tokenizer)
@@ -151,6 +157,8 @@ class AsyncLLM:
             await asyncio.wait([self._starting])
         if self._client is not None:
             await self._client.aclose(grace_s)
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     async def __aenter__(self) -> Self:
         try:
@@ -283,9 +291,12 @@ class AsyncLLM:
         return shape.output(new, text, embedding.vector, embedding.num_cached_tokens)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests: their generators yield a last result with the finish reason "abort". Ignores unknown ids."""
+        """End requests: their generators yield a last result with the finish reason "abort". Ignores unknown ids.
+
+        An id may be used again at once. Raises InvalidParams, and aborts nothing, if an id is not text.
+        """
         self._check_loop()
-        for one in [request_id] if isinstance(request_id, str) else request_id:
+        for one in as_request_ids(request_id):
             if self._client is not None:
                 self._client.abort(one)
 
@@ -299,6 +310,24 @@ class AsyncLLM:
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         long = isinstance(text, str) and len(text) > SHORT_CHARS
         return await asyncio.to_thread(build) if long else build()
+
+
+async def _start_process(config: EngineConfig, options: ProcessOptions) -> ProcessClient:
+    return await ProcessClient.start(
+        config.to_json(),
+        command=options.command,
+        max_in_flight=options.max_in_flight,
+        watchdog=Watchdog(options.timeout_s) if options.timeout_s else None,
+    )
+
+
+def _dropped(client: Supervisor, model: str) -> None:
+    client.abandon()
+    warnings.warn(
+        f"AsyncLLM({model!r}) was dropped without close(): its engine process has been ended",
+        ResourceWarning,
+        stacklevel=2,
+    )
 
 
 def load_tokenizer(folder: str) -> Tokenizer:

@@ -23,10 +23,12 @@ class Child:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        sock: socket.socket,
     ) -> None:
         self._process = process
         self.reader = reader
         self.writer = writer
+        self._socket = sock
 
     @property
     def pid(self) -> int:
@@ -46,7 +48,7 @@ class Child:
         except BaseException:
             ours.close()  # a child that started sees the end of its stream, and exits
             raise
-        return cls(process, reader, writer)
+        return cls(process, reader, writer, ours)
 
     async def wait(self, timeout_s: float | None) -> int | None:
         """The exit code (negative for a signal), or None if the process still runs after `timeout_s`."""
@@ -54,6 +56,11 @@ class Child:
             return await asyncio.wait_for(self._process.wait(), timeout_s)
         except TimeoutError:
             return None
+
+    def hang_up(self) -> None:
+        """End the connection, and so the process, see `exit_with_parent`. Any thread may call it, without a loop."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     async def stop(self, grace_s: float) -> None:
         """Wait for the end up to `grace_s`, then kill; close the socket in any case."""

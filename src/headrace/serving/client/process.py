@@ -87,6 +87,7 @@ class ProcessClient:
         self._viewing: PendingReplies[int, View] = PendingReplies()
         self._numbers = itertools.count(1)
         self._error: str | None = None  # why the engine is dead
+        self._abandoned = False
         self._facts: ModelFacts | None = None
         self._ready: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
@@ -214,6 +215,11 @@ class ProcessClient:
         self._try_send(Shutdown())
         await self._end(EngineDead("the engine was shut down"), grace_s)
 
+    def abandon(self) -> None:
+        """Let the engine process end at once, without waiting for it. For finalizers; may be called in any thread."""
+        self._abandoned = True
+        self._child.hang_up()
+
     # ---- Messages from the engine ----
 
     async def _read(self) -> None:
@@ -244,7 +250,7 @@ class ProcessClient:
             code = await self._child.wait(_EXIT_CODE_WAIT_S)
             before = "" if self._ready.done() else " before its model was loaded"
             error = EngineDead(f"the engine process {describe_exit(code)}{before}")
-        if self._error is None and self._ready.done():
+        if self._error is None and self._ready.done() and not self._abandoned:
             _log.error("the engine is dead: %s", error)
         self._die(error)
         await self._child.stop(GRACE_S)

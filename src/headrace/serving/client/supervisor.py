@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -72,6 +73,7 @@ class Supervisor:
         self._closed = False
         self.restarts = 0
         """Engines that were started after the first."""
+        self._loop = asyncio.get_running_loop()
         self._watching = asyncio.create_task(self._watch(), name="engine-supervisor")
 
     @classmethod
@@ -128,6 +130,13 @@ class Supervisor:
         self._watching.cancel()
         await asyncio.wait([self._watching])
         await self._engine.aclose(grace_s)
+
+    def abandon(self) -> None:
+        """End the engine at once, and start no other one. For finalizers: of any thread, during or after the loop."""
+        self._draining = True
+        self._engine.abandon()
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the watch with it
+            self._loop.call_soon_threadsafe(self._watching.cancel)
 
     # ---- Restarts ----
 
