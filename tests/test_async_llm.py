@@ -67,7 +67,9 @@ def llm() -> LLM:
 
 
 def children() -> list[str]:
-    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    """Engine processes; others render chat templates."""
+    found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in found if "engine-process" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 async def idle(engine: AsyncLLM) -> None:

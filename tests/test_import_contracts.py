@@ -35,7 +35,7 @@ LATE_IMPORTS = {
     "headrace.runner.native_backend": "needs the C++ extension",
     "headrace.runner.torch_backend": "extra: torch",
     "tqdm": "only a bar needs it; as long to import as all that a start without a bar imports of its own",
-    "headrace.text.templates.chat": "loads jinja2, which only a chat needs",
+    "headrace.text.templates.chat": "runs processes, which only a chat needs",
     "headrace.text.templates.trial": "the same",
     "matplotlib": "extra: bench",
     "headrace.text.grammars": "loads llguidance, which only structured output needs",

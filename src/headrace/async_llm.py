@@ -40,6 +40,7 @@ from headrace.serving.requests.inputs import (
 )
 from headrace.serving.requests.output_processor import GrowingResult
 from headrace.serving.requests.outputs import EmbeddingRequestOutput, RequestOutput
+from headrace.text.templates.turns import Turns
 from headrace.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class AsyncLLM:
         self._totals: EngineTotals | None = None
         self._finalizer: weakref.finalize[[Supervisor, str], AsyncLLM] | None = None
         self._closed = False
+        self._chats = Turns()
         self.inputs = Inputs(config.model, None)
         """Builds requests; its `tokenizer` is None for a model without one, and before the start."""
 
@@ -159,6 +161,8 @@ class AsyncLLM:
             await self._client.aclose(grace_s)
         if self._finalizer is not None:
             self._finalizer.detach()
+        if self.inputs.tokenizer is not None:
+            self.inputs.tokenizer.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -265,7 +269,7 @@ class AsyncLLM:
         Raises TokenizerError if the model has no chat template, RequestError as `generate` does.
         """
         await self.start()
-        prompt = await asyncio.to_thread(self.inputs.chat, messages)
+        prompt = await self._chats.run(partial(self.inputs.chat, messages))
         async with contextlib.aclosing(self.generate(prompt, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
@@ -335,7 +339,7 @@ def load_tokenizer(folder: str) -> Tokenizer:
     tokenizer = Tokenizer.from_folder(folder)
     _ = tokenizer.longest_token_chars
     try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])  # tries and compiles it
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])  # tries it
     except RequestError:
         pass  # no chat template, or one that rejects this conversation
     except TokenizerError as error:

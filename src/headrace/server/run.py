@@ -153,6 +153,7 @@ async def _serve(
             app.state.feed.close()
         await serving
         app.state.service.long_texts.shutdown(cancel_futures=True)
+        app.state.service.chats.close()
     finally:
         starting.cancel()
         await engine.close()

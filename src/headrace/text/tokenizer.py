@@ -54,7 +54,8 @@ class Tokenizer:
         self.byte_scheme: ByteScheme | None = scheme_of_decoder(_decoder_section(backend))
         """How tokens spell bytes; None if a token's text depends on its neighbours."""
         self._bytes: dict[int, bytes] = {}
-        self._templates: dict[str, ChatTemplate] = {}
+        self._templates: dict[str, ChatTemplate | TokenizerError] = {}
+        self._own_template: ChatTemplate | None = None
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -206,6 +207,12 @@ class Tokenizer:
         prompt = self.apply_chat_template(messages, add_generation_prompt, tools, chat_template, **variables)
         return self.encode(prompt, add_special_tokens=False)
 
+    def close(self) -> None:
+        """End the processes that render chat templates; the next chat starts one again."""
+        for template in (*self._templates.values(), self._own_template):
+            if template is not None and not isinstance(template, TokenizerError):
+                template.renderer.close()
+
     # ---- Inside ----
 
     def _single(self, name: str) -> int | None:
@@ -232,23 +239,28 @@ class Tokenizer:
 
     def _template(self, requested: str | None, with_tools: bool) -> ChatTemplate:
         from headrace.text.templates.chat import ChatTemplate
-        from headrace.text.templates.trial import refusal
+        from headrace.text.templates.trial import tried
 
         sources = self._files.chat_templates
         name = requested or ("tool_use" if with_tools and "tool_use" in sources else "default")
-        if name in self._templates:
-            return self._templates[name]
         if name in sources:
-            if reason := refusal(sources[name], tuple(self._files.tokens.items())):
-                raise TokenizerError(reason)
-            template = self._templates[name] = ChatTemplate(sources[name], self._files.tokens)
-            return template
+            if name not in self._templates:
+                try:
+                    self._templates[name] = tried(sources[name], self._files.tokens)
+                except TokenizerError as error:
+                    self._templates[name] = error
+            found = self._templates[name]
+            if isinstance(found, TokenizerError):
+                raise TokenizerError(str(found))
+            return found
         if requested is None:
             raise RequestError("the model has no chat template; send a plain prompt or a chat_template.")
-        try:
-            return ChatTemplate(requested, self._files.tokens)
-        except TokenizerError as error:
-            raise RequestError(str(error)) from error
+        if self._own_template is None or self._own_template.source != requested:
+            try:
+                self._own_template = ChatTemplate(requested, self._files.tokens)
+            except TokenizerError as error:
+                raise RequestError(str(error)) from error
+        return self._own_template
 
 
 def _declare_special(backend: Any, files: TokenizerFiles) -> None:

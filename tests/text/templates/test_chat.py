@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from headrace.errors import InvalidParams, RequestError, TokenizerError
 from headrace.text.templates.chat import ChatTemplate
 from headrace.text.templates.messages import MAX_MESSAGES, MAX_NESTING, MAX_TOOLS
-from headrace.text.templates.sandbox import TemplateLimits
+from headrace.text.templates.wire import TemplateLimits
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -139,6 +140,11 @@ CALLS = [
 ]
 
 
+@cache
+def chat(source: str) -> ChatTemplate:
+    return ChatTemplate(source, TOKENS)
+
+
 def theirs(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Backend(models.BPE()), chat_template=source, **TOKENS
@@ -171,13 +177,13 @@ def theirs(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
 def test_renders_as_transformers_does(
     source: str, messages: list[dict[str, Any]], options: dict[str, Any], prompted: bool
 ) -> None:
-    ours = ChatTemplate(source, TOKENS).render(messages, add_generation_prompt=prompted, **options)
+    ours = chat(source).render(messages, add_generation_prompt=prompted, **options)
     assert ours == theirs(source, messages, add_generation_prompt=prompted, **options)
 
 
 def test_raise_exception_is_a_request_error() -> None:
     with pytest.raises(RequestError, match=r"^Roles must alternate user/assistant"):
-        ChatTemplate(INST, TOKENS).render([*PAIRS, *PAIRS[:1]])
+        chat(INST).render([*PAIRS, *PAIRS[:1]])
 
 
 def test_the_clock_is_a_parameter() -> None:
@@ -187,7 +193,7 @@ def test_the_clock_is_a_parameter() -> None:
 
 def test_templates_see_copies() -> None:
     messages = [{"role": "user", "content": "a", "extra": {"k": [1]}}]
-    assert ChatTemplate("{{ messages }}").render(messages) == str(messages)
+    assert chat("{{ messages }}").render(messages) == str(messages)
     assert messages == [{"role": "user", "content": "a", "extra": {"k": [1]}}]
 
 
@@ -219,7 +225,7 @@ def test_templates_see_copies() -> None:
 )
 def test_wrong_shapes(messages: Any, message: str) -> None:
     with pytest.raises(InvalidParams, match=message):
-        ChatTemplate(CHATML).render(messages)
+        chat(CHATML).render(messages)
 
 
 def test_deep_and_huge_messages_are_refused() -> None:
@@ -227,17 +233,17 @@ def test_deep_and_huge_messages_are_refused() -> None:
     for _ in range(MAX_NESTING + 1):
         deep = [deep]
     with pytest.raises(InvalidParams, match="nested deeper"):
-        ChatTemplate(CHATML).render([{"role": "user", "content": "x", "deep": deep}])
+        chat(CHATML).render([{"role": "user", "content": "x", "deep": deep}])
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(InvalidParams, match="nested deeper"):
-        ChatTemplate(CHATML).render([{"role": "user", "content": "x", "loop": loop}])
+        chat(CHATML).render([{"role": "user", "content": "x", "loop": loop}])
     shared: Any = "x"
     for _ in range(40):
         shared = [shared, shared]
     for value in (shared, "x" * 3_000_000):
         with pytest.raises(InvalidParams, match="too large"):
-            ChatTemplate(CHATML).render([{"role": "user", "content": "x", "large": value}])
+            chat(CHATML).render([{"role": "user", "content": "x", "large": value}])
 
 
 @pytest.mark.parametrize(
@@ -245,12 +251,12 @@ def test_deep_and_huge_messages_are_refused() -> None:
 )
 def test_wrong_tools(tools: Any, message: str) -> None:
     with pytest.raises(InvalidParams, match=message):
-        ChatTemplate(CHATML).render(TALK, tools=tools)
+        chat(CHATML).render(TALK, tools=tools)
 
 
 def test_wrong_variables() -> None:
     with pytest.raises(InvalidParams, match="not JSON data"):
-        ChatTemplate(CHATML).render(TALK, helper=print)
+        chat(CHATML).render(TALK, helper=print)
 
 
 def test_subclasses_become_plain() -> None:
@@ -263,7 +269,7 @@ def test_subclasses_become_plain() -> None:
         "f": type("F", (float,), {})(0.5),
         "t": (1,),
     }
-    assert ChatTemplate("{{ messages }}").render([message]) == (
+    assert chat("{{ messages }}").render([message]) == (
         "[{'role': 'user', 'content': 'x', 'n': 1, 'f': 0.5, 't': [1]}]"
     )
 
@@ -281,12 +287,12 @@ def test_fields_that_are_none_are_left_out() -> None:
 
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
 def test_reasoning_is_found_under_each_name(name: str) -> None:
-    template = ChatTemplate("{{ messages[0].reasoning_content }} {{ messages[0].thinking }}")
+    template = chat("{{ messages[0].reasoning_content }} {{ messages[0].thinking }}")
     assert template.render([{"role": "assistant", "content": None, name: "hm"}]) == "hm hm"
 
 
 def test_roles_are_checked_by_the_template() -> None:
-    assert "ghost" in ChatTemplate(CHATML).render([{"role": "ghost", "content": "boo"}])
+    assert "ghost" in chat(CHATML).render([{"role": "ghost", "content": "boo"}])
 
 
 @pytest.mark.parametrize(
@@ -299,7 +305,7 @@ def test_roles_are_checked_by_the_template() -> None:
     ],
 )  # fmt: skip
 def test_parts_become_text_for_templates_that_know_strings_only(source: str, reads: bool) -> None:
-    template = ChatTemplate(source)
+    template = chat(source)
     assert template.reads_parts is reads
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     text = template.render([{"role": "user", "content": parts}])
@@ -319,7 +325,7 @@ def test_parts_become_text_for_templates_that_know_strings_only(source: str, rea
 )
 def test_arguments_of_tool_calls_become_objects(arguments: str, shown: str) -> None:
     calls = [{"function": {"name": "f", "arguments": arguments}}]
-    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}")
+    template = chat("{{ messages[0].tool_calls[0].function.arguments }}")
     assert template.render([{"role": "assistant", "content": None, "tool_calls": calls}]) == shown
 
 
@@ -361,4 +367,4 @@ def test_limits_are_parameters() -> None:
     with pytest.raises(TokenizerError, match="longer than 10 characters"):
         ChatTemplate("x" * 11, limits=TemplateLimits(source_chars=10))
     with pytest.raises(RequestError, match="prints too much"):
-        ChatTemplate("x" * 501, limits=TemplateLimits(value_chars=500)).render(TALK[:1])
+        ChatTemplate("x" * 501, limits=TemplateLimits(prompt_chars=500)).render(TALK[:1])

@@ -22,7 +22,7 @@ LONG_CHARS = 200_000
 
 
 MANY_MESSAGES = 500
-"""Longer conversations are read and rendered one at a time: each thread that runs Python delays the event loop."""
+"""Longer conversations are read one at a time: each thread that runs Python delays the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,7 @@ async def encode_chat(
             continue_final_message=continue_final_message, **variables,
         )  # fmt: skip
 
-    # A template may be slow.
-    pool = service.long_texts if are_many(messages) else None
-    text = await asyncio.get_running_loop().run_in_executor(pool, render)
+    text = await service.chats.run(render)
     (ids,) = await _tokenized(service, [text], add_special_tokens, truncation)
     prompt = Encoded(ids, text, _text_of(messages[-1]) if continue_final_message else None)
     return prompt if truncation is None else truncation.apply(prompt)

@@ -17,6 +17,7 @@ from headrace.server.requests.bounds import HeldAnswers
 from headrace.server.requests.gate import Gate
 from headrace.serving.client.base import AsyncClient
 from headrace.serving.engine.state import ModelFacts
+from headrace.text.templates.turns import Turns
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.formats import ReplyFormats
 
@@ -27,7 +28,8 @@ class Service:
     calls. `started` in Unix seconds. `pooling`: the default for embeddings.
 
     Requests go to the engine through `gate`, which applies the traffic rules. `long_texts` is the one thread that
-    tokenizes long texts. `answers` is the memory of answers that are sent whole.
+    tokenizes long texts, `chats` the one that renders chats. `answers` is the memory of answers that
+    are sent whole.
     """
 
     engine: AsyncLLM
@@ -38,6 +40,7 @@ class Service:
     caller: Caller = ANYONE
     pooling: Pooling = Pooling.LAST
     long_texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "long-texts"))
+    chats: Turns = field(default_factory=Turns)
     answers: HeldAnswers = field(default_factory=HeldAnswers)
     gate: Gate = field(init=False)
 

@@ -1,5 +1,8 @@
-"""Chat templates: `messages` (checked and copied), `conversation` (tools for templates that know none), `chat`
-(compiled and rendered within limits).
+"""Chat templates: `chat` (one template), `trial` (before its first use), `messages` (checked and copied),
+`conversation` (tools for templates that know none).
+
+A template is a program that comes with a model. It runs in a process of its own: `renderer` is the parent's side,
+`child` and `sandbox` run there, `wire` is between them, `turns` is for event loops.
 
 Import from the modules; this package imports nothing by itself.
 """

@@ -1,31 +1,31 @@
-"""Chat templates: a model's Jinja template, compiled once and rendered within limits.
+"""Chat templates: a model's Jinja template, rendered in a process of its own.
 
 Errors are TokenizerError for a template that cannot be compiled, and RequestError for one that cannot be rendered.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateSyntaxError, nodes
-
 from headrace.errors import InvalidParams, RequestError, TokenizerError
-from headrace.text.templates.features import RaisedByTemplate
 from headrace.text.templates.messages import PlainCopier, checked_messages, checked_tools
-from headrace.text.templates.sandbox import TemplateEnvironment, TemplateLimitExceeded, TemplateLimits
+from headrace.text.templates.renderer import Renderer, TemplateStopped
+from headrace.text.templates.wire import Answer, TemplateLimits
 
 
 class ChatTemplate:
-    """One chat template.
+    """One chat template; threads may share it.
 
     source: the Jinja text.
     variables: names the template sees in every rendering, such as bos_token.
     now: the clock of `strftime_now`.
 
-    Raises TokenizerError for a source that is too long or not a template.
+    Raises TokenizerError for a source that is too long, not a template, or too costly to compile; Overloaded if no
+    process can be started.
     """
 
     def __init__(
@@ -36,24 +36,21 @@ class ChatTemplate:
         limits: TemplateLimits | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        self.source = source
         self._limits = limits or TemplateLimits()
         self._variables = dict(variables or {})
+        self._now = now
         if len(source) > self._limits.source_chars:
             raise TokenizerError(f"the chat template is longer than {self._limits.source_chars} characters.")
-        self._environment = TemplateEnvironment(self._limits, now)
+        self.renderer = Renderer(source, self._limits)
         try:
-            tree = self._environment.parse(source)
-            for other in tree.find_all(_UNAVAILABLE):
-                raise TemplateSyntaxError("it loads other templates or escapes for HTML", other.lineno)
-            self.reads_parts = any(_ends_in_content(loop.iter) for loop in tree.find_all(nodes.For))
-            """The template iterates over lists of content parts by itself; others expect one string."""
-            self._template = self._environment.from_string(tree)
-        except TemplateSyntaxError as error:
-            raise TokenizerError(
-                f"the chat template is damaged (line {error.lineno}): {_clip(error)}"
-            ) from error
-        except Exception as error:  # the parser and Python's compiler raise many kinds on hostile input
-            raise TokenizerError(f"the chat template cannot be compiled: {_clip(error)}") from error
+            kind, text = self.renderer.compile()
+        except TemplateStopped as error:
+            raise TokenizerError(f"the chat template cannot be compiled: {error.reason}.") from error
+        if kind is not Answer.DONE:
+            raise TokenizerError(f"the chat template {text}")
+        self.reads_parts = bool(text)
+        """The template iterates over lists of content parts by itself; others expect one string."""
 
     def render(
         self,
@@ -75,43 +72,28 @@ class ChatTemplate:
         continue; RequestError with the template's own message where it calls `raise_exception`, and for renderings that
         fail or exceed the limits.
         """
-        copier = PlainCopier(self._limits.value_chars // 2)
-        # transformers always defines these three, if only as None, and templates test them in that way.
-        names = {"documents": None, **self._variables, **copier.copy(variables, "chat_template_kwargs")}
-        names["messages"] = checked_messages(messages, copier, self.reads_parts)
-        names["tools"] = checked_tools(tools, copier)
-        names["add_generation_prompt"] = bool(add_generation_prompt) and not continue_final_message
-        mark = f"{secrets.token_hex(16)} "  # no message can know it
-        if continue_final_message:
-            _append(names["messages"][-1], mark)
-        try:
-            with self._environment.rendering():
-                text = self._template.render(names)
-        except RaisedByTemplate as error:
-            raise RequestError(str(error) or "the chat template refused these messages.") from None
-        except TemplateLimitExceeded as error:
-            raise RequestError(f"the chat template was stopped: {error}.") from error
-        except Exception as error:  # any builtin may raise anything
-            raise RequestError(f"the chat template failed on these messages: {_clip(error)}") from error
+        mark = f"{secrets.token_hex(16)} " if continue_final_message else ""  # no message can know it
+
+        def message() -> bytes:
+            copier = PlainCopier(self._limits.chat_chars)
+            # transformers always defines these three, if only as None, and templates test them in that way.
+            names = {"documents": None, **self._variables, **copier.copy(variables, "chat_template_kwargs")}
+            names["messages"] = checked_messages(messages, copier, self.reads_parts)
+            names["tools"] = checked_tools(tools, copier)
+            names["add_generation_prompt"] = bool(add_generation_prompt) and not continue_final_message
+            if continue_final_message:
+                _append(names["messages"][-1], mark)
+            try:
+                return json.dumps([names, self._now().isoformat()]).encode()
+            except ValueError as error:
+                raise InvalidParams(f"the chat holds a value that cannot be written: {error}.") from None
+
+        kind, text = self.renderer.render(message)
+        if kind is Answer.RAISED:
+            raise RequestError(text or "the chat template refused these messages.")
+        if kind is Answer.FAILED:
+            raise RequestError(f"the chat template failed on these messages: {text}")
         return _cut(text, mark) if continue_final_message else text
-
-
-_UNAVAILABLE: tuple[type[nodes.Node], ...] = (
-    nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport, nodes.EvalContextModifier,
-    nodes.ScopedEvalContextModifier,
-)  # fmt: skip
-"""There are no other files, and escaping is for HTML."""
-
-
-def _ends_in_content(node: nodes.Node) -> bool:
-    match node:
-        case nodes.Name(name="content") | nodes.Getattr(attr="content"):
-            return True
-        case nodes.Getitem(arg=nodes.Const(value="content")):
-            return True
-        case nodes.Filter(node=nodes.Node() as inner):
-            return _ends_in_content(inner)
-    return False
 
 
 def _append(message: dict[str, Any], mark: str) -> None:
@@ -134,8 +116,3 @@ def _cut(text: str, mark: str) -> str:
             "the chat template left out the end of the last message, which cannot be continued."
         )
     return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
-
-
-def _clip(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:300] + "…"
