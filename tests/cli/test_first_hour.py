@@ -207,6 +207,19 @@ def test_a_chat_without_a_template_is_refused_before_weights_are_read(
     assert error.count("\n") == 1 and not loaded
 
 
+@pytest.mark.parametrize("words", [["chat"], ["generate", "Hello", "--chat", "-m"]])
+def test_a_template_without_an_end_is_refused_before_weights_are_read(
+    words: list[str], base_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (base_model / "chat_template.jinja").write_text(loop)
+    loaded = []
+    monkeypatch.setattr("headrace.llm.assemble", lambda *_, **__: loaded.append(1))
+    assert main([*words, str(base_model)]) == 1
+    error = "headrace: error: the chat template was refused in a trial: it takes too long.\n"
+    assert capsys.readouterr().err == error and not loaded
+
+
 def test_a_shape_is_refused_before_its_weights_are_made(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ def sampling_params(
 
 
 def check_text_model(model: str, options: Mapping[str, object], *, chat: bool) -> None:
-    """Refuse, before weights are read, a model that takes no text, or no chats.
+    """Refuse, before weights are read, a model that takes no text, or no chats, also for its chat template.
 
     Raises TokenizerError, and ModelError or ConfigError for a model or an option that cannot be used.
     """
@@ -80,11 +80,17 @@ def check_text_model(model: str, options: Mapping[str, object], *, chat: bool) -
             f"{model} has random weights and no tokenizer: it can be measured, not prompted "
             f"(`headrace bench latency -m {model}`)"
         )
-    if chat and "default" not in read_tokenizer_files(folder).chat_templates:
+    if not chat:
+        return
+    from headrace.text.templates.trial import tried
+
+    files = read_tokenizer_files(folder)
+    if "default" not in files.chat_templates:
         raise TokenizerError(
             f"{model} has no chat template, so it is probably a base model: complete text with "
             f'`headrace generate -m {model} "Once upon a time"`, or use the instruction-tuned version'
         )
+    tried(files.chat_templates["default"], files.tokens)
 
 
 def print_stream(outputs: Iterator[RequestOutput]) -> RequestOutput:
