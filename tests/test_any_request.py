@@ -126,7 +126,9 @@ def some(names: dict[str, Any]) -> st.SearchStrategy[list[str]]:
 
 def test_every_field_is_drawn() -> None:
     assert set(PARAMS) == {field.name for field in dataclasses.fields(SamplingParams)}
-    assert {*REQUEST, "request_id", "params"} == {field.name for field in dataclasses.fields(NewRequest)}
+    assert {*REQUEST, "request_id", "submission", "params"} == {
+        field.name for field in dataclasses.fields(NewRequest)
+    }
 
 
 class Machine:

@@ -34,6 +34,7 @@ step() {
 
 stop() {
     trap '' INT TERM
+    set +m # the signal may come inside `step`; with job control bash would print how the step ended
     rm -f "$log"
     if [ "$child" ]; then
         kill -INT -- "-$child" 2>/dev/null || true

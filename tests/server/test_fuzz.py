@@ -21,7 +21,6 @@ from tests.server.fuzz import BODIES, Case, cases
 from tests.server.leaks import leaks
 from tests.serving.tiny_engine import CRASH, FAIL
 
-COUNT = 5000
 THREADS = 8
 PROMPT = {"prompt": "Once upon a time there was", "temperature": 0.0, "max_tokens": 24, "logprobs": 1}
 
@@ -77,12 +76,13 @@ def test_every_route_that_takes_a_body_is_fuzzed(tiny: TinyServer) -> None:
     assert routes == set(BODIES)
 
 
-def test_broken_bodies_are_client_errors(tale: ServeProcess) -> None:
+@pytest.mark.parametrize("count", [1500, pytest.param(10_000, marks=pytest.mark.long)])
+def test_broken_bodies_are_client_errors(tale: ServeProcess, count: int) -> None:
     engine = tale.descendants()
     with httpx.Client(base_url=tale.url, timeout=60) as client:
         before = recorded(client)
         with ThreadPoolExecutor(THREADS) as pool:
-            verdicts = list(pool.map(lambda case: post(client, case), cases(COUNT, seed=4)))
+            verdicts = list(pool.map(lambda case: post(client, case), cases(count, seed=4)))
         after = recorded(client)
     wrong = [
         f"{verdict.case.path} #{verdict.case.number} {verdict.case.raw[:300]!r}: {found} {verdict.reported[:300]}"
@@ -91,8 +91,8 @@ def test_broken_bodies_are_client_errors(tale: ServeProcess) -> None:
     ]
     assert wrong == [], f"{len(wrong)} answers:\n" + "\n".join(wrong[:20])
     statuses = Counter(verdict.status for verdict in verdicts)
-    assert statuses[200] > COUNT // 20, statuses  # changes that leave a body valid are part of the work
-    assert statuses[400] > COUNT // 3, statuses
+    assert statuses[200] > count // 20, statuses  # changes that leave a body valid are part of the work
+    assert statuses[400] > count // 3, statuses
     assert after == before
     assert tale.descendants() == engine
 

@@ -19,6 +19,7 @@ from headrace.server.requests.record import RequestRecord
 from headrace.server.requests.tallies import MAX_SAMPLES, WINDOW_S, Tallies, Window
 from headrace.server.ui import live as feed_module
 from headrace.server.ui.live import Feed, lane_name
+from headrace.serving.engine.state import View
 from headrace.serving.requests.completion import Delta
 from tests.server.conftest import TinyServer, serve
 from tests.waiting import until
@@ -167,7 +168,35 @@ def test_the_engine_is_not_polled_without_watchers(tiny: TinyServer) -> None:
     assert tiny.feed._watchers == 0
 
 
+def test_polling_ends_with_the_last_watcher_though_a_reply_arrives(
+    tiny: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave_at_the_reply() -> bool:
+        view = await tiny.client.view()
+        reply = tiny.loop.create_future()
+
+        async def replied() -> View:
+            return await reply
+
+        monkeypatch.setattr(tiny.client, "view", replied)
+        tiny.feed.join()
+        poller = tiny.feed._poller
+        assert poller is not None
+        for _ in range(5):  # it asks
+            await asyncio.sleep(0)
+        reply.set_result(view)
+        await asyncio.sleep(0)
+        tiny.feed.leave()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return poller.cancelled()
+
+    until(lambda: tiny.feed._watchers == 0)
+    assert tiny.call(leave_at_the_reply())
+
+
 def test_ticks_come_five_times_a_second_at_most(tiny: TinyServer) -> None:
+    until(lambda: tiny.feed._watchers == 0)
     chat = Chat(tiny)  # an engine that answers at once, with output at every step
     begun = time.monotonic()  # before the first tick is sent: a lower bound holds on a busy machine, too
     feed = ticks(tiny)
@@ -212,6 +241,7 @@ def test_watchers_are_bounded(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch)
         tiny.feed.join()
         tiny.feed.join()
 
+    until(lambda: tiny.feed._watchers == 0)
     tiny.call(fill())
     try:
         refused = tiny.http.get("/live")

@@ -137,7 +137,8 @@ class Feed:
     async def _content(self) -> dict[str, Any]:
         state = self._service.client.state.value
         try:
-            view = await asyncio.wait_for(self._service.client.view(), PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):  # wait_for may lose a cancellation in Python 3.11
+                view = await self._service.client.view()
         except TimeoutError:
             return {"state": state, "silent": True}
         except HeadraceError:
