@@ -37,12 +37,10 @@ help:
 	@echo 'Each sets up what it needs in .venv first.'
 
 $(SERVER): $(SOURCES)
-	@tools/setup.sh server
-	@touch $@
+	@tools/setup.sh server $@
 
 $(DEV): $(SOURCES)
-	@tools/setup.sh dev
-	@touch $(SERVER) $@
+	@tools/setup.sh dev $@
 
 ifdef PYTHON
 $(SERVER) $(DEV): | interpreter

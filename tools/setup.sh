@@ -88,18 +88,33 @@ is_made_here() {
 # Runs Python code that prints requirements, and installs them.
 install_lines() {
     local wanted
-    step python -c "$1"
+    step python -c "$1" || return
     mapfile -t wanted <"$log"
     if ((${#wanted[@]})); then step python -m pip install -qq "${wanted[@]}"; fi
 }
 
+no_tools() {
+    fail "the build tools could not be installed; the lines above say why. Where they name no other reason, the package" \
+        "index cannot be reached: check the network and PIP_INDEX_URL, then run the same command again."
+}
+
 check_interpreter
 [ "$1" != interpreter ] || exit 0
-extras=$1
+extras=$1 stamp=${2-}
 for place in . "$venv" build; do
     [ ! -e "$place" ] || [ -w "$place" ] ||
         fail "$PWD cannot be written to, and set-up creates .venv and build in it. Copy it to a folder of yours first."
 done
+
+# One set-up of a folder at a time, where there is flock. The lock is on the folder itself and ends with this process.
+if command -v flock >/dev/null; then
+    exec 9<.
+    if ! flock -n 9; then
+        echo 'setup: another command sets up this folder; waiting for it'
+        flock 9
+        if [ -e "$stamp" ] && ! [ "$log" -nt "$stamp" ]; then exit 0; fi # it has done the same
+    fi
+fi
 
 again=
 if ! is_made_here; then
@@ -124,8 +139,8 @@ fi
 
 # The build tools go into .venv rather than into a throwaway environment, so that a rebuild of the kernels
 # is incremental. CMake and Ninja come as wheels where the machine has none.
-install_lines 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
-install_lines 'from scikit_build_core.build import get_requires_for_build_editable as f; [print(r) for r in f()]'
+install_lines 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' || no_tools
+install_lines 'from scikit_build_core.build import get_requires_for_build_editable as f; [print(r) for r in f()]' || no_tools
 [ "$extras" != dev ] || export HEADRACE_AMX_EMULATED=ON
 rm -f "$venv"/.installed-*
 step python -m pip install -qq --no-build-isolation -e ".[$extras]" ||
@@ -142,4 +157,5 @@ print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependenc
             fail "torch could not be installed; the lines above say why."
     fi
 fi
+for made in ${stamp:+"$venv/.installed-server-${stamp##*-}" "$stamp"}; do touch "$made"; done
 echo "setup: done in $SECONDS s"

@@ -73,6 +73,37 @@ def test_another_interpreter_than_that_of_the_environment_is_refused(checkout: P
     assert run(checkout, "make", "interpreter", f"PYTHON={sys.executable}") == (0, [])
 
 
+def test_an_index_that_cannot_be_reached_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in (
+        ("PIP_INDEX_URL", "http://127.0.0.1:9/simple"),
+        ("PIP_FIND_LINKS", ""),
+        ("PIP_RETRIES", "0"),
+    ):
+        monkeypatch.setitem(VARIABLES, name, value)
+    status, lines = run(checkout, "make", "demo")
+    assert status == 2
+    (line,) = (line for line in lines if line.startswith("setup: the build tools"))
+    assert "the package index cannot be reached" in line
+
+
+def test_a_second_set_up_waits_for_the_first(checkout: Path):
+    stamp = ".venv/.installed-server-1"
+    (checkout / ".venv").mkdir()
+    holder = subprocess.Popen(["flock", ".", "cat"], cwd=checkout, stdin=subprocess.PIPE)
+    assert holder.stdin is not None
+    while subprocess.run(["flock", "-n", ".", "true"], cwd=checkout, check=False).returncode == 0:
+        assert holder.poll() is None
+    with subprocess.Popen(
+        ["tools/setup.sh", "server", stamp], cwd=checkout, env=VARIABLES, stdout=subprocess.PIPE, text=True
+    ) as second:
+        assert second.stdout is not None
+        assert second.stdout.readline() == "setup: another command sets up this folder; waiting for it\n"
+        (checkout / stamp).touch()
+        holder.stdin.close()
+        assert second.stdout.read() == "" and second.wait() == 0
+    assert holder.wait() == 0
+
+
 def test_a_moved_checkout_is_set_up_again(checkout: Path):
     subprocess.run([INTERPRETER, "-m", "venv", str(checkout / ".venv")], check=True)
     moved = checkout.rename(checkout.parent / "moved")
