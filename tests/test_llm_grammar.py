@@ -59,4 +59,5 @@ def test_without_the_package_the_error_says_what_to_install() -> None:
         "except MissingDependency as error: print(error)\n"
     )
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "headrace[grammar]" in outcome.stdout
+    assert "the package llguidance of the extra 'grammar', which is not installed" in outcome.stdout
+    assert "[grammar]'" in outcome.stdout  # after the command that installs it

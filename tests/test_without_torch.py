@@ -19,7 +19,7 @@ BLOCK = """
 import os, sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name in os.environ["BLOCKED"].split():
+        if name in os.environ.get("BLOCKED", "torch").split():
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Block())
 """

@@ -142,7 +142,7 @@ class EditableFinder:
 
 MODULE, GONE = sys.argv.pop(1), sys.argv.pop(1)
 import headrace
-PACKAGE = headrace.__path__[0]
+PACKAGE = headrace.__file__.rpartition("/")[0]
 sys.meta_path.insert(0, EditableFinder())
 from headrace.__main__ import main
 sys.exit(main())

@@ -18,7 +18,7 @@ from headrace.serving import logs
 
 LISTED = [command for command in COMMANDS if command.summary is not None]
 COUNT = """
-import sys
+import importlib.util, sys  # what finds the modules of an editable install needs it
 before = set(sys.modules)
 from headrace.cli import main
 try:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.params import SamplingParams
 from headrace.errors import InvalidParams
-from headrace.server.requests import gate as answer_size
+from headrace.server.requests import bounds
 from headrace.server.requests.bounds import LEAST_HELD_BYTES, MAX_ENTRIES, bounded
 from tests.server.conftest import TinyServer
 
@@ -64,7 +64,7 @@ def test_the_ids_of_prompts_count(
     path: str, stream: bool, tiny: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once in each choice, and once in a chat that is not streamed."""
-    monkeypatch.setattr(answer_size, "MAX_ENTRIES", 8000)
+    monkeypatch.setattr(bounds, "MAX_ENTRIES", 8000)
     talk = {"messages": [{"role": "user", "content": "a" * 390}]}
     asked = ({"prompt": [7] * 400} if path == "/v1/completions" else talk) | {"max_tokens": 1, "n": 32}
     refused = path == "/v1/completions" or stream
@@ -82,7 +82,7 @@ def test_the_ids_of_prompts_count(
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_the_ids_of_prompts_take_memory(path: str, tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = tiny.app.state.service.answers
-    monkeypatch.setattr(answer_size, "LEAST_HELD_BYTES", 3000)
+    monkeypatch.setattr(bounds, "LEAST_HELD_BYTES", 3000)
     monkeypatch.setattr(answers, "most", 3000)
     talk = {"messages": [{"role": "user", "content": "a" * 390}]}
     asked = ({"prompt": [7] * 400} if path == "/v1/completions" else talk) | {"max_tokens": 1}

@@ -7,7 +7,7 @@ import pytest
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.errors import InvalidParams
-from headrace.server.openai import embeddings
+from headrace.server.requests import vectors
 from headrace.server.requests.bounds import MAX_BYTES, check_parameters
 from tests.server.conftest import TinyServer
 from tests.serving.tiny_engine import HIDDEN_SIZE
@@ -50,7 +50,7 @@ def test_lists_of_many_completions_are_refused_before_submission() -> None:
 def test_vectors_of_one_request_are_bounded_together(
     tiny: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embeddings, "MAX_NUMBERS", 4 * HIDDEN_SIZE)
+    monkeypatch.setattr(vectors, "MAX_NUMBERS", 4 * HIDDEN_SIZE)
     body = {"input": [[7]] * 4}
     assert tiny.http.post("/v1/embeddings", json=body).status_code == 200
     body["input"].append([7])

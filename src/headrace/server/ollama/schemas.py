@@ -88,8 +88,8 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_Whole = BeforeValidator(_whole, json_schema_input_type=int)
-_Count = Annotated[int, _Whole, Field(ge=1, le=MAX_TOKENS_LIMIT)]
+_Whole = BeforeValidator(_whole)
+_Count = Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT), _Whole]
 
 
 class Options(Strict):
@@ -98,13 +98,13 @@ class Options(Strict):
 
     others: ClassVar = OPTIONS
 
-    num_predict: Annotated[int, _Whole, Field(ge=-2, le=MAX_TOKENS_LIMIT)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS_LIMIT), _Whole] | None = None
     num_ctx: _Count | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, _Whole, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT), _Whole] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, _Whole, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED), _Whole] | None = None
     stop: StopStrings = ()
     repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
     presence_penalty: Penalty | None = None
