@@ -45,10 +45,10 @@ ATTACKS = {
     "power": ("{{ (10 ** (messages|length * 10 ** 8)) is none }}", "too long"),
     "format by name": (BIG + "{{ ('%(a)x' * 600) % {'a': b} }}", "too much memory|too long"),
     "printed numbers": ("{% set a = ('f' * 3500)|int(0, 16) %}{{ [a] * 20000 }}", "prints too much|too long"),
-    "repeat": ("{{ 'a' * 10 ** 9 }}", "too much memory"),
+    "repeat": ("{{ 'a' * 10 ** 9 }}", "too much memory|too long"),
     "doubling": (
         "{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-        "too much memory",
+        "too much memory|too long",
     ),
     "long output": ("{{ 'a' * 5000000 }}", "prints too much"),
 }
