@@ -9,9 +9,9 @@ SHELL := /bin/bash
 .PHONY: help demo serve test test-long sanitize browser lint style types bench bench-peers clean native wheel interpreter
 
 BIN := .venv/bin
-WORKERS := 2
-# Each worker starts with half of the tests, in order, so that tests of one file share their servers;
-# the first that has finished takes half of what the other has left.
+WORKERS := $(shell echo $$(($$(nproc) + 1))) # servers under test wait for much of the time
+# Each worker starts with its share of the tests, in order, so that tests of one file share their servers;
+# one that has finished takes half of what another has left.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
 # An installed set is up to date until the project file, the C++ sources, the set of Python modules or this folder's

@@ -64,5 +64,6 @@ def test_churn_leaks_nothing() -> None:
     assert len(result["samples"]) >= 5
 
 
+@pytest.mark.long
 def test_a_leaked_block_is_noticed() -> None:
     assert any("kv_cache_usage_perc" in line for line in churned(LEAKY)["wrong"])

@@ -86,7 +86,10 @@ def story(server: ServeProcess) -> str:
 # ---- Engines that end ----
 
 
-@pytest.mark.parametrize(("number", "timeout"), [(signal.SIGKILL, "600"), (signal.SIGSTOP, "1")])
+@pytest.mark.parametrize(
+    ("number", "timeout"),
+    [(signal.SIGKILL, "600"), pytest.param(signal.SIGSTOP, "1", marks=pytest.mark.long)],
+)
 def test_an_engine_that_dies_or_hangs(number: signal.Signals, timeout: str) -> None:
     with served("--engine-timeout", timeout) as server:
         before = story(server)

@@ -275,6 +275,7 @@ def supervised(
     return asyncio.run(go())
 
 
+@pytest.mark.long
 def test_a_slow_restart_of_the_engine_is_waited_for(tmp_path: Path) -> None:
     """Far longer than a refused request would be tried again."""
     ids = [f"{i}" for i in range(60)]
@@ -394,6 +395,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "headrace", "run-batch", *words, "--num-threads", "1"]
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     ids = [f"request {i}" for i in range(100)]
     lines = [request(i, {"prompt": f"Once {i}", "max_tokens": 40, "ignore_eos": True}) for i in ids]

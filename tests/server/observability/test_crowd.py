@@ -117,7 +117,11 @@ def test_many_clients_of_which_some_disconnect(server: TinyServer) -> None:
     crowd = Crowd(server, leaving=True)
     seen = quiet(server).since(before)
     assert crowd.reasons["abort"] > 10
-    assert seen.under("request_success_total", "finished_reason") == crowd.reasons
+    ended = seen.under("request_success_total", "finished_reason")
+    assert sum(ended.values()) == crowd.reasons.total()
+    # Who leaves while the last tokens are on their way has a finished request.
+    assert 0 < ended["abort"] <= crowd.reasons["abort"]
+    assert ended["length"] >= crowd.reasons["length"]
     assert seen["generation_tokens_total"] > crowd.tokens["completion"]  # and what those got who left
     assert seen.histogram("e2e_request_latency_seconds")[0] == crowd.statuses["200"]
     now = quiet(server)
