@@ -38,6 +38,7 @@ class Child:
     async def start(cls, command: Sequence[str] = ENGINE_COMMAND) -> Child:
         """Start `command --fd N`, where N is an inherited stream socket. Raises OSError."""
         ours, theirs = socket.socketpair()
+        process = None
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
@@ -46,7 +47,11 @@ class Child:
                 )  # fmt: skip
             reader, writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException:
-            ours.close()  # a child that started sees the end of its stream, and exits
+            ours.close()
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
             raise
         return cls(process, reader, writer, ours)
 
