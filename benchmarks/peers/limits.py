@@ -13,6 +13,7 @@ from benchmarks.peers.models import spec_of
 from benchmarks.peers.work_items import Request, Sizes, requests
 from headrace.bench.roofline import Measurement, Roofline
 from headrace.bench.work import ModelWork, SliceShape, StepShape
+from headrace.program.lower import lower
 
 
 def limits(model: str, facts: Mapping[str, Any], sizes: Sizes, roofline: Roofline) -> dict[str, float]:
@@ -48,12 +49,12 @@ def describe(facts: Mapping[str, Any]) -> str:
 
 
 def _model_work(model: str, facts: Mapping[str, Any]) -> ModelWork:
-    spec = spec_of(model)
+    program = lower(spec_of(model), narrow=False)
     return ModelWork(
-        spec=spec,
+        program=program,
         layer_bytes=facts["layer_bytes"],
         head_bytes=facts["head_bytes"],
-        groups=tuple(zip(spec.kv_shapes, facts["token_bytes"], strict=True)),
+        groups=tuple(zip(program.kv, facts["token_bytes"], strict=True)),
         weight_product=facts["weight_product"],
         attention_product=facts["attention_product"],
     )

@@ -16,7 +16,7 @@ from benchmarks.peers.vocabulary import SPECIAL, tokenizer_json
 from headrace.models.families import read_spec, weight_names
 from headrace.models.shapes import SHAPES
 from headrace.models.spec import ModelSpec
-from headrace.models.stacks import expected_tensors
+from headrace.program.lower import lower
 
 MODELS: Mapping[str, str] = MappingProxyType({"l1b": "tinyllama-1.1b", "l135m": "smollm2-135m-32k"})
 """Name in tables -> shape."""
@@ -41,7 +41,7 @@ def random_tensors(config: Mapping[str, Any], seed: int = SEED) -> Iterator[tupl
     """Every tensor of a checkpoint in bfloat16, by name: norms are one, the rest normal with deviation 0.02."""
     spec = read_spec(config, {})
     generator = torch.Generator().manual_seed(seed)
-    for name, shape in sorted(expected_tensors(spec, weight_names(spec)).items()):
+    for name, shape in sorted(lower(spec, weight_names(spec)).tensors().items()):
         if "norm" in name:
             yield name, torch.ones(shape, dtype=torch.bfloat16)
         else:
@@ -55,7 +55,7 @@ def write_folder(
     """Write a Hugging Face folder: config, weights, tokenizer. config.json comes last and marks it complete."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = read_spec(config, {})
-    total = len(expected_tensors(spec, weight_names(spec)))
+    total = len(lower(spec, weight_names(spec)).tensors())
     tensors = {}
     for done, (name, tensor) in enumerate(random_tensors(config, seed), 1):
         tensors[name] = tensor

@@ -16,6 +16,7 @@ from headrace.plan.kernels import choose_kernels, choose_kv_dtype, stored_type
 from headrace.plan.kv import kv_groups, largest, pool_bytes, streaming_spec, useful_bytes
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import GIB, format_bytes
+from headrace.program.lower import lower
 
 ASKED = "asked for"
 
@@ -94,7 +95,7 @@ def resolve(
     threads = config.num_threads or machine.cores
     default_block = _NATIVE_BLOCK_SIZE if native else _BLOCK_SIZE
     fit = Fit(
-        spec=streamed,
+        program=lower(streamed),
         memory=machine.memory_available,
         stored=memory_format(
             dtype, kv_dtype, kernels.weights, threads, stored, tiled=config.ops_force != "reference"
@@ -211,7 +212,7 @@ def _length(
     most, reason = spec.max_position, "the model's context"
     if config.streaming and not fit.whole_prompts:  # or a step of a whole stream would take all the memory
         most, reason = (
-            fit.spec.max_position,
+            streaming_spec(spec, config.attention_sinks, config.sliding_window).max_position,
             "the longest stream, as no layer attends further back than its window",
         )
     if fit.whole_prompts and steps is not None and steps < most:

@@ -16,7 +16,7 @@ from headrace import LLM, SamplingParams
 from headrace.models.families import read_spec, weight_names
 from headrace.models.loader import load_weights
 from headrace.models.source import resolve_model
-from headrace.models.stacks import expected_tensors
+from headrace.program.lower import lower
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_random_weights_are_seeded_normal_and_bfloat16(config: dict[str, Any]) -
 def test_headrace_loads_the_folder_with_the_same_weights(config: dict[str, Any], folder: Path) -> None:
     expected = dict(random_tensors(config))
     weights = load_weights(resolve_model(str(folder)), read_spec(config, {}), dtype=torch.float32)
-    assert torch.equal(weights.embed, expected["model.embed_tokens.weight"].float())
+    assert torch.equal(weights.tables["embed"], expected["model.embed_tokens.weight"].float())
     llm = LLM(str(folder), dtype="float32", ops_force="reference", show_progress=False)
     (output,) = llm.generate(
         [[260, 261, 262]], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True), use_tqdm=False
@@ -64,7 +64,7 @@ def test_gguf_names_cover_every_tensor_and_values_survive(config: dict[str, Any]
         np.testing.assert_array_equal(values, expected[name].float().numpy())
     for model in MODELS:
         spec = spec_of(model)
-        names = expected_tensors(spec, weight_names(spec))
+        names = lower(spec, weight_names(spec)).tensors()
         assert len({gguf_name(name) for name in names}) == len(names)
 
 

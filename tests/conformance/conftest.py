@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models.batch import Batch, GroupBatch, LayerKV
-from headrace.models.decoder import Decoder
 from headrace.models.families import read_spec
 from headrace.models.loader import load_weights
 from headrace.models.source import resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.ops.candidates import DEFAULT_TABLE
+from headrace.program.lower import lower
+from headrace.runner.batch import Batch, GroupBatch, LayerKV
+from headrace.runner.torch_decoder import Decoder
 
 
 class PagedRun:
@@ -27,11 +28,12 @@ class PagedRun:
     def __init__(self, decoder: Decoder, block_size: int = 8, blocks: int = 96, seed: int = 0) -> None:
         self.decoder = decoder
         self.block_size = block_size
-        self.layouts = decoder.spec.kv_shapes
+        self.layouts = decoder.program.kv
         dtype = decoder.weights.dtype
         self.kv = []
-        for layer in decoder.spec.layers:
-            shape = (blocks, layer.mixer.num_kv_heads, block_size, layer.mixer.head_dim)
+        group_of = {layer: layout for layout in self.layouts for layer in layout.layers}
+        for index in range(decoder.program.num_layers):
+            shape = (blocks, group_of[index].num_kv_heads, block_size, group_of[index].head_dim)
             self.kv.append(
                 LayerKV(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
             )
@@ -111,7 +113,7 @@ def open_decoder() -> Callable[..., Decoder]:
             spec = change(spec)
         weights = load_weights(source, spec, dtype=getattr(torch, dtype))
         ops = DEFAULT_TABLE.bind(device="cpu", dtype=dtype, formats=weights.formats, force=force)
-        return Decoder(spec, weights, ops, "cpu")
+        return Decoder(lower(spec, narrow=False), weights, ops, "cpu")
 
     return load
 

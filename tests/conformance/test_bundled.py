@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import headrace
-from headrace.models.decoder import Decoder
 from headrace.models.source import BUNDLED
+from headrace.runner.torch_decoder import Decoder
 
 STEPS = 200
 

@@ -20,16 +20,17 @@ _native = needs.native()
 import transformers  # noqa: E402
 
 import headrace  # noqa: E402
-from headrace.models.decoder import Decoder  # noqa: E402
 from headrace.models.families import read_spec  # noqa: E402
 from headrace.models.packed_loader import load_packed  # noqa: E402
 from headrace.models.source import BUNDLED, resolve_model  # noqa: E402
 from headrace.models.spec import ModelSpec  # noqa: E402
 from headrace.models.streaming import with_streaming  # noqa: E402
+from headrace.program.lower import lower  # noqa: E402
 from headrace.quant.format import dense_format  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.native_kv import NativeKV  # noqa: E402
 from headrace.runner.tape import TapeLimits  # noqa: E402
+from headrace.runner.torch_decoder import Decoder  # noqa: E402
 from tests.conformance.test_families import CASES, Case, expected_logits, prompt  # noqa: E402
 from tests.conformance.test_streaming import SINKS, WINDOW, published  # noqa: E402
 from tests.native.steps import PagedRun, groups_of  # noqa: E402
@@ -58,7 +59,9 @@ def open_run(
     weights = load_packed(source, spec, dtype=dtype, weights=dense_format(dtype), kernels=table, team=team)
     groups = groups_of(spec, BLOCK_SIZE)
     limits = TapeLimits(MAX_TOKENS, 16)
-    model = NativeDecoder(spec, weights, NativeKV(spec, groups, dtype), groups, table, team, limits)
+    model = NativeDecoder(
+        lower(spec), weights, NativeKV(spec.kv_shapes, groups, dtype), groups, table, team, limits
+    )
     return PagedRun(model, groups)
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models.decoder import Decoder
+from headrace.models.families import read_spec
 from headrace.models.rope import inverse_frequencies
+from headrace.models.source import resolve_model
 from headrace.models.streaming import with_streaming
 from headrace.ops import reference
+from headrace.runner.torch_decoder import Decoder
 
 SINKS, WINDOW = 3, 21
 Open = Callable[..., Decoder]
@@ -19,16 +21,18 @@ Open = Callable[..., Decoder]
 
 def published(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     """One token at a time over a cache of unrotated keys, which are rotated by their index in the cache."""
-    spec, weights = decoder.spec, decoder.weights
+    spec, weights = with_streaming(read_spec(resolve_model("tale").config), SINKS, WINDOW), decoder.weights
+    matrices = {name: matrix.weight for name, matrix in weights.matrices.items()}
+    norms, head = weights.vectors, weights.matrices.get("head", weights.matrices["embed"]).weight
     caches: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in spec.layers]
     rows = []
     for token in tokens:
-        x = weights.embed[token][None]  # [1, H]
-        for layer, part, cache in zip(spec.layers, weights.layers, caches, strict=True):
+        x = weights.tables["embed"][token][None]  # [1, H]
+        for index, (layer, cache) in enumerate(zip(spec.layers, caches, strict=True)):
             mixer = layer.mixer
             kv_width = mixer.num_kv_heads * mixer.head_dim
-            normed = reference.rms_norm(x, part.input_norm, spec.norm_eps)
-            q, k, v = (normed @ part.attention.qkv.weight.T).split(
+            normed = reference.rms_norm(x, norms[f"{index}.input_norm"], spec.norm_eps)
+            q, k, v = (normed @ matrices[f"{index}.qkv"].T).split(
                 [normed.shape[1], kv_width, kv_width], dim=1
             )
             cache.append((k.view(-1, mixer.head_dim), v.view(-1, mixer.head_dim)))
@@ -42,12 +46,11 @@ def published(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
             query = query.view(mixer.num_kv_heads, -1, mixer.head_dim)  # [Hkv, G, D]
             share = (torch.einsum("hgd,lhd->hgl", query, keys) * mixer.scale).softmax(-1)
             mixed = torch.einsum("hgl,lhd->hgd", share, torch.stack([value for _, value in cache]))
-            x = x + mixed.reshape(1, -1) @ part.attention.out.weight.T
-            normed = reference.rms_norm(x, part.post_norm, spec.norm_eps)
-            x = x + reference.gated_mlp(
-                normed, part.mlp.gate_up.weight, part.mlp.down.weight, "silu", None, None
-            )
-        rows.append(reference.rms_norm(x, weights.final_norm, spec.norm_eps) @ weights.head.weight.T)
+            x = x + mixed.reshape(1, -1) @ matrices[f"{index}.out"].T
+            normed = reference.rms_norm(x, norms[f"{index}.post_norm"], spec.norm_eps)
+            inner = reference.gated_linear(normed, matrices[f"{index}.gate_up"], "silu", None)
+            x = x + inner @ matrices[f"{index}.down"].T
+        rows.append(reference.rms_norm(x, norms["final_norm"], spec.norm_eps) @ head.T)
     return torch.cat(rows)
 
 

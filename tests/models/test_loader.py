@@ -14,8 +14,8 @@ from headrace.errors import CheckpointError
 from headrace.models.families import read_spec, weight_names
 from headrace.models.loader import load_weights
 from headrace.models.source import resolve_model
-from headrace.models.stacks import expected_tensors
-from headrace.models.weights import DecoderWeights
+from headrace.models.weights import Weights
+from headrace.program.lower import lower
 
 Tensors = dict[str, torch.Tensor]
 
@@ -24,11 +24,11 @@ Tensors = dict[str, torch.Tensor]
 def tensors(llama_config: dict[str, Any]) -> Tensors:
     spec = read_spec(llama_config)
     rng = torch.Generator().manual_seed(0)
-    shapes = expected_tensors(spec, weight_names(spec))
+    shapes = lower(spec, weight_names(spec)).tensors()
     return {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
 
 
-def _load(folder: Path, config: dict[str, Any], tensors: Tensors, **options: Any) -> DecoderWeights:
+def _load(folder: Path, config: dict[str, Any], tensors: Tensors, **options: Any) -> Weights:
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     source = resolve_model(str(folder))
@@ -39,21 +39,20 @@ def test_layout(tmp_path: Path, llama_config: dict[str, Any], tensors: Tensors) 
     seen: list[tuple[int, int]] = []
     weights = _load(tmp_path, llama_config, tensors, progress=lambda done, total: seen.append((done, total)))
     prefix = "model.layers.1."
-    layer = weights.layers[1]
     parts = [tensors[f"{prefix}self_attn.{part}_proj.weight"] for part in "qkv"]
-    assert torch.equal(layer.attention.qkv.weight, torch.cat(parts))
+    assert torch.equal(weights.matrices["1.qkv"].weight, torch.cat(parts))
     gate, up = (tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up"))
-    assert torch.equal(layer.mlp.gate_up.weight, torch.cat((gate, up)))
-    assert torch.equal(layer.post_norm, tensors[f"{prefix}post_attention_layernorm.weight"])
-    assert torch.equal(weights.head.weight, tensors["lm_head.weight"])
-    assert layer.attention.qkv.bias is None and layer.attention.query_norm is None
+    assert torch.equal(weights.matrices["1.gate_up"].weight, torch.cat((gate, up)))
+    assert torch.equal(weights.vectors["1.post_norm"], tensors[f"{prefix}post_attention_layernorm.weight"])
+    assert torch.equal(weights.matrices["head"].weight, tensors["lm_head.weight"])
+    assert weights.matrices["1.qkv"].bias is None and "1.query_norm" not in weights.vectors
     assert seen == [(n, len(tensors)) for n in range(1, len(tensors) + 1)]
     assert weights.formats == ("dense",)
 
 
 def test_conversion(tmp_path: Path, llama_config: dict[str, Any], tensors: Tensors) -> None:
     weights = _load(tmp_path, llama_config, tensors, dtype=torch.bfloat16)
-    assert torch.equal(weights.embed, tensors["model.embed_tokens.weight"].to(torch.bfloat16))
+    assert torch.equal(weights.tables["embed"], tensors["model.embed_tokens.weight"].to(torch.bfloat16))
     assert weights.dtype == torch.bfloat16
 
 
@@ -64,7 +63,7 @@ def test_tied_head_is_the_embedding(
     if not stored:
         del tensors["lm_head.weight"]
     weights = _load(tmp_path, {**llama_config, "tie_word_embeddings": True}, tensors)
-    assert weights.head.weight is weights.embed
+    assert weights.matrices["embed"].weight is weights.tables["embed"]
 
 
 def test_unused_tensors_of_old_checkpoints_are_skipped(

@@ -21,8 +21,8 @@ from headrace.models.floats import to_bfloat16, to_float32
 from headrace.models.loader import as_tensor, load_weights
 from headrace.models.shapes import SHAPES
 from headrace.models.source import resolve_model
-from headrace.models.stacks import expected_tensors
-from headrace.models.weights import DecoderWeights, Projection
+from headrace.models.weights import Projection, Weights
+from headrace.program.lower import lower
 from headrace.quant.format import BF16, F32, WeightFormat, parse_format
 from tests import needs
 
@@ -50,17 +50,17 @@ def qwen_config(llama_config: dict[str, Any]) -> dict[str, Any]:
 def write(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Tensors:
     spec = read_spec(config)
     rng = torch.Generator().manual_seed(0)
-    shapes = expected_tensors(spec, weight_names(spec))
+    shapes = lower(spec, weight_names(spec)).tensors()
     tensors = {name: torch.randn(shape, generator=rng).to(dtype) for name, shape in shapes.items()}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     return tensors
 
 
-def load(name: Path | str, weights: WeightFormat, dtype: str = "float32", **options: Any) -> DecoderWeights:
+def load(name: Path | str, weights: WeightFormat, dtype: str = "float32", **options: Any) -> Weights:
     source = resolve_model(str(name))
     spec = read_spec(source.config)
-    loaded: DecoderWeights = packed_loader.load_packed(
+    loaded: Weights = packed_loader.load_packed(
         source, spec, dtype=dtype, weights=weights, kernels=KERNELS, team=TEAM, **options
     )
     return loaded
@@ -78,32 +78,31 @@ def test_every_tensor_is_packed_in_its_place(tmp_path: Path, qwen_config: dict[s
     tensors = write(tmp_path, qwen_config)
     weights = load(tmp_path, F32)
     prefix = "model.layers.1."
-    layer = weights.layers[1]
     parts = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
-    matrix, bias = unpacked(layer.attention.qkv)
+    matrix, bias = unpacked(weights.matrices["1.qkv"])
     np.testing.assert_allclose(matrix, torch.cat([tensors[f"{part}.weight"] for part in parts]), atol=1e-5)
     np.testing.assert_allclose(bias, torch.cat([tensors[f"{part}.bias"] for part in parts]), atol=1e-6)
     for projection, name in (
-        (layer.attention.out, f"{prefix}self_attn.o_proj"),
-        (layer.mlp.down, f"{prefix}mlp.down_proj"),
+        (weights.matrices["1.out"], f"{prefix}self_attn.o_proj"),
+        (weights.matrices["1.down"], f"{prefix}mlp.down_proj"),
     ):
         np.testing.assert_allclose(unpacked(projection)[0], tensors[f"{name}.weight"], atol=1e-5)
-    np.testing.assert_allclose(unpacked(weights.head)[0], tensors["lm_head.weight"], atol=1e-5)
+    np.testing.assert_allclose(unpacked(weights.matrices["head"])[0], tensors["lm_head.weight"], atol=1e-5)
     for norm, name in (
-        (layer.input_norm, f"{prefix}input_layernorm.weight"),
-        (layer.post_norm, f"{prefix}post_attention_layernorm.weight"),
-        (layer.attention.query_norm, f"{prefix}self_attn.q_norm.weight"),
-        (layer.attention.key_norm, f"{prefix}self_attn.k_norm.weight"),
-        (weights.final_norm, "model.norm.weight"),
+        (weights.vectors["1.input_norm"], f"{prefix}input_layernorm.weight"),
+        (weights.vectors["1.post_norm"], f"{prefix}post_attention_layernorm.weight"),
+        (weights.vectors["1.query_norm"], f"{prefix}self_attn.q_norm.weight"),
+        (weights.vectors["1.key_norm"], f"{prefix}self_attn.k_norm.weight"),
+        (weights.vectors["final_norm"], "model.norm.weight"),
     ):
         assert norm.dtype == np.float32 and np.array_equal(norm, tensors[name])
-    assert np.array_equal(weights.embed, tensors["model.embed_tokens.weight"])
+    assert np.array_equal(weights.tables["embed"], tensors["model.embed_tokens.weight"])
     assert weights.formats == ("f32",)
 
 
 def test_gate_and_up_are_interleaved(tmp_path: Path, qwen_config: dict[str, Any]) -> None:
     tensors = write(tmp_path, qwen_config)
-    matrix = load(tmp_path, F32).layers[0].mlp.gate_up.weight
+    matrix = load(tmp_path, F32).matrices["0.gate_up"].weight
     x = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
     gate, up = (tensors[f"model.layers.0.mlp.{part}_proj.weight"].numpy() for part in ("gate", "up"))
     made = native.linear(KERNELS, TEAM, x, matrix, epilogue="gate", gate="silu")[:, :24]
@@ -119,11 +118,11 @@ def test_every_stored_type_is_read(
     tensors = write(tmp_path, llama_config, stored)
     weights = load(tmp_path, F32 if dtype == "float32" else BF16, dtype)
     embed = tensors["model.embed_tokens.weight"]
-    assert weights.embed.dtype == (np.float32 if dtype == "float32" else np.uint16)
-    assert torch.equal(as_tensor(weights.embed), embed.to(getattr(torch, dtype)))
+    assert weights.tables["embed"].dtype == (np.float32 if dtype == "float32" else np.uint16)
+    assert torch.equal(as_tensor(weights.tables["embed"]), embed.to(getattr(torch, dtype)))
     name = "model.layers.0.self_attn.o_proj.weight"
     kept = tensors[name].to(getattr(torch, dtype)).float()
-    np.testing.assert_allclose(unpacked(weights.layers[0].attention.out)[0], kept, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(unpacked(weights.matrices["0.out"])[0], kept, rtol=1e-6, atol=1e-6)
 
 
 def test_parts_of_one_matrix_may_be_stored_in_different_types(
@@ -133,7 +132,7 @@ def test_parts_of_one_matrix_may_be_stored_in_different_types(
     name = "model.layers.0.self_attn.{}_proj.weight"
     tensors[name.format("k")] = tensors[name.format("k")].half()
     save_file(tensors, tmp_path / "model.safetensors")
-    matrix, _ = unpacked(load(tmp_path, F32).layers[0].attention.qkv)
+    matrix, _ = unpacked(load(tmp_path, F32).matrices["0.qkv"])
     expected = torch.cat([tensors[name.format(part)].float() for part in "qkv"])
     np.testing.assert_allclose(matrix, expected, atol=1e-6)
 
@@ -142,8 +141,8 @@ def test_parts_of_one_matrix_may_be_stored_in_different_types(
 def test_quantised_at_load(tmp_path: Path, llama_config: dict[str, Any], name: str) -> None:
     tensors = write(tmp_path, llama_config)
     weights = load(tmp_path, parse_format(name))
-    assert weights.formats == (name,) == (weights.head.format,)
-    matrix, _ = unpacked(weights.layers[0].mlp.down)
+    assert weights.formats == (name,) == (weights.matrices["head"].format,)
+    matrix, _ = unpacked(weights.matrices["0.down"])
     stored = tensors["model.layers.0.mlp.down_proj.weight"]
     worst = stored.abs().max().item() / (127 if "int8" in name else 7)
     distance = np.abs(matrix - stored.numpy()).max()
@@ -158,11 +157,13 @@ def test_tied_head(tmp_path: Path, llama_config: dict[str, Any], stored: bool) -
         save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**llama_config, "tie_word_embeddings": True}))
     weights = load(tmp_path, F32)
-    assert weights.embed is weights.head.weight  # one matrix in memory
-    np.testing.assert_allclose(unpacked(weights.head)[0], tensors["model.embed_tokens.weight"], atol=1e-6)
+    assert weights.tables["embed"] is weights.matrices["embed"].weight  # one matrix in memory
+    np.testing.assert_allclose(
+        unpacked(weights.matrices["embed"])[0], tensors["model.embed_tokens.weight"], atol=1e-6
+    )
     rounded = load(tmp_path, parse_format("int8"))
-    assert rounded.embed is not rounded.head.weight  # the embeddings keep their bits
-    assert np.array_equal(rounded.embed, tensors["model.embed_tokens.weight"])
+    assert rounded.tables["embed"] is not rounded.matrices["embed"].weight  # the embeddings keep their bits
+    assert np.array_equal(rounded.tables["embed"], tensors["model.embed_tokens.weight"])
 
 
 def test_progress_and_refusals(tmp_path: Path, llama_config: dict[str, Any]) -> None:
@@ -183,14 +184,15 @@ def test_random_weights_are_those_of_torch(shape: str) -> None:
     source = resolve_model(f"shape:{shape}")
     dense = load_weights(source, read_spec(source.config), dtype=getattr(torch, dtype), seed=3)
     tied = SHAPES[shape]["tie_word_embeddings"]
-    assert (packed.embed is packed.head.weight) is tied
-    table = unpacked(packed.head)[0] if tied else to_float32(packed.embed)
-    np.testing.assert_array_equal(table, dense.embed.float())
-    for mine, other in zip(packed.layers, dense.layers, strict=True):
-        matrix, _ = unpacked(mine.attention.qkv)
-        np.testing.assert_allclose(matrix, other.attention.qkv.weight.float(), rtol=1e-6, atol=1e-7)
-    matrix, _ = unpacked(packed.layers[-1].mlp.down)
-    np.testing.assert_allclose(matrix, dense.layers[-1].mlp.down.weight.float(), rtol=1e-6, atol=1e-7)
+    embed = packed.tables["embed"]
+    assert ("embed" in packed.matrices and embed is packed.matrices["embed"].weight) is tied
+    table = unpacked(packed.matrices["embed"])[0] if tied else to_float32(embed)
+    np.testing.assert_array_equal(table, dense.tables["embed"].float())
+    assert packed.matrices.keys() == dense.matrices.keys()
+    last = [name for name in dense.matrices if name.endswith("down")][-1]
+    for name in (*(name for name in dense.matrices if name.endswith("qkv")), last):
+        matrix, _ = unpacked(packed.matrices[name])
+        np.testing.assert_allclose(matrix, dense.matrices[name].weight.float(), rtol=1e-6, atol=1e-7)
 
 
 def test_floats() -> None:
@@ -219,8 +221,7 @@ source = resolve_model(sys.argv[1])
 before = memory("VmRSS")
 weights = load_packed(source, read_spec(source.config), dtype="bfloat16", weights=parse_format("int4"),
                       kernels=Kernels(available_kernels()[0]), team=Team(2))
-parts = [p for l in weights.layers for p in (l.attention.qkv, l.attention.out, l.mlp.gate_up, l.mlp.down)]
-packed = weights.embed.nbytes + sum(part.weight.nbytes for part in (*parts, weights.head))
+packed = weights.tables["embed"].nbytes + sum(matrix.weight.nbytes for matrix in weights.matrices.values())
 print(before, memory("VmHWM"), packed, int("torch" in sys.modules))
 """
 
@@ -233,7 +234,7 @@ def test_peak_memory_is_that_of_the_packed_model(tmp_path: Path) -> None:
         "num_key_value_heads": 16, "vocab_size": 4096,
     }  # fmt: skip
     config = {**SHAPES["tiny"], **sizes, "torch_dtype": "bfloat16"}
-    shapes = expected_tensors(read_spec(config), weight_names(read_spec(config)))
+    shapes = lower(read_spec(config), weight_names(read_spec(config))).tensors()
     write(tmp_path, config, torch.bfloat16)
     stored = 2 * sum(math.prod(shape) for shape in shapes.values())
     assert stored > 190_000_000

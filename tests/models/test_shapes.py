@@ -10,7 +10,7 @@ import torch
 from headrace.models.families import read_spec, weight_names
 from headrace.models.loader import random_weights
 from headrace.models.shapes import SHAPES
-from headrace.models.stacks import expected_tensors
+from headrace.program.lower import lower
 
 # Parameters in millions, as stated by their makers' checkpoints.
 MILLIONS = {
@@ -39,7 +39,7 @@ MILLIONS = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_parameter_count(name: str) -> None:
     spec = read_spec(SHAPES[name])
-    count = sum(math.prod(shape) for shape in expected_tensors(spec, weight_names(spec)).values())
+    count = sum(math.prod(shape) for shape in lower(spec, weight_names(spec)).tensors().values())
     if name in MILLIONS:
         assert count / 1e6 == pytest.approx(MILLIONS[name], abs=0.06)
 
@@ -47,10 +47,10 @@ def test_parameter_count(name: str) -> None:
 def test_random_weights_are_seeded_and_not_degenerate() -> None:
     spec = read_spec(SHAPES["tiny"])
     one, same, other = (random_weights(spec, dtype=torch.bfloat16, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one.layers[1].mlp.down.weight, same.layers[1].mlp.down.weight)
-    assert not torch.equal(one.embed, other.embed)
-    assert not torch.equal(one.layers[0].attention.qkv.weight, one.layers[1].attention.qkv.weight)
-    assert torch.equal(one.final_norm, torch.ones(64, dtype=torch.bfloat16))
-    for weight in (one.embed, one.layers[0].mlp.gate_up.weight):
+    assert torch.equal(one.matrices["1.down"].weight, same.matrices["1.down"].weight)
+    assert not torch.equal(one.tables["embed"], other.tables["embed"])
+    assert not torch.equal(one.matrices["0.qkv"].weight, one.matrices["1.qkv"].weight)
+    assert torch.equal(one.vectors["final_norm"], torch.ones(64, dtype=torch.bfloat16))
+    for weight in (one.tables["embed"], one.matrices["0.gate_up"].weight):
         assert weight.dtype == torch.bfloat16
         assert float(weight.float().std()) == pytest.approx(0.02, rel=0.05)

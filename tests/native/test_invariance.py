@@ -22,6 +22,7 @@ _native = needs.native()
 
 from headrace.core.executor import Executor  # noqa: E402
 from headrace.core.types import NewRequest  # noqa: E402
+from headrace.models.families import read_spec  # noqa: E402
 from headrace.models.packed_loader import load_packed  # noqa: E402
 from headrace.models.source import resolve_model  # noqa: E402
 from headrace.quant.format import BF16  # noqa: E402
@@ -137,11 +138,12 @@ def depends_on_rows(executor: Executor) -> Executor:
     assert isinstance(model, NativeDecoder)
     groups = [table._group for table in executor._tables]
     kernels, team = _native.Kernels("portable"), _native.Team(1)
+    source = resolve_model("tale")
     weights = load_packed(
-        resolve_model("tale"), model.spec, dtype="bfloat16", weights=BF16, kernels=kernels, team=team
+        source, read_spec(source.config), dtype="bfloat16", weights=BF16, kernels=kernels, team=team
     )
     limits = TapeLimits(16, 16)
-    single = NativeDecoder(model.spec, weights, model._kv, groups, kernels, team, limits)
+    single = NativeDecoder(model.program, weights, model._kv, groups, kernels, team, limits)
     executor.model = ByRows(model, single)
     return executor
 

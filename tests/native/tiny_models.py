@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from headrace import _native
 from headrace.core.types import Retention
-from headrace.models.decoder import Decoder
 from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
-from headrace.models.weights import AttentionWeights, DecoderWeights, LayerWeights, MLPWeights, Projection
+from headrace.models.weights import Projection, Weights, make_weights
 from headrace.ops.candidates import DEFAULT_TABLE
+from headrace.program.lower import lower
+from headrace.program.records import WeightRef
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
 from headrace.runner.tape import TapeLimits
+from headrace.runner.torch_decoder import Decoder
 from headrace.runner.torch_model import TorchModel
 from tests.native.steps import groups_of
 
@@ -76,46 +78,34 @@ class Random:
         values = torch.randn(shape, generator=self.generator) * (scale or self.scale) + around
         return values.bfloat16().float()
 
-    def projection(self, rows: int, cols: int, bias: bool) -> Projection:
-        return Projection(self.draw(rows, cols), self.draw(rows) if bias else None)
+    def table(self, weight: WeightRef) -> torch.Tensor:
+        return self.draw(*weight.shape, scale=0.5)
 
-    def weights(self, spec: ModelSpec) -> DecoderWeights:
-        hidden = spec.hidden_size
-        embed = self.draw(spec.vocab_size, hidden, scale=0.5)
-        layers = tuple(self.layer(layer, hidden) for layer in spec.layers)
-        head = Projection(embed) if spec.tie_embeddings else self.projection(spec.vocab_size, hidden, False)
-        return DecoderWeights(embed, layers, self.draw(hidden, around=1.0), head)
+    def vector(self, weight: WeightRef) -> torch.Tensor:
+        return self.draw(*weight.shape, around=1.0)
 
-    def layer(self, spec: LayerSpec, hidden: int) -> LayerWeights:
-        mixer, mlp = spec.mixer, spec.feed_forward
-        width, heads = mixer.num_heads * mixer.head_dim, mixer.num_heads + 2 * mixer.num_kv_heads
-        attention = AttentionWeights(
-            self.projection(heads * mixer.head_dim, hidden, mixer.qkv_bias),
-            self.projection(hidden, width, mixer.out_bias),
-            self.draw(mixer.head_dim, around=1.0) if mixer.qk_norm else None,
-            self.draw(mixer.head_dim, around=1.0) if mixer.qk_norm else None,
-        )
-        gate_up = self.projection(2 * mlp.intermediate_size, hidden, mlp.bias)
-        down = self.projection(hidden, mlp.intermediate_size, mlp.bias)
-        return LayerWeights(
-            self.draw(hidden, around=1.0), attention, self.draw(hidden, around=1.0), MLPWeights(gate_up, down)
-        )
+    def matrix(self, weight: WeightRef) -> Projection:
+        return Projection(self.draw(*weight.shape), self.draw(weight.rows) if weight.biases else None)
+
+    def tied(self, weight: WeightRef) -> tuple[torch.Tensor, Projection]:
+        table = self.table(weight)
+        return table, Projection(table)
 
 
-def random_weights(spec: ModelSpec, scale: float = 0.15, seed: int = 7) -> DecoderWeights:
-    return Random(torch.Generator().manual_seed(seed), scale).weights(spec)
+def random_weights(spec: ModelSpec, scale: float = 0.15, seed: int = 7) -> Weights:
+    return make_weights(lower(spec), Random(torch.Generator().manual_seed(seed), scale))
 
 
-def torch_model(spec: ModelSpec, weights: DecoderWeights, block_size: int) -> TorchModel:
+def torch_model(spec: ModelSpec, weights: Weights, block_size: int) -> TorchModel:
     ops = DEFAULT_TABLE.select(device="cpu", dtype="float32", force="reference").load()
     device = torch.device("cpu")
-    kv = KVStorage(spec, groups_of(spec, block_size), torch.float32, device)
-    return TorchModel(Decoder(spec, weights, ops, device), kv, device)
+    kv = KVStorage(spec.kv_shapes, groups_of(spec, block_size), torch.float32, device)
+    return TorchModel(Decoder(lower(spec, narrow=False), weights, ops, device), kv, device)
 
 
 def native_model(
     spec: ModelSpec,
-    weights: DecoderWeights,
+    weights: Weights,
     block_size: int,
     kernels: str,
     *,
@@ -125,48 +115,43 @@ def native_model(
     group: int = 0,
 ) -> NativeDecoder:
     table, team = _native.Kernels(kernels), _native.Team(threads)
-    pack = _Packing(table, team, format, group)
+    program = lower(spec)
+    packed = make_weights(program, _Packing(table, team, format, group, weights))
     groups = groups_of(spec, block_size)
     limits = TapeLimits(max_tokens=MAX_TOKENS, max_seqs=40)
-    memory = NativeKV(spec, groups, kv)
-    return NativeDecoder(spec, pack.decoder(weights), memory, groups, table, team, limits)
+    memory = NativeKV(spec.kv_shapes, groups, kv)
+    return NativeDecoder(program, packed, memory, groups, table, team, limits)
 
 
 @dataclass(frozen=True)
 class _Packing:
+    """Packs the weights of a torch model."""
+
     kernels: _native.Kernels
     team: _native.Team
     format: str
     group: int
+    weights: Weights
 
-    def projection(self, projection: Projection, *, gated: bool = False) -> Projection:
-        weight = projection.weight.numpy()
-        parts = list(np.split(weight, 2)) if gated else [weight]
+    def table(self, weight: WeightRef) -> NDArray[Any]:
+        table: NDArray[Any] = self.weights.tables[weight.name].numpy()
+        if self.format == "f32":
+            return table
+        return (table.view(np.uint32) >> 16).astype(np.uint16)  # exact, see Random
+
+    def vector(self, weight: WeightRef) -> NDArray[Any]:
+        vector: NDArray[Any] = self.weights.vectors[weight.name].numpy()
+        return vector
+
+    def matrix(self, weight: WeightRef) -> Projection:
+        projection = self.weights.matrices[weight.name]
+        dense = projection.weight.numpy()
+        parts = list(np.split(dense, 2)) if weight.gated else [dense]
         matrix = _native.PackedMatrix(
-            self.kernels, self.team, self.format, parts, gate=gated, input=INPUTS[self.format], group=self.group,
+            self.kernels, self.team, self.format, parts, gate=weight.gated, input=INPUTS[self.format], group=self.group,
             bias=None if projection.bias is None else projection.bias.numpy(),
         )  # fmt: skip
         return Projection(matrix, format=self.format)
 
-    def layer(self, layer: LayerWeights) -> LayerWeights:
-        attention, mlp = layer.attention, layer.mlp
-        return LayerWeights(
-            layer.input_norm.numpy(),
-            AttentionWeights(
-                self.projection(attention.qkv), self.projection(attention.out), _numpy(attention.query_norm),
-                _numpy(attention.key_norm),
-            ),
-            layer.post_norm.numpy(),
-            MLPWeights(self.projection(mlp.gate_up, gated=True), self.projection(mlp.down)),
-        )  # fmt: skip
-
-    def decoder(self, weights: DecoderWeights) -> DecoderWeights:
-        layers = tuple(self.layer(layer) for layer in weights.layers)
-        embed = weights.embed.numpy()
-        if self.format != "f32":  # exact, see Random
-            embed = (embed.view(np.uint32) >> 16).astype(np.uint16)
-        return DecoderWeights(embed, layers, weights.final_norm.numpy(), self.projection(weights.head))
-
-
-def _numpy(tensor: torch.Tensor | None) -> NDArray[Any] | None:
-    return None if tensor is None else tensor.numpy()
+    def tied(self, weight: WeightRef) -> tuple[NDArray[Any], Projection]:
+        return self.table(weight), self.matrix(weight)

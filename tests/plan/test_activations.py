@@ -13,6 +13,7 @@ from headrace.models.spec import ModelSpec
 from headrace.plan.activations import activation_bytes, activation_parts
 from headrace.plan.formats import MemoryFormat, memory_format
 from headrace.plan.kv import KVDemand, kv_demands
+from headrace.program.lower import lower
 
 FLOAT32 = memory_format("float32", "float32", None)
 BFLOAT16 = memory_format("bfloat16", "bfloat16", None)
@@ -32,14 +33,14 @@ def demands_of(
 
 
 def size_of(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat, length: int = 128) -> int:
-    return activation_bytes(spec, tokens, rows, memory, demands_of(spec, tokens, rows, memory, length))
+    return activation_bytes(lower(spec), tokens, rows, memory, demands_of(spec, tokens, rows, memory, length))
 
 
 def test_parts_by_hand(make_spec: Callable[..., ModelSpec]) -> None:
     # The second layer is the wider one: four heads and two KV heads of 8.
     spec = make_spec((None, None), kv_heads=(1, 2))
     demands = demands_of(spec, 10, 3, BFLOAT16, 30)  # two blocks of 16 hold the longest sequence
-    parts = {part.name: part.bytes for part in activation_parts(spec, 10, 3, BFLOAT16, demands)}
+    parts = {part.name: part.bytes for part in activation_parts(lower(spec), 10, 3, BFLOAT16, demands)}
     gathered, ends, pairs = 3 * 32 * 2 * 8, 3 * 16 * 2 * 8, 10 * 32
     assert parts == {
         "hidden": 10 * 3 * 16 * 2,
@@ -50,7 +51,7 @@ def test_parts_by_hand(make_spec: Callable[..., ModelSpec]) -> None:
         "prompt logprobs": 10 * 64 * (4 + 2) + 10 * 64 * 16,
         "embeddings": 10 * 16 * 4 + 3 * 16 * 8,
     }
-    assert activation_bytes(spec, 10, 3, BFLOAT16, demands) == sum(parts.values())
+    assert activation_bytes(lower(spec), 10, 3, BFLOAT16, demands) == sum(parts.values())
 
 
 def test_layers_share_their_buffers(make_spec: Callable[..., ModelSpec]) -> None:

@@ -14,6 +14,7 @@ from headrace.config import EngineConfig
 from headrace.plan.activations import activation_bytes
 from headrace.plan.formats import memory_format
 from headrace.plan.ledger import ledger
+from headrace.program.lower import lower
 from headrace.quant.format import PAGE, parse_format
 from tests import needs
 
@@ -52,9 +53,9 @@ def check(model: str, options: dict[str, Any]) -> None:
     recorded: dict[str, Any] = {}
 
     class Recorded(native_decoder.NativeDecoder):  # type: ignore[name-defined, misc]
-        def __init__(self, spec: Any, weights: Any, kv: Any, *rest: Any) -> None:
-            recorded.update(weights=weights, kv=kv)
-            super().__init__(spec, weights, kv, *rest)
+        def __init__(self, program: Any, weights: Any, kv: Any, *rest: Any) -> None:
+            recorded.update(program=program, weights=weights, kv=kv)
+            super().__init__(program, weights, kv, *rest)
             recorded["tape"] = self.tape
 
     with pytest.MonkeyPatch.context() as patch:
@@ -62,17 +63,17 @@ def check(model: str, options: dict[str, Any]) -> None:
         parts = assemble(EngineConfig.from_kwargs(model=model, **{"num_threads": 2, **options}))
     costs = ledger(parts.spec, parts.resolved)
     lines = {line.name: line.bytes for line in costs.weights}
-    weights = recorded["weights"]
-    layers = weights.layers
-    assert lines["embeddings"] == weights.embed.nbytes
-    for name, matrices in {
-        "attention": [part for layer in layers for part in (layer.attention.qkv, layer.attention.out)],
-        "feed-forward": [part for layer in layers for part in (layer.mlp.gate_up, layer.mlp.down)],
-        "head": [] if weights.head.weight is weights.embed else [weights.head],
-    }.items():
-        assert lines[name] == sum(matrix.weight.nbytes for matrix in matrices)
-    norms = [weights.final_norm, *(norm for layer in layers for norm in (layer.input_norm, layer.post_norm))]
-    assert lines["norms"] == sum(norm.nbytes for norm in norms)
+    weights, held = recorded["weights"], dict.fromkeys(lines, 0)
+    for ref in recorded["program"].weights:
+        if ref.kind == "vector":
+            held[ref.part] += weights.vectors[ref.name].nbytes
+        if ref.kind in ("table", "tied"):
+            held[ref.part] += weights.tables[ref.name].nbytes
+        if ref.kind == "matrix":
+            held[ref.part] += weights.matrices[ref.name].weight.nbytes
+        if ref.kind == "tied" and weights.matrices[ref.name].weight is not weights.tables[ref.name]:
+            held["head"] += weights.matrices[ref.name].weight.nbytes
+    assert lines == held
     assert costs.kv_pool_bytes == recorded["kv"].nbytes == parts.resolved.kv_cache_memory
     # Attention's scratch memory is planned as a bound that holds for every instruction set.
     planned = sum(line.bytes for line in costs.activations if line.name != "embeddings")  # see its own test
@@ -81,7 +82,7 @@ def check(model: str, options: dict[str, Any]) -> None:
 
 
 def test_never_falls() -> None:
-    spec = assemble(EngineConfig("shape:tiny")).spec
+    program = lower(assemble(EngineConfig("shape:tiny")).spec)
     memory = memory_format("bfloat16", "int8", parse_format("int4"), threads=2)
-    sizes = [activation_bytes(spec, tokens, 8, memory, ()) for tokens in range(1, 200, 3)]
+    sizes = [activation_bytes(program, tokens, 8, memory, ()) for tokens in range(1, 200, 3)]
     assert sizes == sorted(sizes) and np.diff(sizes).max() < 100 * PAGE

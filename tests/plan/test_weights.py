@@ -6,6 +6,7 @@ import pytest
 
 from headrace.models.spec import ModelSpec
 from headrace.plan.weights import parameter_count, weight_parts
+from headrace.program.lower import lower
 
 
 @pytest.mark.parametrize(
@@ -13,12 +14,12 @@ from headrace.plan.weights import parameter_count, weight_parts
 )
 def test_public_models(known_specs: dict[str, tuple[ModelSpec, int]], name: str) -> None:
     spec, count = known_specs[name]
-    assert parameter_count(spec) == count
+    assert parameter_count(lower(spec)) == count
 
 
 def test_parts_by_hand(make_spec: Callable[..., ModelSpec]) -> None:
     # One layer: hidden 16, two heads and one KV head of 8, inner 32, vocabulary 64.
-    parts = {part.name: part.parameters for part in weight_parts(make_spec((None,), tie=False))}
+    parts = {part.name: part.parameters for part in weight_parts(lower(make_spec((None,), tie=False)))}
     assert parts == {
         "embeddings": 64 * 16,
         "attention": 16 * 16 + 2 * 16 * 8 + 16 * 16,
@@ -39,4 +40,5 @@ def test_parts_by_hand(make_spec: Callable[..., ModelSpec]) -> None:
 def test_options_of_a_layer(
     make_spec: Callable[..., ModelSpec], options: dict[str, bool], extra: int
 ) -> None:
-    assert parameter_count(make_spec((None,), **options)) == parameter_count(make_spec((None,))) + extra
+    with_option, plain = lower(make_spec((None,), **options)), lower(make_spec((None,)))
+    assert parameter_count(with_option) == parameter_count(plain) + extra

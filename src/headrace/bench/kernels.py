@@ -22,9 +22,12 @@ from headrace.bench.report import Label, Row
 from headrace.bench.roofline import Roofline, Work, buffer_bytes
 from headrace.bench.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
 from headrace.bench.work import SliceShape, visible
+from headrace.core.types import Retention
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.ops.cpu_features import detect
 from headrace.plan.hardware import this_machine
+from headrace.program.lower import lower
+from headrace.program.records import Attention
 from headrace.quant.format import INPUT_ALIGN, WeightFormat
 
 OPS = ("linear", "attention", "encode")
@@ -50,16 +53,17 @@ class Product:
 
 def products_of(spec: ModelSpec) -> tuple[Product, ...]:
     """The products of a model's first layer, and its head."""
-    layer, hidden = spec.layers[0], spec.hidden_size
-    mixer, inner = layer.mixer, layer.feed_forward.intermediate_size
-    queries = mixer.num_heads * mixer.head_dim
-    return (
-        Product("qkv", queries + 2 * mixer.num_kv_heads * mixer.head_dim, hidden),
-        Product("out", hidden, queries),
-        Product("gate_up", 2 * inner, hidden, gated=True),
-        Product("down", hidden, inner),
-        Product("head", spec.vocab_size, hidden),
+    return tuple(
+        Product(op.name, weight.rows, weight.columns, weight.gated)
+        for op in lower(spec).ops
+        for weight in op.weights
+        if op.kind in ("linear", "logits") and op.layer in (0, None)
     )
+
+
+def _first_attention(spec: ModelSpec) -> Attention:
+    attends: Attention = lower(spec).of_kind("attention")[0].attributes
+    return attends
 
 
 class KernelBench:
@@ -154,9 +158,9 @@ class KernelBench:
         self, spec: ModelSpec, kv_type: str, row_counts: Sequence[int], context: int
     ) -> Iterator[Row]:
         """Decoding `count` sequences that hold `context` tokens each, or one prompt of `count` tokens."""
-        mixer = spec.layers[0].mixer
+        mixer = _first_attention(spec)
         shape = f"{mixer.num_heads}/{mixer.num_kv_heads}x{mixer.head_dim}"
-        layout = KVLayout("one", (0,), mixer.retention, None, 0, mixer.num_kv_heads, mixer.head_dim)
+        layout = KVLayout("one", (0,), Retention.FULL, None, 0, mixer.num_kv_heads, mixer.head_dim)
         scale = 0 if kv_type != "int8" else 4
         token_bytes = 2 * mixer.num_kv_heads * (mixer.head_dim * _KV_TYPES[kv_type][1] + scale)
         for count in row_counts:
@@ -177,7 +181,7 @@ class KernelBench:
             yield self._row(labels, seconds, work)
 
     def _attention_tape(self, spec: ModelSpec, kv_type: str, step: TapeStep) -> Any:
-        mixer = spec.layers[0].mixer
+        mixer = _first_attention(spec)
         name, width = _KV_TYPES[kv_type]
         tape = self._tape(step.tokens, step.seqs)
         group = tape.add_group(block_size=BLOCK_SIZE, num_blocks=step.num_blocks, sink_blocks=0)

@@ -1,6 +1,6 @@
 """The minimum work of a step: the bytes that it must read, and the operations of its products.
 
-Counted from the model's spec and the plan of its memory, so the numbers are the same for every implementation.
+Counted from the model's program and the plan of its memory, so the numbers are the same for every implementation.
 Weights are read once a step, keys and values once a sequence. Activations, norms and the sampler are left out:
 they stay in caches and are comparatively small.
 """
@@ -15,6 +15,9 @@ from headrace.core.types import StepPlan
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
+from headrace.program.lower import lower
+from headrace.program.records import Program
+from headrace.program.work import operations_per_pair, product_operations
 
 _PRODUCT = {
     "int8": "i8",
@@ -57,7 +60,7 @@ class ModelWork:
     weight_product, attention_product: the type that products run in, as in roofline.PRODUCTS.
     """
 
-    spec: ModelSpec
+    program: Program  # lowered with narrow=False: implementations differ in what they leave out
     layer_bytes: int
     head_bytes: int
     groups: tuple[tuple[KVLayout, int], ...]
@@ -69,24 +72,21 @@ class ModelWork:
         if not shape:
             return Work()
         tokens, logits = sum(part.tokens for part in shape), sum(part.logits for part in shape)
-        spec = self.spec
-        weights = Work(
-            self.layer_bytes + (self.head_bytes if logits else 0),
-            {
-                self.weight_product: 2.0 * _layer_parameters(spec) * tokens
-                + 2.0 * spec.vocab_size * spec.hidden_size * logits
-            },
+        operations = product_operations(
+            self.program, {"tokens": tokens, "selected": logits, "logits": logits}
         )
+        read = self.layer_bytes + (self.head_bytes if logits else 0)
+        weights = Work(read, {self.weight_product: float(operations)})
         return sum((self._attention(part) for part in shape), weights)
 
     def _attention(self, part: SliceShape) -> Work:
         """Keys and values read once and the new ones written; two products with every visible key."""
         moved, operations = 0.0, 0.0
+        attention = {op.attributes.cache: op for op in self.program.of_kind("attention")}
         for layout, token_bytes in self.groups:
             pairs, keys = visible(part, layout)
             moved += (keys + part.tokens) * token_bytes
-            widths = sum(self.spec.layers[index].mixer.num_heads * layout.head_dim for index in layout.layers)
-            operations += 4.0 * pairs * widths
+            operations += pairs * sum(operations_per_pair(attention[layer]) for layer in layout.layers)
         return Work(moved, {self.attention_product: operations})
 
     def steps(self, shapes: Iterable[StepShape]) -> Work:
@@ -119,24 +119,15 @@ def from_ledger(spec: ModelSpec, resolved: ResolvedConfig, memory: Ledger) -> Mo
     weights = {line.name: line.bytes for line in memory.weights}
     packed = resolved.weight_format
     activations = resolved.dtype if packed is None else packed.activations
+    program = lower(spec, narrow=False)
     return ModelWork(
-        spec=spec,
+        program=program,
         layer_bytes=weights["attention"] + weights["feed-forward"] + weights["norms"],
         head_bytes=weights["head"]
         or weights["embeddings"],  # a tied head that is not packed is the embeddings
-        groups=tuple(zip(spec.kv_shapes, (line.bytes for line in memory.kv_per_token), strict=True)),
+        groups=tuple(zip(program.kv, (line.bytes for line in memory.kv_per_token), strict=True)),
         weight_product=_PRODUCT.get(activations, "f32"),
         attention_product=_PRODUCT.get(
             "bfloat16" if resolved.kv_cache_dtype == "int8" else resolved.kv_cache_dtype, "f32"
         ),
     )
-
-
-def _layer_parameters(spec: ModelSpec) -> int:
-    """Weights of all projections of all layers, without the head."""
-    total = 0
-    for layer in spec.layers:
-        mixer = layer.mixer
-        attention = 2 * spec.hidden_size * (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim
-        total += attention + 3 * spec.hidden_size * layer.feed_forward.intermediate_size
-    return total

@@ -18,6 +18,7 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.identity import weights_identity
 from headrace.plan.weights import parameter_count, total_weight_bytes
+from headrace.program.lower import lower
 from headrace.serving.engine.loop import EXIT_FAILED, EXIT_OK, EngineLoop
 from headrace.serving.engine.state import ModelFacts
 from headrace.serving.grammar.checker import GrammarChecker
@@ -99,7 +100,7 @@ def _config(connection: Connection) -> EngineConfig:
 
 
 def _facts(parts: EngineParts) -> ModelFacts:
-    resolved, scheduler = parts.resolved, parts.engine.config
+    resolved, scheduler, program = parts.resolved, parts.engine.config, lower(parts.spec)
     return ModelFacts(
         model=resolved.model,
         vocab_size=scheduler.vocab_size,
@@ -113,8 +114,8 @@ def _facts(parts: EngineParts) -> ModelFacts:
         hidden_size=parts.spec.hidden_size,
         sampling_defaults=dict(parts.sampling_defaults),
         family=parts.spec.family,
-        num_parameters=parameter_count(parts.spec),
+        num_parameters=parameter_count(program),
         weight_format=resolved.dtype if resolved.weight_format is None else resolved.weight_format.name,
-        weight_bytes=total_weight_bytes(parts.spec, resolved.memory_format),
+        weight_bytes=total_weight_bytes(program, resolved.memory_format),
         weights_id=weights_identity(parts.source, resolved.seed).hex(),
     )

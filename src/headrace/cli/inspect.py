@@ -13,6 +13,7 @@ examples:
   headrace inspect                                             the bundled model
   headrace inspect shape:llama-3.1-8b --max-model-len 8192     would it fit here?
   headrace inspect ./my-model --kv-cache-memory 2GB --dtype bfloat16
+  headrace inspect tale --program                              every op of a step, with its weights
 """
 
 
@@ -24,15 +25,26 @@ def add_parser(commands: Any) -> None:
         "setting with the reason for its value.",
     )  # fmt: skip
     add_model_argument(parser)
+    parser.add_argument(
+        "--program", action="store_true",
+        help="print the ops of a step in order, with their buffers, weights, FLOPs and bytes, and nothing else",
+    )  # fmt: skip
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from headrace.build import survey
+    from headrace.models.families import weight_names
     from headrace.ops.cpu_features import detect
-    from headrace.plan.report import report
+    from headrace.plan.listing import program_rows
+    from headrace.plan.report import report, table
+    from headrace.program.lower import lower
 
     plan = survey(engine_config(args))
+    if args.program:
+        program = lower(plan.spec, weight_names(plan.spec), narrow=plan.resolved.kernels is not None)
+        print(table(program_rows(program, plan.resolved.memory_format)))
+        return 0
     print(detect().describe(), end="\n\n")
     print(report(plan.spec, plan.resolved, plan.ledger, plan.ops.rows()), end="")
     return 0

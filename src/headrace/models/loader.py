@@ -1,4 +1,4 @@
-"""Fills the torch decoder's weights, from a checkpoint or at random."""
+"""Makes the torch path's weights, from a checkpoint or at random."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from headrace.models.random_weights import RandomTensors
 from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
-from headrace.models.stacks import Progress, Stack, build, check_tensors, expected_tensors
-from headrace.models.weights import DecoderWeights, Projection
+from headrace.models.weights import Progress, Projection, Weights, check_tensors, make_weights
+from headrace.program.lower import lower
+from headrace.program.records import WeightRef
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Compute dtypes by the name that options and specs use."""
@@ -30,7 +31,7 @@ def load_weights(
     device: torch.device | str = "cpu",
     seed: int = 0,
     progress: Progress | None = None,
-) -> DecoderWeights:
+) -> Weights:
     """The weights of a resolved model: read from its folder, or random with `seed` for a shape.
 
     Raises CheckpointError, naming the tensor, where the checkpoint does not hold what `spec` needs.
@@ -47,29 +48,29 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
-) -> DecoderWeights:
-    """Copy every tensor into the decoder's layout, converting to `dtype` on the way, one tensor at a time.
+) -> Weights:
+    """Copy every tensor into its matrix, converting to `dtype` on the way, one tensor at a time.
 
     Names, shapes and dtypes of all tensors are checked before the first is allocated.
     """
     names = weight_names(spec)
-    expected = expected_tensors(spec, names)
-    check_tensors(checkpoint, expected, spec, names)
-    done = 0
+    program = lower(spec, names)
+    check_tensors(checkpoint, program, names)
+    done, total = 0, len(program.tensors())
 
     def fill(name: str, target: torch.Tensor) -> None:
         nonlocal done
         target.copy_(as_tensor(checkpoint.array(name)))
         done += 1
         if progress is not None:
-            progress(done, len(expected))
+            progress(done, total)
 
-    return build(spec, names, _TorchMaker(fill, dtype, torch.device(device)))
+    return make_weights(program, _TorchMaker(fill, dtype, torch.device(device)))
 
 
 def random_weights(
     spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
-) -> DecoderWeights:
+) -> Weights:
     """Weights for measuring speed and for tests, see RandomTensors, as a checkpoint of `spec` could hold them."""
     tensors = RandomTensors(seed)
     stored = spec.stored_dtype if dtype == torch.float32 else "float32"
@@ -80,7 +81,8 @@ def random_weights(
             name, target.numel(), lambda part, values: _put(target, part, to_float32(to_dtype(values, kind)))
         )
 
-    return build(spec, weight_names(spec), _TorchMaker(fill, dtype, torch.device(device)))
+    program = lower(spec, weight_names(spec))
+    return make_weights(program, _TorchMaker(fill, dtype, torch.device(device)))
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
@@ -95,7 +97,7 @@ def _put(target: torch.Tensor, part: slice, values: NDArray[np.float32]) -> None
 
 
 class _TorchMaker:
-    """Plain tensors [O, I]; a `stacks.Maker`. `fill` puts the tensor of that name into a part of a weight."""
+    """Plain tensors [O, I]; a `weights.Maker`. `fill` puts the tensor of that name into a part of a weight."""
 
     def __init__(
         self, fill: Callable[[str, torch.Tensor], None], dtype: torch.dtype, device: torch.device
@@ -103,31 +105,33 @@ class _TorchMaker:
         self._fill = fill
         self._dtype, self._device = dtype, device
 
-    def table(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        return self._filled(name, rows, columns)
+    def table(self, weight: WeightRef) -> torch.Tensor:
+        return self._stacked(weight)
 
-    def norm(self, name: str, size: int) -> torch.Tensor:
-        return self._filled(name, size)
+    def vector(self, weight: WeightRef) -> torch.Tensor:
+        return self._stacked(weight)
 
-    def projection(self, stack: Stack) -> Projection:
-        weight = self._empty(stack.rows, stack.columns)
-        bias = self._empty(stack.rows) if stack.biases else None
-        rows = [count for _, count in stack.parts]
-        if bias is not None:
-            for name, part in zip(stack.biases, bias.split(rows), strict=True):
+    def matrix(self, weight: WeightRef) -> Projection:
+        bias = None
+        if weight.biases:
+            bias = self._empty(weight.rows)
+            rows = [count for _, count in weight.parts]
+            for name, part in zip(weight.biases, bias.split(rows), strict=True):
                 self._fill(name, part)
-        for (name, _), part in zip(stack.parts, weight.split(rows), strict=True):
-            self._fill(name, part)
-        return Projection(weight, bias)
+        return Projection(self._stacked(weight), bias)
 
-    def tied(self, name: str, rows: int, columns: int) -> tuple[torch.Tensor, Projection]:
-        table = self.table(name, rows, columns)
+    def tied(self, weight: WeightRef) -> tuple[torch.Tensor, Projection]:
+        table = self.table(weight)
         return table, Projection(table)
 
-    def _filled(self, name: str, *shape: int) -> torch.Tensor:
-        tensor = self._empty(*shape)
-        self._fill(name, tensor)
-        return tensor
+    def _stacked(self, weight: WeightRef) -> torch.Tensor:
+        """The parts below each other."""
+        stacked = self._empty(*weight.shape)
+        for (name, _), part in zip(
+            weight.parts, stacked.split([rows for _, rows in weight.parts]), strict=True
+        ):
+            self._fill(name, part)
+        return stacked
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -1,4 +1,4 @@
-"""Fills the native decoder's weights: tensors go from the checkpoint's pages straight into packed matrices.
+"""Makes the native path's weights: tensors go from the checkpoint's pages straight into packed matrices.
 
 Only the embeddings are ever copied whole, so that a load needs little more memory than the packed model.
 Imported only where the native kernels are.
@@ -17,9 +17,10 @@ from headrace.models.families import weight_names
 from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
-from headrace.models.stacks import Progress, Stack, build, check_tensors, expected_tensors
 from headrace.models.tensor_sources import CheckpointTensors, RandomSource, TensorSource
-from headrace.models.weights import DecoderWeights, Projection
+from headrace.models.weights import Progress, Projection, Weights, check_tensors, make_weights
+from headrace.program.lower import lower
+from headrace.program.records import WeightRef
 from headrace.quant.format import WeightFormat
 
 _INPUTS: dict[str, Literal["f32", "bf16", "i8"]] = {"f32": "f32", "bf16": "bf16", "int8": "i8"}
@@ -35,7 +36,7 @@ def load_packed(
     team: Team,
     seed: int = 0,
     progress: Progress | None = None,
-) -> DecoderWeights:
+) -> Weights:
     """The weights of a resolved model, matrices packed as `weights` says, embeddings in `dtype`, norms in float32.
 
     Tied embeddings are packed once, unless the head is rounded to fewer bits.
@@ -45,19 +46,20 @@ def load_packed(
     what `spec` needs.
     """
     names = weight_names(spec)
-    expected = expected_tensors(spec, names)
+    program = lower(spec, names)
+    expected = tuple(program.tensors())
     tensors: TensorSource
     if source.path is None:
         tensors = RandomSource(seed, dtype)
     else:
         checkpoint = Checkpoint(source.path)
-        check_tensors(checkpoint, expected, spec, names)
-        tensors = CheckpointTensors(checkpoint, tuple(expected))
-    return build(spec, names, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress))
+        check_tensors(checkpoint, program, names)
+        tensors = CheckpointTensors(checkpoint, expected)
+    return make_weights(program, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress))
 
 
 class _Packer:
-    """Packed matrices; a `stacks.Maker`."""
+    """Packed matrices; a `weights.Maker`."""
 
     def __init__(
         self,
@@ -76,33 +78,35 @@ class _Packer:
         self._done, self._total = 0, total
         self._progress = progress
 
-    def table(self, name: str, rows: int, columns: int) -> NDArray[Any]:
-        table = self._tensors.table(name, rows, columns, self._dtype)
+    def table(self, weight: WeightRef) -> NDArray[Any]:
+        ((name, rows),) = weight.parts
+        table = self._tensors.table(name, rows, weight.columns, self._dtype)
         self._finish([name])
         return table
 
-    def norm(self, name: str, size: int) -> NDArray[np.float32]:
-        norm = self._tensors.vector(name, size)
+    def vector(self, weight: WeightRef) -> NDArray[np.float32]:
+        ((name, size),) = weight.parts
+        vector = self._tensors.vector(name, size)
         self._finish([name])
-        return norm
+        return vector
 
-    def projection(self, stack: Stack) -> Projection:
-        names, rows = [name for name, _ in stack.parts], [count for _, count in stack.parts]
+    def matrix(self, weight: WeightRef) -> Projection:
+        names, rows = [name for name, _ in weight.parts], [count for _, count in weight.parts]
         bias = None
-        if stack.biases:
-            biases = zip(stack.biases, rows, strict=True)
+        if weight.biases:
+            biases = zip(weight.biases, rows, strict=True)
             bias = np.concatenate([self._tensors.vector(name, count) for name, count in biases])
-        parts = self._tensors.matrices(names, rows, stack.columns)
-        packed = self._pack(parts, gate=stack.gated, bias=bias)
-        self._finish([*names, *stack.biases])
+        parts = self._tensors.matrices(names, rows, weight.columns)
+        packed = self._pack(parts, gate=weight.gated, bias=bias)
+        self._finish([*names, *weight.biases])
         return packed
 
-    def tied(self, name: str, rows: int, columns: int) -> tuple[NDArray[Any] | PackedMatrix, Projection]:
+    def tied(self, weight: WeightRef) -> tuple[NDArray[Any] | PackedMatrix, Projection]:
         if self._weights.quantized:
-            table = self.table(name, rows, columns)
+            table = self.table(weight)
             return table, self._pack([table], gate=False, bias=None)
-        head = self.projection(Stack(((name, rows),), columns))
-        return head.weight, head
+        both = self.matrix(weight)
+        return both.weight, both
 
     def _pack(
         self, parts: Sequence[NDArray[Any]], *, gate: bool, bias: NDArray[np.float32] | None

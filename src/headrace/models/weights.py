@@ -1,15 +1,23 @@
-"""The decoder's weights, in the layout that it multiplies with."""
+"""The weights of a model in memory: what one backend made of a program's `WeightRef`s. No torch here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from headrace.errors import CheckpointError
+from headrace.models.names import WeightNames
+from headrace.models.safetensors_reader import WEIGHT_DTYPES, Checkpoint
 from headrace.ops.signatures import Weight
 from headrace.ops.table import DENSE
+from headrace.program.records import Program, WeightRef
 
 Array = Any
 """A tensor on the torch path. On the native path an array: float32, float16, or uint16 with the bits of bfloat16."""
+
+Progress = Callable[[int, int], None]
+"""Called after every tensor with the number done and the number in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +25,7 @@ class Projection:
     """A linear map. `format` names the ops that can read `weight`.
 
     A dense weight is a tensor [O, I]; other formats are a headrace._native.PackedMatrix, which holds the bias too.
+    Rows of a gate lie above those of what it multiplies; packed: 16 of each in turn.
     """
 
     weight: Weight
@@ -25,44 +34,78 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionWeights:
-    qkv: Projection  # rows of the Hq query heads, then Hkv key heads, then Hkv value heads, D each
-    out: Projection  # [H, Hq * D]
-    query_norm: Array | None = None  # [D]
-    key_norm: Array | None = None  # [D]
+class Weights:
+    """By `WeightRef.name`. A tied weight is both in `tables` and in `matrices`, one thing in memory where that can be.
 
+    tables: [rows, columns], the head's PackedMatrix where one matrix is both. vectors: [size].
+    """
 
-@dataclass(frozen=True, slots=True)
-class MLPWeights:
-    gate_up: Projection  # [2F, H], rows of gate above those of up; packed: 16 of each in turn
-    down: Projection  # [H, F]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    input_norm: Array  # [H]
-    attention: AttentionWeights
-    post_norm: Array  # [H]
-    mlp: MLPWeights
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    embed: Array  # [V, H]; the head's PackedMatrix where one matrix is both
-    layers: tuple[LayerWeights, ...]
-    final_norm: Array  # [H]
-    head: Projection  # [V, H]; the embedding itself where they are tied
+    tables: Mapping[str, Array]
+    vectors: Mapping[str, Array]
+    matrices: Mapping[str, Projection]
 
     @property
     def dtype(self) -> Any:
         """Of the embeddings, on the torch path: the compute type."""
-        return self.embed.dtype
+        return next(iter(self.tables.values())).dtype
 
     @property
     def formats(self) -> tuple[str, ...]:
         """Weight formats in use, for binding the ops."""
-        used = [self.head.format]
-        for layer in self.layers:
-            parts = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-            used.extend(part.format for part in parts)
-        return tuple(dict.fromkeys(used))
+        return tuple(dict.fromkeys(matrix.format for matrix in self.matrices.values()))
+
+
+class Maker(Protocol):
+    """Turns checkpoint tensors into the arrays of one backend."""
+
+    def table(self, weight: WeightRef) -> Array: ...
+
+    def vector(self, weight: WeightRef) -> Array: ...
+
+    def matrix(self, weight: WeightRef) -> Projection: ...
+
+    def tied(self, weight: WeightRef) -> tuple[Array, Projection]:
+        """The table, and the matrix that it is too."""
+        ...
+
+
+def make_weights(program: Program, make: Maker) -> Weights:
+    """Make all weights, one after the other, in the order of the program."""
+    tables: dict[str, Array] = {}
+    vectors: dict[str, Array] = {}
+    matrices: dict[str, Projection] = {}
+    for weight in program.weights:
+        name = weight.name
+        if weight.kind == "tied":
+            tables[name], matrices[name] = make.tied(weight)
+        elif weight.kind == "table":
+            tables[name] = make.table(weight)
+        elif weight.kind == "vector":
+            vectors[name] = make.vector(weight)
+        else:
+            matrices[name] = make.matrix(weight)
+    return Weights(tables, vectors, matrices)
+
+
+def check_tensors(checkpoint: Checkpoint, program: Program, names: WeightNames) -> None:
+    """Raise CheckpointError for the first tensor that is missing, unexpected, misshapen or not a float."""
+    expected = program.tensors()
+    for name, shape in expected.items():
+        entry = checkpoint.entry(name)
+        if entry is None:
+            raise CheckpointError(f"the checkpoint in {checkpoint.folder} lacks tensor {name}")
+        if entry.shape != shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(entry.shape)}, but the config asks for {list(shape)}"
+            )
+        if entry.dtype not in WEIGHT_DTYPES:
+            raise CheckpointError(
+                f"tensor {name} is stored as {entry.dtype}, not as one of {', '.join(WEIGHT_DTYPES)}"
+            )
+    # A tied model's head is the embedding; checkpoints that store it once more are common, and HF ignores it too.
+    known = expected.keys() | {names.head}
+    for name in checkpoint.names():
+        if name not in known and not name.endswith(names.ignored):
+            raise CheckpointError(
+                f"the checkpoint holds tensor {name!r:.200}, which the config does not account for"
+            )

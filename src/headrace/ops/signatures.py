@@ -23,15 +23,9 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor: ...
 
 
-class GatedMLP(Protocol):
+class GatedLinear(Protocol):
     def __call__(
-        self,
-        x: torch.Tensor,
-        gate_up: Weight,
-        down: Weight,
-        activation: str,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
+        self, x: torch.Tensor, weight: Weight, activation: str, bias: torch.Tensor | None
     ) -> torch.Tensor: ...
 
 

@@ -17,7 +17,7 @@ Facts = Mapping[str, object]
 """What a candidate may ask of the model and the machine, for example head_dim or block_size."""
 
 PLAIN_OPS = ("embedding", "rms_norm", "rope_tables", "apply_rope", "write_kv", "paged_attention")
-WEIGHT_OPS = ("linear", "gated_mlp")
+WEIGHT_OPS = ("linear", "gated_linear")
 """Ops that are bound once for each weight format."""
 
 
@@ -94,7 +94,7 @@ class Ops:
     write_kv: signatures.WriteKV
     paged_attention: signatures.PagedAttention
     linear: Mapping[str, signatures.Linear]
-    gated_mlp: Mapping[str, signatures.GatedMLP]
+    gated_linear: Mapping[str, signatures.GatedLinear]
     choices: tuple[Choice, ...]
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -126,7 +126,7 @@ class Selection:
         return Ops(
             **{op: plain[op] for op in PLAIN_OPS},
             linear=by_format["linear"],
-            gated_mlp=by_format["gated_mlp"],
+            gated_linear=by_format["gated_linear"],
             choices=self.choices,
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.models.spec import ModelSpec
 from headrace.ops.scratch import CHUNK_ELEMENTS, MAX_GATHERED, MAX_TILE_ROWS
 from headrace.plan.arena import arena_bytes
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import KVDemand
 from headrace.plan.units import format_count
+from headrace.program.records import Program
 
 LOGITS_BYTES = 4  # logits are float32 whatever the compute type
 FLOAT_BYTES = 4  # torch attends in float32
@@ -30,27 +30,25 @@ class ActivationPart:
 
 
 def activation_parts(
-    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
+    program: Program, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
 ) -> tuple[ActivationPart, ...]:
     """Activations of a step of `tokens` tokens that samples `rows` sequences, whose KV `demands` describes.
 
     Layers run one after the other in the same buffers, so the widest layer counts, once. Buffers of attention
     and feed-forward are added up although they are not live together: a bound for a runner without reuse.
     """
-    embeddings = _embedding_part(spec, tokens, rows)
+    embeddings = _embedding_part(program, tokens, rows)
     if memory.weights is not None:
-        return (*_arena_parts(spec, tokens, rows, memory), embeddings)
+        return (*_arena_parts(program, tokens, rows, memory), embeddings)
     element_bytes = memory.element_bytes
-    qkv = max((_qkv_width(spec, index) for index in range(len(spec.layers))), default=0)
-    attended = max((layer.mixer.num_heads * layer.mixer.head_dim for layer in spec.layers), default=0)
-    inner = max((layer.feed_forward.intermediate_size for layer in spec.layers), default=0)
+    qkv, attended, inner = (_widest(program, name) for name in ("qkv", "mixed", "wide"))
     shape = f"{format_count(tokens)} tokens x "
     each = f" x {element_bytes} B"
     return (
         ActivationPart(
             "hidden",
-            tokens * 3 * spec.hidden_size * element_bytes,
-            f"{shape}3 x {spec.hidden_size}{each}: residual, normed input, output",
+            tokens * 3 * program.hidden_size * element_bytes,
+            f"{shape}3 x {program.hidden_size}{each}: residual, normed input, output",
         ),
         ActivationPart(
             "attention",
@@ -62,20 +60,21 @@ def activation_parts(
             tokens * 3 * inner * element_bytes,
             f"{shape}3 x {inner}{each}: gate, up, product",
         ),
-        _scratch_part(spec, tokens, rows, memory, demands),
-        *_logits_parts(spec, tokens, rows, memory),
+        _scratch_part(program, tokens, rows, memory, demands),
+        *_logits_parts(program, tokens, rows, memory),
         embeddings,
     )
 
 
 def _scratch_part(
-    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
+    program: Program, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
 ) -> ActivationPart:
     """Temporaries of attention in the widest layer. A bound; see ops.torch_fast."""
     most, how = 0, "no layer attends"
+    by_cache = {op.attributes.cache: op.attributes for op in program.of_kind("attention")}
     for demand in demands:
         layout = demand.layout
-        mixers = [spec.layers[index].mixer for index in layout.layers]
+        mixers = [by_cache[index] for index in layout.layers]
         heads = max(mixer.num_heads for mixer in mixers)
         columns = demand.most // max(1, rows) * demand.block_size  # keys of the longest sequence
         width = layout.num_kv_heads * layout.head_dim
@@ -100,43 +99,45 @@ def _scratch_part(
 
 
 def _logits_parts(
-    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat
+    program: Program, tokens: int, rows: int, memory: MemoryFormat
 ) -> tuple[ActivationPart, ActivationPart]:
     """Of the rows that are sampled, and of all positions of prompts whose log-probabilities are asked for."""
     each = LOGITS_BYTES + (memory.element_bytes if memory.element_bytes < LOGITS_BYTES else 0)
-    each += 2 * LOGITS_BYTES if spec.final_soft_cap is not None else 0
+    each += 2 * LOGITS_BYTES if program.ops[-1].attributes.soft_cap is not None else 0
     scored = max(rows, tokens)
-    made = scored * spec.vocab_size * each
-    chunk = min(scored * spec.vocab_size, max(CHUNK_ELEMENTS, spec.vocab_size)) * LOGPROB_CHUNK_BYTES
+    made = scored * program.vocab_size * each
+    chunk = min(scored * program.vocab_size, max(CHUNK_ELEMENTS, program.vocab_size)) * LOGPROB_CHUNK_BYTES
     return (
         ActivationPart(
             "logits",
-            rows * 2 * spec.vocab_size * LOGITS_BYTES,
-            f"{format_count(rows)} rows x 2 x {spec.vocab_size} x {LOGITS_BYTES} B: a copy, temporaries of sampling",
+            rows * 2 * program.vocab_size * LOGITS_BYTES,
+            f"{format_count(rows)} rows x 2 x {program.vocab_size} x {LOGITS_BYTES} B: a copy, temporaries of sampling",
         ),
         ActivationPart(
             "prompt logprobs",
             made + chunk,
-            f"{format_count(scored)} positions x {spec.vocab_size} x {each} B, "
+            f"{format_count(scored)} positions x {program.vocab_size} x {each} B, "
             f"and {format_count(chunk)} B to rank them: logits of every token of a step, where they are asked for",
         ),
     )
 
 
-def _embedding_part(spec: ModelSpec, tokens: int, rows: int) -> ActivationPart:
+def _embedding_part(program: Program, tokens: int, rows: int) -> ActivationPart:
     """A step may hold only prompts to embed, and then the final hidden state of every token is needed."""
-    width = -(-spec.hidden_size // STATE_ALIGN) * STATE_ALIGN
+    width = -(-program.hidden_size // STATE_ALIGN) * STATE_ALIGN
     return ActivationPart(
         "embeddings",
-        tokens * width * STATE_BYTES + rows * spec.hidden_size * SUM_BYTES,
+        tokens * width * STATE_BYTES + rows * program.hidden_size * SUM_BYTES,
         f"steps of up to {format_count(tokens)} tokens x {width} x {STATE_BYTES} B: final hidden states; "
-        f"{format_count(rows)} sequences x {spec.hidden_size} x {SUM_BYTES} B: their sums",
+        f"{format_count(rows)} sequences x {program.hidden_size} x {SUM_BYTES} B: their sums",
     )
 
 
-def _arena_parts(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat) -> tuple[ActivationPart, ...]:
+def _arena_parts(
+    program: Program, tokens: int, rows: int, memory: MemoryFormat
+) -> tuple[ActivationPart, ...]:
     """The native path shares fewer buffers between layers but holds each once."""
-    sizes = arena_bytes(spec, max(1, tokens), rows, memory)
+    sizes = arena_bytes(program, max(1, tokens), rows, memory)
     steps = f"steps of up to {format_count(tokens)} tokens: "
     said = {
         "hidden": "residual stream, normed input",
@@ -148,12 +149,12 @@ def _arena_parts(spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat) 
 
 
 def activation_bytes(
-    spec: ModelSpec, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
+    program: Program, tokens: int, rows: int, memory: MemoryFormat, demands: Sequence[KVDemand]
 ) -> int:
     """Sum of the parts; never falls when tokens or rows grow."""
-    return sum(part.bytes for part in activation_parts(spec, tokens, rows, memory, demands))
+    return sum(part.bytes for part in activation_parts(program, tokens, rows, memory, demands))
 
 
-def _qkv_width(spec: ModelSpec, index: int) -> int:
-    mixer = spec.layers[index].mixer
-    return (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
+def _widest(program: Program, name: str) -> int:
+    """Columns of the widest buffer of that name."""
+    return max((buffer.columns for buffer in program.buffers if buffer.name == name), default=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
-from headrace.models.spec import ModelSpec
 from headrace.plan.activations import activation_bytes
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import (
@@ -18,6 +17,7 @@ from headrace.plan.kv import (
 )
 from headrace.plan.units import format_bytes
 from headrace.plan.weights import total_weight_bytes
+from headrace.program.records import Program
 
 KV_PERCENT_LIMIT = 90
 """Most of the free memory, in percent, that KV of open size may take: the process needs some room too."""
@@ -34,7 +34,7 @@ class Fit:
     kv_bytes, kv_blocks: size of the KV cache where the user fixed it; kv_default_most caps it where not.
     """
 
-    spec: ModelSpec
+    program: Program
     memory: int
     stored: MemoryFormat
     max_num_seqs: int
@@ -48,7 +48,7 @@ class Fit:
 
     @property
     def weight_bytes(self) -> int:
-        return total_weight_bytes(self.spec, self.stored)
+        return total_weight_bytes(self.program, self.stored)
 
     def step_tokens(self, length: int) -> int:
         """Most tokens of one step."""
@@ -59,14 +59,14 @@ class Fit:
     def free(self, length: int) -> int:
         """Bytes left for KV after weights and activations; never negative."""
         step = activation_bytes(
-            self.spec, self.step_tokens(length), self.max_num_seqs, self.stored, self.demands(length)
+            self.program, self.step_tokens(length), self.max_num_seqs, self.stored, self.demands(length)
         )
         return max(0, self.memory - self.weight_bytes - step)
 
     def demands(self, length: int) -> tuple[KVDemand, ...]:
         """What the KV groups need for sequences of up to `length` tokens."""
         return kv_demands(
-            self.spec.kv_shapes,
+            self.program.kv,
             block_size=self.block_size or length,
             max_model_len=length,
             max_num_seqs=self.max_num_seqs,

@@ -24,7 +24,7 @@ class KernelChoice:
 
 def op_facts(spec: ModelSpec, machine: Machine) -> Facts:
     """Facts about a model and a machine that the op table's candidates check."""
-    dims = dict.fromkeys(layer.mixer.head_dim for layer in spec.layers)
+    dims = dict.fromkeys(layout.head_dim for layout in spec.kv_shapes)
     return native_facts(machine.kernels, machine.kernels_note, tuple(dims))
 
 

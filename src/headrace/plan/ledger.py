@@ -12,6 +12,7 @@ from headrace.plan.kv import KVDemand, kv_demands, sequence_bytes, streaming_spe
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import format_count
 from headrace.plan.weights import parameter_count, weight_bytes
+from headrace.program.lower import lower
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,10 @@ class Ledger:
 
 def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
     """The ledger of `spec` (with or without the config's streaming applied) under a resolved config."""
-    spec = streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window)
+    program = lower(streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window))
     memory = resolved.memory_format
     demands = kv_demands(
-        spec.kv_shapes,
+        program.kv,
         block_size=resolved.block_size,
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
@@ -75,8 +76,8 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
     )
     groups = list(zip(resolved.kv_groups, demands, strict=True))
     return Ledger(
-        parameters=parameter_count(spec),
-        weights=tuple(LedgerLine(part.name, part.bytes, part.how) for part in weight_bytes(spec, memory)),
+        parameters=parameter_count(program),
+        weights=tuple(LedgerLine(part.name, part.bytes, part.how) for part in weight_bytes(program, memory)),
         kv_per_token=tuple(
             LedgerLine(
                 group.name, memory.kv.token_bytes(demand.layout), _token_text(demand.layout, memory.kv)
@@ -97,7 +98,7 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
         activations=tuple(
             LedgerLine(part.name, part.bytes, part.how)
             for part in activation_parts(
-                spec, resolved.max_num_batched_tokens, resolved.max_num_seqs, memory, demands
+                program, resolved.max_num_batched_tokens, resolved.max_num_seqs, memory, demands
             )
         ),
     )

@@ -9,6 +9,7 @@ from headrace.models.spec import ModelSpec
 from headrace.plan.ledger import Ledger, LedgerLine
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import format_bytes, format_count
+from headrace.program.lower import lower
 
 OP_COLUMNS = ("op", "format", "chosen", "refused before it")
 _BYTE_SETTINGS = frozenset({"kv_cache_memory"})
@@ -54,15 +55,15 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset())
 
 
 def _model_rows(spec: ModelSpec, ledger: Ledger) -> list[tuple[str, str]]:
-    heads = sorted(
-        {(m.num_heads, m.num_kv_heads, m.head_dim) for m in (layer.mixer for layer in spec.layers)}
-    )
-    inner = sorted({layer.feed_forward.intermediate_size for layer in spec.layers})
-    shapes = [f"{len(shape.layers)} {shape.name}" for shape in spec.kv_shapes]
+    program = lower(spec)
+    attends = (op.attributes for op in program.of_kind("attention"))
+    heads = sorted({(m.num_heads, m.num_kv_heads, m.head_dim) for m in attends})
+    inner = sorted({buffer.columns for buffer in program.buffers if buffer.name == "wide"})
+    shapes = [f"{len(shape.layers)} {shape.name}" for shape in program.kv]
     return [
         ("family", spec.family),
         ("parameters", format_count(ledger.parameters)),
-        ("layers", f"{len(spec.layers)} ({', '.join(shapes)})"),
+        ("layers", f"{program.num_layers} ({', '.join(shapes)})"),
         ("hidden size", format_count(spec.hidden_size)),
         ("attention", "; ".join(f"{q} heads, {kv} KV heads, {dim} wide" for q, kv, dim in heads)),
         ("feed-forward", " / ".join(format_count(size) for size in inner)),

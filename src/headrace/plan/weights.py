@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.models.spec import LayerSpec, ModelSpec
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.units import format_count
-from headrace.quant.format import WeightFormat
+from headrace.program.records import Part, Program, WeightRef
 
 _NORM_BYTES = 4  # beside packed matrices norms are float32
 
@@ -30,105 +29,83 @@ class WeightBytes:
     how: str
 
 
-def weight_parts(spec: ModelSpec) -> tuple[WeightPart, ...]:
+def weight_parts(program: Program) -> tuple[WeightPart, ...]:
     """Embeddings, attention, feed-forward, norms, head. A tied head counts with the embeddings."""
-    hidden, vocab, layers = spec.hidden_size, spec.vocab_size, len(spec.layers)
-    attention = sum(_attention(spec, layer) for layer in spec.layers)
-    feed_forward = sum(_feed_forward(spec, layer) for layer in spec.layers)
-    norms = hidden + sum(_norms(spec, layer) for layer in spec.layers)
-    matrix = f"{format_count(vocab)} x {format_count(hidden)}"
-    return (
-        WeightPart("embeddings", vocab * hidden, matrix),
-        WeightPart("attention", attention, f"q, k, v and output projections of {layers} layers"),
-        WeightPart("feed-forward", feed_forward, f"gate, up and down projections of {layers} layers"),
-        WeightPart("norms", norms, f"{layers} layers and the final norm"),
-        WeightPart(
-            "head",
-            0 if spec.tie_embeddings else vocab * hidden,
-            "shares the embeddings" if spec.tie_embeddings else matrix,
-        ),
+    layers = program.num_layers
+    matrix = f"{format_count(program.vocab_size)} x {format_count(program.hidden_size)}"
+    how: dict[Part, str] = {
+        "embeddings": matrix,
+        "attention": f"q, k, v and output projections of {layers} layers",
+        "feed-forward": f"gate, up and down projections of {layers} layers",
+        "norms": f"{layers} layers and the final norm",
+        "head": matrix if _tied(program) is None else "shares the embeddings",
+    }
+    counts = dict.fromkeys(how, 0)
+    for weight in program.weights:
+        counts[weight.part] += weight.elements
+    return tuple(WeightPart(name, counts[name], text) for name, text in how.items())
+
+
+def parameter_count(program: Program) -> int:
+    """Parameters of the model, each tied one once."""
+    return sum(weight.elements for weight in program.weights)
+
+
+def weight_bytes(program: Program, memory: MemoryFormat) -> tuple[WeightBytes, ...]:
+    """The parts of `weight_parts` with the bytes that they take in `memory`."""
+    sizes: dict[str, int] = {}
+    for weight in program.weights:
+        for name, size in held_bytes(weight, memory).items():
+            sizes[name] = sizes.get(name, 0) + size
+    return tuple(
+        WeightBytes(part.name, sizes.get(part.name, 0), _how(program, part, memory))
+        for part in weight_parts(program)
     )
 
 
-def parameter_count(spec: ModelSpec) -> int:
-    """Parameters of the model, each tied one once."""
-    return sum(part.parameters for part in weight_parts(spec))
-
-
-def weight_bytes(spec: ModelSpec, memory: MemoryFormat) -> tuple[WeightBytes, ...]:
-    """The parts of `weight_parts` with the bytes that they take in `memory`."""
-    parts = weight_parts(spec)
-    if memory.weights is None:
-        return tuple(_dense(part, memory.element_bytes) for part in parts)
-    return _packed(spec, parts, memory.weights, memory.table_bytes)
-
-
-def total_weight_bytes(spec: ModelSpec, memory: MemoryFormat) -> int:
+def total_weight_bytes(program: Program, memory: MemoryFormat) -> int:
     """Bytes of all weights."""
-    return sum(part.bytes for part in weight_bytes(spec, memory))
+    return sum(part.bytes for part in weight_bytes(program, memory))
 
 
-def _dense(part: WeightPart, element: int) -> WeightBytes:
-    how = f"{format_count(part.parameters)} x {element} B: {part.how}" if part.parameters else part.how
-    return WeightBytes(part.name, part.parameters * element, how)
+def held_bytes(weight: WeightRef, memory: MemoryFormat) -> dict[Part, int]:
+    """Bytes of one weight, by part: a tied weight that is quantised for the head is held twice."""
+    if weight.kind == "tied" and memory.weights is not None and memory.weights.quantized:
+        return {"embeddings": table_bytes(weight, memory), "head": matrix_bytes(weight, memory)}
+    return {weight.part: (table_bytes if weight.kind == "table" else matrix_bytes)(weight, memory)}
 
 
-def _packed(
-    spec: ModelSpec, parts: tuple[WeightPart, ...], weights: WeightFormat, element: int
-) -> tuple[WeightBytes, ...]:
-    sizes = {
-        "attention": sum(_attention_bytes(spec, layer, weights) for layer in spec.layers),
-        "feed-forward": sum(_feed_forward_bytes(spec, layer, weights) for layer in spec.layers),
-        "head": weights.packed_bytes(spec.vocab_size, spec.hidden_size),
-    }
-    if spec.tie_embeddings and not weights.quantized:  # one packed matrix is both
-        sizes["embeddings"], sizes["head"] = sizes["head"], 0
-    lines = []
-    for part in parts:
-        if sizes.get(part.name) == 0:
-            lines.append(WeightBytes(part.name, 0, part.how))
-        elif part.name in sizes:
-            count = part.parameters or spec.vocab_size * spec.hidden_size
-            what = "the embeddings once more, in fewer bits" if part.parameters == 0 else part.how
-            how = f"{format_count(count)} in {weights.name}: {what}"
-            lines.append(WeightBytes(part.name, sizes[part.name], how))
-        else:
-            lines.append(_dense(part, _NORM_BYTES if part.name == "norms" else element))
-    return tuple(lines)
+def table_bytes(weight: WeightRef, memory: MemoryFormat) -> int:
+    """Of a weight that is looked up by row."""
+    return weight.elements * memory.table_bytes
 
 
-def _attention_bytes(spec: ModelSpec, layer: LayerSpec, weights: WeightFormat) -> int:
-    mixer = layer.mixer
-    q_width, kv_width = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
-    qkv = weights.packed_bytes(q_width + 2 * kv_width, spec.hidden_size, bias=mixer.qkv_bias)
-    return qkv + weights.packed_bytes(spec.hidden_size, q_width, bias=mixer.out_bias)
+def matrix_bytes(weight: WeightRef, memory: MemoryFormat) -> int:
+    """Of a weight that multiplies, or scales."""
+    packed = memory.weights
+    if packed is None:
+        return weight.elements * memory.element_bytes
+    if weight.kind == "vector":
+        return weight.elements * _NORM_BYTES
+    return packed.packed_bytes(weight.rows, weight.columns, gated=weight.gated, bias=bool(weight.biases))
 
 
-def _feed_forward_bytes(spec: ModelSpec, layer: LayerSpec, weights: WeightFormat) -> int:
-    mlp = layer.feed_forward
-    wide = mlp.intermediate_size
-    gate_up = weights.packed_bytes(2 * wide, spec.hidden_size, gated=True, bias=mlp.bias)
-    return gate_up + weights.packed_bytes(spec.hidden_size, wide, bias=mlp.bias)
+def _how(program: Program, part: WeightPart, memory: MemoryFormat) -> str:
+    """How the bytes of a part come about."""
+    packed, tied = memory.weights, _tied(program)
+    if packed is not None and packed.quantized and tied is not None and part.name == "head":
+        return f"{format_count(tied.elements)} in {packed.name}: the embeddings once more, in fewer bits"
+    if not part.parameters:
+        return part.how
+    count = format_count(part.parameters)
+    if packed is None:
+        return f"{count} x {memory.element_bytes} B: {part.how}"
+    if part.name == "norms":
+        return f"{count} x {_NORM_BYTES} B: {part.how}"
+    if part.name == "embeddings" and (tied is None or packed.quantized):
+        return f"{count} x {memory.table_bytes} B: {part.how}"
+    return f"{count} in {packed.name}: {part.how}"
 
 
-def _attention(spec: ModelSpec, layer: LayerSpec) -> int:
-    mixer = layer.mixer
-    q_width, kv_width = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
-    count = 2 * spec.hidden_size * (q_width + kv_width)
-    if mixer.qkv_bias:
-        count += q_width + 2 * kv_width
-    if mixer.out_bias:
-        count += spec.hidden_size
-    return count
-
-
-def _feed_forward(spec: ModelSpec, layer: LayerSpec) -> int:
-    mlp = layer.feed_forward
-    count = 3 * spec.hidden_size * mlp.intermediate_size
-    if mlp.bias:
-        count += 2 * mlp.intermediate_size + spec.hidden_size
-    return count
-
-
-def _norms(spec: ModelSpec, layer: LayerSpec) -> int:
-    return 2 * spec.hidden_size + (2 * layer.mixer.head_dim if layer.mixer.qk_norm else 0)
+def _tied(program: Program) -> WeightRef | None:
+    return next((weight for weight in program.weights if weight.kind == "tied"), None)

@@ -7,7 +7,7 @@ from headrace.errors import MissingDependency
 from headrace.extras import install_command
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
-from headrace.models.stacks import Progress
+from headrace.models.weights import Progress
 from headrace.ops.table import Selection
 from headrace.plan.resolved import ResolvedConfig
 from headrace.text.grammar_store import GrammarStore

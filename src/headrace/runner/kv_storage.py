@@ -8,23 +8,27 @@ import numpy as np
 import torch
 
 from headrace.core.types import BlockCopy, KVGroupSpec
-from headrace.models.batch import LayerKV
-from headrace.models.spec import ModelSpec
+from headrace.models.spec import KVLayout
+from headrace.runner.batch import LayerKV
 
 
 class KVStorage:
     """Keys and values of every layer, [num_blocks, num_kv_heads, block_size, head_dim] each.
 
-    Group g of `groups` belongs to `spec.kv_shapes[g]`. Blocks are reused without being cleared: readers must
+    Group g of `groups` belongs to `layouts[g]`. Blocks are reused without being cleared: readers must
     skip positions that the sequence has not written, since zero times NaN is NaN.
     """
 
     def __init__(
-        self, spec: ModelSpec, groups: Sequence[KVGroupSpec], dtype: torch.dtype, device: torch.device
+        self,
+        layouts: Sequence[KVLayout],
+        groups: Sequence[KVGroupSpec],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         layers: dict[int, LayerKV] = {}
         pools = []
-        for layout, group in zip(spec.kv_shapes, groups, strict=True):
+        for layout, group in zip(layouts, groups, strict=True):
             shape = (
                 2,
                 len(layout.layers),
@@ -37,7 +41,7 @@ class KVStorage:
             pools.append(pool)
             for at, layer in enumerate(layout.layers):
                 layers[layer] = LayerKV(key=pool[0, at], value=pool[1, at])
-        self.layers = tuple(layers[index] for index in range(len(spec.layers)))
+        self.layers = tuple(layers[index] for index in range(len(layers)))
         self._pools = tuple(pools)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:

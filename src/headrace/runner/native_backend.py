@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._native import Kernels, Team
+from headrace.models.families import weight_names
 from headrace.models.packed_loader import load_packed
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
-from headrace.models.stacks import Progress
+from headrace.models.weights import Progress
 from headrace.plan.resolved import ResolvedConfig
+from headrace.program.lower import lower
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
@@ -47,9 +49,10 @@ def load_executor(
         seed=resolved.seed,
         progress=progress,
     )
-    kv = NativeKV(spec, resolved.kv_groups, resolved.kv_cache_dtype)
+    program = lower(spec, weight_names(spec))
+    kv = NativeKV(program.kv, resolved.kv_groups, resolved.kv_cache_dtype)
     limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
-    decoder = NativeDecoder(spec, weights, kv, resolved.kv_groups, kernels, team, limits)
+    decoder = NativeDecoder(program, weights, kv, resolved.kv_groups, kernels, team, limits)
     sampler = NativeSampler(spec.vocab_size, kernels, team)
     return ModelExecutor(
         decoder, sampler, resolved.kv_groups, max_seqs=resolved.max_num_seqs, grammars=GrammarRunner(grammars)

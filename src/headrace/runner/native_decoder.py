@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from headrace._native import Kernels, Tape, Team
 from headrace.core.types import BlockCopy, KVGroupSpec
-from headrace.models.spec import ModelSpec
-from headrace.models.weights import DecoderWeights
+from headrace.models.weights import Weights
+from headrace.program.records import Program
 from headrace.runner.native_kv import NativeKV
 from headrace.runner.step import Step
 from headrace.runner.tape import TapeLimits, compile_tape
@@ -25,21 +25,23 @@ class NativeDecoder:
 
     def __init__(
         self,
-        spec: ModelSpec,
-        weights: DecoderWeights,
+        program: Program,
+        weights: Weights,
         kv: NativeKV,
         groups: Sequence[KVGroupSpec],
         kernels: Kernels,
         team: Team,
         limits: TapeLimits,
     ) -> None:
-        self.spec = spec
-        self.vocab_size = spec.vocab_size
+        self.program = program
+        self.vocab_size = program.vocab_size
         self.tape: Tape
-        self.tape, self._stream = compile_tape(spec, weights, kv, groups, kernels, team, limits)
-        self._final_norm: NDArray[np.float32] = weights.final_norm
+        self.tape, self._stream = compile_tape(program, weights, kv, groups, kernels, team, limits)
+        final = program.final_norm
+        self._final_norm: NDArray[np.float32] = weights.vectors[final.weights[0].name]
+        self._eps = final.attributes.eps
         self._kv = kv
-        self._hidden = np.empty((0, spec.hidden_size), dtype=np.float32)
+        self._hidden = np.empty((0, program.hidden_size), dtype=np.float32)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._kv.copy(copies)
@@ -53,14 +55,14 @@ class NativeDecoder:
         if step.hidden_rows is None:
             return self.tape.run(step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows)
         self._hidden = self._hidden[:0].copy()  # free the last states before new ones are allocated
-        width = -(-self.spec.hidden_size // 16) * 16
+        width = -(-self.program.hidden_size // 16) * 16
         hidden = np.empty((len(step.hidden_rows), width), dtype=np.float32)
         selected = np.concatenate((step.logits_rows, step.hidden_rows))
-        final = (self._stream, self._final_norm, self.spec.norm_eps, hidden)
+        final = (self._stream, self._final_norm, self._eps, hidden)
         logits = self.tape.run(
             step.ids, step.positions, step.cu_q, step.kv_lens, groups, selected, hidden=final
         )
-        self._hidden = hidden[:, : self.spec.hidden_size]
+        self._hidden = hidden[:, : self.program.hidden_size]
         return logits
 
     def hidden(self) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.types import BlockCopy, KVGroupSpec
-from headrace.models.spec import KVLayout, ModelSpec
+from headrace.models.spec import KVLayout
 
 KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "i8"}
 """The kernels' names of the types of keys and values."""
@@ -31,22 +31,22 @@ class LayerMemory:
 
 
 class NativeKV:
-    """Keys and values of every layer. Group g of `groups` belongs to `spec.kv_shapes[g]`.
+    """Keys and values of every layer. Group g of `groups` belongs to `layouts[g]`.
 
     Memory starts as zero pages, which use memory only once they are written.
     """
 
-    def __init__(self, spec: ModelSpec, groups: Sequence[KVGroupSpec], dtype: str) -> None:
+    def __init__(self, layouts: Sequence[KVLayout], groups: Sequence[KVGroupSpec], dtype: str) -> None:
         self.type = KV_TYPES[dtype]
         layers: dict[int, LayerMemory] = {}
         self._pools: list[tuple[NDArray[np.uint8], ...]] = []
-        for layout, group in zip(spec.kv_shapes, groups, strict=True):
+        for layout, group in zip(layouts, groups, strict=True):
             pool = self._pool(layout, group)
             self._pools.append(pool)
             for at, layer in enumerate(layout.layers):
                 scales = [part[at].view(np.float32) for part in pool[2:]]
                 layers[layer] = LayerMemory(pool[0][at], pool[1][at], *scales)
-        self.layers = tuple(layers[index] for index in range(len(spec.layers)))
+        self.layers = tuple(layers[index] for index in range(len(layers)))
 
     def _pool(self, layout: KVLayout, group: KVGroupSpec) -> tuple[NDArray[np.uint8], ...]:
         """Keys, values and their scales, each [L, N, bytes of a block]."""

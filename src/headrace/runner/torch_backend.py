@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import torch
 
-from headrace.models.decoder import Decoder
+from headrace.models.families import weight_names
 from headrace.models.loader import DTYPES, load_weights
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
-from headrace.models.stacks import Progress
+from headrace.models.weights import Progress
 from headrace.ops.table import Selection
 from headrace.plan.resolved import ResolvedConfig
+from headrace.program.lower import lower
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.sampling.sampler import Sampler
 from headrace.runner.sampling.token_masks import GrammarRunner
+from headrace.runner.torch_decoder import Decoder
 from headrace.runner.torch_model import TorchModel
 from headrace.text.grammar_store import GrammarStore
 
@@ -37,8 +39,9 @@ def load_executor(
     torch.set_num_threads(resolved.num_threads)
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     weights = load_weights(source, spec, dtype=dtype, device=device, seed=resolved.seed, progress=progress)
-    decoder = Decoder(spec, weights, ops.load(), device)
-    kv = KVStorage(spec, resolved.kv_groups, dtype, device)
+    program = lower(spec, weight_names(spec), narrow=False)
+    decoder = Decoder(program, weights, ops.load(), device)
+    kv = KVStorage(program.kv, resolved.kv_groups, dtype, device)
     return ModelExecutor(
         TorchModel(decoder, kv, device),
         Sampler(spec.vocab_size, device),

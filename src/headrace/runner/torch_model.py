@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from headrace.core.forks import watch_forks
 from headrace.core.types import BlockCopy
 from headrace.errors import EngineDead
-from headrace.models.batch import Batch, GroupBatch
-from headrace.models.decoder import Decoder
+from headrace.runner.batch import Batch, GroupBatch
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.step import NOWHERE, GroupTables, Step
+from headrace.runner.torch_decoder import Decoder
 
 
 class TorchModel:
-    """A `models.decoder.Decoder` with its KV storage on one device; a `runner.model.StepModel`."""
+    """A `Decoder` with its KV storage on one device; a `runner.model.StepModel`."""
 
     def __init__(self, decoder: Decoder, kv: KVStorage, device: torch.device) -> None:
         self._decoder = decoder
         self._kv = kv
         self._device = device
-        self.vocab_size = decoder.spec.vocab_size
-        self._hidden = np.empty((0, decoder.spec.hidden_size), dtype=np.float32)
+        self.vocab_size = decoder.program.vocab_size
+        self._hidden = np.empty((0, decoder.program.hidden_size), dtype=np.float32)
         self._usable = True
         watch_forks(self)
 
@@ -52,13 +52,14 @@ class TorchModel:
             kv_lens=self._tensor(step.kv_lens),
             groups=tuple(self._group(group) for group in step.groups),
             logits_rows=self._tensor(step.logits_rows),
+            hidden_rows=None if step.hidden_rows is None else self._tensor(step.hidden_rows),
         )
-        states = self._decoder.hidden(batch, self._kv.layers)  # [T, H]
         if step.hidden_rows is not None:
             self._hidden = self._hidden[:0].copy()  # free the last states before new ones are allocated
-            normed = self._decoder.normed(states[self._tensor(step.hidden_rows)])
-            self._hidden = normed.float().cpu().numpy()
-        return self._decoder.logits(states[batch.logits_rows])
+        logits, hidden = self._decoder.run(batch, self._kv.layers)
+        if step.hidden_rows is not None:
+            self._hidden = hidden.float().cpu().numpy()
+        return logits
 
     def hidden(self) -> NDArray[np.float32]:
         """Final hidden states [P, H] of the last step with `hidden_rows`."""

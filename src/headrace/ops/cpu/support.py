@@ -34,7 +34,7 @@ _FUNCTIONS = {
     "write_kv": "rope_and_write",
     "paged_attention": "paged_attention",
     "linear": "linear",
-    "gated_mlp": "linear",
+    "gated_linear": "linear",
 }
 
 

@@ -1,7 +1,7 @@
 """The specification of every op, in plain torch. Correct on any device and dtype, not optimised."""
 
 from headrace.ops.reference.attention import paged_attention
-from headrace.ops.reference.dense import embedding, gated_mlp, linear
+from headrace.ops.reference.dense import embedding, gated_linear, linear
 from headrace.ops.reference.kv import write_kv
 from headrace.ops.reference.norm import rms_norm
 from headrace.ops.reference.rope import apply_rope, rope_tables
@@ -9,7 +9,7 @@ from headrace.ops.reference.rope import apply_rope, rope_tables
 __all__ = [
     "apply_rope",
     "embedding",
-    "gated_mlp",
+    "gated_linear",
     "linear",
     "paged_attention",
     "rms_norm",

@@ -1,4 +1,4 @@
-"""Dense products: token embedding, linear projection, gated feed-forward."""
+"""Dense products: token embedding, linear projection, gated projection."""
 
 from __future__ import annotations
 
@@ -29,18 +29,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return F.linear(x, weight, bias)
 
 
-def gated_mlp(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    activation: str,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
+def gated_linear(
+    x: torch.Tensor, weight: torch.Tensor, activation: str, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """down(activation(gate(x)) * up(x)) for x [T, H], giving [T, H] (Shazeer 2020).
+    """activation(gate(x)) * up(x) for x [T, I], giving [T, F] (Shazeer 2020).
 
-    `gate_up` [2F, H] holds the rows of gate above those of up, so that one product makes both; `down` is [H, F],
-    the biases are [2F] and [H]. `activation` is a key of ACTIVATIONS.
+    `weight` [2F, I] holds the rows of gate above those of up, so that one product computes both; the bias is [2F].
+    `activation` is a key of ACTIVATIONS.
     """
-    gate, up = F.linear(x, gate_up, gate_up_bias).chunk(2, dim=-1)  # [T, F] each
-    return F.linear(ACTIVATIONS[activation](gate) * up, down, down_bias)
+    gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)  # [T, F] each
+    return ACTIVATIONS[activation](gate) * up

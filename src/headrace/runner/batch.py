@@ -33,6 +33,14 @@ class Batch:
     kv_lens: torch.Tensor  # [S] int32: positions with KV after this step's own writes
     groups: tuple[GroupBatch, ...]  # one per KV group of the spec
     logits_rows: torch.Tensor  # [R] int64: tokens whose logits are computed
+    hidden_rows: torch.Tensor | None = None  # [P] int64: tokens whose final hidden states are computed
+
+    @property
+    def selected_rows(self) -> torch.Tensor:
+        """[R + P]"""
+        if self.hidden_rows is None:
+            return self.logits_rows
+        return torch.cat((self.logits_rows, self.hidden_rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,219 @@
+"""Turns a spec into a program. Nothing else walks a spec's layers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from headrace.models.names import HF_NAMES, WeightNames
+from headrace.models.rope import sink_position
+from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
+from headrace.program.records import (
+    Attention,
+    Buffer,
+    Head,
+    Heads,
+    Linear,
+    Norm,
+    Op,
+    Part,
+    Program,
+    Rotations,
+    Rows,
+    WeightRef,
+)
+
+
+def lower(spec: ModelSpec, names: WeightNames = HF_NAMES, *, narrow: bool = True) -> Program:
+    """The program of a model whose checkpoint has tensors of these names.
+
+    narrow: after its attention, the last layer computes only the selected rows. For kernels whose rows do not
+    depend on the number of rows: elsewhere this would change the last bits of the logits.
+    """
+    lowering = _Lowering(spec, names)
+    head = lowering.embed()
+    for index, layer in enumerate(spec.layers):
+        lowering.layer(index, layer, gather=narrow and index == len(spec.layers) - 1)
+    lowering.head(head)
+    ops = tuple(lowering.ops)
+    return Program(
+        ops,
+        kv=spec.kv_shapes,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=len(spec.layers),
+        buffers=tuple(dict.fromkeys(buffer for op in ops for buffer in (*op.inputs, *op.outputs))),
+        weights=tuple(dict.fromkeys(weight for op in ops for weight in op.weights)),
+    )
+
+
+class _Lowering:
+    """Appends the ops of a model, layer by layer."""
+
+    def __init__(self, spec: ModelSpec, names: WeightNames) -> None:
+        self.ops: list[Op[Any]] = []
+        self._spec, self._names = spec, names
+        self._layer: int | None = None
+        self._rows: Rows = "tokens"  # "selected" once they are gathered
+        self._stream = Buffer("stream", spec.hidden_size, "tokens", "float", "hidden")
+        self._rotations: dict[tuple[RopeSpec, int | None], Buffer] = {}
+
+    # ---- The model, part by part ----
+
+    def embed(self) -> WeightRef:
+        """The embeddings; gives the weight of the head."""
+        spec, names = self._spec, self._names
+        parts = ((names.embed, spec.vocab_size),)
+        kind: Literal["tied", "table"] = "tied" if spec.tie_embeddings else "table"
+        table = WeightRef("embed", kind, parts, spec.hidden_size, "embeddings", shard="row")
+        self._add("embed", "embed", (), self._stream, table)
+        if spec.tie_embeddings:
+            return table
+        return WeightRef(
+            "head", "matrix", ((names.head, spec.vocab_size),), spec.hidden_size, "head", shard="row"
+        )
+
+    def layer(self, index: int, layer: LayerSpec, *, gather: bool) -> None:
+        """A layer; `gather`: only the selected rows are computed after its mixer."""
+        self._layer = index
+        self._attention(layer.mixer, gather=gather)
+        self._feed_forward(layer.feed_forward)
+        self._layer = None
+
+    def head(self, head: WeightRef) -> None:
+        spec = self._spec
+        if self._rows == "tokens":
+            self._gather_stream()
+        self._norm("final_norm", self._names.final_norm, head)
+        logits = Buffer("logits", spec.vocab_size, "logits", "logits", "logits")
+        encoded = self.ops[-1].outputs
+        self._add(
+            "logits", "head", encoded, logits, head, rows="logits", attributes=Head(spec.final_soft_cap)
+        )
+
+    def _attention(self, spec: AttentionSpec, *, gather: bool) -> None:
+        names, hidden, index = self._names, self._spec.hidden_size, self._layer
+        assert index is not None
+        width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        stacked = {names.query: width, names.key: kv_width, names.value: kv_width}
+        qkv = self._matrix("qkv", "attention", stacked, hidden, spec.qkv_bias, shard="row")
+        out = self._matrix("out", "attention", {names.out: hidden}, width, spec.out_bias, shard="column")
+
+        self._norm("input_norm", names.input_norm, qkv)
+        both = self._buffer("qkv", qkv.rows, "float", "attention")
+        self._add("linear", "qkv", self.ops[-1].outputs, both, qkv, attributes=Linear("none"))
+
+        limit = sink_position(spec)
+        rotations = [self._rotation(spec.rope, None)]
+        queries = [self._buffer("q", width, "queries", "attention")]
+        if limit is not None:
+            rotations.append(self._rotation(spec.rope, limit))
+            queries.append(self._buffer("q_sink", width, "queries", "attention"))
+        head_norms = []
+        if spec.qk_norm:
+            head_norms.append(self._vector("query_norm", names.query_norm, spec.head_dim))
+            head_norms.append(self._vector("key_norm", names.key_norm, spec.head_dim))
+        heads = Heads(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, self._spec.norm_eps, cache=index
+        )
+        self._add("rope", "rope", (both, *rotations), queries, *head_norms, attributes=heads)
+
+        mixed = self._buffer("mixed", width, "float" if gather else "direct", "attention")
+        attends = Attention(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window, spec.sinks, spec.soft_cap,
+            cache=index,
+        )  # fmt: skip
+        reader = None if gather else out
+        self._add("attention", "attention", queries, mixed, attributes=attends, reader=reader)
+        if gather:
+            self._gather_stream()
+        self._project("out", mixed, out, gather=gather)
+
+    def _feed_forward(self, spec: MLPSpec) -> None:
+        names, hidden, wide = self._names, self._spec.hidden_size, spec.intermediate_size
+        stacked = {names.gate: wide, names.up: wide}
+        gate_up = self._matrix("gate_up", "feed-forward", stacked, hidden, spec.bias, shard="row", gated=True)
+        down = self._matrix("down", "feed-forward", {names.down: hidden}, wide, spec.bias, shard="column")
+        self._norm("post_norm", names.post_norm, gate_up)
+        inner = self._buffer("wide", wide, "direct", "feed-forward")
+        gate = Linear("gate", spec.activation)
+        self._add("linear", "gate_up", self.ops[-1].outputs, inner, gate_up, attributes=gate, reader=down)
+        self._project("down", inner, down)
+
+    # ---- Ops that recur ----
+
+    def _norm(self, role: str, name: str, reader: WeightRef) -> None:
+        """The residual stream, normalised and encoded for `reader`."""
+        weight = self._vector(role, name, self._spec.hidden_size)
+        out = self._buffer("encoded_norm", self._spec.hidden_size, "encoded", "hidden")
+        norm = Norm(self._spec.norm_eps)
+        self._add("norm", "norm", (self._stream,), out, weight, attributes=norm, reader=reader)
+
+    def _project(self, name: str, source: Buffer, weight: WeightRef, *, gather: bool = False) -> None:
+        """A product that is added to the residual stream."""
+        encoded = self._buffer(f"encoded_{name}", weight.columns, "encoded", source.part)
+        self._add("gather" if gather else "encode", f"encode_{name}", (source,), encoded, reader=weight)
+        self._add("linear", name, (encoded, self._stream), self._stream, weight, attributes=Linear("add"))
+
+    def _gather_stream(self) -> None:
+        self._rows = "selected"
+        selected = self._buffer("selected", self._spec.hidden_size, "float", "hidden")
+        self._add("gather", "gather", (self._stream,), selected)
+        self._stream = selected
+
+    def _rotation(self, rope: RopeSpec, limit: int | None) -> Buffer:
+        """Cosines and sines of a step, computed once for all layers that use them."""
+        key = (rope, limit)
+        if key not in self._rotations:
+            name = f"rotation_{len(self._rotations)}"
+            self._rotations[key] = self._buffer(name, rope.dim, "rotation", "attention")
+            self._add("rotations", "rotations", (), self._rotations[key], attributes=Rotations(rope, limit))
+        return self._rotations[key]
+
+    # ---- Records ----
+
+    def _buffer(self, name: str, columns: int, form: Any, part: Part) -> Buffer:
+        return Buffer(name, columns, self._rows, form, part)
+
+    def _vector(self, role: str, name: str, size: int) -> WeightRef:
+        return WeightRef(
+            self._in_layer(role), "vector", ((self._tensor(name), size),), 1, "norms", layer=self._layer
+        )
+
+    def _matrix(
+        self, role: str, part: Part, stacked: dict[str, int], columns: int, bias: bool, shard: Any,
+        gated: bool = False,
+    ) -> WeightRef:  # fmt: skip
+        tensors = {self._tensor(name): rows for name, rows in stacked.items()}
+        return WeightRef(
+            self._in_layer(role),
+            "matrix",
+            tuple((f"{name}.weight", rows) for name, rows in tensors.items()),
+            columns,
+            part,
+            biases=tuple(f"{name}.bias" for name in tensors) if bias else (),
+            gated=gated,
+            layer=self._layer,
+            shard=shard,
+        )
+
+    def _in_layer(self, role: str) -> str:
+        return role if self._layer is None else f"{self._layer}.{role}"
+
+    def _tensor(self, name: str) -> str:
+        return name.replace("{i}", str(self._layer))
+
+    def _add(
+        self,
+        kind: str,
+        name: str,
+        inputs: tuple[Buffer, ...] | list[Buffer],
+        outputs: Buffer | list[Buffer],
+        *weights: WeightRef,
+        rows: Rows | None = None,
+        attributes: Any = None,
+        reader: WeightRef | None = None,
+    ) -> None:
+        made = (outputs,) if isinstance(outputs, Buffer) else tuple(outputs)
+        layer = None if kind == "rotations" else self._layer
+        op = Op(kind, name, tuple(inputs), made, weights, layer, rows or self._rows, attributes, reader)
+        self.ops.append(op)

@@ -1,0 +1,66 @@
+"""Which memory the native path's tape needs for a program, and which ops become calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headrace.program.records import Buffer, Op, Part, Program, WeightRef
+
+Type = Literal["f32", "bf16", "i8"]
+
+Encoding = tuple[Type, int]
+"""How a matrix reads its input: the type and, for i8, the features that share a scale; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Memory of one buffer, for as many rows as a step has tokens. Equal places are the same memory."""
+
+    name: str
+    kind: Literal["rows", "queries", "rotation", "logits"]
+    type: Type
+    columns: int
+    group: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op with the memory that it works on."""
+
+    op: Op[Any]
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+
+
+def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: Type) -> tuple[Call, ...]:
+    """The calls of a step. `encoding` of each matrix; `queries`: the type that attention multiplies in.
+
+    An op that encodes what already has the right type makes no call.
+    """
+    places: dict[Buffer, Place] = {}
+    calls = []
+    for op in program.ops:
+        inputs = tuple(places[buffer] for buffer in op.inputs)
+        read: Encoding = ("f32", 0) if op.reader is None else encoding(op.reader)
+        outputs = tuple(_place(buffer, read, queries) for buffer in op.outputs)
+        if op.kind == "encode" and inputs[0].type == outputs[0].type:
+            places[op.outputs[0]] = inputs[0]
+            continue
+        places.update(zip(op.outputs, outputs, strict=True))
+        calls.append(Call(op, inputs, outputs))
+    return tuple(calls)
+
+
+def _place(buffer: Buffer, read: Encoding, queries: Type) -> Place:
+    type, group = read
+    if buffer.form == "encoded":
+        return Place(buffer.name, "rows", type, buffer.columns, group, buffer.part)
+    if buffer.form == "direct":
+        return Place(buffer.name, "rows", "f32" if type == "i8" else type, buffer.columns, 0, buffer.part)
+    if buffer.form == "queries":
+        return Place(buffer.name, "queries", queries, buffer.columns, 0, buffer.part)
+    kind = "rows" if buffer.form == "float" else buffer.form
+    return Place(buffer.name, kind, "f32", buffer.columns, 0, buffer.part)

@@ -1,0 +1,192 @@
+"""What a program is made of: ops, the buffers that they read and write, and the weights that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from headrace.models.spec import Activation, KVLayout, RopeSpec
+
+Rows = Literal["tokens", "selected", "logits"]
+"""One row for each token of a step; for each token whose logits or final hidden state are asked for; for each of the
+first of these, whose logits are."""
+
+Form = Literal["float", "direct", "encoded", "queries", "rotation", "logits"]
+"""What decides the type of a buffer's elements on the native path; torch computes in one type.
+
+float: float32. direct: floats as narrow as the op's `reader` multiplies. encoded: as the `reader` multiplies.
+queries: as attention multiplies with the KV cache. rotation: cosines and sines. logits: float32, the result.
+"""
+
+Part = Literal["embeddings", "attention", "feed-forward", "norms", "head", "hidden", "logits"]
+"""The line of the memory plan that a buffer or a weight counts in."""
+
+Attributes = TypeVar("Attributes")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """`columns` features for each of `rows`. Equal buffers share memory, whichever layers use them."""
+
+    name: str
+    columns: int
+    rows: Rows
+    form: Form
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """One weight of the model and the checkpoint tensors that make it up. Sizes are counts of elements.
+
+    kind: "matrix" multiplies, "table" is looked up by row, "tied" is both at once, "vector" has one column.
+    parts: (tensor name, rows), below each other; one product computes them all. biases: one tensor a part, or none.
+    gated: the upper half of the rows is a gate for the lower half. experts: so many of these, or None.
+    shard: the axis that tensor parallelism cuts; the bias follows rows. None: every rank holds it whole.
+    """
+
+    name: str  # unique in the program
+    kind: Literal["matrix", "table", "tied", "vector"]
+    parts: tuple[tuple[str, int], ...]
+    columns: int
+    part: Part
+    biases: tuple[str, ...] = ()
+    gated: bool = False
+    layer: int | None = None
+    experts: int | None = None
+    shard: Literal["row", "column"] | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for _, rows in self.parts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows,) if self.kind == "vector" else (self.rows, self.columns)
+
+    @property
+    def elements(self) -> int:
+        """Parameters, bias included."""
+        return self.rows * self.columns + (self.rows if self.biases else 0)
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of each checkpoint tensor."""
+        for name, rows in self.parts:
+            yield name, (rows,) if self.kind == "vector" else (rows, self.columns)
+        for name, (_, rows) in zip(self.biases, self.parts, strict=False):
+            yield name, (rows,)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm of a row, times a weight a feature."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """epilogue: "none" writes the product, "add" adds it to the output, "gate" multiplies activation(gate) with up."""
+
+    epilogue: Literal["none", "add", "gate"]
+    activation: Activation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rotations:
+    """limit: the largest position that is rotated at, None for the tokens' own."""
+
+    rope: RopeSpec
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Norms over the heads of q and k if there are weights for them, rope, and the write to the KV cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotated: int  # features of a head
+    eps: float
+    cache: int  # the layer whose KV cache it is
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention over the KV cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    sinks: int
+    soft_cap: float | None
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The language-model head."""
+
+    soft_cap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Op(Generic[Attributes]):
+    """One call. Executors look `kind` up in a table; `attributes` belongs to the kind.
+
+    kind           inputs -> outputs                  attributes
+    embed          -> stream                          None
+    rotations      -> cosines and sines               Rotations
+    norm           stream -> encoded                  Norm
+    encode         direct -> encoded                  None    nothing to do where the two have one type
+    gather         rows of tokens -> selected rows    None
+    linear         encoded[, sum] -> floats, sum      Linear
+    rope           qkv, rotations -> queries          Heads   writes keys and values of every token
+    attention      queries -> direct                  Attention
+    logits         encoded -> logits                  Head
+
+    rows: those it works on. reader: the matrix that multiplies the output next, whose format decides its type.
+    """
+
+    kind: str
+    name: str  # its role in the layer, for profiles: "qkv"
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    weights: tuple[WeightRef, ...]
+    layer: int | None
+    rows: Rows
+    attributes: Attributes
+    reader: WeightRef | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A model's step: `ops` in order. `buffers` and `weights` hold what they name, each once, in order of first use.
+
+    kv: the KV groups; layer i belongs to the one whose `layers` holds i.
+    """
+
+    ops: tuple[Op[Any], ...]
+    kv: tuple[KVLayout, ...]
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    buffers: tuple[Buffer, ...]
+    weights: tuple[WeightRef, ...]
+
+    def of_kind(self, kind: str) -> tuple[Op[Any], ...]:
+        """The ops of that kind, in order."""
+        return tuple(op for op in self.ops if op.kind == kind)
+
+    @property
+    def final_norm(self) -> Op[Norm]:
+        """Its input is the residual stream after the last layer."""
+        return self.of_kind("norm")[-1]
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor that a checkpoint must hold, with its shape, in the order of use."""
+        return {name: shape for weight in self.weights for name, shape in weight.tensors()}

@@ -1,0 +1,188 @@
+"""Runs a program in torch, an op at a time, over a paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from headrace.models.rope import inverse_frequencies
+from headrace.models.spec import RopeSpec
+from headrace.models.weights import Projection, Weights
+from headrace.ops.table import Ops
+from headrace.program.records import Attention, Buffer, Head, Heads, Linear, Norm, Op, Program, Rotations
+from headrace.runner.batch import Batch, GroupBatch, LayerKV
+
+
+class Decoder:
+    """A decoder-only transformer. It keeps no state between steps; the KV lies outside.
+
+    Lower the program with narrow=False: torch's products depend on the number of rows. Runs under
+    torch.inference_mode or torch.no_grad; weights need no gradient.
+    """
+
+    def __init__(self, program: Program, weights: Weights, ops: Ops, device: torch.device | str) -> None:
+        self.program = program
+        self.weights = weights
+        self.ops = ops
+        self._group_of = {layer: g for g, layout in enumerate(program.kv) for layer in layout.layers}
+        ropes = dict.fromkeys(op.attributes.rope for op in program.of_kind("rotations"))
+        self._frequencies = {rope: _frequencies(rope, device) for rope in ropes}
+        numbers = {buffer: number for number, buffer in enumerate(program.buffers)}
+        self._plan = [
+            (
+                op,
+                tuple(numbers[buffer] for buffer in op.inputs),
+                tuple(numbers[buffer] for buffer in op.outputs),
+                tuple(numbers[buffer] for buffer in dead),
+            )
+            for op, dead in zip(program.ops, _last_uses(program), strict=True)
+        ]
+
+    def forward(self, batch: Batch, kv: Sequence[LayerKV]) -> torch.Tensor:
+        """Run one step: write the KV of its tokens and give logits [R, V] float32 of batch.logits_rows.
+
+        `kv` is indexed by layer.
+        """
+        return self.run(batch, kv)[0]
+
+    def run(self, batch: Batch, kv: Sequence[LayerKV]) -> tuple[torch.Tensor, torch.Tensor]:
+        """`forward`, and after the final norm the hidden states [P, H] of batch.hidden_rows; HF: last_hidden_state."""
+        step = _Step(self, batch, kv)
+        values: list[Any] = [None] * len(self.program.buffers)
+        for op, inputs, outputs, dead in self._plan:
+            made = KINDS[op.kind](step, op, *(values[number] for number in inputs))
+            for number, value in zip(outputs, made, strict=True):
+                values[number] = value
+            for number in dead:
+                values[number] = None
+        normed, logits = (values[number] for number in (*inputs, *outputs))  # of the last op, the head
+        return logits, normed[len(batch.logits_rows) :]
+
+    def frequencies(self, rope: RopeSpec) -> tuple[torch.Tensor, float]:
+        """[R/2] float64, and the factor on cosines and sines."""
+        return self._frequencies[rope]
+
+    def group_of(self, layer: int) -> int:
+        """The KV group of a layer's cache."""
+        return self._group_of[layer]
+
+
+class _Step:
+    """One step's inputs, and what each kind of op does with them."""
+
+    def __init__(self, decoder: Decoder, batch: Batch, kv: Sequence[LayerKV]) -> None:
+        self._decoder, self._ops, self._weights = decoder, decoder.ops, decoder.weights
+        self._batch, self._kv = batch, kv
+
+    def embed(self, op: Op[None]) -> tuple[torch.Tensor]:
+        return (self._ops.embedding(self._batch.tokens, self._weights.tables[op.weights[0].name]),)  # [T, H]
+
+    def rotations(self, op: Op[Rotations]) -> tuple[tuple[torch.Tensor, torch.Tensor]]:
+        """Cosines and sines, [T, R/2] float32 each."""
+        positions, limit = self._batch.positions, op.attributes.limit
+        clamped = positions if limit is None else positions.clamp(max=limit)
+        return (self._ops.rope_tables(clamped, *self._decoder.frequencies(op.attributes.rope)),)
+
+    def norm(self, op: Op[Norm], x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self._ops.rms_norm(x, self._weights.vectors[op.weights[0].name], op.attributes.eps),)
+
+    def encode(self, op: Op[None], x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x,)
+
+    def gather(self, op: Op[None], x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x[self._batch.selected_rows],)
+
+    def linear(
+        self, op: Op[Linear], x: torch.Tensor, stream: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor]:
+        matrix = self._weights.matrices[op.weights[0].name]
+        if op.attributes.epilogue == "gate":
+            assert op.attributes.activation is not None
+            gated = self._ops.gated_linear[matrix.format]
+            return (gated(x, matrix.weight, op.attributes.activation, matrix.bias),)
+        product = self._product(matrix, x)
+        return (product if stream is None else stream + product,)
+
+    def rope(self, op: Op[Heads], qkv: torch.Tensor, *rotations: Any) -> tuple[torch.Tensor, ...]:
+        heads, ops = op.attributes, self._ops
+        widths = [heads.num_heads * heads.head_dim, *[heads.num_kv_heads * heads.head_dim] * 2]
+        q, k, v = (
+            part.unflatten(-1, (-1, heads.head_dim)) for part in qkv.split(widths, dim=-1)
+        )  # [T, heads, D]
+        if op.weights:
+            query_norm, key_norm = (self._weights.vectors[weight.name] for weight in op.weights)
+            q, k = ops.rms_norm(q, query_norm, heads.eps), ops.rms_norm(k, key_norm, heads.eps)
+        queries = tuple(ops.apply_rope(q, *tables) for tables in rotations)
+        k = ops.apply_rope(k, *rotations[0])
+        group, cache = self._group(heads.cache), self._kv[heads.cache]
+        if group.written is not None:
+            k, v = k[group.written], v[group.written]
+        ops.write_kv(k, v, cache.key, cache.value, group.slots)
+        return queries
+
+    def attention(
+        self, op: Op[Attention], q: torch.Tensor, q_sink: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor]:
+        spec, batch = op.attributes, self._batch
+        group, cache = self._group(spec.cache), self._kv[spec.cache]
+        mixed = self._ops.paged_attention(
+            q,
+            cache.key,
+            cache.value,
+            batch.cu_q,
+            batch.kv_lens,
+            batch.positions,
+            group.block_tables,
+            group.dropped,
+            sink_blocks=group.sink_blocks,
+            block_size=group.block_size,
+            scale=spec.scale,
+            window=spec.window,
+            sinks=spec.sinks,
+            soft_cap=spec.soft_cap,
+            q_sink=q_sink,
+        )  # [T, Hq, D]
+        return (mixed.flatten(1),)
+
+    def logits(self, op: Op[Head], x: torch.Tensor) -> tuple[torch.Tensor]:
+        head = self._weights.matrices[op.weights[0].name]
+        logits = self._product(head, x[: len(self._batch.logits_rows)]).float()  # [R, V]
+        cap = op.attributes.soft_cap
+        return (logits if cap is None else cap * torch.tanh(logits / cap),)
+
+    def _product(self, matrix: Projection, x: torch.Tensor) -> torch.Tensor:
+        return self._ops.linear[matrix.format](x, matrix.weight, matrix.bias)
+
+    def _group(self, layer: int) -> GroupBatch:
+        return self._batch.groups[self._decoder.group_of(layer)]
+
+
+KINDS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
+    "embed": _Step.embed,
+    "rotations": _Step.rotations,
+    "norm": _Step.norm,
+    "encode": _Step.encode,
+    "gather": _Step.gather,
+    "linear": _Step.linear,
+    "rope": _Step.rope,
+    "attention": _Step.attention,
+    "logits": _Step.logits,
+}
+"""What computes each kind of op: (step, op, *inputs) -> outputs."""
+
+
+def _frequencies(rope: RopeSpec, device: torch.device | str) -> tuple[torch.Tensor, float]:
+    values, factor = inverse_frequencies(rope)
+    return torch.tensor(values, dtype=torch.float64, device=device), factor
+
+
+def _last_uses(program: Program) -> list[list[Buffer]]:
+    """For each op the buffers whose values nothing reads after it; what the last op reads is kept."""
+    live: set[Buffer] = set(program.ops[-1].inputs)
+    found: list[list[Buffer]] = []
+    for op in reversed(program.ops):
+        found.append([buffer for buffer in dict.fromkeys(op.inputs) if buffer not in live | {*op.outputs}])
+        live = (live - {*op.outputs}) | {*op.inputs}
+    return found[::-1]
