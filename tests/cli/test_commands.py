@@ -18,7 +18,10 @@ import pytest
 from headrace.cli import COMMANDS, main
 from headrace.cli.engine_flags import add_engine_flags, engine_options
 from headrace.config import EngineConfig
+from headrace.models.families import read_spec
+from headrace.models.shapes import SHAPES
 from headrace.plan.vllm_options import ACCEPTED, RENAMED
+from headrace.program.lower import lower
 
 RUN = [sys.executable, "-m", "headrace"]
 LISTED = [command.name for command in COMMANDS if command.summary is not None]
@@ -70,6 +73,17 @@ def test_errors_are_one_sentence(words: list[str], said: str, capsys: pytest.Cap
     shown = capsys.readouterr()
     assert shown.err.startswith("headrace: error: ") and said in shown.err
     assert shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_inspect_lists_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every op of a step, and every tensor of the checkpoint; where torch runs, rows are gathered at the end."""
+    for options, narrow in ((["--quantization", "int4"], True), (["--ops-force", "torch"], False)):
+        assert main(["inspect", "shape:tiny", "--program", *options]) == 0
+        header, *lines = capsys.readouterr().out.splitlines()
+        assert header.split()[:4] == ["op", "name", "layer", "rows"]
+        program = lower(read_spec(SHAPES["tiny"]), narrow=narrow)
+        assert [line.split()[0] for line in lines] == [op.kind for op in program.ops]
+        assert all(name in "\n".join(lines) for name in program.tensors())
 
 
 def test_inspect_explains_everything_without_reading_weights(capsys: pytest.CaptureFixture[str]) -> None:

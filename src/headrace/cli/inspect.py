@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     plan = survey(engine_config(args))
     if args.program:
         program = lower(plan.spec, weight_names(plan.spec), narrow=plan.resolved.kernels is not None)
-        print(table(program_rows(program, plan.resolved.memory_format)))
+        rows = program_rows(program, plan.resolved.memory_format)
+        print(table(rows, right=frozenset({len(rows[0]) - 2, len(rows[0]) - 1})))
         return 0
     print(detect().describe(), end="\n\n")
     print(report(plan.spec, plan.resolved, plan.ledger, plan.ops.rows()), end="")
