@@ -54,6 +54,12 @@ def _head(record: Record, sizes: Sizes) -> str:
     facts, machine = record.facts, machine_of(record)
     roofline = facts["roofline"]
     limit = "not measured" if roofline is None else roofline_from_json(roofline).describe()
+    times = facts.get("rooflines", 1)
+    when = (
+        "measured at the start of the run"
+        if times == 1
+        else f"the best of {times} measurements during the run"
+    )
     versions = ", ".join(f"{name} {text}" for name, text in facts["versions"].items())
     return f"""# Beside other engines
 
@@ -62,7 +68,7 @@ def _head(record: Record, sizes: Sizes) -> str:
 within one run count.
 
 - Machine: {machine.describe()}, {machine.system}. Instruction sets: {", ".join(machine.flags)}.
-- Limits of this machine, measured at the start of the run: {limit}.
+- Limits of this machine, {when}: {limit}.
 - Versions: {versions}. Run of {facts["created"]}.
 - {facts["settings"]["threads"]} threads for every engine. The engines of a table are loaded together and take turns;
   one runs while the others are stopped. Figures are medians of {USUAL_ROUNDS} rounds; a number in brackets is

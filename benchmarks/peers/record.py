@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.limits import roofline_from_json
 from benchmarks.peers.plan import Planned
+from headrace.bench.roofline import Roofline
 
 FILE = "measured.jsonl"
 
@@ -44,7 +46,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Record:
-    """A run's folder: facts.json, written once, and one line a measurement."""
+    """A run's folder: facts.json, written again where a limit rises, and one line a measurement."""
 
     folder: Path | None
     facts: dict[str, Any]
@@ -63,8 +65,9 @@ class Record:
             if record.facts["settings"] != json.loads(json.dumps(facts["settings"])):
                 raise ValueError(f"{folder} holds a run with other settings; choose another --out")
             return record
-        file.write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        return cls(folder, dict(facts))
+        record = cls(folder, dict(facts))
+        record._write_facts()
+        return record
 
     @classmethod
     def read(cls, folder: Path) -> Record:
@@ -90,6 +93,15 @@ class Record:
         if self.folder is not None:
             with (self.folder / FILE).open("a", encoding="utf-8") as out:
                 out.write(json.dumps(measured.to_json()) + "\n")
+
+    def add_roofline(self, measured: Roofline | None) -> None:
+        """Keep the higher of each limit. None: the kernels that measure are missing here."""
+        if measured is not None:
+            known = self.facts["roofline"]
+            best = measured if known is None else measured.or_faster(roofline_from_json(known))
+            self.facts["roofline"] = best.to_json()
+            self.facts["rooflines"] = self.facts.get("rooflines", 0) + 1
+            self._write_facts()
 
     def has(self, planned: Planned) -> bool:
         """Whether this figure was measured."""
@@ -126,3 +138,7 @@ class Record:
     def others_cores(self) -> Sequence[float]:
         """For each figure, the cores that other programs kept busy."""
         return [one.others_cores for one in self.measured if one.figure is not None]
+
+    def _write_facts(self) -> None:
+        if self.folder is not None:
+            (self.folder / "facts.json").write_text(json.dumps(self.facts, indent=1), encoding="utf-8")

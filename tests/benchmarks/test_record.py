@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.limits import roofline_from_json
 from benchmarks.peers.plan import Planned
 from benchmarks.peers.record import Measured, Record
+from headrace.bench.roofline import Measurement, Roofline
 
 FACTS = {"settings": {"threads": 2}}
 
@@ -30,6 +32,25 @@ def test_a_record_survives_on_disk(tmp_path: Path) -> None:
     assert (published.facts, published.measured) == (record.facts, record.measured)
     assert published.engine_facts("l1b", "bf16", "vllm") == {"kv": "bfloat16"}
     assert published.engine_facts("l1b", "bf16", "openvino") == {}
+
+
+def test_the_higher_of_each_limit_is_kept(tmp_path: Path) -> None:
+    def roofline(read: float, peak: float) -> Roofline:
+        return Roofline(
+            "avx2",
+            2,
+            1 << 20,
+            Measurement(read, read),
+            Measurement(9.0, 8.0),
+            {"f32": Measurement(peak, peak)},
+        )
+
+    record = Record.begin(tmp_path, {"settings": {}, "roofline": None})
+    for measured in (roofline(1.0, 6.0), None, roofline(3.0, 5.0)):
+        record.add_roofline(measured)
+    again = Record.read(tmp_path).facts
+    assert roofline_from_json(again["roofline"]) == roofline(3.0, 6.0)
+    assert again["rooflines"] == 2
 
 
 def test_runs_with_other_settings_are_not_mixed(tmp_path: Path) -> None:

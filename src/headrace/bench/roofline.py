@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +47,10 @@ class Measurement:
     @classmethod
     def of(cls, runs: list[float]) -> Measurement:
         return cls(max(runs), statistics.median(runs))
+
+    def or_faster(self, other: Measurement) -> Measurement:
+        """The measurement that was disturbed less."""
+        return max(self, other, key=lambda one: one.best)
 
     def to_json(self) -> dict[str, float]:
         return {"best": self.best, "median": self.median}
@@ -109,6 +113,15 @@ class Roofline:
         """The lower bound of the time of the work. Raises KeyError for a type of product that was not measured."""
         compute = sum(number / self.peaks[name].best for name, number in work.operations.items())
         return Limit(work.bytes / max(self.read.best, self.read_one.best), compute)
+
+    def or_faster(self, other: Roofline) -> Roofline:
+        """The higher of each limit, from two measurements that other programs disturbed in different places."""
+        return replace(
+            self,
+            read=self.read.or_faster(other.read),
+            read_one=self.read_one.or_faster(other.read_one),
+            peaks={name: peak.or_faster(other.peaks[name]) for name, peak in self.peaks.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Bytes and operations a second, best and median of the runs."""
