@@ -240,6 +240,14 @@ def test_a_bad_request_fails_alone_and_at_once(llm: LLM, name: str) -> None:
     assert generate(llm, "Once upon a time") == before
 
 
+def test_metrics_hold_what_stats_counts_under_the_names_of_the_server(llm: LLM) -> None:
+    generate(llm, "Once upon a time")
+    stats, samples = llm.stats(), {sample.name: sample for sample in llm.get_metrics() if not sample.labels}
+    assert samples["headrace:generation_tokens_total"].value == stats.scheduler.output_tokens > 0
+    assert samples["headrace:iteration_tokens_total"].buckets[-1] == ("+Inf", stats.scheduler.steps)
+    assert samples["headrace:num_requests_running"].value == 0
+
+
 def test_one_bad_prompt_among_many_runs_none_of_them(llm: LLM) -> None:
     before = llm.stats().scheduler.steps
     with pytest.raises(PromptTooLong):

@@ -24,7 +24,7 @@ from headrace.serving.client.child import ENGINE_COMMAND
 from headrace.serving.client.process import MAX_IN_FLIGHT, ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.supervisor import Supervisor
-from headrace.serving.client.totals import EngineTotals
+from headrace.serving.client.totals import PolledTotals
 from headrace.serving.engine.state import EngineState, ModelFacts
 from headrace.serving.engine.watchdog import DEFAULT_TIMEOUT_S, Watchdog
 from headrace.serving.metrics import MetricSample, engine_samples
@@ -89,7 +89,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         self._client: AsyncClient | None = None
-        self._totals: EngineTotals | None = None
+        self._totals: PolledTotals | None = None
         self._finalizer: weakref.finalize[[Supervisor, str], AsyncLLM] | None = None
         self._closed = False
         self._chats = Turns()
@@ -142,7 +142,7 @@ class AsyncLLM:
     def _open(self, client: AsyncClient, tokenizer: Tokenizer | None) -> None:
         self.inputs = Inputs(client.facts.model, tokenizer)
         self._client = client
-        self._totals = EngineTotals(client)
+        self._totals = PolledTotals(client)
 
     def drain(self) -> None:
         """Do not start another process: running requests may finish, then `close` follows."""
@@ -207,7 +207,7 @@ class AsyncLLM:
         return await self.client.stats()
 
     @property
-    def totals(self) -> EngineTotals:
+    def totals(self) -> PolledTotals:
         """Counts over all processes since the start, as of the last `poll` of them. As `client` before the start."""
         _ = self.client
         assert self._totals is not None

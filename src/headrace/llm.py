@@ -16,6 +16,7 @@ from headrace.core.types import NewRequest, Pooling
 from headrace.core.vectors import floats
 from headrace.errors import HeadraceError
 from headrace.serving.client.inprocess import Call, InProcessClient
+from headrace.serving.metrics import MetricSample, engine_samples
 from headrace.serving.requests.inputs import (
     Inputs,
     Message,
@@ -32,6 +33,7 @@ from headrace.serving.requests.outputs import (
     RequestMetrics,
     RequestOutput,
 )
+from headrace.serving.totals import EngineTotals
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -180,6 +182,12 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts since the model was loaded."""
         return self._client.stats()
+
+    def get_metrics(self) -> list[MetricSample]:
+        """The engine's metrics, as /metrics of `headrace serve` has them: requests, KV cache, tokens, prefix cache."""
+        totals = EngineTotals()
+        totals.take(0, self.stats())
+        return engine_samples(totals)
 
     def _request(
         self, prompt: Prompt, params: SamplingParams, pooling: Pooling | None = None

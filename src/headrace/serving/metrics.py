@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Generic, Literal, TypeVar
 
 from headrace.core.scheduler import STEP_SIZES
-from headrace.serving.client.totals import EngineTotals
+from headrace.serving.totals import EngineTotals
 
 PREFIX = "headrace:"
 

@@ -18,7 +18,7 @@ from headrace.errors import EngineDead
 from headrace.serving.client.process import ProcessClient
 from headrace.serving.client.source import arrivals
 from headrace.serving.client.supervisor import Backoff, Supervisor
-from headrace.serving.client.totals import EngineTotals
+from headrace.serving.client.totals import PolledTotals
 from headrace.serving.engine.state import EngineState
 from tests.serving.client.test_process_client import run_async
 from tests.serving.tiny_engine import COMMAND, CRASH
@@ -40,8 +40,8 @@ class Told:
         raise EngineDead("there is none")
 
 
-def totals() -> EngineTotals:
-    return EngineTotals(Told())  # type: ignore[arg-type]
+def totals() -> PolledTotals:
+    return PolledTotals(Told())  # type: ignore[arg-type]
 
 
 def test_engines_are_added_up() -> None:
@@ -89,7 +89,7 @@ async def alive(client: Supervisor) -> None:
 async def test_a_restart_keeps_the_sums() -> None:
     client = await supervised()
     try:
-        summed, before = EngineTotals(client), dict.fromkeys(NAMES, 0)
+        summed, before = PolledTotals(client), dict.fromkeys(NAMES, 0)
         for engine in range(3):
             for _ in range(2 if engine else 9):  # later ones have counted less than the first
                 await generate(client, (1, 2, 3) * 5)
@@ -101,7 +101,7 @@ async def test_a_restart_keeps_the_sums() -> None:
             with pytest.raises(EngineDead):
                 await generate(client, (CRASH,))
             await alive(client)
-        alone = EngineTotals(client)
+        alone = PolledTotals(client)
         await alone.poll()
         assert alone["steps"] < before["steps"]  # the engine itself has begun anew
     finally:
@@ -112,7 +112,7 @@ async def test_a_restart_keeps_the_sums() -> None:
 async def test_a_stopped_engine_does_not_hold_up_a_scrape() -> None:
     client = await supervised()
     try:
-        summed = EngineTotals(client, patience_s=0.1)
+        summed = PolledTotals(client, patience_s=0.1)
         await generate(client, (1, 2, 3))
         await summed.poll()
         steps = summed["steps"]

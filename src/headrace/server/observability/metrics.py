@@ -13,9 +13,9 @@ from headrace.server.access.traffic import Traffic
 from headrace.server.observability.lag import LoopLag
 from headrace.server.requests.tallies import Histogram, Tallies
 from headrace.serving.client.base import AsyncClient
-from headrace.serving.client.totals import EngineTotals
 from headrace.serving.engine.state import EngineState, ModelFacts
 from headrace.serving.metrics import ENGINE_METRICS, Buckets, Metric, Samples, labelled, one
+from headrace.serving.totals import EngineTotals
 
 
 @dataclass(frozen=True, slots=True)

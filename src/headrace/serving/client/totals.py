@@ -1,32 +1,27 @@
-"""What engines have counted, added up: the counts of an engine begin at 0 when it is restarted."""
+"""The sums of what a client's engines have counted, kept up to date by asking."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
-from headrace.core.engine import EngineStats
 from headrace.errors import HeadraceError
 from headrace.serving.client.base import AsyncClient
+from headrace.serving.totals import EngineTotals
 
 ENGINE_PATIENCE_S = 1.0
 """Time for the engine's reply, which it sends between two steps; after it the last reply is used."""
 
 
-class EngineTotals:
-    """Sums over all engines of a client, which do not fall when one is replaced.
+class PolledTotals(EngineTotals):
+    """Sums over all engines of a client.
 
     What an engine counted between the last `poll` and its unexpected end is lost.
     """
 
     def __init__(self, client: AsyncClient, patience_s: float = ENGINE_PATIENCE_S) -> None:
+        super().__init__()
         self._client = client
         self._patience_s = patience_s
-        self._number: int | None = None  # of the engine that sent `now`
-        self._before: Counter[str] = Counter()  # of engines that have ended
-        self._of_last: Counter[str] = Counter()
-        self.now: EngineStats | None = None
-        """The last reply; None while there is no engine."""
 
     async def poll(self) -> None:
         """Ask the engine; without a reply in time, the last one stays."""
@@ -40,42 +35,3 @@ class EngineTotals:
             return
         if number == self._client.restarts:
             self.take(number, stats)
-
-    def take(self, number: int, stats: EngineStats) -> None:
-        """The reply of engine `number`, counted from 0."""
-        counts = _engine_counts(stats)
-        if self._number is not None and number != self._number:
-            self._before.update(self._of_last)
-        elif any(counts[name] < count for name, count in self._of_last.items()):
-            return  # replies may arrive out of order
-        self._number, self._of_last, self.now = number, counts, stats
-
-    def __getitem__(self, name: str) -> int:
-        """A sum by its name in `_engine_counts`."""
-        return self._before[name] + self._of_last[name]
-
-    def under(self, prefix: str) -> dict[str, int]:
-        """Sums whose name begins with `prefix`, by the rest of the name."""
-        names = sorted({*self._before, *self._of_last})
-        return {name.removeprefix(prefix): self[name] for name in names if name.startswith(prefix)}
-
-
-def _engine_counts(stats: EngineStats) -> Counter[str]:
-    scheduler, cache = stats.scheduler, stats.cache
-    counts = Counter(
-        {
-            "steps": scheduler.steps,
-            "scheduled_tokens": scheduler.scheduled_tokens,
-            "output_tokens": scheduler.output_tokens,
-            "preemptions": scheduler.preemptions,
-            "forks": scheduler.forks,
-            "retried_slices": scheduler.retried_slices,
-            "block_copies": scheduler.block_copies,
-        }
-    )
-    counts.update({f"step_size {power}": count for power, count in enumerate(scheduler.step_sizes)})
-    if cache is not None:
-        counts.update({"queries": cache.queries, "hits": cache.hits, "evictions": cache.evictions})
-        counts.update({"pins": cache.pins, "pins broken": cache.pins_broken})
-        counts.update({f"miss {reason}": count for reason, count in cache.misses.items()})
-    return counts
