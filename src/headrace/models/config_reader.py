@@ -73,6 +73,14 @@ class ConfigReader:
             raise self._bad(name, f"a list of {length} texts", value)
         return value
 
+    def names(self, name: str) -> tuple[str, ...]:
+        """A list of texts, or a single one; empty where it is absent."""
+        value = self._value(name, [])
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
+            raise self._bad(name, "a list of texts", value)
+        return tuple(texts)
+
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         """One id or a list of at most 64 ids below `vocab_size`; empty where it is absent."""
         value = self._value(name, [])

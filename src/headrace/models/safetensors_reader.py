@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ ITEM_BYTES = {
     "I8": 1,
     "F8_E4M3": 1,
     "F8_E5M2": 1,
+    "F8_E8M0": 1,
     "I16": 2,
     "U16": 2,
     "F16": 2,
@@ -42,6 +43,13 @@ ITEM_BYTES = {
     "U64": 8,
     "F64": 8,
 }
+
+RAW_DTYPES = {
+    **{"U8": "uint8", "I8": "int8", "F8_E4M3": "uint8", "F8_E5M2": "uint8", "F8_E8M0": "uint8"},
+    **{"I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64"},
+    **{"BOOL": "uint8", "F16": "float16", "BF16": "uint16", "F32": "float32", "F64": "float64"},
+}
+"""Every type, and the arrays that its bits are read as."""
 
 WEIGHT_DTYPES = {"F16": "float16", "BF16": "uint16", "F32": "float32", "F64": "float64"}
 """Types of stored dense weights, and the array types that they are read as: numpy has no bfloat16, only its bits."""
@@ -79,15 +87,19 @@ class SafetensorsFile:
 
     def array(self, name: str) -> NDArray[Any]:
         """The tensor as a view of the mapped file, in its stored dtype, which must be one of WEIGHT_DTYPES."""
-        import numpy as np  # headers are also read in the server's process, which does not need numpy
-
         entry = self.entries[name]
-        stored = WEIGHT_DTYPES.get(entry.dtype)
-        if stored is None:
+        if entry.dtype not in WEIGHT_DTYPES:
             raise CheckpointError(
                 f"tensor {name!r} in {self.path.name} is stored as {entry.dtype}, not as a float"
             )
-        dtype = np.dtype(stored)
+        return self.raw(name)
+
+    def raw(self, name: str) -> NDArray[Any]:
+        """The tensor as a view of the mapped file, of any type: see RAW_DTYPES."""
+        import numpy as np  # headers are also read in the server's process, which does not need numpy
+
+        entry = self.entries[name]
+        dtype = np.dtype(RAW_DTYPES[entry.dtype])
         count = math.prod(entry.shape)
         if count == 0:
             return np.empty(entry.shape, dtype=dtype)
@@ -147,13 +159,16 @@ class Checkpoint:
         """The files, in order of their names."""
         return sorted({file.path for file in self._file_of.values()})
 
-    def matrix_dtype(self) -> str:
-        """What every matrix is stored in, or "float32" where they differ: by the names of compute types."""
+    def matrix_dtype(self, excluded: Collection[str] = ()) -> str:
+        """What every matrix is stored in, or "float32" where they differ: by the names of compute types.
+
+        `excluded`: names of tensors that are parts of quantised matrices.
+        """
         stored = {
             entry.dtype
             for file in dict.fromkeys(self._file_of.values())
             for entry in file.entries.values()
-            if len(entry.shape) > 1
+            if len(entry.shape) > 1 and entry.name not in excluded
         }
         return _MATRIX_DTYPES.get(stored.pop(), "float32") if len(stored) == 1 else "float32"
 
@@ -164,6 +179,10 @@ class Checkpoint:
     def array(self, name: str) -> NDArray[Any]:
         """See SafetensorsFile.array; KeyError for a name that `entry` does not know."""
         return self._file_of[name].array(name)
+
+    def raw(self, name: str) -> NDArray[Any]:
+        """See SafetensorsFile.raw; KeyError for a name that `entry` does not know."""
+        return self._file_of[name].raw(name)
 
     def excerpt(self, name: str, offset: int, size: int) -> bytes:
         """See SafetensorsFile.excerpt."""

@@ -124,10 +124,10 @@ def _from_shape(name: str) -> ModelSource:
 def _from_folder(kind: SourceKind, name: str, path: Path) -> ModelSource:
     if not path.is_dir():
         raise ModelNotFound(f"the folder of model {name} is missing: {path}")
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     if config is None:
         raise CheckpointError(f"{path} holds no config.json{why_incomplete(path)}")
-    return ModelSource(kind, name, path, config, _read_json(path / "generation_config.json") or {})
+    return ModelSource(kind, name, path, config, read_json(path / "generation_config.json") or {})
 
 
 def why_incomplete(folder: Path) -> str:
@@ -137,7 +137,7 @@ def why_incomplete(folder: Path) -> str:
     except OSError:
         return ""
     if "adapter_config.json" in names:
-        base = (_read_json(folder / "adapter_config.json") or {}).get("base_model_name_or_path")
+        base = (read_json(folder / "adapter_config.json") or {}).get("base_model_name_or_path")
         of = f" for {base!r:.200}" if isinstance(base, str) and base else ""
         return (
             f": it is an adapter (LoRA){of}, which needs its base model: merge the two, for example with "
@@ -158,7 +158,7 @@ def why_incomplete(folder: Path) -> str:
 
 def read_generation_config(folder: str) -> dict[str, Any]:
     """The generation_config.json of a folder. Raises ModelNotFound where there is none."""
-    config = _read_json(Path(os.path.expanduser(folder)) / "generation_config.json")
+    config = read_json(Path(os.path.expanduser(folder)) / "generation_config.json")
     if config is None:
         raise ModelNotFound(
             f'generation_config {folder!r:.200} is neither "auto", "vllm" nor a folder with a generation_config.json'
@@ -166,8 +166,8 @@ def read_generation_config(folder: str) -> dict[str, Any]:
     return config
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is absent."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is absent. Raises CheckpointError for anything else, or a huge file."""
     if not path.is_file():
         return None
     if path.stat().st_size > MAX_JSON_BYTES:

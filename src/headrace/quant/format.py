@@ -6,7 +6,10 @@ The layout itself is described in docs/kernels.md. Standard library only.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from headrace.errors import ConfigError
@@ -117,6 +120,46 @@ class WeightFormat:
         grouped = "one scale an output feature" if self.group is None else f"groups of {self.group}"
         zeros = "symmetric" if self.symmetric else "with zero points"
         return f"{self.bits}-bit codes, {grouped}, {zeros}, {self.activations} activations"
+
+
+@dataclass(frozen=True)
+class WeightFormats:
+    """The packed format of each matrix of a model.
+
+    usual: of every matrix that `others` does not name. others: (name of a `WeightRef`, format) pairs.
+    """
+
+    usual: WeightFormat
+    others: tuple[tuple[str, WeightFormat], ...] = ()
+
+    def of(self, name: str) -> WeightFormat:
+        """The format of the matrix with that name."""
+        return self._by_name.get(name, self.usual)
+
+    @property
+    def main(self) -> WeightFormat:
+        """The format that represents the model: of most of the matrices that have a format of their own, if any has."""
+        counts = Counter(one for _, one in self.others)
+        return counts.most_common(1)[0][0] if counts else self.usual
+
+    @property
+    def all(self) -> tuple[WeightFormat, ...]:
+        """Every format in use, each once."""
+        return tuple(dict.fromkeys((self.usual, *(one for _, one in self.others))))
+
+    def __str__(self) -> str:
+        """Formats with the number of matrices: "42 x int4, others bf16"."""
+        counts = Counter(one.name for _, one in self.others)
+        named = [f"{count} x {name}" for name, count in counts.most_common()]
+        return ", ".join([*named, f"others {self.usual.name}"]) if named else self.usual.name
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, WeightFormat]:
+        return dict(self.others)
+
+
+ACTIVATION_NAMES: Mapping[str, Activations] = {"a8": "int8", "a16": "bf16"}
+"""Values of the option `quantization` that only say how activations meet the codes of a quantised checkpoint."""
 
 
 F32 = WeightFormat("f32", activations="f32")

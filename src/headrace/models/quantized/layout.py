@@ -1,0 +1,118 @@
+"""What the methods of quantising have in common: which tensors stand for a weight, and how they become codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import CheckpointError
+from headrace.models.safetensors_reader import TensorEntry
+from headrace.quant.code_format import CodeFormat, Scale
+from headrace.quant.coded import Coded
+from headrace.quant.format import Activations
+
+FLOATS: dict[str, Scale] = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
+"""Types of stored scales, with their names in a `CodeFormat`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor that is part of a quantised weight.
+
+    suffix: follows the module's name, as in ".qweight". shapes: those that are legal, or None where another tensor decides
+    and `Layout.decode` checks. dtypes: safetensors' names.
+    """
+
+    suffix: str
+    shapes: tuple[tuple[int, ...], ...] | None
+    dtypes: tuple[str, ...]
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A quantised weight [rows, columns] of a checkpoint.
+
+    module: its name without ".weight". entries: by suffix, those that exist, checked against `Layout.stored`.
+    read: the array of a suffix, as `SafetensorsFile.raw` gives it.
+    """
+
+    module: str
+    rows: int
+    columns: int
+    entries: Mapping[str, TensorEntry]
+    read: Callable[[str], NDArray[Any]]
+
+    def error(self, suffix: str, why: str) -> CheckpointError:
+        """An error that names the tensor."""
+        return CheckpointError(f"tensor {self.module}{suffix} {why}")
+
+    def scale(self, suffix: str) -> Scale:
+        """The type of stored float scales."""
+        return FLOATS[self.entries[suffix].dtype]
+
+
+class Layout(Protocol):
+    """How one module's weight is stored. Both the format and the codes come from the tensors of a `Matrix`."""
+
+    @property
+    def codes(self) -> str:
+        """The suffix of the tensor of codes. A module that lacks it has a plain weight."""
+        ...
+
+    def stored(self, rows: int, columns: int) -> Sequence[Stored]:
+        """The tensors of a matrix. Raises ValueError with the reason if such a matrix cannot be stored so."""
+        ...
+
+    def format(self, matrix: Matrix) -> CodeFormat:
+        """The format that `decode` gives. Reads small tensors only."""
+        ...
+
+    def decode(self, matrix: Matrix) -> Coded:
+        """The codes, scales and zeros. Raises CheckpointError, naming the tensor, where they contradict each other."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A checkpoint's method of quantisation.
+
+    layout: of a module's weight, by the module's name; None: the config says that it is not quantised.
+    activations: how the method's own runs encode activations, where it says so. ignored: endings of tensors that hold
+    no weight, such as scales of static activations.
+    """
+
+    name: str
+    layout: Callable[[str], Layout | None]
+    activations: Activations | None = None
+    ignored: tuple[str, ...] = ()
+
+
+def sort_by_group(
+    matrix: Matrix, suffix: str, of_feature: NDArray[np.int64], group: int
+) -> NDArray[np.int64] | None:
+    """The input features [C] sorted by their groups, or None where they are in order already.
+
+    Raises CheckpointError, naming the tensor, unless every group has its `group` features.
+    """
+    expected = np.arange(matrix.columns) // group
+    if np.array_equal(of_feature, expected):
+        return None
+    order = np.argsort(of_feature, kind="stable")
+    if not np.array_equal(of_feature[order], expected):
+        raise matrix.error(suffix, f"does not put {group} input features into each group")
+    return order
+
+
+def groups_of(columns: int, group: int | None) -> int:
+    """Groups of a row."""
+    return 1 if group is None else -(-columns // group)
+
+
+def names_module(key: str, module: str) -> bool:
+    """Whether a name of a config's list of modules means `module`: the name itself, or a run of its dotted parts."""
+    return f".{key.strip('.')}." in f".{module}."

@@ -1,0 +1,112 @@
+"""The quantised matrices of a checkpoint: found by name, checked against the program, decoded one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import CheckpointError
+from headrace.models.quantized.layout import Layout, Matrix, Method, Stored
+from headrace.models.safetensors_reader import WEIGHT_DTYPES, Checkpoint, TensorEntry
+from headrace.program.records import Program
+from headrace.quant.code_format import CodeFormat
+from headrace.quant.coded import Coded, dequantize
+
+
+@dataclass(frozen=True, slots=True)
+class CodedMatrix:
+    """A matrix of a checkpoint that is stored as codes."""
+
+    layout: Layout
+    matrix: Matrix
+
+    @property
+    def format(self) -> CodeFormat:
+        """How its codes are stored; reads small tensors only."""
+        return self.layout.format(self.matrix)
+
+    @property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """The checkpoint tensors that it is made of."""
+        return tuple(self.matrix.entries.values())
+
+    def decode(self) -> Coded:
+        """Raises CheckpointError, naming the tensor, where the tensors contradict each other."""
+        return self.layout.decode(self.matrix)
+
+    def floats(self) -> NDArray[np.float32]:
+        """The weights [R, C]."""
+        return dequantize(self.decode())
+
+
+CodedMatrices = Mapping[str, CodedMatrix]
+"""By the name that the matrix would have as floats, as in `WeightRef.parts`."""
+
+
+def find_coded(checkpoint: Checkpoint, method: Method | None, program: Program) -> CodedMatrices:
+    """The matrices of a program that the checkpoint stores as codes.
+
+    Files decide: a module that the config lists as quantised, but whose weight is stored as floats, is taken as it is.
+    Raises CheckpointError, naming the tensor, for one that is missing, misshapen or of another type.
+    """
+    found: dict[str, CodedMatrix] = {}
+    for weight in program.weights if method is not None else ():
+        assert method is not None
+        for name, rows in weight.parts if weight.kind == "matrix" else ():
+            module = name.removesuffix(".weight")
+            layout = method.layout(module)
+            if layout is not None and not _is_plain(checkpoint, name, module + layout.codes):
+                found[name] = CodedMatrix(layout, _check(checkpoint, method, layout, module, rows, weight.columns))
+    return found
+
+
+def ignored_tensors(checkpoint: Checkpoint, method: Method | None, coded: CodedMatrices) -> Iterator[str]:
+    """Tensors that hold no weight: the method's own, and the biases of zeros that some exporters add to each matrix."""
+    if method is None:
+        return
+    biases = {f"{one.matrix.module}.bias" for one in coded.values()}
+    for name in checkpoint.names():
+        if name.endswith(method.ignored or ()) or (name in biases and not checkpoint.raw(name).any()):
+            yield name
+
+
+def _is_plain(checkpoint: Checkpoint, name: str, codes: str) -> bool:
+    """The weight is stored as floats, and there are no codes."""
+    weight, main = checkpoint.entry(name), checkpoint.entry(codes)
+    if weight is None or weight.dtype not in WEIGHT_DTYPES:
+        return False
+    return main is None or codes == name
+
+
+def _check(
+    checkpoint: Checkpoint, method: Method, layout: Layout, module: str, rows: int, columns: int
+) -> Matrix:
+    try:
+        parts = layout.stored(rows, columns)
+    except ValueError as error:
+        raise CheckpointError(f"{module} cannot be stored in the layout of {method.name}: {error}") from None
+    entries: dict[str, TensorEntry] = {}
+    for part in parts:
+        entry = checkpoint.entry(module + part.suffix)
+        if entry is not None:
+            entries[part.suffix] = _checked(entry, part)
+        elif part.required:
+            raise CheckpointError(
+                f"the checkpoint in {checkpoint.folder} lacks tensor {module}{part.suffix}, which {method.name} needs"
+            )
+    return Matrix(module, rows, columns, entries, lambda suffix: checkpoint.raw(module + suffix))
+
+
+def _checked(entry: TensorEntry, part: Stored) -> TensorEntry:
+    if entry.dtype not in part.dtypes:
+        raise CheckpointError(f"tensor {entry.name} is stored as {entry.dtype}, not as one of {', '.join(part.dtypes)}")
+    if part.shapes is not None and entry.shape not in part.shapes:
+        expected = " or ".join(dict.fromkeys(str(list(shape)) for shape in part.shapes))
+        raise CheckpointError(
+            f"tensor {entry.name} has shape {list(entry.shape)}, but the sizes of the model and the settings of its "
+            f"quantisation ask for {expected}"
+        )
+    return entry

@@ -1,0 +1,94 @@
+"""Finds the method that a checkpoint was quantised with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UnsupportedModel
+from headrace.models.config_reader import ConfigReader
+from headrace.models.quantized.awq import read_awq
+from headrace.models.quantized.bitsandbytes import read_bitsandbytes
+from headrace.models.quantized.compressed import read_compressed
+from headrace.models.quantized.fp8 import read_fp8, read_modelopt
+from headrace.models.quantized.gptq import read_gptq
+from headrace.models.quantized.layout import Method
+from headrace.models.quantized.mxfp4 import read_mxfp4
+from headrace.models.source import read_json
+
+IN_CONFIG = ("quantization_config", "compression_config")
+"""Fields of config.json that describe a method."""
+
+
+def read_auto_round(config: ConfigReader) -> Method:
+    """AutoRound stores its codes in the layouts of others, which `packing_format` names: "auto_round:auto_gptq"."""
+    packing = config.text("packing_format", config.text("backend", "auto_round:auto_gptq"))
+    base = packing.rpartition(":")[2]
+    if base in ("awq", "auto_awq", "llm_awq"):
+        return read_awq(config)
+    if base not in ("gptq", "auto_gptq", "gptqmodel", "auto_round"):
+        raise UnsupportedModel(f"packing_format {packing!r:.80} in {config.where} is not supported, only those of GPTQ and AWQ")
+    return read_gptq(config)
+
+
+METHODS: Mapping[str, Callable[[ConfigReader], Method]] = {
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "auto-round": read_auto_round,
+    "compressed-tensors": read_compressed,
+    "fp8": read_fp8,
+    "fbgemm_fp8": read_fp8,
+    "modelopt": read_modelopt,
+    "modelopt_fp8": read_modelopt,
+    "mxfp4": read_mxfp4,
+    "bitsandbytes": read_bitsandbytes,
+}
+"""By `quant_method`."""
+
+FILES: Mapping[str, str] = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files beside a config.json that names no method, and the method that writes them."""
+
+
+def quantization_of(config: Mapping[str, Any], folder: Path | None) -> tuple[str, ConfigReader] | None:
+    """The name and the settings of a checkpoint's method, from its config.json or from a file beside it; None: there is none.
+
+    Raises CheckpointError where they are no objects.
+    """
+    reader = ConfigReader(config)
+    for field in IN_CONFIG:
+        settings = reader.table(field)
+        if settings is not None:
+            return _name(settings), settings
+    for file, method in FILES.items() if folder is not None else ():
+        assert folder is not None
+        content = read_json(folder / file)
+        if content is not None:
+            return method, ConfigReader(content, file)
+    return None
+
+
+def read_method(name: str, settings: ConfigReader) -> Method:
+    """The method of that name with its settings.
+
+    Raises UnsupportedModel for methods, bits and layouts that are not implemented, CheckpointError for absurd values.
+    """
+    read = METHODS.get(name)
+    if read is None:
+        raise UnsupportedModel(
+            f"the checkpoint is quantised with {name!r:.80}, which is not supported, only {', '.join(METHODS)}: give the "
+            "original checkpoint; --quantization int8 or int4 rounds it while it is loaded"
+        )
+    return read(settings)
+
+
+def _name(settings: ConfigReader) -> str:
+    if settings.has("quant_method"):
+        return settings.text("quant_method", "").lower()
+    if any(settings.has(f"load_in_{bits}bit") for bits in (4, 8)):
+        return "bitsandbytes"
+    return "compressed-tensors" if settings.has("config_groups") else "an unnamed method"

@@ -1,0 +1,145 @@
+"""Weights as codes, the way checkpoints store them, and the specification of what they stand for.
+
+Every method of quantising weights ends in a `Coded`: a code a weight, and scales (and zeros) for blocks of weights.
+`dequantize` says what it means; kernels are tested against it. numpy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.quant.code_format import CodeFormat, Table
+
+CHUNK = 1 << 20
+"""Weights decoded at once: their temporary arrays stay in the cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coded:
+    """A matrix [R, C] of weights: value(code) * scale, where value subtracts the zero.
+
+    codes: uint8 [R, C]; integers without zeros have theirs at 2 ** (bits - 1).
+    scales: [ceil(R / rows), ceil(C / group)] float16, float32, uint16 (the bits of bfloat16) or uint8 (e8m0).
+    zeros: uint8 codes or float32 minima in the shape of `scales`; a weight is scale * code - minimum. None: there are none.
+    permutation: int64 [C] or None: column i of `codes` belongs to input feature permutation[i].
+    """
+
+    format: CodeFormat
+    codes: NDArray[np.uint8]
+    scales: NDArray[Any]
+    zeros: NDArray[Any] | None = None
+    permutation: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        rows, columns = self.codes.shape
+        blocks = -(-rows // (self.format.rows or max(1, rows))), -(-columns // (self.format.group or max(1, columns)))
+        assert self.codes.dtype == np.uint8 and self.scales.shape == blocks
+        assert (self.zeros is None) == (self.format.zero == "none")
+        assert self.zeros is None or self.zeros.shape == blocks
+        assert (self.permutation is None) != self.format.permuted
+
+
+def dequantize(matrix: Coded) -> NDArray[np.float32]:
+    """The weights [R, C], input features in the model's order."""
+    rows, columns = matrix.codes.shape
+    out = np.empty((rows, columns), dtype=np.float32)
+    values = _values(matrix.format)
+    scales = scales_as_float32(matrix)
+    step = max(1, CHUNK // max(1, columns))
+    block = matrix.format.rows or max(1, rows)
+    for first in range(0, rows, step):
+        part = slice(first, min(first + step, rows))
+        number = np.arange(part.start, part.stop) // block  # the row of scales of each row
+        decoded = values[matrix.codes[part]]
+        scale = _spread(scales[number], matrix.format.group, columns)
+        if matrix.format.zero == "integer":
+            assert matrix.zeros is not None
+            decoded = decoded - _spread(matrix.zeros[number], matrix.format.group, columns)
+        decoded = decoded * scale
+        if matrix.format.zero == "minimum":
+            assert matrix.zeros is not None
+            decoded -= _spread(matrix.zeros[number], matrix.format.group, columns)
+        if matrix.permutation is None:
+            out[part] = decoded
+        else:
+            out[part, matrix.permutation] = decoded
+    return out
+
+
+def scales_as_float32(matrix: Coded) -> NDArray[np.float32]:
+    """The scales as numbers, in their shape."""
+    scales = matrix.scales
+    if matrix.format.scale == "bf16":
+        return (scales.astype(np.uint32) << 16).view(np.float32)
+    if matrix.format.scale == "e8m0":
+        return _E8M0[scales]
+    return scales.astype(np.float32, copy=False)
+
+
+def _spread(blocks: NDArray[Any], group: int | None, columns: int) -> NDArray[Any]:
+    """Numbers of blocks [n, B] as numbers of weights [n, columns], or [n, 1] where a row has one."""
+    return blocks if group is None else np.repeat(blocks, group, axis=1)[:, :columns]
+
+
+def _values(format: CodeFormat) -> NDArray[np.float32]:
+    """What each code stands for, before its scale: [256], indexable by any byte."""
+    if format.table == "integer":
+        middle = 1 << (format.bits - 1) if format.zero == "none" else 0
+        return np.arange(256, dtype=np.float32) - middle
+    table = TABLES[format.table]
+    return np.resize(table, 256)  # codes of 4 bits have no others
+
+
+def _small_floats(exponent_bits: int, mantissa_bits: int) -> NDArray[np.float32]:
+    """All floats of that size with a sign bit, subnormals included, as if no code were an infinity or a NaN."""
+    codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
+    mantissa = codes & ((1 << mantissa_bits) - 1)
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    bias = (1 << (exponent_bits - 1)) - 1
+    normal = np.ldexp(1.0 + mantissa / (1 << mantissa_bits), exponent - bias)
+    subnormal = np.ldexp(mantissa / (1 << mantissa_bits), 1 - bias)
+    sign = np.where(codes >> (exponent_bits + mantissa_bits), -1.0, 1.0)
+    values: NDArray[np.float32] = (sign * np.where(exponent == 0, subnormal, normal)).astype(np.float32)
+    return values
+
+
+def _e4m3() -> NDArray[np.float32]:
+    values = _small_floats(4, 3)
+    values[[0x7F, 0xFF]] = np.nan
+    return values
+
+
+def _e5m2() -> NDArray[np.float32]:
+    values = _small_floats(5, 2)
+    values[[0x7C, 0xFC]] = np.inf, -np.inf
+    values[[0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]] = np.nan
+    return values
+
+
+def _e8m0() -> NDArray[np.float32]:
+    values = np.ldexp(np.float32(1), np.arange(256) - 127).astype(np.float32)
+    values[255] = np.nan
+    return values
+
+
+_E8M0 = _e8m0()
+
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_FP4 = tuple(number / 12 for number in (0, 0.0625, 8, 12, 4, 6, 2, 3))
+
+TABLES: dict[Table, NDArray[np.float32]] = {
+    "nf4": np.array(_NF4, dtype=np.float32),
+    "fp4": np.array([*_FP4, *(-number for number in _FP4)], dtype=np.float32),
+    "e2m1": _small_floats(2, 1),
+    "e4m3": _e4m3(),
+    "e5m2": _e5m2(),
+}
+"""What each code stands for, by table: 16 or 256 numbers."""

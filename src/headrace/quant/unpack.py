@@ -1,0 +1,43 @@
+"""Codes of fewer than 8 bits out of words and bytes. numpy only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def fields_of_words(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
+    """The first `count` codes of each row: words [R, W] of 32 bits hold 32 // bits codes each, lowest bits first.
+
+    Bits that are left over at the top of a word are padding.
+    """
+    each, mask = 32 // bits, (1 << bits) - 1
+    unsigned = words.view(np.uint32)
+    out = np.empty((*words.shape, each), dtype=np.uint8)
+    for number in range(each):
+        out[..., number] = (unsigned >> np.uint32(bits * number)) & np.uint32(mask)
+    return np.ascontiguousarray(out.reshape(len(words), -1)[:, :count])
+
+
+def stream_of_words(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """All codes of each row: words [R, W] of 32 bits are one run of bits, lowest first; a code may lie in two words."""
+    if 32 % bits == 0:
+        return fields_of_words(words, bits, words.shape[1] * 32 // bits)
+    rows = len(words)
+    out = np.empty((rows, words.shape[1] * 32 // bits), dtype=np.uint8)
+    step = max(1, (1 << 20) // max(1, out.shape[1]))
+    for first in range(0, rows, step):
+        part = np.ascontiguousarray(words[first : first + step]).view(np.uint8)
+        loose = np.unpackbits(part, axis=1, bitorder="little").reshape(len(part), -1, bits)
+        out[first : first + step] = np.packbits(loose, axis=2, bitorder="little")[..., 0]
+    return out
+
+
+def nibbles(packed: NDArray[np.uint8], *, high_first: bool = False) -> NDArray[np.uint8]:
+    """Two codes of 4 bits of each byte: [..., N] gives [..., 2 N]."""
+    out = np.empty((*packed.shape, 2), dtype=np.uint8)
+    out[..., int(high_first)] = packed & 0x0F
+    out[..., int(not high_first)] = packed >> 4
+    return out.reshape(*packed.shape[:-1], -1)
