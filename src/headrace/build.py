@@ -70,11 +70,11 @@ def survey(config: EngineConfig) -> Survey:
     machine = this_machine()
     resolved = resolve(config, stored, machine)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
-    weights = resolved.weight_format
+    weights = resolved.weight_formats
     ops = DEFAULT_TABLE.select(
         device=resolved.device,
         dtype=resolved.dtype,
-        formats=(DENSE if weights is None else weights.name,),
+        formats=(DENSE,) if weights is None else tuple(one.name for one in weights.all),
         facts=op_facts(spec, machine),
         force=resolved.ops_force,
     )

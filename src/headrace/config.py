@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 from headrace.ops.candidates import OPS_NAMES
 from headrace.plan.units import TIB, parse_bytes
 from headrace.plan.vllm_options import translate
-from headrace.quant.format import parse_format
+from headrace.quant.format import ACTIVATION_NAMES, parse_format
 
 MAX_LENGTH = 2**31 - 1  # tokens of a sequence, a window or a batch; lengths are int32
 MAX_SEQS = 65_536
@@ -40,7 +40,8 @@ class EngineConfig:
     dtype: compute type of embeddings, dense weights and activations.
     kv_cache_dtype: stored keys and values; only the native CPU kernels take another type than dtype, or int8.
     quantization: weights in fewer bits, rounded at load: int8 or int4, then -g32, -g64, -g128 or -channel for the
-    group, -asym for zero points, -a16 to keep activations in bf16; see quant.format.
+    group, -asym for zero points, -a16 to keep activations in bf16; see quant.format. For a quantised checkpoint "a8" or
+    "a16": its own codes, with activations in int8 or bf16.
     max_model_len: longest sequence, prompt and output, in tokens.
     max_num_seqs, max_num_batched_tokens: most sequences and tokens of one step.
     kv_cache_memory: bytes, or text such as "512MiB" or "2GB"; num_kv_blocks: blocks of each KV group instead.
@@ -112,7 +113,8 @@ class EngineConfig:
             _check_choice("ops_force", self.ops_force, OPS_NAMES)
         if self.quantization is not None:
             _check_text("quantization", self.quantization)
-            put(self, "quantization", parse_format(self.quantization).name)
+            if self.quantization not in ACTIVATION_NAMES:
+                put(self, "quantization", parse_format(self.quantization).name)
         if self.speculative is not None:
             raise ConfigError("speculative is not available in this version; leave it out")
         for name in ("tokenizer", "revision", "download_dir", "generation_config"):

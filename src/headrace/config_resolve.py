@@ -12,11 +12,13 @@ from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
 from headrace.plan.formats import memory_format
 from headrace.plan.hardware import DeviceKind, Machine
-from headrace.plan.kernels import choose_kernels, choose_kv_dtype, stored_type
+from headrace.plan.kernels import choose_kernels, choose_kv_dtype
 from headrace.plan.kv import kv_groups, largest, pool_bytes, streaming_spec, useful_bytes
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import GIB, format_bytes
+from headrace.plan.weight_formats import describe_formats, stored_type
 from headrace.program.lower import lower
+from headrace.quant.format import WeightFormats
 
 ASKED = "asked for"
 
@@ -82,20 +84,22 @@ def resolve(
         spec.checkpoint_dtype,
         dtypes or dtype_info(machine, config.ops_force),
         ASKED,
-        quantized=config.quantization is not None,
+        quantized=config.quantization is not None or spec.codes is not None,
     )
-    kernels = choose_kernels(spec, machine, dtype, config.quantization, config.ops_force)
+    streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
+    program = lower(streamed)
+    kernels = choose_kernels(spec, program, machine, dtype, config.quantization, config.ops_force)
     native, reasons["kernels"] = kernels.name is not None, kernels.reason
+    reasons["weight_formats"] = _why_formats(config, spec, kernels.weights)
     stored, reasons["weights_dtype"] = stored_type(spec, dtype, native=native)
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
-    streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
     _check_context(config, spec, streamed)
     defaults = _DEFAULTS[device]
     seqs = _num_seqs(config, defaults, reasons)
     threads = config.num_threads or machine.cores
     default_block = _NATIVE_BLOCK_SIZE if native else _BLOCK_SIZE
     fit = Fit(
-        program=lower(streamed),
+        program=program,
         memory=machine.memory_available,
         stored=memory_format(
             dtype, kv_dtype, kernels.weights, threads, stored, tiled=config.ops_force != "reference"
@@ -126,6 +130,7 @@ def resolve(
         device=device,
         dtype=dtype,
         weights_dtype=stored,
+        weight_formats=kernels.weights,
         kv_cache_dtype=kv_dtype,
         max_model_len=length,
         max_num_seqs=fit.max_num_seqs,
@@ -143,6 +148,15 @@ def resolve(
         kernels=kernels.name,
         reasons=tuple(sorted(reasons.items())),
     )
+
+
+def _why_formats(config: EngineConfig, spec: ModelSpec, formats: WeightFormats | None) -> str:
+    method = None if spec.codes is None else spec.codes.method
+    if formats is None:
+        return "plain tensors in the compute type" + ("" if method is None else f", decoded from those of {method}")
+    if config.quantization is not None and not formats.others:
+        return ASKED
+    return describe_formats(formats, method)
 
 
 _FIELD_DEFAULTS = {entry.name: entry.default for entry in fields(EngineConfig)}

@@ -26,7 +26,7 @@ from headrace.models.source import BUNDLED, resolve_model  # noqa: E402
 from headrace.models.spec import ModelSpec  # noqa: E402
 from headrace.models.streaming import with_streaming  # noqa: E402
 from headrace.program.lower import lower  # noqa: E402
-from headrace.quant.format import dense_format  # noqa: E402
+from headrace.quant.format import WeightFormats, dense_format  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.native_kv import NativeKV  # noqa: E402
 from headrace.runner.tape import TapeLimits  # noqa: E402
@@ -56,7 +56,7 @@ def open_run(
     source = resolve_model(str(folder))
     spec = change(read_spec(source.config, source.generation_config))
     table, team = _native.Kernels(kernels), _native.Team(2)
-    weights = load_packed(source, spec, dtype=dtype, weights=dense_format(dtype), kernels=table, team=team)
+    weights = load_packed(source, spec, dtype=dtype, weights=WeightFormats(dense_format(dtype)), kernels=table, team=team)
     groups = groups_of(spec, BLOCK_SIZE)
     limits = TapeLimits(MAX_TOKENS, 16)
     model = NativeDecoder(

@@ -23,7 +23,7 @@ from headrace.models.shapes import SHAPES
 from headrace.models.source import resolve_model
 from headrace.models.weights import Projection, Weights
 from headrace.program.lower import lower
-from headrace.quant.format import BF16, F32, WeightFormat, parse_format
+from headrace.quant.format import BF16, F32, WeightFormat, WeightFormats, parse_format
 from tests import needs
 
 native = needs.native()
@@ -61,7 +61,7 @@ def load(name: Path | str, weights: WeightFormat, dtype: str = "float32", **opti
     source = resolve_model(str(name))
     spec = read_spec(source.config)
     loaded: Weights = packed_loader.load_packed(
-        source, spec, dtype=dtype, weights=weights, kernels=KERNELS, team=TEAM, **options
+        source, spec, dtype=dtype, weights=WeightFormats(weights), kernels=KERNELS, team=TEAM, **options
     )
     return loaded
 
@@ -214,12 +214,12 @@ from headrace._native import Kernels, Team, available_kernels
 from headrace.models.families import read_spec
 from headrace.models.packed_loader import load_packed
 from headrace.models.source import resolve_model
-from headrace.quant.format import parse_format
+from headrace.quant.format import WeightFormats, parse_format
 def memory(field):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(field))
 source = resolve_model(sys.argv[1])
 before = memory("VmRSS")
-weights = load_packed(source, read_spec(source.config), dtype="bfloat16", weights=parse_format("int4"),
+weights = load_packed(source, read_spec(source.config), dtype="bfloat16", weights=WeightFormats(parse_format("int4")),
                       kernels=Kernels(available_kernels()[0]), team=Team(2))
 packed = weights.tables["embed"].nbytes + sum(matrix.weight.nbytes for matrix in weights.matrices.values())
 print(before, memory("VmHWM"), packed, int("torch" in sys.modules))

@@ -15,7 +15,7 @@ from headrace.plan.activations import activation_bytes
 from headrace.plan.formats import memory_format
 from headrace.plan.ledger import ledger
 from headrace.program.lower import lower
-from headrace.quant.format import PAGE, parse_format
+from headrace.quant.format import PAGE, WeightFormats, parse_format
 from tests import needs
 
 needs.native()
@@ -83,6 +83,6 @@ def check(model: str, options: dict[str, Any]) -> None:
 
 def test_never_falls() -> None:
     program = lower(assemble(EngineConfig("shape:tiny")).spec)
-    memory = memory_format("bfloat16", "int8", parse_format("int4"), threads=2)
+    memory = memory_format("bfloat16", "int8", WeightFormats(parse_format("int4")), threads=2)
     sizes = [activation_bytes(program, tokens, 8, memory, ()) for tokens in range(1, 200, 3)]
     assert sizes == sorted(sizes) and np.diff(sizes).max() < 100 * PAGE

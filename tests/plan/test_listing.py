@@ -7,14 +7,14 @@ from headrace.models.shapes import SHAPES
 from headrace.plan.formats import memory_format
 from headrace.plan.listing import COLUMNS, program_rows
 from headrace.program.lower import lower
-from headrace.quant.format import parse_format
+from headrace.quant.format import WeightFormats, parse_format
 
 TINY = lower(read_spec(SHAPES["tiny"]))
 """Hidden 64, inner 128, 2 layers, 4 heads of 16, 2 KV heads, vocabulary 256, untied."""
 
 
 def cells(name: str, layer: str, quantization: str | None = None, kv: str = "float32") -> dict[str, str]:
-    weights = None if quantization is None else parse_format(quantization)
+    weights = None if quantization is None else WeightFormats(parse_format(quantization))
     header, *rows = program_rows(TINY, memory_format("float32", kv, weights))
     assert header == COLUMNS and len(rows) == len(TINY.ops)
     (found,) = (row for row in rows if row[1] == name and row[2] == layer)

@@ -13,7 +13,7 @@ from headrace.config import EngineConfig
 from headrace.plan.formats import memory_format
 from headrace.plan.weights import total_weight_bytes
 from headrace.program.lower import lower
-from headrace.quant.format import F32
+from headrace.quant.format import F32, WeightFormats
 from tests import needs
 from tests.instruction_sets import parameters
 
@@ -41,7 +41,7 @@ def test_a_bfloat16_checkpoint_is_stored_as_it_is(name: str) -> None:
         and "as the checkpoint stores them" in reasons["weights_dtype"]
     )
     # float32 held the matrices in four bytes, and the tied embeddings once more beside the packed head.
-    before = total_weight_bytes(lower(plan.spec), memory_format("float32", "float32", F32))
+    before = total_weight_bytes(lower(plan.spec), memory_format("float32", "float32", WeightFormats(F32)))
     embeddings = plan.spec.vocab_size * plan.spec.hidden_size
     assert (before + 4 * embeddings) / plan.ledger.weight_bytes > 1.99
     assert {line.name: line.bytes for line in plan.ledger.weights}["head"] == 0

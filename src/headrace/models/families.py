@@ -132,15 +132,6 @@ def find_family(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _method(settings: object) -> str:
-    """The name of the method in a `quantization_config`."""
-    fields = settings if isinstance(settings, Mapping) else {}
-    name = fields.get("quant_method")
-    if isinstance(name, str) and name:
-        return f"{name:.40}"
-    return "bitsandbytes" if any(f"load_in_{bits}bit" in fields for bits in (4, 8)) else "an unnamed method"
-
-
 def weight_names(spec: ModelSpec) -> WeightNames:
     """Checkpoint tensor names of a spec's family."""
     return FAMILIES[spec.family].names
@@ -153,12 +144,6 @@ def read_spec(config: Mapping[str, Any], generation_config: Mapping[str, Any] | 
     """
     family = find_family(config)
     reader = ConfigReader(config)
-    if reader.has("quantization_config"):
-        raise UnsupportedModel(
-            f"the checkpoint is quantised with {_method(config['quantization_config'])}, which this version does not "
-            "read: give the original checkpoint (bfloat16, float16 or float32); --quantization int8 or int4 rounds it "
-            "while it is loaded"
-        )
     hidden = reader.integer("hidden_size", 1, MAX_HIDDEN)
     num_layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
     max_position = reader.integer("max_position_embeddings", 1, MAX_POSITION)

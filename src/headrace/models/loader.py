@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from headrace.models.families import weight_names
 from headrace.models.floats import to_dtype, to_float32
 from headrace.models.random_weights import RandomTensors
-from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
+from headrace.models.stored import StoredWeights, open_weights
 from headrace.models.weights import Progress, Projection, Weights, check_tensors, make_weights
 from headrace.program.lower import lower
 from headrace.program.records import WeightRef
@@ -38,29 +38,30 @@ def load_weights(
     """
     if source.path is None:
         return random_weights(spec, dtype=dtype, device=device, seed=seed)
-    return read_weights(Checkpoint(source.path), spec, dtype=dtype, device=device, progress=progress)
+    return read_weights(open_weights(source, spec), spec, dtype=dtype, device=device, progress=progress)
 
 
 def read_weights(
-    checkpoint: Checkpoint,
+    stored: StoredWeights,
     spec: ModelSpec,
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> Weights:
-    """Copy every tensor into its matrix, converting to `dtype` on the way, one tensor at a time.
+    """Copy every tensor into its matrix, decoding codes and converting to `dtype` on the way, one tensor at a time.
 
     Names, shapes and dtypes of all tensors are checked before the first is allocated.
     """
     names = weight_names(spec)
     program = lower(spec, names)
-    check_tensors(checkpoint, program, names)
+    check_tensors(stored.checkpoint, program, names, stored.coded, stored.parts | {*stored.ignored})
     done, total = 0, len(program.tensors())
 
     def fill(name: str, target: torch.Tensor) -> None:
         nonlocal done
-        target.copy_(as_tensor(checkpoint.array(name)))
+        coded = stored.coded.get(name)
+        target.copy_(as_tensor(stored.checkpoint.array(name) if coded is None else coded.floats()))
         done += 1
         if progress is not None:
             progress(done, total)

@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from headrace._native import Kernels, PackedMatrix, Team
 from headrace.models.families import weight_names
-from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
+from headrace.models.stored import open_weights
 from headrace.models.tensor_sources import CheckpointTensors, RandomSource, TensorSource
 from headrace.models.weights import Progress, Projection, Weights, check_tensors, make_weights
 from headrace.program.lower import lower
 from headrace.program.records import WeightRef
-from headrace.quant.format import WeightFormat
+from headrace.quant.format import WeightFormat, WeightFormats
+from headrace.quant.native import native_codes
 
 _INPUTS: dict[str, Literal["f32", "bf16", "i8"]] = {"f32": "f32", "bf16": "bf16", "int8": "i8"}
 
@@ -31,7 +32,7 @@ def load_packed(
     spec: ModelSpec,
     *,
     dtype: str,
-    weights: WeightFormat,
+    weights: WeightFormats,
     kernels: Kernels,
     team: Team,
     seed: int = 0,
@@ -39,7 +40,9 @@ def load_packed(
 ) -> Weights:
     """The weights of a resolved model, matrices packed as `weights` says, embeddings in `dtype`, norms in float32.
 
-    Tied embeddings are packed once, unless the head is rounded to fewer bits.
+    Tied embeddings are packed once, unless the head is rounded to fewer bits. Matrices that the checkpoint stores as codes
+    keep them where `weights` names the format of `code_format.common_format`; else they are decoded, and rounded anew if
+    their format is one of codes.
 
     Read from the model's folder, or random with `seed` for a shape. Names, shapes and dtypes of all tensors are
     checked before the first is read. Raises CheckpointError, naming the tensor, where the checkpoint does not hold
@@ -52,9 +55,9 @@ def load_packed(
     if source.path is None:
         tensors = RandomSource(seed, dtype)
     else:
-        checkpoint = Checkpoint(source.path)
-        check_tensors(checkpoint, program, names)
-        tensors = CheckpointTensors(checkpoint, expected)
+        stored = open_weights(source, spec)
+        check_tensors(stored.checkpoint, program, names, stored.coded, stored.parts | {*stored.ignored})
+        tensors = CheckpointTensors(stored, expected)
     return make_weights(program, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress))
 
 
@@ -65,7 +68,7 @@ class _Packer:
         self,
         tensors: TensorSource,
         dtype: str,
-        weights: WeightFormat,
+        weights: WeightFormats,
         kernels: Kernels,
         team: Team,
         total: int,
@@ -96,22 +99,26 @@ class _Packer:
         if weight.biases:
             biases = zip(weight.biases, rows, strict=True)
             bias = np.concatenate([self._tensors.vector(name, count) for name, count in biases])
-        parts = self._tensors.matrices(names, rows, weight.columns)
-        packed = self._pack(parts, gate=weight.gated, bias=bias)
+        target = self._weights.of(weight.name)
+        if weight.name in self._weights.kept:
+            packed = self._pack_codes(names, target, gate=weight.gated, bias=bias)
+        else:
+            parts = self._tensors.matrices(names, rows, weight.columns)
+            packed = self._pack(parts, target, gate=weight.gated, bias=bias)
         self._finish([*names, *weight.biases])
         return packed
 
     def tied(self, weight: WeightRef) -> tuple[NDArray[Any] | PackedMatrix, Projection]:
-        if self._weights.quantized:
+        target = self._weights.of(weight.name)
+        if target.quantized:
             table = self.table(weight)
-            return table, self._pack([table], gate=False, bias=None)
+            return table, self._pack([table], target, gate=False, bias=None)
         both = self.matrix(weight)
         return both.weight, both
 
     def _pack(
-        self, parts: Sequence[NDArray[Any]], *, gate: bool, bias: NDArray[np.float32] | None
+        self, parts: Sequence[NDArray[Any]], weights: WeightFormat, *, gate: bool, bias: NDArray[np.float32] | None
     ) -> Projection:
-        weights = self._weights
         matrix = PackedMatrix(
             self._kernels,
             self._team,
@@ -121,6 +128,22 @@ class _Packer:
             input=_INPUTS[weights.activations],
             group=weights.group or 0,
             symmetric=weights.symmetric,
+            bias=bias,
+        )
+        return Projection(matrix, format=weights.name)
+
+    def _pack_codes(
+        self, names: Sequence[str], weights: WeightFormat, *, gate: bool, bias: NDArray[np.float32] | None
+    ) -> Projection:
+        """The stored codes, unchanged but for bits and groups that the kernels do not have."""
+        matrix = PackedMatrix.from_codes(
+            self._kernels,
+            self._team,
+            weights.storage,
+            [native_codes(part, weights) for part in self._tensors.coded(names)],
+            gate=gate,
+            input=_INPUTS[weights.activations],
+            group=weights.group or 0,
             bias=bias,
         )
         return Projection(matrix, format=weights.name)

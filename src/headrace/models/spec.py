@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.core.types import Retention
+from headrace.quant.code_format import CodeFormat
+from headrace.quant.format import Activations
 
 NormPlacement = Literal["pre"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -73,6 +75,19 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """The matrices that a checkpoint stores as codes.
+
+    method: the name of its quantisation. formats: (name of the tensor that it would be as floats, format) pairs.
+    activations: how the method's own runs encode activations, where it says so.
+    """
+
+    method: str
+    formats: tuple[tuple[str, CodeFormat], ...]
+    activations: Activations | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements, never bytes."""
 
@@ -87,7 +102,8 @@ class ModelSpec:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     final_soft_cap: float | None = None
-    matrix_dtype: str | None = None  # type of all stored matrices, where the files were read
+    matrix_dtype: str | None = None  # type of all matrices that are stored as floats, where the files were read
+    codes: StoredCodes | None = None  # the others
 
     @property
     def stored_dtype(self) -> str:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from headrace.models.families import MAX_INTERMEDIATE
 from headrace.models.floats import ARRAY_TYPES, to_dtype, to_float32
 from headrace.models.random_weights import POOL, RandomTensors
-from headrace.models.safetensors_reader import Checkpoint
+from headrace.models.safetensors_reader import TensorEntry
+from headrace.models.stored import StoredWeights
+from headrace.quant.coded import Coded
 
 AHEAD_BYTES = 64 << 20
 """How far ahead of the current tensor the system is asked to read, so that the disk is busy while the CPU packs."""
@@ -36,6 +38,10 @@ class TensorSource(Protocol):
         or the bits of bfloat16. Valid until `done`."""
         ...
 
+    def coded(self, names: Sequence[str]) -> list[Coded]:
+        """Matrices that are stored as codes, as such."""
+        ...
+
     def done(self, names: Sequence[str]) -> None:
         """The tensors of these names have been used."""
         ...
@@ -43,11 +49,11 @@ class TensorSource(Protocol):
 
 class CheckpointTensors:
     """Views of a checkpoint's files. Pages are prefetched before their use and released after it, so that
-    resident memory stays small for files of any size."""
+    resident memory stays small for files of any size. Codes are decoded where floats are asked for."""
 
-    def __init__(self, checkpoint: Checkpoint, order: Sequence[str]) -> None:
+    def __init__(self, stored: StoredWeights, order: Sequence[str]) -> None:
         """`order`: the names in the order of their use."""
-        self._checkpoint = checkpoint
+        self._checkpoint, self._coded = stored.checkpoint, stored.coded
         self._ahead: Iterator[str] = iter(order)
         self._room = AHEAD_BYTES
         self._read_ahead()
@@ -64,15 +70,21 @@ class CheckpointTensors:
         return table
 
     def matrices(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[NDArray[Any]]:
-        arrays = [self._checkpoint.array(name) for name in names]
+        arrays = [
+            self._coded[name].floats() if name in self._coded else self._checkpoint.array(name) for name in names
+        ]
         if len({array.dtype for array in arrays}) > 1 or arrays[0].dtype == np.float64:
             return [to_float32(array) for array in arrays]
         return arrays
 
+    def coded(self, names: Sequence[str]) -> list[Coded]:
+        return [self._coded[name].decode() for name in names]
+
     def done(self, names: Sequence[str]) -> None:
         for name in names:
-            self._checkpoint.drop(name)
-            self._room += self._bytes(name)
+            for entry in self._entries(name):
+                self._checkpoint.drop(entry.name)
+                self._room += entry.end - entry.begin
         self._read_ahead()
 
     def _read_ahead(self) -> None:
@@ -80,13 +92,17 @@ class CheckpointTensors:
             name = next(self._ahead, None)
             if name is None:
                 return
-            self._checkpoint.prefetch(name)
-            self._room -= self._bytes(name)
+            for entry in self._entries(name):
+                self._checkpoint.prefetch(entry.name)
+                self._room -= entry.end - entry.begin
 
-    def _bytes(self, name: str) -> int:
+    def _entries(self, name: str) -> tuple[TensorEntry, ...]:
+        """The tensors that hold the weight of that name."""
+        if name in self._coded:
+            return self._coded[name].tensors
         entry = self._checkpoint.entry(name)
         assert entry is not None  # every name was looked up before the first was read
-        return entry.end - entry.begin
+        return (entry,)
 
 
 class RandomSource:
@@ -118,6 +134,9 @@ class RandomSource:
             views.append(self._pool[start : start + count * columns].reshape(count, columns))
             start, total = (start + count * columns) % POOL, total - count
         return views
+
+    def coded(self, names: Sequence[str]) -> list[Coded]:
+        raise AssertionError("random weights are floats")
 
     def done(self, names: Sequence[str]) -> None:
         pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -87,10 +87,21 @@ def make_weights(program: Program, make: Maker) -> Weights:
     return Weights(tables, vectors, matrices)
 
 
-def check_tensors(checkpoint: Checkpoint, program: Program, names: WeightNames) -> None:
-    """Raise CheckpointError for the first tensor that is missing, unexpected, misshapen or not a float."""
+def check_tensors(
+    checkpoint: Checkpoint,
+    program: Program,
+    names: WeightNames,
+    coded: Collection[str] = (),
+    others: Collection[str] = (),
+) -> None:
+    """Raise CheckpointError for the first tensor that is missing, unexpected, misshapen or not a float.
+
+    coded: tensors of the program that are stored as codes, which are checked already. others: tensors that are expected too.
+    """
     expected = program.tensors()
     for name, shape in expected.items():
+        if name in coded:
+            continue
         entry = checkpoint.entry(name)
         if entry is None:
             raise CheckpointError(f"the checkpoint in {checkpoint.folder} lacks tensor {name}")
@@ -103,7 +114,7 @@ def check_tensors(checkpoint: Checkpoint, program: Program, names: WeightNames) 
                 f"tensor {name} is stored as {entry.dtype}, not as one of {', '.join(WEIGHT_DTYPES)}"
             )
     # A tied model's head is the embedding; checkpoints that store it once more are common, and HF ignores it too.
-    known = expected.keys() | {names.head}
+    known = {*expected, names.head, *others}.difference(coded) | {*others}
     for name in checkpoint.names():
         if name not in known and not name.endswith(names.ignored):
             raise CheckpointError(

@@ -9,8 +9,8 @@ import functools
 
 from headrace.plan.formats import MemoryFormat
 from headrace.program.placement import Encoding, Place, Type, place
-from headrace.program.records import Program
-from headrace.quant.format import INPUT_ALIGN, PAGE, WeightFormat
+from headrace.program.records import Program, WeightRef
+from headrace.quant.format import INPUT_ALIGN, PAGE, WeightFormats
 
 _BYTES: dict[Type, int] = {"f32": 4, "bf16": 2, "i8": 1}
 _TYPES: dict[str, Type] = {"f32": "f32", "bf16": "bf16", "int8": "i8"}  # by type of activations
@@ -34,14 +34,15 @@ def arena_bytes(program: Program, tokens: int, seqs: int, memory: MemoryFormat) 
 
 
 @functools.lru_cache(maxsize=8)
-def _places(program: Program, weights: WeightFormat, kv_dtype: str) -> tuple[Place, ...]:
+def _places(program: Program, weights: WeightFormats, kv_dtype: str) -> tuple[Place, ...]:
     """All memory of a step, each once."""
-    encoding: Encoding = (_TYPES[weights.activations], 0)
 
-    def read_as(columns: int) -> Encoding:
-        return encoding if encoding[0] != "i8" else ("i8", weights.group or _round(columns, INPUT_ALIGN))
+    def read_as(weight: WeightRef) -> Encoding:
+        one = weights.of(weight.name)
+        type = _TYPES[one.activations]
+        return (type, 0) if type != "i8" else (type, one.group or _round(weight.columns, INPUT_ALIGN))
 
-    calls = place(program, lambda weight: read_as(weight.columns), "f32" if kv_dtype == "float32" else "bf16")
+    calls = place(program, read_as, "f32" if kv_dtype == "float32" else "bf16")
     return tuple(dict.fromkeys(out for call in calls for out in call.outputs))
 
 

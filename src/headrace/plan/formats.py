@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headrace.models.spec import KVLayout
 from headrace.plan.units import DTYPE_BYTES
-from headrace.quant.format import WeightFormat
+from headrace.quant.format import WeightFormats
 
 _NATIVE_STRIDE = 16  # positions: the native kernels multiply with blocks of keys that are whole panels
 _NATIVE_SCALE_BYTES = 4
@@ -55,7 +55,7 @@ class MemoryFormat:
 
     dtype: str
     kv: KVFormat
-    weights: WeightFormat | None = None
+    weights: WeightFormats | None = None
     threads: int = 1
     tiled: bool = True  # whether torch's attention cuts long prompts; the reference ops do not
     table: str | None = None  # None: the compute type
@@ -74,13 +74,13 @@ class MemoryFormat:
 def memory_format(
     dtype: str,
     kv_dtype: str,
-    weights: WeightFormat | None,
+    weights: WeightFormats | None,
     threads: int = 1,
     table: str | None = None,
     *,
     tiled: bool = True,
 ) -> MemoryFormat:
-    """`weights` says whether the native kernels run, and in which format."""
+    """`weights` says whether the native kernels run, and in which formats."""
     return MemoryFormat(
         dtype, kv_format(kv_dtype, native=weights is not None), weights, threads, tiled, table
     )

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
 from headrace.ops.candidates import DEFAULT_TABLE
-from headrace.ops.cpu.support import DTYPES, KV_DTYPES, native_facts
+from headrace.ops.cpu.support import KV_DTYPES, native_facts
 from headrace.ops.table import DENSE, Facts, op_keys
 from headrace.plan.hardware import Machine
-from headrace.quant.format import WeightFormat, dense_format, parse_format
+from headrace.plan.weight_formats import weight_formats
+from headrace.program.records import Program
+from headrace.quant.format import ACTIVATION_NAMES, WeightFormats
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class KernelChoice:
     """`name` is the instruction set of the native kernels, or None where torch runs the model."""
 
     name: str | None
-    weights: WeightFormat | None  # of the packed matrices; None where torch runs
+    weights: WeightFormats | None  # of the packed matrices; None where torch runs
     reason: str
 
 
@@ -29,16 +31,20 @@ def op_facts(spec: ModelSpec, machine: Machine) -> Facts:
 
 
 def choose_kernels(
-    spec: ModelSpec, machine: Machine, dtype: str, quantization: str | None, force: str | None
+    spec: ModelSpec,
+    program: Program,
+    machine: Machine,
+    dtype: str,
+    quantization: str | None,
+    force: str | None,
 ) -> KernelChoice:
-    """Ask the op table which kernels serve the whole model in `dtype` with weights of that format.
+    """Ask the op table which kernels serve the whole model in `dtype` with weights of those formats.
 
     Raises ConfigError where the kernels that `force` names cannot, or where a quantised format finds none.
     """
-    weights = parse_format(quantization) if quantization else None
-    if weights is None and dtype in DTYPES:
-        weights = dense_format(dtype, stored_type(spec, dtype)[0])
-    keys = op_keys(machine.kind, dtype, (weights.name if weights else DENSE,))
+    weights = weight_formats(spec, program, dtype, quantization)
+    names = (DENSE,) if weights is None else tuple(one.name for one in weights.all)
+    keys = op_keys(machine.kind, dtype, names)
     choice = DEFAULT_TABLE.suite(keys, op_facts(spec, machine), force)
     if choice.name is not None:
         best = "the best instruction set of this CPU that there are kernels for"
@@ -47,24 +53,11 @@ def choose_kernels(
     if force in refused:
         here = f"; here are {', '.join(machine.kernels)}" if machine.kernels else ""
         raise ConfigError(f"ops_force {force} cannot serve this model: {refused[force]}{here}")
-    if quantization is not None:
+    if quantization is not None and quantization not in ACTIVATION_NAMES:
         raise ConfigError(
             f"quantization {quantization} needs the native CPU kernels, which do not serve here ({choice.why})"
         )
     return KernelChoice(None, None, f"torch runs the model: {choice.why}")
-
-
-def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[str, str]:
-    """(type, reason) of embeddings and of matrices that are not quantised, as stored in memory.
-
-    The native kernels widen 16 bits to float32 as they read them, which is exact and halves what is read.
-    """
-    if native and dtype == "float32" and spec.stored_dtype != dtype:
-        return (
-            spec.stored_dtype,
-            f"as the checkpoint stores them; converted to {dtype} exactly when read",
-        )
-    return dtype, "the compute type"
 
 
 def choose_kv_dtype(asked: str, dtype: str, native: bool, asked_reason: str) -> tuple[str, str]:

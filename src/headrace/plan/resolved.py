@@ -9,7 +9,7 @@ from typing import Any
 from headrace.core.types import KVGroupSpec
 from headrace.plan.formats import MemoryFormat, memory_format
 from headrace.plan.hardware import DeviceKind
-from headrace.quant.format import WeightFormat, dense_format, parse_format
+from headrace.quant.format import WeightFormat, WeightFormats
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class ResolvedConfig:
     kv_cache_memory: bytes of all KV pools together; num_kv_blocks: blocks of the largest of them.
     weights_dtype: embeddings, and matrices that are not quantised, as stored in memory.
     kernels: instruction set of the native kernels that run the model, None where torch does.
-    quantization: as `quant.format.WeightFormat.name`.
+    quantization: as `quant.format.WeightFormat.name`, or one of `quant.format.ACTIVATION_NAMES`.
+    weight_formats: how the native kernels' matrices are packed; None where torch runs on plain tensors.
     kv_groups: a pool for each of the `kv_shapes` of `streaming_spec(spec, attention_sinks, sliding_window)`.
     reasons: (setting, reason) pairs, in order of the setting's name.
     """
@@ -28,6 +29,7 @@ class ResolvedConfig:
     device: DeviceKind
     dtype: str
     weights_dtype: str
+    weight_formats: WeightFormats | None
     kv_cache_dtype: str
     max_model_len: int
     max_num_seqs: int
@@ -69,18 +71,14 @@ class ResolvedConfig:
 
     @property
     def weight_format(self) -> WeightFormat | None:
-        """How the native kernels' matrices are packed; None where torch runs on plain tensors."""
-        if self.kernels is None:
-            return None
-        if self.quantization is not None:
-            return parse_format(self.quantization)
-        return dense_format(self.dtype, self.weights_dtype)
+        """The one of `weight_formats` that represents the model."""
+        return None if self.weight_formats is None else self.weight_formats.main
 
     @property
     def memory_format(self) -> MemoryFormat:
         """How weights, KV and activations are stored in memory."""
         return memory_format(
-            self.dtype, self.kv_cache_dtype, self.weight_format, self.num_threads, self.weights_dtype,
+            self.dtype, self.kv_cache_dtype, self.weight_formats, self.num_threads, self.weights_dtype,
             tiled=self.ops_force != "reference",
         )  # fmt: skip
 

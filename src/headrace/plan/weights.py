@@ -70,7 +70,7 @@ def total_weight_bytes(program: Program, memory: MemoryFormat) -> int:
 
 def held_bytes(weight: WeightRef, memory: MemoryFormat) -> dict[Part, int]:
     """Bytes of one weight, by part: a tied weight that is quantised for the head is held twice."""
-    if weight.kind == "tied" and memory.weights is not None and memory.weights.quantized:
+    if weight.kind == "tied" and memory.weights is not None and memory.weights.of(weight.name).quantized:
         return {"embeddings": table_bytes(weight, memory), "head": matrix_bytes(weight, memory)}
     return {weight.part: (table_bytes if weight.kind == "table" else matrix_bytes)(weight, memory)}
 
@@ -82,29 +82,34 @@ def table_bytes(weight: WeightRef, memory: MemoryFormat) -> int:
 
 def matrix_bytes(weight: WeightRef, memory: MemoryFormat) -> int:
     """Of a weight that multiplies, or scales."""
-    packed = memory.weights
-    if packed is None:
+    if memory.weights is None:
         return weight.elements * memory.element_bytes
     if weight.kind == "vector":
         return weight.elements * _NORM_BYTES
+    packed = memory.weights.of(weight.name)
     return packed.packed_bytes(weight.rows, weight.columns, gated=weight.gated, bias=bool(weight.biases))
 
 
 def _how(program: Program, part: WeightPart, memory: MemoryFormat) -> str:
     """How the bytes of a part come about."""
-    packed, tied = memory.weights, _tied(program)
-    if packed is not None and packed.quantized and tied is not None and part.name == "head":
-        return f"{format_count(tied.elements)} in {packed.name}: the embeddings once more, in fewer bits"
+    formats, tied = memory.weights, _tied(program)
+    rounded = formats is not None and tied is not None and formats.of(tied.name).quantized
+    if formats is not None and rounded and tied is not None and part.name == "head":
+        return f"{format_count(tied.elements)} in {formats.of(tied.name).name}: the embeddings once more, in fewer bits"
     if not part.parameters:
         return part.how
     count = format_count(part.parameters)
-    if packed is None:
+    if formats is None:
         return f"{count} x {memory.element_bytes} B: {part.how}"
     if part.name == "norms":
         return f"{count} x {_NORM_BYTES} B: {part.how}"
-    if part.name == "embeddings" and (tied is None or packed.quantized):
+    if part.name == "embeddings" and (tied is None or rounded):
         return f"{count} x {memory.table_bytes} B: {part.how}"
-    return f"{count} in {packed.name}: {part.how}"
+    names = [weight.name for weight in program.weights if weight.part == part.name and weight.kind != "vector"]
+    used = dict.fromkeys(formats.of(name).name for name in names)
+    sources = dict.fromkeys(how for name, how in formats.decoded if name in names)
+    decoded = f"; decoded from {', '.join(sources)}, which no kernel reads yet" if sources else ""
+    return f"{count} in {', '.join(used)}: {part.how}{decoded}"
 
 
 def _tied(program: Program) -> WeightRef | None:

@@ -127,10 +127,14 @@ class WeightFormats:
     """The packed format of each matrix of a model.
 
     usual: of every matrix that `others` does not name. others: (name of a `WeightRef`, format) pairs.
+    kept: names of matrices whose codes are those of the checkpoint. decoded: (name, how the checkpoint stores it) of those
+    whose codes no kernel reads, so that they are floats in memory.
     """
 
     usual: WeightFormat
     others: tuple[tuple[str, WeightFormat], ...] = ()
+    kept: frozenset[str] = frozenset()
+    decoded: tuple[tuple[str, str], ...] = ()
 
     def of(self, name: str) -> WeightFormat:
         """The format of the matrix with that name."""

@@ -36,14 +36,14 @@ def load_executor(
 
     Raises CheckpointError where the checkpoint does not hold what `spec` needs.
     """
-    assert resolved.kernels is not None and resolved.weight_format is not None
+    assert resolved.kernels is not None and resolved.weight_formats is not None
     kernels = Kernels(resolved.kernels)
     team = Team(resolved.num_threads, resolved.pin_threads)
     weights = load_packed(
         source,
         spec,
         dtype=resolved.weights_dtype,
-        weights=resolved.weight_format,
+        weights=resolved.weight_formats,
         kernels=kernels,
         team=team,
         seed=resolved.seed,

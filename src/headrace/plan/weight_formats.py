@@ -1,0 +1,97 @@
+"""Which packed format each matrix of a model gets on the native path."""
+
+from __future__ import annotations
+
+from headrace.errors import ConfigError
+from headrace.models.spec import ModelSpec
+from headrace.ops.cpu.support import DTYPES
+from headrace.program.records import Program
+from headrace.quant.code_format import CodeFormat, common_format, float_format, native_format
+from headrace.quant.format import (
+    ACTIVATION_NAMES,
+    Activations,
+    WeightFormat,
+    WeightFormats,
+    dense_format,
+    parse_format,
+)
+
+CODE_ACTIVATIONS: Activations = "int8"
+"""How activations meet the codes of a checkpoint whose method does not say. As for weights that are rounded at load, their
+error is small beside that of the weights, and integer products are up to twice as fast (docs/quantization.md)."""
+
+
+def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[str, str]:
+    """(type, reason) of embeddings and of matrices that are not quantised, as stored in memory.
+
+    The native kernels widen 16 bits to float32 as they read them, which is exact and halves what is read.
+    """
+    if native and dtype == "float32" and spec.stored_dtype != dtype:
+        return (
+            spec.stored_dtype,
+            f"as the checkpoint stores them; converted to {dtype} exactly when read",
+        )
+    return dtype, "the compute type"
+
+
+def weight_formats(
+    spec: ModelSpec, program: Program, dtype: str, quantization: str | None
+) -> WeightFormats | None:
+    """The formats that the option `quantization` asks for, else those of the checkpoint; None where the kernels have none.
+
+    Raises ConfigError for a name that is unknown, or that needs a quantised checkpoint.
+    """
+    if quantization is not None and quantization not in ACTIVATION_NAMES:
+        return WeightFormats(parse_format(quantization))
+    if quantization is not None and spec.codes is None:
+        raise ConfigError(
+            f"quantization {quantization} is about the codes of a quantised checkpoint, and this one is not quantised"
+        )
+    if dtype not in DTYPES:
+        return None
+    usual = dense_format(dtype, stored_type(spec, dtype)[0])
+    if spec.codes is None:
+        return WeightFormats(usual)
+    activations = ACTIVATION_NAMES.get(quantization or "", spec.codes.activations or CODE_ACTIVATIONS)
+    stored = dict(spec.codes.formats)
+    others: list[tuple[str, WeightFormat]] = []
+    kept: list[str] = []
+    decoded: list[tuple[str, str]] = []
+    for weight in program.weights:
+        parts = [stored.get(name) for name, _ in weight.parts]
+        if not any(parts):
+            continue
+        packed = _kept_format(parts, activations)
+        if packed is not None:
+            kept.append(weight.name)
+        else:
+            decoded.append((weight.name, _described(parts)))
+        others.append((weight.name, packed or _float_format(parts, dtype, usual)))
+    return WeightFormats(usual, tuple(others), frozenset(kept), tuple(decoded))
+
+
+def describe_formats(formats: WeightFormats, codes: str | None) -> str:
+    """The reason for the formats of a checkpoint's matrices; `codes` is the name of its method."""
+    if codes is None or not formats.others:
+        return "one format for every matrix"
+    text = f"as the checkpoint stores them ({codes})"
+    if formats.decoded:
+        kinds = dict.fromkeys(how for _, how in formats.decoded)
+        text += f"; {len(formats.decoded)} are decoded to floats, because no kernel reads {' or '.join(kinds)} yet"
+    return text
+
+
+def _kept_format(parts: list[CodeFormat | None], activations: Activations) -> WeightFormat | None:
+    """The format that holds the exact codes of all parts of one product, if there is one."""
+    formats = [None if part is None else native_format(part, activations) for part in parts]
+    known = [one for one in formats if one is not None]
+    return common_format(known) if len(known) == len(parts) else None
+
+
+def _float_format(parts: list[CodeFormat | None], dtype: str, usual: WeightFormat) -> WeightFormat:
+    formats = {usual if part is None else float_format(part, dtype) for part in parts}
+    return formats.pop() if len(formats) == 1 else dense_format(dtype)
+
+
+def _described(parts: list[CodeFormat | None]) -> str:
+    return " beside ".join(dict.fromkeys("floats" if part is None else part.name for part in parts))
