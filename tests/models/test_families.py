@@ -168,12 +168,6 @@ UNSUPPORTED = [
     ("rope_scaling", {"full_attention": {"rope_type": "default"}}, "differ between layer types"),
     ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("partial_rotary_factor", 0.25, "partial_rotary_factor"),
-    ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantised with gptq.*--quantization int8"),
-    ("quantization_config", {"quant_method": "awq"}, "quantised with awq"),
-    ("quantization_config", {"quant_method": "fp8"}, "quantised with fp8"),
-    ("quantization_config", {"load_in_4bit": True}, "quantised with bitsandbytes"),
-    ("quantization_config", {"quant_method": "x" * 999}, "quantised with x{40}, which"),
-    ("quantization_config", "int4", "an unnamed method"),
 ]
 
 

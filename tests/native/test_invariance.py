@@ -25,7 +25,7 @@ from headrace.core.types import NewRequest  # noqa: E402
 from headrace.models.families import read_spec  # noqa: E402
 from headrace.models.packed_loader import load_packed  # noqa: E402
 from headrace.models.source import resolve_model  # noqa: E402
-from headrace.quant.format import BF16  # noqa: E402
+from headrace.quant.format import BF16, WeightFormats  # noqa: E402
 from headrace.runner.executor import ModelExecutor  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.step import Step  # noqa: E402

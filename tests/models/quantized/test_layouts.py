@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,6 @@ def test_dequantize_weight_by_weight(rows: Any, group: Any, zero: Any, permuted:
 
 def test_settings_in_files_beside_the_config(tmp_path: Path) -> None:
     """As AutoGPTQ, AutoAWQ and ModelOpt wrote them before configs held them."""
-    import json
-
     assert quantization_of({}, tmp_path) is None
     files = {
         "hf_quant_config.json": ("modelopt", {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}),

@@ -1,0 +1,174 @@
+"""Models of the four families from quantised checkpoints against transformers with the weights that the codes mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests import needs
+
+native = needs.native()
+
+from headrace.build import Survey, survey  # noqa: E402
+from headrace.config import EngineConfig  # noqa: E402
+from headrace.models.packed_loader import load_packed  # noqa: E402
+from headrace.models.weights import Weights  # noqa: E402
+from headrace.plan.weights import weight_bytes  # noqa: E402
+from headrace.program.lower import lower  # noqa: E402
+from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
+from headrace.runner.native_kv import NativeKV  # noqa: E402
+from headrace.runner.tape import TapeLimits  # noqa: E402
+from tests.conformance.test_families import expected_logits, prompt  # noqa: E402
+from tests.models.quantized.models import FOUR, change, describe, family, quantize  # noqa: E402
+from tests.models.quantized.packers import CASES  # noqa: E402
+from tests.native.steps import PagedRun, groups_of  # noqa: E402
+
+BLOCK_SIZE = 16
+SOME = ["gptq-4-asym", "gptq-8", "gptq-4-act-order", "awq-gemm", "ct-int4-group", "ct-int8-channel", "ct-fp8-channel", "bnb-nf4-nested"]
+"""Methods that every family is tested with; the others are tested with one."""
+
+
+def load(folder: Path, **options: Any) -> tuple[Survey, Weights]:
+    plan = survey(EngineConfig(str(folder), **{"dtype": "float32", **options}))
+    kernels, formats = plan.resolved.kernels, plan.resolved.weight_formats
+    assert kernels is not None and formats is not None
+    table, team = native.Kernels(kernels), native.Team(2)
+    return plan, load_packed(
+        plan.source, plan.spec, dtype=plan.resolved.weights_dtype, weights=formats, kernels=table, team=team
+    )
+
+
+def logits(folder: Path, tokens: list[int], **options: Any) -> NDArray[np.float32]:
+    plan, weights = load(folder, **options)
+    assert plan.resolved.kernels is not None
+    table, team = native.Kernels(plan.resolved.kernels), native.Team(2)
+    groups = groups_of(plan.spec, BLOCK_SIZE)
+    kv = NativeKV(plan.spec.kv_shapes, groups, plan.resolved.kv_cache_dtype)
+    model = NativeDecoder(lower(plan.spec), weights, kv, groups, table, team, TapeLimits(256, 16))
+    made: NDArray[np.float32] = PagedRun(model, groups).step({0: tokens})[0]
+    return made
+
+
+def error(ours: NDArray[np.float32], theirs: torch.Tensor) -> float:
+    """Of all logits, as a part of their norm."""
+    difference = ours - theirs.numpy()
+    return float(np.linalg.norm(difference) / np.linalg.norm(theirs.numpy()))
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [*((name, method) for name in FOUR for method in SOME), *((FOUR[0], method) for method in CASES if method not in SOME)]
+)
+def test_logits_match(name: str, method: str, tmp_path: Path) -> None:
+    model = family(name).build(tmp_path)
+    quantize(tmp_path, model, CASES[method])
+    theirs = expected_logits(model, prompt())
+    assert error(logits(tmp_path, prompt(), quantization="a16"), theirs) < 1e-2
+    assert error(logits(tmp_path, prompt()), theirs) < 3e-2
+    if CASES[method].native is None:  # decoded, so that nothing is rounded
+        assert error(logits(tmp_path, prompt(), quantization="a16"), theirs) < 1e-4
+
+
+@pytest.mark.parametrize("method", ["gptq-4-asym", "ct-fp8-block", "bnb-nf4-nested"])
+def test_torch_runs_them_too(method: str, tmp_path: Path, open_decoder: Any, paged_run: Any) -> None:
+    model = family(FOUR[3]).build(tmp_path)
+    quantize(tmp_path, model, CASES[method])
+    theirs = expected_logits(model, prompt())
+    ours = paged_run(open_decoder(tmp_path)).step({0: prompt()})[0]
+    assert error(ours.numpy(), theirs) < 1e-5
+
+
+def test_each_matrix_has_its_own_format(tmp_path: Path) -> None:
+    """Codes where a kernel reads them, floats where none does, and a head that the checkpoint leaves alone."""
+    model = family(FOUR[0]).build(tmp_path)
+    quantize(tmp_path, model, CASES["gptq-4"])
+    rows, columns = 64, 96
+    odd, weights = CASES["gptq-4-act-order"].pack(rows, columns, np.random.default_rng(9))
+    plain = torch.randn(64, 64)
+    down, out = "model.layers.1.mlp.down_proj", "model.layers.2.self_attn.o_proj"
+    left_out = {f"{out}{suffix}": None for suffix in (".qweight", ".qzeros", ".scales", ".g_idx")}
+    change(tmp_path, {**{down + suffix: part for suffix, part in odd.items()}, **left_out, f"{out}.weight": plain})
+    state = model.state_dict()
+    state[f"{down}.weight"].copy_(weights)
+    state[f"{out}.weight"].copy_(plain)
+
+    plan, loaded = load(tmp_path)
+    formats = plan.resolved.weight_formats
+    assert formats is not None
+    assert {name: loaded.matrices[name].format for name in ("0.qkv", "1.down", "2.out", "head")} == {
+        "0.qkv": "int4-g32", "1.down": "f32", "2.out": "f32", "head": "f32",
+    }  # fmt: skip
+    assert [name for name, _ in formats.decoded] == ["1.down"]
+    held = {"attention": 0, "feed-forward": 0, "head": 0}
+    for ref in lower(plan.spec).weights:
+        if ref.kind == "matrix":
+            assert loaded.matrices[ref.name].format == formats.of(ref.name).name
+            held[ref.part] += loaded.matrices[ref.name].weight.nbytes
+    lines = {line.name: line for line in weight_bytes(lower(plan.spec), plan.resolved.memory_format)}
+    assert {name: lines[name].bytes for name in held} == held
+    assert "decoded from 4-bit integers, f16 scale a group of 32 in activation order" in lines["feed-forward"].how
+    assert "1 are decoded" in dict(plan.resolved.reasons)["weight_formats"]
+    theirs = expected_logits(model, prompt())
+    assert error(logits(tmp_path, prompt(), quantization="a16"), theirs) < 1e-2
+
+
+def test_parts_of_one_product_are_brought_to_one_format(tmp_path: Path) -> None:
+    """q and k of 4 bits, v of 8: the product of all three has 8."""
+    model = family(FOUR[0]).build(tmp_path)
+    quantize(tmp_path, model, CASES["gptq-4-asym"])
+    eight, state = CASES["gptq-8"], model.state_dict()
+    changes: dict[str, Any] = {}
+    for layer in range(3):
+        module = f"model.layers.{layer}.self_attn.v_proj"
+        parts, weights = eight.pack(32, 64, np.random.default_rng(layer))
+        changes |= {module + suffix: part for suffix, part in parts.items()}
+        state[f"{module}.weight"].copy_(weights)
+    change(tmp_path, changes)
+    describe(tmp_path, quantization_config={**CASES["gptq-4-asym"].config, "dynamic": {"+:.*v_proj": {"bits": 8}}})
+    plan, loaded = load(tmp_path)
+    assert loaded.matrices["0.qkv"].format == "int8-g32-asym" and loaded.matrices["0.out"].format == "int4-g32-asym"
+    assert plan.spec.codes is not None and {one.bits for _, one in plan.spec.codes.formats} == {4, 8}
+    theirs = expected_logits(model, prompt())
+    assert error(logits(tmp_path, prompt(), quantization="a16"), theirs) < 1e-2
+
+
+@pytest.mark.parametrize("method", ["gptq-4", "fp8-small-blocks"])
+def test_codes_may_be_rounded_to_others_at_load(method: str, tmp_path: Path) -> None:
+    model = family(FOUR[0]).build(tmp_path)
+    quantize(tmp_path, model, CASES[method])
+    plan, loaded = load(tmp_path, quantization="int8-g32-a16")
+    assert loaded.formats == ("int8-g32-a16",)
+    theirs = expected_logits(model, prompt())
+    assert error(logits(tmp_path, prompt(), quantization="int8-g32-a16"), theirs) < 2e-2
+
+
+def test_biases_of_zeros_are_accepted(tmp_path: Path) -> None:
+    """Some exporters add a bias to every matrix that they quantise."""
+    model = family(FOUR[0]).build(tmp_path)
+    quantize(tmp_path, model, CASES["gptq-4"])
+    module = "model.layers.0.self_attn.q_proj"
+    change(tmp_path, {f"{module}.bias": torch.zeros(64, dtype=torch.float16)})
+    load(tmp_path)
+    change(tmp_path, {f"{module}.bias": torch.ones(64, dtype=torch.float16)})
+    with pytest.raises(Exception, match=f"holds tensor '{module}.bias'"):
+        load(tmp_path)
+
+
+def test_f16_checkpoints_keep_their_bits(tmp_path: Path) -> None:
+    """Scales, embeddings and head of float16 are computed with in float32, not by way of bfloat16."""
+    model = family(FOUR[2]).build(tmp_path, dtype=torch.float16)
+    theirs = expected_logits(model, prompt())
+    plan, loaded = load(tmp_path, dtype="auto")
+    assert (plan.resolved.dtype, plan.resolved.weights_dtype) == ("float32", "float16")
+    assert loaded.tables["embed"].dtype == np.float16
+    assert error(logits(tmp_path, prompt(), dtype="auto"), theirs) < 1e-5
+
+
+def test_the_options_for_activations_need_codes(tmp_path: Path) -> None:
+    family(FOUR[0]).build(tmp_path)
+    with pytest.raises(Exception, match="this one is not quantised"):
+        survey(EngineConfig(str(tmp_path), quantization="a16"))
