@@ -56,7 +56,6 @@ def stored_spec(source: ModelSource) -> ModelSpec:
     named = quantization_of(source.config, source.path)
     if source.path is None or named is None:
         return _with_types(spec, source)
-    read_method(*named)  # its settings are checked before the files
     weights = open_weights(source, spec)
     assert weights.method is not None
     formats = tuple((name, one.format) for name, one in weights.coded.items())

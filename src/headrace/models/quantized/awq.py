@@ -18,7 +18,7 @@ from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.quantized.gptq import read_group
 from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, names_module
-from headrace.quant.code_format import CodeFormat
+from headrace.quant.code_format import CodeFormat, Scale
 from headrace.quant.coded import Coded
 from headrace.quant.unpack import fields_of_words
 
@@ -56,15 +56,17 @@ class AWQ:
         )
 
     def format(self, matrix: Matrix) -> CodeFormat:
-        zero: Literal["none", "integer"] = "integer" if self.zeros else "none"
-        return CodeFormat(4, scale=matrix.scale(".scales"), zero=zero, group=self.group)
+        return self._format(matrix.scales(".scales")[1])
+
+    def _format(self, scale: Scale) -> CodeFormat:
+        return CodeFormat(4, scale=scale, zero="integer" if self.zeros else "none", group=self.group)
 
     def decode(self, matrix: Matrix) -> Coded:
         groups = groups_of(matrix.columns, self.group)
-        codes, scales = self._codes(matrix, ".qweight", matrix.columns), matrix.read(".scales")
+        codes, (scales, kind) = self._codes(matrix, ".qweight", matrix.columns), matrix.scales(".scales")
         zeros = self._codes(matrix, ".qzeros", groups) if self.zeros else None
         scales = scales.T if self.version == "gemm" else scales[:, :groups]
-        return Coded(self.format(matrix), codes, np.ascontiguousarray(scales), zeros)
+        return Coded(self._format(kind), codes, np.ascontiguousarray(scales), zeros)
 
     def _codes(self, matrix: Matrix, suffix: str, count: int) -> NDArray[np.uint8]:
         """[R, count]."""

@@ -156,4 +156,5 @@ def read_bitsandbytes(config: ConfigReader) -> Method:
     def of_module(module: str) -> Layout | None:
         return None if any(names_module(key, module) for key in excluded) else layout
 
-    return Method("bitsandbytes", of_module)
+    # LLM.int8() rounds activations too
+    return Method("bitsandbytes", of_module, "int8" if isinstance(layout, EightBits) else None)

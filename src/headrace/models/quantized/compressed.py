@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, sort_by_group
-from headrace.models.quantized.patterns import matches
-from headrace.quant.code_format import MAX_GROUP, CodeFormat, Table
+from headrace.models.quantized.patterns import check_patterns, matches
+from headrace.quant.code_format import MAX_GROUP, CodeFormat, Scale, Table
 from headrace.quant.coded import Coded
 from headrace.quant.unpack import fields_of_words, nibbles
 
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 FORMATS = (*PLAIN, "pack-quantized", "mxfp4-pack-quantized")
-MAX_GROUPS, MAX_PATTERNS = 64, 32
+MAX_GROUPS = 64
 MX_GROUP = 32
 
 IGNORED = (
@@ -49,6 +49,7 @@ class Compressed:
     symmetric: bool
     rows: int | None
     group: int | None
+    ordered: bool = False  # columns may have been quantised in the order of their activations
 
     @property
     def codes(self) -> str:
@@ -61,7 +62,7 @@ class Compressed:
             shapes = ((), (1,), blocks)
         elif self.rows == 1 and self.group is None:
             shapes = ((rows,), blocks)
-        order = Stored(".weight_g_idx", ((columns,),), ("I32", "I64"), required=False)
+        order = Stored(".weight_g_idx", ((columns,),), ("I32", "I64"), required=self.ordered)
         if self.kind == "mxfp4-pack-quantized":
             if columns % MX_GROUP:
                 raise ValueError(f"rows of {columns} weights are not whole blocks of {MX_GROUP}")
@@ -85,10 +86,13 @@ class Compressed:
         )
 
     def format(self, matrix: Matrix) -> CodeFormat:
+        return self._format(matrix, self._scales(matrix)[1])
+
+    def _format(self, matrix: Matrix, scale: Scale) -> CodeFormat:
         return CodeFormat(
             self.bits,
             self.table,
-            FLOATS.get(matrix.entries[".weight_scale"].dtype, "e8m0"),
+            scale,
             "none" if self._zeros(matrix) is None else "integer",
             self.group,
             self.rows,
@@ -96,11 +100,11 @@ class Compressed:
         )
 
     def decode(self, matrix: Matrix) -> Coded:
-        order, codes = self._order(matrix), self._codes(matrix)
+        order, codes, (scales, kind) = self._order(matrix), self._codes(matrix), self._scales(matrix)
         return Coded(
-            self.format(matrix),
+            self._format(matrix, kind),
             codes if order is None else np.ascontiguousarray(codes[:, order]),
-            matrix.read(".weight_scale").reshape(self._blocks(matrix.rows, matrix.columns)),
+            scales.reshape(self._blocks(matrix.rows, matrix.columns)),
             self._zeros(matrix),
             order,
         )
@@ -108,6 +112,11 @@ class Compressed:
     def _blocks(self, rows: int, columns: int) -> tuple[int, int]:
         """The shape of scales."""
         return 1 if self.rows is None else -(-rows // self.rows), groups_of(columns, self.group)
+
+    def _scales(self, matrix: Matrix) -> tuple[NDArray[Any], Scale]:
+        if self.table == "integer":
+            return matrix.scales(".weight_scale")
+        return matrix.read(".weight_scale"), FLOATS.get(matrix.entries[".weight_scale"].dtype, "e8m0")
 
     def _codes(self, matrix: Matrix) -> NDArray[np.uint8]:
         stored = matrix.read(self.codes)
@@ -183,9 +192,8 @@ def read_compressed(config: ConfigReader) -> Method:
     usual = config.text("format", "")
     groups = [_read_group(table, name, usual) for name in table.fields]
     ignored = config.names("ignore")
-    patterns = [name for names in (ignored, *(group.targets for group, _ in groups)) for name in names if name[:3] == "re:"]
-    if len(patterns) > MAX_PATTERNS:
-        raise UnsupportedModel(f"{config.where} has {len(patterns)} patterns; at most {MAX_PATTERNS} are supported")
+    names = [*ignored, *(name for group, _ in groups for name in group.targets)]
+    check_patterns(name[3:] for name in names if name.startswith("re:"))
 
     def of_module(module: str) -> Layout | None:
         if any(_means(name, module) for name in ignored):
@@ -231,7 +239,8 @@ def _read_weights(config: ConfigReader, kind: str) -> Compressed:
     rows, group = _read_strategy(config)
     if mx and (rows, group) != (1, MX_GROUP):
         raise UnsupportedModel(f"group_size in {config.where} must be {MX_GROUP} with format {kind}")
-    return Compressed(kind, bits, tables[type, bits], config.flag("symmetric", True), rows, group)
+    ordered = config.fields.get("actorder") in (True, "group", "dynamic")
+    return Compressed(kind, bits, tables[type, bits], config.flag("symmetric", True), rows, group, ordered and not mx)
 
 
 def _read_strategy(config: ConfigReader) -> tuple[int | None, int | None]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, sort_by_group
-from headrace.models.quantized.patterns import matches
-from headrace.quant.code_format import MAX_GROUP, CodeFormat
+from headrace.models.quantized.patterns import check_patterns, matches
+from headrace.quant.code_format import MAX_GROUP, CodeFormat, Scale
 from headrace.quant.coded import Coded
 from headrace.quant.unpack import stream_of_words
 
@@ -29,11 +29,12 @@ VERSIONS = {"gptq": 1, "gptq_v2": 2}
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """`group` None: the whole row."""
+    """`group` None: the whole row. ordered: columns may have been quantised in the order of their activations."""
 
     bits: int
     group: int | None
     version: int = 1
+    ordered: bool = False
     codes = ".qweight"
 
     def stored(self, rows: int, columns: int) -> tuple[Stored, ...]:
@@ -44,26 +45,30 @@ class GPTQ:
             Stored(".qweight", ((columns * self.bits // 32, rows),), ("I32",)),
             Stored(".qzeros", ((groups, rows * self.bits // 32),), ("I32",)),
             Stored(".scales", ((groups, rows),), tuple(FLOATS)),
-            Stored(".g_idx", ((columns,),), ("I32", "I64"), required=False),
+            Stored(".g_idx", ((columns,),), ("I32", "I64"), required=self.ordered),
         )
 
     def format(self, matrix: Matrix) -> CodeFormat:
+        return self._format(matrix, matrix.scales(".scales")[1])
+
+    def _format(self, matrix: Matrix, scale: Scale) -> CodeFormat:
         centred = bool((self._zeros(matrix) == 1 << (self.bits - 1)).all())
         return CodeFormat(
             self.bits,
-            scale=matrix.scale(".scales"),
+            scale=scale,
             zero="none" if centred else "integer",
             group=self.group,
             permuted=self._order(matrix) is not None,
         )
 
     def decode(self, matrix: Matrix) -> Coded:
-        format, order = self.format(matrix), self._order(matrix)
+        scales, kind = matrix.scales(".scales")
+        format, order = self._format(matrix, kind), self._order(matrix)
         codes = stream_of_words(np.ascontiguousarray(matrix.read(".qweight").T), self.bits)
         return Coded(
             format,
             codes if order is None else np.ascontiguousarray(codes[:, order]),
-            np.ascontiguousarray(matrix.read(".scales").T),
+            np.ascontiguousarray(scales.T),
             self._zeros(matrix).T if format.zero == "integer" else None,
             order,
         )
@@ -97,18 +102,24 @@ def read_gptq(config: ConfigReader) -> Method:
     return Method("gptq", of_module)
 
 
-def read_layout(config: ConfigReader, version: int | None = None) -> GPTQ:
+def read_layout(config: ConfigReader) -> GPTQ:
     """Bits, groups and version of a config, or of its override for some modules."""
     if config.flag("is_marlin_format", False):
         raise UnsupportedModel(f"{config.where} asks for the layout of Marlin, a kernel of GPUs; give a checkpoint in gptq's")
     stored_as = config.text("checkpoint_format", "gptq")
-    if version is None and stored_as not in VERSIONS:
+    if stored_as not in VERSIONS:
         raise UnsupportedModel(
             f"checkpoint_format {stored_as!r:.80} in {config.where} is not supported, only {', '.join(VERSIONS)}"
         )
     config.only("pack_dtype", ("int32",), "int32")
     config.only("bits", BITS, None)
-    return GPTQ(config.integer("bits", 2, 8), read_group(config, "group_size"), version or VERSIONS[stored_as])
+    config.only("data_type", ("int",), "int")
+    return GPTQ(
+        config.integer("bits", 2, 8),
+        read_group(config, "group_size"),
+        VERSIONS[stored_as],
+        config.flag("desc_act", False),
+    )
 
 
 def read_group(config: ConfigReader, name: str) -> int | None:
@@ -126,4 +137,5 @@ def _read_dynamic(config: ConfigReader) -> Mapping[str, Mapping[str, Any] | None
         fields = dynamic.table(key)
         pattern = key[2:] if key[:2] in ("+:", "-:") else key
         found[pattern] = None if key.startswith("-:") else {} if fields is None else fields.fields
+    check_patterns(found)
     return found

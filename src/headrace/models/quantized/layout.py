@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CheckpointError
+from headrace.models.floats import to_float32
 from headrace.models.safetensors_reader import TensorEntry
 from headrace.quant.code_format import CodeFormat, Scale
 from headrace.quant.coded import Coded
@@ -17,6 +18,9 @@ from headrace.quant.format import Activations
 
 FLOATS: dict[str, Scale] = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
 """Types of stored scales, with their names in a `CodeFormat`."""
+
+
+_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,12 @@ class Matrix:
         """An error that names the tensor."""
         return CheckpointError(f"tensor {self.module}{suffix} {why}")
 
-    def scale(self, suffix: str) -> Scale:
-        """The type of stored float scales."""
-        return FLOATS[self.entries[suffix].dtype]
+    def scales(self, suffix: str) -> tuple[NDArray[Any], Scale]:
+        """Stored float scales and their type: float16 wherever that holds every one exactly, since kernels read it."""
+        stored, kind = self.read(suffix), FLOATS[self.entries[suffix].dtype]
+        if kind == "f16" or not _fit_float16(stored):
+            return stored, kind
+        return to_float32(stored).astype(np.float16), "f16"
 
 
 class Layout(Protocol):
@@ -106,6 +113,17 @@ def sort_by_group(
     if not np.array_equal(of_feature[order], expected):
         raise matrix.error(suffix, f"does not put {group} input features into each group")
     return order
+
+
+def _fit_float16(scales: NDArray[Any]) -> bool:
+    """Whether float16 holds them all; those of bfloat16 do unless they are below 2 ** -17 or above 65504."""
+    flat = scales.reshape(-1)
+    for first in range(0, flat.size, _CHUNK):
+        part = to_float32(flat[first : first + _CHUNK])
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not np.array_equal(part.astype(np.float16).astype(np.float32), part):
+                return False
+    return True
 
 
 def groups_of(columns: int, group: int | None) -> int:

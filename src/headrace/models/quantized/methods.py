@@ -13,7 +13,7 @@ from headrace.models.quantized.bitsandbytes import read_bitsandbytes
 from headrace.models.quantized.compressed import read_compressed
 from headrace.models.quantized.fp8 import read_fp8, read_modelopt
 from headrace.models.quantized.gptq import read_gptq
-from headrace.models.quantized.layout import Method
+from headrace.models.quantized.layout import Layout, Method
 from headrace.models.quantized.mxfp4 import read_mxfp4
 from headrace.models.source import read_json
 
@@ -22,15 +22,42 @@ IN_CONFIG = ("quantization_config", "compression_config")
 
 
 def read_auto_round(config: ConfigReader) -> Method:
-    """AutoRound stores its codes in the layouts of others, which `packing_format` names: "auto_round:auto_gptq"."""
+    """AutoRound stores its codes in the layouts of others, which `packing_format` names: "auto_round:auto_gptq".
+
+    `extra_config` has other settings for modules by name; 16 bits are floats.
+    """
     packing = config.text("packing_format", config.text("backend", "auto_round:auto_gptq"))
     base = packing.rpartition(":")[2]
-    if base in ("awq", "auto_awq", "llm_awq"):
-        return read_awq(config)
-    if base not in ("gptq", "auto_gptq", "gptqmodel", "auto_round"):
-        raise UnsupportedModel(f"packing_format {packing!r:.80} in {config.where} is not supported, only those of GPTQ and AWQ")
-    return read_gptq(config)
+    read = _AUTO_ROUND.get(base)
+    if read is None:
+        raise UnsupportedModel(
+            f"packing_format {packing!r:.80} in {config.where} is not supported, only {', '.join(_AUTO_ROUND)}"
+        )
+    usual, others = read(config), _auto_round_others(config, read)
+    return Method("auto-round", lambda module: others[module] if module in others else usual.layout(module))
 
+
+def _auto_round_others(
+    config: ConfigReader, read: Callable[[ConfigReader], Method]
+) -> Mapping[str, Layout | None]:
+    extra = config.table("extra_config")
+    found: dict[str, Layout | None] = {}
+    for module in () if extra is None else extra.fields:
+        assert extra is not None
+        settings = extra.table(module)
+        if settings is not None:
+            merged = ConfigReader({**config.fields, **settings.fields, "extra_config": None}, settings.where)
+            plain = merged.integer("bits", 1, 32) >= 16
+            found[module] = None if plain else read(merged).layout(module)
+    return found
+
+
+_AUTO_ROUND: Mapping[str, Callable[[ConfigReader], Method]] = {
+    "auto_gptq": read_gptq,
+    "gptq": read_gptq,
+    "auto_awq": read_awq,
+    "awq": read_awq,
+}
 
 METHODS: Mapping[str, Callable[[ConfigReader], Method]] = {
     "gptq": read_gptq,

@@ -7,13 +7,15 @@ pattern could run for years; here a pattern is a finite automaton (Thompson 1968
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from headrace.errors import UnsupportedModel
 
 MAX_LENGTH = 500
 """Characters of a pattern."""
 MAX_STATES = 1000
+"""Of one pattern."""
+MAX_STATES_OF_CONFIG = 20_000
 MAX_DEPTH = 20
 
 _CLASSES: dict[str, Callable[[str], bool]] = {
@@ -36,7 +38,16 @@ def matches(pattern: str, name: str) -> bool:
     return _compile(pattern).matches(name)
 
 
-@functools.lru_cache(maxsize=256)
+def check_patterns(patterns: Iterable[str]) -> None:
+    """Raise UnsupportedModel for a pattern that `matches` would refuse, and for more than can be matched in little time."""
+    states = 0
+    for pattern in patterns:
+        states += len(_compile(pattern).tests)
+        if states > MAX_STATES_OF_CONFIG:
+            raise UnsupportedModel("the patterns in the quantization config are too many, or too large")
+
+
+@functools.lru_cache(maxsize=4096)
 def _compile(pattern: str) -> _Automaton:
     if len(pattern) > MAX_LENGTH:
         raise UnsupportedModel(f"the pattern {pattern!r:.80} in the quantization config is longer than {MAX_LENGTH}")
