@@ -81,8 +81,8 @@ def scales_as_float32(matrix: Coded) -> NDArray[np.float32]:
 
 
 def _spread(blocks: NDArray[Any], group: int | None, columns: int) -> NDArray[Any]:
-    """Numbers of blocks [n, B] as numbers of weights [n, columns], or [n, 1] where a row has one."""
-    return blocks if group is None else np.repeat(blocks, group, axis=1)[:, :columns]
+    """Numbers of blocks [n, B] as numbers of weights [n, columns], or [n, 1] where a row has one block."""
+    return blocks if blocks.shape[1] == 1 or group is None else np.repeat(blocks, group, axis=1)[:, :columns]
 
 
 def _values(format: CodeFormat) -> NDArray[np.float32]:

@@ -28,7 +28,7 @@ def native_codes(matrix: Coded, target: WeightFormat) -> CodeArrays:
         zeros = None if zeros is None else np.repeat(zeros, rows, axis=0)
     if target.group is not None:
         groups = -(-columns // target.group)
-        times = groups if matrix.format.group is None else matrix.format.group // target.group
+        times = groups if matrix.format.group is None else min(groups, matrix.format.group // target.group)
         scales = np.repeat(scales, times, axis=1)[:, :groups]
         zeros = None if zeros is None else np.repeat(zeros, times, axis=1)[:, :groups]
     return (

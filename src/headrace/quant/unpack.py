@@ -13,12 +13,20 @@ def fields_of_words(words: NDArray[Any], bits: int, count: int) -> NDArray[np.ui
 
     Bits that are left over at the top of a word are padding.
     """
-    each, mask = 32 // bits, (1 << bits) - 1
-    unsigned = words.view(np.uint32)
-    out = np.empty((*words.shape, each), dtype=np.uint8)
-    for number in range(each):
-        out[..., number] = (unsigned >> np.uint32(bits * number)) & np.uint32(mask)
-    return np.ascontiguousarray(out.reshape(len(words), -1)[:, :count])
+    if 8 % bits == 0:  # then a byte holds whole codes too
+        return np.ascontiguousarray(_parts(np.ascontiguousarray(words).view(np.uint8), bits)[:, :count])
+    return np.ascontiguousarray(_parts(words.view(np.uint32), bits)[:, :count])
+
+
+def _parts(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """The codes of each number [R, N], lowest bits first: [R, N * codes of a number]."""
+    each, mask = 8 * numbers.itemsize // bits, numbers.dtype.type((1 << bits) - 1)
+    if each == 1:
+        return numbers
+    out = np.empty((*numbers.shape, each), dtype=np.uint8)
+    for place in range(each):
+        out[..., place] = (numbers >> numbers.dtype.type(bits * place)) & mask
+    return out.reshape(len(numbers), -1)
 
 
 def stream_of_words(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:

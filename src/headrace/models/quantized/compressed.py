@@ -76,12 +76,11 @@ class Compressed:
             zeros = Stored(".weight_zero_point", shapes, types, required=not self.symmetric)
             return (Stored(".weight", ((rows, columns),), types), scale, zeros, order)
         each = 32 // self.bits
-        packed = (-(-rows // each), blocks[1])
         return (
             Stored(".weight_packed", ((rows, -(-columns // each)),), ("I32",)),
             Stored(".weight_shape", ((2,),), ("I32", "I64"), required=False),
             scale,
-            Stored(".weight_zero_point", (packed, *shapes), ("I32", "I8"), required=not self.symmetric),
+            Stored(".weight_zero_point", (self._zero_words(blocks), *shapes), ("I32", "I8"), required=not self.symmetric),
             order,
         )
 
@@ -113,6 +112,10 @@ class Compressed:
         """The shape of scales."""
         return 1 if self.rows is None else -(-rows // self.rows), groups_of(columns, self.group)
 
+    def _zero_words(self, blocks: tuple[int, int]) -> tuple[int, int]:
+        """The shape of zeros that are packed along the rows."""
+        return -(-blocks[0] // (32 // self.bits)), blocks[1]
+
     def _scales(self, matrix: Matrix) -> tuple[NDArray[Any], Scale]:
         if self.table == "integer":
             return matrix.scales(".weight_scale")
@@ -142,12 +145,13 @@ class Compressed:
             if stored.any():
                 raise matrix.error(".weight_zero_point", "is not zero, although the codes are floats")
             return None
-        if matrix.entries[".weight_zero_point"].dtype == "I32":
+        packed = matrix.entries[".weight_zero_point"].dtype == "I32"
+        if (stored.shape != self._zero_words(blocks)) if packed else (stored.size != blocks[0] * blocks[1]):
+            raise matrix.error(".weight_zero_point", f"has no zero for each of {list(blocks)} scales")
+        if packed:
             zeros = np.ascontiguousarray(fields_of_words(stored.T, self.bits, blocks[0]).T)
         else:
             zeros = self._unsigned(matrix, ".weight_zero_point").reshape(blocks)
-        if zeros.shape != blocks:
-            raise matrix.error(".weight_zero_point", f"has no zero for each of {list(blocks)} scales")
         return None if (zeros == 1 << (self.bits - 1)).all() else zeros
 
     def _unsigned(self, matrix: Matrix, suffix: str) -> NDArray[np.uint8]:
