@@ -77,7 +77,7 @@ def describe_formats(formats: WeightFormats, codes: str | None) -> str:
     text = f"as the checkpoint stores them ({codes})"
     if formats.decoded:
         kinds = dict.fromkeys(how for _, how in formats.decoded)
-        text += f"; {len(formats.decoded)} are decoded to floats, because no kernel reads {' or '.join(kinds)} yet"
+        text += f"; floats for {len(formats.decoded)} of them, because no kernel reads {' or '.join(kinds)} yet"
     return text
 
 

@@ -186,6 +186,14 @@ def test_which_modules_a_config_quantises() -> None:
     }  # fmt: skip
     assert {name: getattr(layout_of(config, name), "bits", None) for name in bits} == bits
 
+    extra = {MODULE: {"bits": 8, "group_size": 64}, "model.layers.1.mlp.up_proj": {"bits": 16}}
+    auto = {**gptq, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "extra_config": extra}
+    assert layout_of(auto, "model.layers.0.mlp.up_proj") == layout_of(gptq)
+    assert layout_of(auto, "model.layers.1.mlp.up_proj") is None
+    assert getattr(layout_of(auto), "bits", None) == 8
+    interleaved = layout_of({**auto, "packing_format": "auto_round:auto_awq"}, "model.layers.0.mlp.up_proj")
+    assert interleaved == layout_of({**CASES["awq-gemm"].config, "zero_point": True})
+
     awq = {**CASES["awq-gemm"].config, "modules_to_not_convert": ["lm_head", "mlp.gate"]}
     assert layout_of(awq, "model.layers.0.mlp.gate") is None and layout_of(awq, "lm_head") is None
     assert layout_of(awq, "model.layers.0.mlp.gate_proj") is not None

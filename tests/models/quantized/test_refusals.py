@@ -117,7 +117,7 @@ def test_a_wrong_part_is_named(copy: Any, method: str, suffix: str, tensor: torc
 @pytest.mark.parametrize(
     ("method", "fields", "words"),
     [
-        ("gptq-4", {"group_size": 16}, "shape [2, 64]"),
+        ("gptq-4", {"group_size": 16}, "has shape [2, 8]"),
         ("gptq-4", {"bits": 5}, "bits 5 .* is not supported"),
         ("gptq-4", {"bits": None}, "bits None"),
         ("gptq-4", {"bits": 8}, "shape"),
@@ -135,7 +135,7 @@ def test_a_wrong_part_is_named(copy: Any, method: str, suffix: str, tensor: torc
         ("ct-int4-group", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         ("ct-int4-group", {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
         ("ct-int4-group", {"quantization_status": "initialized"}, "not compressed"),
-        ("ct-int4-group", {"ignore": [f"re:{n}a{{900}}" for n in range(99)]}, "too many"),
+        ("ct-int4-group", {"ignore": [f"re:{n}a{{200}}" for n in range(99)]}, "too many"),
         ("fp8-small-blocks", {"weight_block_size": [128]}, "weight_block_size"),
         ("fp8-small-blocks", {"weight_block_size": [0, 128]}, "rows in weight_block_size"),
         ("modelopt-fp8", {"quant_algo": "NVFP4"}, "quant_algo 'NVFP4'"),
@@ -222,7 +222,7 @@ def mutate(raw: bytes, draw: random.Random) -> bytes:
     return size.to_bytes(8, "little") + bytes(header) + raw[8 + length :]
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
 def test_mutated_files(written: Any, tmp_path: Path, count: int) -> None:
     """A load that is right, or a typed error; nothing larger than the file is allocated on the way."""
     draw = random.Random(count)
