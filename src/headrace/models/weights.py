@@ -96,7 +96,8 @@ def check_tensors(
 ) -> None:
     """Raise CheckpointError for the first tensor that is missing, unexpected, misshapen or not a float.
 
-    coded: tensors of the program that are stored as codes, which are checked already. others: tensors that are expected too.
+    coded: tensors of the program that are stored as codes, which are checked already. others: tensors that are
+    expected too.
     """
     expected = program.tensors()
     for name, shape in expected.items():

@@ -17,8 +17,9 @@ from headrace.quant.format import (
 )
 
 CODE_ACTIVATIONS: Activations = "int8"
-"""How activations meet the codes of a checkpoint whose method does not say. As for weights that are rounded at load, their
-error is small beside that of the weights, and integer products are up to twice as fast (docs/quantization.md)."""
+"""How activations meet the codes of a checkpoint whose method does not say. As for weights that are rounded at
+load, their error is small beside that of the weights, and integer products are up to twice as fast
+(docs/quantization.md)."""
 
 
 def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[str, str]:
@@ -37,7 +38,7 @@ def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[st
 def weight_formats(
     spec: ModelSpec, program: Program, dtype: str, quantization: str | None
 ) -> WeightFormats | None:
-    """The formats that the option `quantization` asks for, else those of the checkpoint; None where the kernels have none.
+    """The formats that the option `quantization` asks for, else the checkpoint's; None: kernels have none.
 
     Raises ConfigError for a name that is unknown, or that needs a quantised checkpoint.
     """

@@ -14,9 +14,9 @@ from headrace.quant.format import F32, GROUPS, WIDE_BF16, Activations, Storage, 
 Table = Literal["integer", "nf4", "fp4", "e2m1", "e4m3", "e5m2"]
 """What a code stands for before it is scaled.
 
-integer: a whole number. nf4: quantiles of a normal distribution (Dettmers et al. 2023, appendix E). fp4: the 4-bit floats of
-bitsandbytes. e2m1: the 4-bit floats of OCP Microscaling (MX) 1.0. e4m3, e5m2: the 8-bit floats of OCP OFP8; e4m3 has no
-infinities.
+integer: a whole number. nf4: quantiles of a normal distribution (Dettmers et al. 2023, appendix E). fp4: the 4-bit
+floats of bitsandbytes. e2m1: the 4-bit floats of OCP Microscaling (MX) 1.0. e4m3, e5m2: the 8-bit floats of OCP
+OFP8; e4m3 has no infinities.
 """
 Scale = Literal["f16", "bf16", "f32", "e8m0"]
 """Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1)."""
@@ -78,7 +78,7 @@ def native_format(stored: CodeFormat, activations: Activations) -> WeightFormat 
 
 
 def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
-    """The narrowest packed format that holds exactly the weights of all of these; they differ in codes, groups and zeros.
+    """The narrowest packed format that holds the weights of all of these, which differ in codes, groups, zeros.
 
     Parts of one product, such as q, k and v, are packed together.
     """

@@ -24,7 +24,8 @@ class Coded:
 
     codes: uint8 [R, C]; integers without zeros have theirs at 2 ** (bits - 1).
     scales: [ceil(R / rows), ceil(C / group)] float16, float32, uint16 (the bits of bfloat16) or uint8 (e8m0).
-    zeros: uint8 codes or float32 minima in the shape of `scales`; a weight is scale * code - minimum. None: there are none.
+    zeros: uint8 codes or float32 minima in the shape of `scales`; a weight is scale * code - minimum. None: there
+    are none.
     permutation: int64 [C] or None: column i of `codes` belongs to input feature permutation[i].
     """
 

@@ -127,8 +127,8 @@ class WeightFormats:
     """The packed format of each matrix of a model.
 
     usual: of every matrix that `others` does not name. others: (name of a `WeightRef`, format) pairs.
-    kept: names of matrices whose codes are those of the checkpoint. decoded: (name, how the checkpoint stores it) of those
-    whose codes no kernel reads, so that they are floats in memory.
+    kept: names of matrices whose codes are those of the checkpoint. decoded: (name, how the checkpoint stores it)
+    of those whose codes no kernel reads, so that they are floats in memory.
     """
 
     usual: WeightFormat
@@ -142,7 +142,7 @@ class WeightFormats:
 
     @property
     def main(self) -> WeightFormat:
-        """The format that represents the model: of most of the matrices that have a format of their own, if any has."""
+        """The format that represents the model: the usual one of the matrices that `others` names, if any."""
         counts = Counter(one for _, one in self.others)
         return counts.most_common(1)[0][0] if counts else self.usual
 

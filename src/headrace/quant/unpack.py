@@ -30,7 +30,7 @@ def _parts(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 
 
 def stream_of_words(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """All codes of each row: words [R, W] of 32 bits are one run of bits, lowest first; a code may lie in two words."""
+    """All codes of each row: words [R, W] of 32 bits are one run of bits, lowest first."""
     if 32 % bits == 0:
         return fields_of_words(words, bits, words.shape[1] * 32 // bits)
     rows = len(words)

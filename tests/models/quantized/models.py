@@ -26,7 +26,7 @@ def family(name: str) -> Family:
 
 
 def quantize(folder: Path, model: Any, case: Case, seed: int = 0) -> None:
-    """Store the matrices of the layers of a saved model as `case` does, and give `model` the weights that they mean."""
+    """Store the matrices of the layers of a saved model as `case` does, and give `model` those weights."""
     draw = np.random.default_rng(seed)
     tensors = load_file(folder / "model.safetensors")
     state = model.state_dict()

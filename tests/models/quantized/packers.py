@@ -1,6 +1,7 @@
 """Writes quantised matrices the way the methods' own packages lay them out, bit by bit, without the package's code.
 
-Every packer draws codes, scales and zeros at random, and gives the tensors of a checkpoint with the weights that they mean.
+Every packer draws codes, scales and zeros at random, and gives the tensors of a checkpoint with the weights that
+they mean.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Pack = Callable[[int, int, np.random.Generator], Packed]
 
 @dataclass(frozen=True)
 class Case:
-    """A way to store a matrix. config: the `quantization_config`. pack: (rows, columns, generator) -> tensors, weights."""
+    """A way to store a matrix. config: the `quantization_config`. pack: of (rows, columns, generator)."""
 
     config: dict[str, Any]
     pack: Pack

@@ -1,4 +1,4 @@
-"""Checkpoints that the methods' own packages wrote, or run: Headrace's logits against transformers' own run of the same folder."""
+"""Headrace against transformers' own run of one folder, which the packers or the methods' own packages wrote."""
 
 from __future__ import annotations
 

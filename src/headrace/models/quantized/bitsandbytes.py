@@ -1,9 +1,10 @@
 """bitsandbytes (Dettmers et al. 2022, 2023): NF4 and FP4 in blocks, and int8 rows.
 
-4 bits: `weight` holds two codes a byte, upper half first, of the weights row by row as one run; each block of them (64 usually)
-has a scale in `weight.absmax`. Quantised twice, `absmax` is a byte an entry: its value in `weight.nested_quant_map`, times
-`weight.nested_absmax` of 256 entries, plus an offset. `weight.quant_state.bitsandbytes__nf4` (or fp4) is JSON in bytes with the
-shape, the block size and the offset. int8: `weight` int8 [R, C] and `SCB` [R], the largest magnitude of each row.
+4 bits: `weight` holds two codes a byte, upper half first, of the weights row by row as one run; each block of them
+(64 usually) has a scale in `weight.absmax`. Quantised twice, `absmax` is a byte an entry: its value in
+`weight.nested_quant_map`, times `weight.nested_absmax` of 256 entries, plus an offset.
+`weight.quant_state.bitsandbytes__nf4` (or fp4) is JSON in bytes with the shape, the block size and the offset.
+int8: `weight` int8 [R, C] and `SCB` [R], the largest magnitude of each row.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class EightBits:
 
 
 def read_bitsandbytes(config: ConfigReader) -> Method:
-    """The method of a `quantization_config` with `quant_method` "bitsandbytes", or with load_in_4bit or load_in_8bit."""
+    """The method of a `quantization_config` of bitsandbytes, which says load_in_4bit or load_in_8bit."""
     excluded = config.names("llm_int8_skip_modules")
     layout: Layout
     if config.flag("load_in_8bit", False) or config.flag("_load_in_8bit", False):

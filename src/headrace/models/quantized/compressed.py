@@ -1,14 +1,15 @@
 """compressed-tensors, the format of llm-compressor: https://github.com/vllm-project/compressed-tensors
 
-`config_groups` name modules by targets ("Linear", a name, or "re:" and a pattern), and say for each group the bits, the type,
-and which weights share a scale. The format of a group says how its codes are stored:
+`config_groups` name modules by targets ("Linear", a name, or "re:" and a pattern), and say for each group the bits,
+the type, and which weights share a scale. The format of a group says how its codes are stored:
 
 int-quantized, naive-quantized: `weight` int8 [R, C], signed. float-quantized, naive-quantized: `weight` e4m3 [R, C].
 pack-quantized: `weight_packed` int32 [R, words] of unsigned codes, 32 // bits a word, and `weight_shape`.
 mxfp4-pack-quantized: `weight_packed` uint8 [R, C / 2] of e2m1, lower half first, and e8m0 scales of 32 features.
 
-`weight_scale` is [1], [R, 1], [R, groups] or [row blocks, column blocks]. `weight_zero_point` has its shape, and is packed along
-the rows in pack-quantized. `weight_g_idx` is the group of each input feature. weight = scale * (code - zero).
+`weight_scale` is [1], [R, 1], [R, groups] or [row blocks, column blocks]. `weight_zero_point` has its shape, and is
+packed along the rows in pack-quantized. `weight_g_idx` is the group of each input feature. 
+weight = scale * (code - zero).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights as 8-bit floats: DeepSeek's and Qwen's blocks, FBGEMM's rows, ModelOpt's tensors.
 
-`weight` e4m3 or e5m2 [R, C] with `weight_scale_inv` or `weight_scale`: one number, [R], [R, 1], or a number for each block of
-`weight_block_size`, [row blocks, column blocks]. weight = scale * code, whichever name the scale has.
+`weight` e4m3 or e5m2 [R, C] with `weight_scale_inv` or `weight_scale`: one number, [R], [R, 1], or a number for
+each block of `weight_block_size`, [row blocks, column blocks]. weight = scale * code, whichever name the scale has.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """GPTQ (Frantar et al. 2022) as AutoGPTQ, GPTQModel and AutoRound write it.
 
 For a weight [R, C] of b bits: `qweight` int32 [C * b / 32, R], each column a run of bits, lowest first; `qzeros` int32
-[groups, R * b / 32]; `scales` [groups, R]; `g_idx` int32 [C], the group of each input feature, which differs from C / group
-where columns were quantised in the order of their activations. weight = scale * (code - zero); version 1 of the format stores
-zero - 1.
+[groups, R * b / 32]; `scales` [groups, R]; `g_idx` int32 [C], the group of each input feature, which is not its place
+where columns were quantised in the order of their activations. weight = scale * (code - zero); version 1 of
+the format stores zero - 1.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ _CHUNK = 1 << 16
 class Stored:
     """A tensor that is part of a quantised weight.
 
-    suffix: follows the module's name, as in ".qweight". shapes: those that are legal, or None where another tensor decides
-    and `Layout.decode` checks. dtypes: safetensors' names.
+    suffix: follows the module's name, as in ".qweight". shapes: those that are legal, or None where another tensor
+    decides and `Layout.decode` checks. dtypes: safetensors' names.
     """
 
     suffix: str

@@ -64,7 +64,7 @@ def find_coded(checkpoint: Checkpoint, method: Method | None, program: Program) 
 
 
 def ignored_tensors(checkpoint: Checkpoint, method: Method | None, coded: CodedMatrices) -> Iterator[str]:
-    """Tensors that hold no weight: the method's own, and the biases of zeros that some exporters add to each matrix."""
+    """Tensors that hold no weight: the method's own, and biases of zeros that some exporters add."""
     if method is None:
         return
     biases = {f"{one.matrix.module}.bias" for one in coded.values()}

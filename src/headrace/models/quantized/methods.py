@@ -82,7 +82,7 @@ FILES: Mapping[str, str] = {
 
 
 def quantization_of(config: Mapping[str, Any], folder: Path | None) -> tuple[str, ConfigReader] | None:
-    """The name and the settings of a checkpoint's method, from its config.json or from a file beside it; None: there is none.
+    """The name and settings of a checkpoint's method, from config.json or a file beside it; None: there is none.
 
     Raises CheckpointError where they are no objects.
     """

@@ -1,7 +1,7 @@
 """Regular expressions of checkpoints' configs, matched in time linear in the name.
 
-A config names modules by patterns such as `re:.*self_attn\\.(q|k)_proj$`. Python's own engine backtracks, so that a hostile
-pattern could run for years; here a pattern is a finite automaton (Thompson 1968), whose size is bounded.
+A config names modules by patterns such as `re:.*self_attn\\.(q|k)_proj$`. Python's own engine backtracks, so that a
+hostile pattern could run for years; here a pattern is a finite automaton (Thompson 1968), whose size is bounded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def check_patterns(patterns: Iterable[str]) -> None:
-    """Raise UnsupportedModel for a pattern that `matches` would refuse, and for more than can be matched in little time."""
+    """Raise UnsupportedModel for patterns that `matches` would refuse, and for too many of them."""
     states = 0
     for pattern in patterns:
         states += len(_compile(pattern).tests)
