@@ -93,7 +93,12 @@ _FLAGS = (
     ),
     _Flag("ops_force", str, "NAME", f"implementation of the ops: {', '.join(OPS_NAMES)}"),
     _Flag("load_format", str, "NAME", "auto or safetensors"),
-    _Flag("quantization", str, "NAME", f"weights rounded at load: {GRAMMAR}; or, for the codes of a quantised checkpoint, a8 or a16"),
+    _Flag(
+        "quantization",
+        str,
+        "NAME",
+        f"weights rounded at load: {GRAMMAR}; or a8 or a16, for the codes of a quantised checkpoint",
+    ),
     _Flag("speculative", str, "NAME", "speculative decoding; not available in this version"),
     _Flag("tensor_parallel_size", int, "N", "devices that share each layer; 1 in this version"),
 )

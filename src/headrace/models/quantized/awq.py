@@ -2,8 +2,8 @@
 
 For a weight [R, C]: GEMM has `qweight` int32 [C, R / 8], `qzeros` int32 [groups, R / 8] and `scales` [groups, R];
 the eight codes of a word belong to output features 0, 2, 4, 6, 1, 3, 5, 7 of eight. GEMV has `qweight` int32
-[R, C / 8], `qzeros` int32 [R, words] and `scales` [R, 8 * words], with codes in order and room for more groups than there
-are. weight = scale * (code - zero).
+[R, C / 8], `qzeros` int32 [R, words] and `scales` [R, 8 * words], with codes in order and room for more groups
+than there are. weight = scale * (code - zero).
 """
 
 from __future__ import annotations

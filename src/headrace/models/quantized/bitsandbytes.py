@@ -79,7 +79,7 @@ class FourBits:
         blocks = -(-count // state.block)
         absmax: NDArray[Any] = matrix.read(".weight.absmax").reshape(-1)
         if absmax.size != blocks:
-            raise matrix.error(".weight.absmax", f"has {absmax.size} scales for {blocks} blocks of {state.block} weights")
+            raise matrix.error(".weight.absmax", f"has {absmax.size} scales, not {blocks} for blocks of {state.block}")
         if absmax.dtype != np.uint8:
             return absmax
         for suffix in (".weight.nested_absmax", ".weight.nested_quant_map"):
@@ -88,11 +88,11 @@ class FourBits:
         nested = matrix.read(".weight.nested_absmax").reshape(-1)
         if nested.size != -(-blocks // state.nested_block):
             raise matrix.error(
-                ".weight.nested_absmax", f"has {nested.size} scales for {blocks} scales in blocks of {state.nested_block}"
+                ".weight.nested_absmax", f"has {nested.size} scales for {blocks} scales by {state.nested_block}"
             )
         spread = np.repeat(nested, state.nested_block)[:blocks]
-        scales: NDArray[np.float32] = matrix.read(".weight.nested_quant_map")[absmax] * spread + np.float32(state.offset)
-        return scales
+        values: NDArray[np.float32] = matrix.read(".weight.nested_quant_map")[absmax]
+        return values * spread + np.float32(state.offset)
 
     def _state(self, matrix: Matrix) -> _State:
         entry = matrix.entries[self.codes]
@@ -149,7 +149,7 @@ def read_bitsandbytes(config: ConfigReader) -> Method:
     elif config.flag("load_in_4bit", False) or config.flag("_load_in_4bit", False):
         kind = config.text("bnb_4bit_quant_type", "fp4")
         if kind not in ("nf4", "fp4"):
-            raise UnsupportedModel(f"bnb_4bit_quant_type {kind!r:.80} in {config.where} is not supported, only nf4, fp4")
+            raise UnsupportedModel(f"bnb_4bit_quant_type {kind!r:.80} in {config.where} is neither nf4 nor fp4")
         layout = FourBits("nf4" if kind == "nf4" else "fp4")
     else:
         raise UnsupportedModel(f"{config.where} says neither load_in_4bit nor load_in_8bit")

@@ -77,11 +77,12 @@ class Compressed:
             zeros = Stored(".weight_zero_point", shapes, types, required=not self.symmetric)
             return (Stored(".weight", ((rows, columns),), types), scale, zeros, order)
         each = 32 // self.bits
+        zero_shapes = (self._zero_words(blocks), *shapes)
         return (
             Stored(".weight_packed", ((rows, -(-columns // each)),), ("I32",)),
             Stored(".weight_shape", ((2,),), ("I32", "I64"), required=False),
             scale,
-            Stored(".weight_zero_point", (self._zero_words(blocks), *shapes), ("I32", "I8"), required=not self.symmetric),
+            Stored(".weight_zero_point", zero_shapes, ("I32", "I8"), required=not self.symmetric),
             order,
         )
 
@@ -133,7 +134,8 @@ class Compressed:
         if ".weight_shape" in matrix.entries:
             shape = matrix.read(".weight_shape").tolist()
             if shape != [matrix.rows, matrix.columns]:
-                raise matrix.error(".weight_shape", f"is {shape}, but the config asks for {[matrix.rows, matrix.columns]}")
+                asked = [matrix.rows, matrix.columns]
+                raise matrix.error(".weight_shape", f"is {shape}, but the config asks for {asked}")
         return fields_of_words(stored, self.bits, matrix.columns)
 
     def _zeros(self, matrix: Matrix) -> NDArray[np.uint8] | None:

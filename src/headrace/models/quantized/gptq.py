@@ -105,7 +105,7 @@ def read_gptq(config: ConfigReader) -> Method:
 def read_layout(config: ConfigReader) -> GPTQ:
     """Bits, groups and version of a config, or of its override for some modules."""
     if config.flag("is_marlin_format", False):
-        raise UnsupportedModel(f"{config.where} asks for the layout of Marlin, a kernel of GPUs; give a checkpoint in gptq's")
+        raise UnsupportedModel(f"{config.where} asks for the layout of Marlin, which only its GPU kernel reads")
     stored_as = config.text("checkpoint_format", "gptq")
     if stored_as not in VERSIONS:
         raise UnsupportedModel(

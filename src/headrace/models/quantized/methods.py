@@ -107,8 +107,8 @@ def read_method(name: str, settings: ConfigReader) -> Method:
     read = METHODS.get(name)
     if read is None:
         raise UnsupportedModel(
-            f"the checkpoint is quantised with {name!r:.80}, which is not supported, only {', '.join(METHODS)}: give the "
-            "original checkpoint; --quantization int8 or int4 rounds it while it is loaded"
+            f"the checkpoint is quantised with {name!r:.80}, which is not supported, only {', '.join(METHODS)}: "
+            "give the original checkpoint; --quantization int8 or int4 rounds it while it is loaded"
         )
     return read(settings)
 

@@ -231,12 +231,18 @@ class _Parser:
             first = False
             if sign == "\\":
                 tests.append(self._escape())
-            elif self._text[self._at : self._at + 1] == "-" and self._text[self._at + 1 : self._at + 2] not in ("", "]"):
+            elif self._is_range():
+                if self._text[self._at + 1] == "\\":
+                    raise self._refused("has an escape in a range, which is not supported")
                 tests.append(_between(sign, self._text[self._at + 1]))
                 self._at += 2
             else:
                 tests.append(_one(sign))
         return lambda c: any(test(c) for test in tests) is not inverted
+
+    def _is_range(self) -> bool:
+        """A hyphen and the end of a range come next."""
+        return self._text.startswith("-", self._at) and self._text[self._at + 1 : self._at + 2] not in ("", "]")
 
     def _take(self, sign: str) -> bool:
         found = self._text.startswith(sign, self._at)
