@@ -153,7 +153,9 @@ def resolve(
 def _why_formats(config: EngineConfig, spec: ModelSpec, formats: WeightFormats | None) -> str:
     method = None if spec.codes is None else spec.codes.method
     if formats is None:
-        return "plain tensors in the compute type" + ("" if method is None else f", decoded from those of {method}")
+        return "plain tensors in the compute type" + (
+            "" if method is None else f", decoded from those of {method}"
+        )
     if config.quantization is not None and not formats.others:
         return ASKED
     return describe_formats(formats, method)

@@ -56,7 +56,9 @@ def open_run(
     source = resolve_model(str(folder))
     spec = change(read_spec(source.config, source.generation_config))
     table, team = _native.Kernels(kernels), _native.Team(2)
-    weights = load_packed(source, spec, dtype=dtype, weights=WeightFormats(dense_format(dtype)), kernels=table, team=team)
+    weights = load_packed(
+        source, spec, dtype=dtype, weights=WeightFormats(dense_format(dtype)), kernels=table, team=team
+    )
     groups = groups_of(spec, BLOCK_SIZE)
     limits = TapeLimits(MAX_TOKENS, 16)
     model = NativeDecoder(

@@ -140,7 +140,12 @@ def depends_on_rows(executor: Executor) -> Executor:
     kernels, team = _native.Kernels("portable"), _native.Team(1)
     source = resolve_model("tale")
     weights = load_packed(
-        source, read_spec(source.config), dtype="bfloat16", weights=WeightFormats(BF16), kernels=kernels, team=team
+        source,
+        read_spec(source.config),
+        dtype="bfloat16",
+        weights=WeightFormats(BF16),
+        kernels=kernels,
+        team=team,
     )
     limits = TapeLimits(16, 16)
     single = NativeDecoder(model.program, weights, model._kv, groups, kernels, team, limits)

@@ -18,7 +18,9 @@ def test_fields(bits: int) -> None:
     assert codes.shape == (5, count) and codes.flags.c_contiguous
     for row in range(5):
         for place in range(count):
-            assert codes[row, place] == (int(words[row, place // each]) >> bits * (place % each)) % (1 << bits)
+            assert codes[row, place] == (int(words[row, place // each]) >> bits * (place % each)) % (
+                1 << bits
+            )
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -27,7 +29,9 @@ def test_streams(bits: int) -> None:
     codes = stream_of_words(words, bits)
     for row in range(3):
         number = int.from_bytes(words[row].tobytes(), "little")
-        assert codes[row].tolist() == [number >> bits * place & (1 << bits) - 1 for place in range(192 // bits)]
+        assert codes[row].tolist() == [
+            number >> bits * place & (1 << bits) - 1 for place in range(192 // bits)
+        ]
 
 
 def test_words_need_not_lie_together() -> None:
@@ -40,4 +44,6 @@ def test_words_need_not_lie_together() -> None:
 @pytest.mark.parametrize("high_first", [False, True])
 def test_nibbles(high_first: bool) -> None:
     packed = np.array([[0x12, 0xAB]], dtype=np.uint8)
-    assert nibbles(packed, high_first=high_first).tolist() == ([[1, 2, 10, 11]] if high_first else [[2, 1, 11, 10]])
+    assert nibbles(packed, high_first=high_first).tolist() == (
+        [[1, 2, 10, 11]] if high_first else [[2, 1, 11, 10]]
+    )

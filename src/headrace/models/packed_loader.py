@@ -117,7 +117,12 @@ class _Packer:
         return both.weight, both
 
     def _pack(
-        self, parts: Sequence[NDArray[Any]], weights: WeightFormat, *, gate: bool, bias: NDArray[np.float32] | None
+        self,
+        parts: Sequence[NDArray[Any]],
+        weights: WeightFormat,
+        *,
+        gate: bool,
+        bias: NDArray[np.float32] | None,
     ) -> Projection:
         matrix = PackedMatrix(
             self._kernels,

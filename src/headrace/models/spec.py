@@ -102,7 +102,9 @@ class ModelSpec:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     final_soft_cap: float | None = None
-    matrix_dtype: str | None = None  # type of all matrices that are stored as floats, where the files were read
+    matrix_dtype: str | None = (
+        None  # type of all matrices that are stored as floats, where the files were read
+    )
     codes: StoredCodes | None = None  # the others
 
     @property

@@ -71,7 +71,8 @@ class CheckpointTensors:
 
     def matrices(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[NDArray[Any]]:
         arrays = [
-            self._coded[name].floats() if name in self._coded else self._checkpoint.array(name) for name in names
+            self._coded[name].floats() if name in self._coded else self._checkpoint.array(name)
+            for name in names
         ]
         if len({array.dtype for array in arrays}) > 1 or arrays[0].dtype == np.float64:
             return [to_float32(array) for array in arrays]

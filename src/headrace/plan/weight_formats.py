@@ -16,10 +16,8 @@ from headrace.quant.format import (
     parse_format,
 )
 
-CODE_ACTIVATIONS: Activations = "int8"
-"""How activations meet the codes of a checkpoint whose method does not say. As for weights that are rounded at
-load, their error is small beside that of the weights, and integer products are up to twice as fast
-(docs/quantization.md)."""
+CODE_ACTIVATIONS: Activations = "bf16"
+"""How activations meet the codes of a checkpoint whose method rounds weights only: as in its own runs, in 16 bits."""
 
 
 def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[str, str]:
@@ -78,7 +76,9 @@ def describe_formats(formats: WeightFormats, codes: str | None) -> str:
     text = f"as the checkpoint stores them ({codes})"
     if formats.decoded:
         kinds = dict.fromkeys(how for _, how in formats.decoded)
-        text += f"; floats for {len(formats.decoded)} of them, because no kernel reads {' or '.join(kinds)} yet"
+        text += (
+            f"; floats for {len(formats.decoded)} of them, because no kernel reads {' or '.join(kinds)} yet"
+        )
     return text
 
 

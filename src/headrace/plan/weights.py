@@ -105,7 +105,9 @@ def _how(program: Program, part: WeightPart, memory: MemoryFormat) -> str:
         return f"{count} x {_NORM_BYTES} B: {part.how}"
     if part.name == "embeddings" and (tied is None or rounded):
         return f"{count} x {memory.table_bytes} B: {part.how}"
-    names = [weight.name for weight in program.weights if weight.part == part.name and weight.kind != "vector"]
+    names = [
+        weight.name for weight in program.weights if weight.part == part.name and weight.kind != "vector"
+    ]
     used = dict.fromkeys(formats.of(name).name for name in names)
     sources = dict.fromkeys(how for name, how in formats.decoded if name in names)
     decoded = f"; decoded from {', '.join(sources)}, which no kernel reads yet" if sources else ""

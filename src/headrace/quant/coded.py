@@ -37,7 +37,10 @@ class Coded:
 
     def __post_init__(self) -> None:
         rows, columns = self.codes.shape
-        blocks = -(-rows // (self.format.rows or max(1, rows))), -(-columns // (self.format.group or max(1, columns)))
+        blocks = (
+            -(-rows // (self.format.rows or max(1, rows))),
+            -(-columns // (self.format.group or max(1, columns))),
+        )
         assert self.codes.dtype == np.uint8 and self.scales.shape == blocks
         assert (self.zeros is None) == (self.format.zero == "none")
         assert self.zeros is None or self.zeros.shape == blocks
@@ -122,8 +125,8 @@ def _e5m2() -> NDArray[np.float32]:
 
 
 def _e8m0() -> NDArray[np.float32]:
-    values = np.ldexp(np.float32(1), np.arange(256) - 127).astype(np.float32)
-    values[255] = np.nan
+    values = np.full(256, np.nan, dtype=np.float32)
+    values[:255] = np.ldexp(1.0, np.arange(255) - 127)
     return values
 
 

@@ -48,4 +48,6 @@ def describe(folder: Path, **fields: Any) -> None:
 def change(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
     """Put tensors into a folder's checkpoint, or take out those that are None."""
     tensors: dict[str, Any] = {**load_file(folder / "model.safetensors"), **changes}
-    save_file({name: part for name, part in tensors.items() if part is not None}, folder / "model.safetensors")
+    save_file(
+        {name: part for name, part in tensors.items() if part is not None}, folder / "model.safetensors"
+    )

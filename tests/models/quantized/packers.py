@@ -52,9 +52,11 @@ def tensor(array: NDArray[Any], dtype: torch.dtype | None = None) -> torch.Tenso
     return made if dtype is None else made.to(dtype)
 
 
-def scales_of(shape: tuple[int, ...], dtype: torch.dtype, draw: np.random.Generator, bits: int) -> torch.Tensor:
-    """Scales such that the weights are about 0.1."""
-    return torch.from_numpy(draw.uniform(0.1, 0.3, shape) / (1 << (bits - 1))).to(dtype)
+def scales_of(
+    shape: tuple[int, ...], dtype: torch.dtype, draw: np.random.Generator, bits: int
+) -> torch.Tensor:
+    """Scales such that the weights are about 0.05."""
+    return torch.from_numpy(draw.uniform(0.05, 0.15, shape) / (1 << (bits - 1))).to(dtype)
 
 
 def spread(values: Any, blocks: tuple[int, int], shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -110,7 +112,12 @@ _GEMM_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output feature of each place in a 
 
 def awq(group: int, version: str = "GEMM", *, native: str | None = None) -> Case:
     def interleaved(codes: NDArray[Any]) -> NDArray[np.int32]:
-        return fields(np.concatenate([codes[first : first + 8][list(_GEMM_ORDER)] for first in range(0, len(codes), 8)]), 4)
+        return fields(
+            np.concatenate(
+                [codes[first : first + 8][list(_GEMM_ORDER)] for first in range(0, len(codes), 8)]
+            ),
+            4,
+        )
 
     def pack(rows: int, columns: int, draw: np.random.Generator) -> Packed:
         groups = -(-columns // group)
@@ -127,7 +134,8 @@ def awq(group: int, version: str = "GEMM", *, native: str | None = None) -> Case
             }
         else:
             times = {64: 2, 32: 4}.get(group, 1)
-            width = -(-(-(-groups // 8)) // times) * times
+            words_of_zeros = -(-groups // 8)
+            width = -(-words_of_zeros // times) * times
             wide = np.zeros((rows, width * 8), dtype=np.int64)
             wide[:, :groups] = zeros
             room = torch.zeros(rows, width * 8, dtype=torch.float16)
@@ -139,7 +147,13 @@ def awq(group: int, version: str = "GEMM", *, native: str | None = None) -> Case
             }
         return tensors, torch.from_numpy(weights.astype(np.float32))
 
-    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": version.lower()}
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": True,
+        "version": version.lower(),
+    }
     return Case(config, pack, native)
 
 
@@ -151,7 +165,9 @@ def compressed(
     dtype: torch.dtype = torch.bfloat16, block: tuple[int, int] | None = None, native: str | None = None,
     activations: dict[str, Any] | None = None, targets: tuple[str, ...] = ("Linear",),
 ) -> Case:  # fmt: skip
-    floats = kind in ("float-quantized", "mxfp4-pack-quantized") or (kind == "naive-quantized" and block is not None)
+    floats = kind in ("float-quantized", "mxfp4-pack-quantized") or (
+        kind == "naive-quantized" and block is not None
+    )
 
     def pack(rows: int, columns: int, draw: np.random.Generator) -> Packed:
         blocks = {
@@ -187,7 +203,9 @@ def compressed(
             tensors[".weight_shape"] = torch.tensor([rows, columns])
             if not symmetric:
                 moved = (zeros + middle).astype(np.int64)
-                tensors[".weight_zero_point"] = tensor(np.stack([fields(column, bits) for column in moved.T], axis=1))
+                tensors[".weight_zero_point"] = tensor(
+                    np.stack([fields(column, bits) for column in moved.T], axis=1)
+                )
         if order:
             tensors[".weight_g_idx"] = tensor((group_of // blocks[1]).astype(np.int32))
         return tensors, torch.from_numpy(weights.astype(np.float32))
@@ -201,7 +219,7 @@ def compressed(
     config = {
         "quant_method": "compressed-tensors", "format": kind, "quantization_status": "compressed",
         "config_groups": {
-            "group_0": {"targets": list(targets), "weights": scheme, "input_activations": activations, "output_activations": None}
+            "group_0": {"targets": list(targets), "weights": scheme, "input_activations": activations}
         },
         "ignore": ["lm_head"], "kv_cache_scheme": None,
     }  # fmt: skip
@@ -212,7 +230,11 @@ def compressed(
 
 
 def fp8(
-    how: str, *, dtype: torch.dtype = torch.float8_e4m3fn, scale: torch.dtype = torch.float32, block: tuple[int, int] = (128, 128)
+    how: str,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    scale: torch.dtype = torch.float32,
+    block: tuple[int, int] = (128, 128),
 ) -> Case:
     def pack(rows: int, columns: int, draw: np.random.Generator) -> Packed:
         codes = torch.from_numpy(draw.normal(0, 60, (rows, columns))).to(dtype)
@@ -286,8 +308,16 @@ def four_bits(kind: str, *, nested: bool, block: int = 64, storage: torch.dtype 
         codes = draw.integers(0, 16, count)
         blocks = -(-count // block)
         packed = torch.from_numpy((codes[0::2] << 4 | codes[1::2]).astype(np.uint8))
-        tensors: Tensors = {".weight": packed.view(storage).reshape(-1, 1), ".weight.quant_map": torch.from_numpy(table)}
-        state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [rows, columns]}
+        tensors: Tensors = {
+            ".weight": packed.view(storage).reshape(-1, 1),
+            ".weight.quant_map": torch.from_numpy(table.copy()),
+        }
+        state: dict[str, Any] = {
+            "quant_type": kind,
+            "blocksize": block,
+            "dtype": "bfloat16",
+            "shape": [rows, columns],
+        }
         if nested:
             nested_map = np.sort(draw.uniform(-1, 1, 256)).astype(np.float32)
             bytes_ = draw.integers(0, 256, blocks)
@@ -341,9 +371,15 @@ CASES: dict[str, Case] = {
     "awq-gemm": awq(32, native="int4-g32-asym"),
     "awq-gemv": awq(32, "GEMV", native="int4-g32-asym"),
     "ct-int8-channel": compressed("int-quantized", 8, "channel", native="int8-channel"),
-    "ct-int8-tensor-f16": compressed("int-quantized", 8, "tensor", dtype=torch.float16, native="int8-channel"),
-    "ct-int8-asym": compressed("int-quantized", 8, "channel", symmetric=False, dtype=torch.float16, native="int8-channel-asym"),
-    "ct-int4-group": compressed("pack-quantized", 4, "group", group=32, dtype=torch.float16, native="int4-g32"),
+    "ct-int8-tensor-f16": compressed(
+        "int-quantized", 8, "tensor", dtype=torch.float16, native="int8-channel"
+    ),
+    "ct-int8-asym": compressed(
+        "int-quantized", 8, "channel", symmetric=False, dtype=torch.float16, native="int8-channel-asym"
+    ),
+    "ct-int4-group": compressed(
+        "pack-quantized", 4, "group", group=32, dtype=torch.float16, native="int4-g32"
+    ),
     "ct-int4-group-asym": compressed(
         "pack-quantized", 4, "group", group=32, symmetric=False, dtype=torch.float16, native="int4-g32-asym"
     ),
@@ -351,7 +387,9 @@ CASES: dict[str, Case] = {
     "ct-int4-channel": compressed("pack-quantized", 4, "channel", dtype=torch.float16, native="int4-channel"),
     "ct-int3": compressed("pack-quantized", 3, "group", group=32, dtype=torch.float16, native="int4-g32"),
     "ct-int5": compressed("pack-quantized", 5, "group", group=32, dtype=torch.float16, native="int8-g32"),
-    "ct-int8-packed": compressed("pack-quantized", 8, "group", group=32, dtype=torch.float16, native="int8-g32"),
+    "ct-int8-packed": compressed(
+        "pack-quantized", 8, "group", group=32, dtype=torch.float16, native="int8-g32"
+    ),
     "ct-fp8-channel": compressed("float-quantized", 8, "channel"),
     "ct-fp8-tensor": compressed("float-quantized", 8, "tensor"),
     "ct-fp8-block": compressed("naive-quantized", 8, "block", block=(32, 16)),

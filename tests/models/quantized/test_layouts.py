@@ -17,7 +17,7 @@ from headrace.models.quantized.methods import quantization_of, read_method
 from headrace.models.quantized.mxfp4 import MXFP4
 from headrace.models.safetensors_reader import Checkpoint
 from headrace.quant.code_format import common_format, native_format
-from headrace.quant.coded import TABLES, CodeFormat, Coded, dequantize
+from headrace.quant.coded import TABLES, Coded, CodeFormat, dequantize
 from headrace.quant.native import native_codes
 from tests.models.quantized.packers import CASES, gpt_oss
 
@@ -25,7 +25,9 @@ MODULE = "model.layers.0.self_attn.q_proj"
 ROWS, COLUMNS = 64, 96
 
 
-def stored(folder: Path, layout: Layout, tensors: dict[str, torch.Tensor], rows: int = ROWS, columns: int = COLUMNS) -> Matrix:
+def stored(
+    folder: Path, layout: Layout, tensors: dict[str, torch.Tensor], rows: int = ROWS, columns: int = COLUMNS
+) -> Matrix:
     """A matrix in a checkpoint of its own, with every tensor in a shape that the layout expects."""
     save_file({MODULE + suffix: part for suffix, part in tensors.items()}, folder / "model.safetensors")
     checkpoint = Checkpoint(folder)
@@ -95,7 +97,9 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     layout = MXFP4(experts=3)
     matrix = stored(tmp_path, layout, tensors, 96, 64)
     assert np.array_equal(dequantize(layout.decode(matrix)), weights.numpy())
-    theirs = transformers.convert_moe_packed_tensors(tensors["_blocks"], tensors["_scales"], dtype=torch.float32)
+    theirs = transformers.convert_moe_packed_tensors(
+        tensors["_blocks"], tensors["_scales"], dtype=torch.float32
+    )
     assert torch.equal(theirs.transpose(1, 2).reshape(96, 64), weights)
 
 
@@ -155,7 +159,10 @@ def test_settings_in_files_beside_the_config(tmp_path: Path) -> None:
     """As AutoGPTQ, AutoAWQ and ModelOpt wrote them before configs held them."""
     assert quantization_of({}, tmp_path) is None
     files = {
-        "hf_quant_config.json": ("modelopt", {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}),
+        "hf_quant_config.json": (
+            "modelopt",
+            {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
+        ),
         "quant_config.json": ("awq", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
         "quantize_config.json": ("gptq", {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}),
     }
@@ -177,21 +184,39 @@ def test_which_modules_a_config_quantises() -> None:
     assert wide is not None and (wide.bits, wide.group) == (8, 64)  # type: ignore[attr-defined]
 
     scheme = CASES["ct-int4-group"].config["config_groups"]["group_0"]
-    eight = {**scheme, "weights": {**scheme["weights"], "num_bits": 8}, "targets": ["re:.*self_attn\\.(q|k)_proj$"]}
-    groups = {"group_0": {**scheme, "targets": ["re:.*mlp.*", "model.layers.0.self_attn.o_proj"]}, "group_1": eight}
-    config = {**CASES["ct-int4-group"].config, "config_groups": groups, "ignore": ["lm_head", "re:.*layers.3.*up_proj"]}
+    eight = {
+        **scheme,
+        "weights": {**scheme["weights"], "num_bits": 8},
+        "targets": ["re:.*self_attn\\.(q|k)_proj$"],
+    }
+    groups = {
+        "group_0": {**scheme, "targets": ["re:.*mlp.*", "model.layers.0.self_attn.o_proj"]},
+        "group_1": eight,
+    }
+    config = {
+        **CASES["ct-int4-group"].config,
+        "config_groups": groups,
+        "ignore": ["lm_head", "re:.*layers.3.*up_proj"],
+    }
     bits = {
-        "model.layers.0.self_attn.q_proj": 8, "model.layers.0.self_attn.v_proj": None, "model.layers.3.mlp.up_proj": None,
+        "model.layers.0.self_attn.q_proj": 8, "model.layers.0.self_attn.v_proj": None,
+        "model.layers.3.mlp.up_proj": None,
         "model.layers.0.self_attn.o_proj": 4, "model.layers.2.mlp.up_proj": 4, "lm_head": None,
     }  # fmt: skip
     assert {name: getattr(layout_of(config, name), "bits", None) for name in bits} == bits
 
     extra = {MODULE: {"bits": 8, "group_size": 64}, "model.layers.1.mlp.up_proj": {"bits": 16}}
-    auto = {**gptq, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "extra_config": extra}
+    auto = {
+        **gptq,
+        "quant_method": "auto-round",
+        "packing_format": "auto_round:auto_gptq",
+        "extra_config": extra,
+    }
     assert layout_of(auto, "model.layers.0.mlp.up_proj") == layout_of(gptq)
     assert layout_of(auto, "model.layers.1.mlp.up_proj") is None
     assert getattr(layout_of(auto), "bits", None) == 8
-    interleaved = layout_of({**auto, "packing_format": "auto_round:auto_awq"}, "model.layers.0.mlp.up_proj")
+    auto = {**auto, "packing_format": "auto_round:auto_awq", "extra_config": None}
+    interleaved = layout_of(auto, "model.layers.0.mlp.up_proj")
     assert interleaved == layout_of({**CASES["awq-gemm"].config, "zero_point": True})
 
     awq = {**CASES["awq-gemm"].config, "modules_to_not_convert": ["lm_head", "mlp.gate"]}

@@ -29,7 +29,16 @@ from tests.models.quantized.packers import CASES  # noqa: E402
 from tests.native.steps import PagedRun, groups_of  # noqa: E402
 
 BLOCK_SIZE = 16
-SOME = ["gptq-4-asym", "gptq-8", "gptq-4-act-order", "awq-gemm", "ct-int4-group", "ct-int8-channel", "ct-fp8-channel", "bnb-nf4-nested"]
+SOME = [
+    "gptq-4-asym",
+    "gptq-8",
+    "gptq-4-act-order",
+    "awq-gemm",
+    "ct-int4-group",
+    "ct-int8-channel",
+    "ct-fp8-channel",
+    "bnb-nf4-nested",
+]
 """Methods that every family is tested with; the others are tested with one."""
 
 
@@ -61,7 +70,11 @@ def error(ours: NDArray[np.float32], theirs: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "method"), [*((name, method) for name in FOUR for method in SOME), *((FOUR[0], method) for method in CASES if method not in SOME)]
+    ("name", "method"),
+    [
+        *((name, method) for name in FOUR for method in SOME),
+        *((FOUR[0], method) for method in CASES if method not in SOME),
+    ],
 )
 def test_logits_match(name: str, method: str, tmp_path: Path) -> None:
     model = family(name).build(tmp_path)
@@ -91,7 +104,10 @@ def test_each_matrix_has_its_own_format(tmp_path: Path) -> None:
     plain = torch.randn(64, 64) * 0.15
     down, out = "model.layers.1.mlp.down_proj", "model.layers.2.self_attn.o_proj"
     left_out = {f"{out}{suffix}": None for suffix in (".qweight", ".qzeros", ".scales", ".g_idx")}
-    change(tmp_path, {**{down + suffix: part for suffix, part in odd.items()}, **left_out, f"{out}.weight": plain})
+    change(
+        tmp_path,
+        {**{down + suffix: part for suffix, part in odd.items()}, **left_out, f"{out}.weight": plain},
+    )
     state = model.state_dict()
     state[f"{down}.weight"].copy_(weights)
     state[f"{out}.weight"].copy_(plain)
@@ -110,7 +126,10 @@ def test_each_matrix_has_its_own_format(tmp_path: Path) -> None:
             held[ref.part] += loaded.matrices[ref.name].weight.nbytes
     lines = {line.name: line for line in weight_bytes(lower(plan.spec), plan.resolved.memory_format)}
     assert {name: lines[name].bytes for name in held} == held
-    assert "decoded from 4-bit integers, f16 scale a group of 32 in activation order" in lines["feed-forward"].how
+    assert (
+        "decoded from 4-bit integers, f16 scale a group of 32 in activation order"
+        in lines["feed-forward"].how
+    )
     assert "floats for 1 of them" in dict(plan.resolved.reasons)["weight_formats"]
     theirs = expected_logits(model, prompt())
     assert error(logits(tmp_path, prompt(), quantization="a16"), theirs) < 1e-2
@@ -128,9 +147,14 @@ def test_parts_of_one_product_are_brought_to_one_format(tmp_path: Path) -> None:
         changes |= {module + suffix: part for suffix, part in parts.items()}
         state[f"{module}.weight"].copy_(weights)
     change(tmp_path, changes)
-    describe(tmp_path, quantization_config={**CASES["gptq-4-asym"].config, "dynamic": {"+:.*v_proj": {"bits": 8}}})
+    describe(
+        tmp_path, quantization_config={**CASES["gptq-4-asym"].config, "dynamic": {"+:.*v_proj": {"bits": 8}}}
+    )
     plan, loaded = load(tmp_path)
-    assert loaded.matrices["0.qkv"].format == "int8-g32-asym" and loaded.matrices["0.out"].format == "int4-g32-asym"
+    assert (
+        loaded.matrices["0.qkv"].format == "int8-g32-asym"
+        and loaded.matrices["0.out"].format == "int4-g32-asym"
+    )
     assert plan.spec.codes is not None and {one.bits for _, one in plan.spec.codes.formats} == {4, 8}
     theirs = expected_logits(model, prompt())
     assert error(logits(tmp_path, prompt(), quantization="a16"), theirs) < 1e-2
@@ -140,7 +164,7 @@ def test_parts_of_one_product_are_brought_to_one_format(tmp_path: Path) -> None:
 def test_codes_may_be_rounded_to_others_at_load(method: str, tmp_path: Path) -> None:
     model = family(FOUR[0]).build(tmp_path)
     quantize(tmp_path, model, CASES[method])
-    plan, loaded = load(tmp_path, quantization="int8-g32-a16")
+    _, loaded = load(tmp_path, quantization="int8-g32-a16")
     assert loaded.formats == ("int8-g32-a16",)
     theirs = expected_logits(model, prompt())
     assert error(logits(tmp_path, prompt(), quantization="int8-g32-a16"), theirs) < 2e-2

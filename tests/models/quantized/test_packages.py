@@ -24,7 +24,8 @@ from tests.models.quantized.test_models import error, logits  # noqa: E402
 
 OWN_RUNS = [
     "ct-int8-channel", "ct-int4-group", "ct-int4-group-asym", "ct-int4-act-order", "ct-int4-channel", "ct-int8-packed",
-    "ct-fp8-channel", "ct-fp8-tensor", "ct-mxfp4", "fp8-small-blocks", "bnb-nf4", "bnb-nf4-nested", "bnb-fp4", "bnb-int8",
+    "ct-fp8-channel", "ct-fp8-tensor", "ct-mxfp4", "fp8-small-blocks", "bnb-nf4", "bnb-nf4-nested", "bnb-fp4",
+    "bnb-int8",
 ]  # fmt: skip
 """Layouts that transformers runs on a CPU."""
 
@@ -63,14 +64,21 @@ def test_bitsandbytes(name: str, options: dict[str, Any], tmp_path: Path) -> Non
         tmp_path / "plain", dtype=torch.float32, quantization_config=config, device_map="cpu"
     )
     model.save_pretrained(tmp_path / "quantized")
-    assert error(logits(tmp_path / "quantized", prompt(), quantization="a16"), own_run(tmp_path / "quantized")) < 1e-2
+    assert (
+        error(logits(tmp_path / "quantized", prompt(), quantization="a16"), own_run(tmp_path / "quantized"))
+        < 1e-2
+    )
 
 
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("preset", ["W4A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8_DYNAMIC", "MXFP4A16"])
 def test_compressed_tensors(name: str, preset: str, tmp_path: Path) -> None:
     from compressed_tensors.compressors import ModelCompressor
-    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
+    from compressed_tensors.quantization import (
+        QuantizationConfig,
+        apply_quantization_config,
+        preset_name_to_scheme,
+    )
 
     model = family(name).build(tmp_path)
     scheme = preset_name_to_scheme(preset, ["Linear"])

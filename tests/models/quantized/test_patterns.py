@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 from headrace.errors import UnsupportedModel
 from headrace.models.quantized.patterns import MAX_LENGTH, matches
 
-NAMES = ["", "lm_head", "model.layers.0.self_attn.q_proj", "model.layers.12.mlp.down_proj", "model.layers.3.mlp.gate"]
+NAMES = [
+    "",
+    "lm_head",
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.12.mlp.down_proj",
+    "model.layers.3.mlp.gate",
+]
 PATTERNS = [
-    ".*", "lm_head", ".*lm_head", r".*self_attn\.(q|k|v)_proj$", r"model\.layers\.\d+\.mlp\..*", r".*layers\.(1|2)\d?\.",
-    r"^model.*gate$", r"[a-z_.]+\d{1,2}[^q]*$", r"(?:model|lm)_?.*head", r".*\.[1-9]{2}\..*", "", "()", "(a|)*b?", r"\w+$",
+    ".*", "lm_head", ".*lm_head", r".*self_attn\.(q|k|v)_proj$", r"model\.layers\.\d+\.mlp\..*",
+    r".*layers\.(1|2)\d?\.",
+    r"^model.*gate$", r"[a-z_.]+\d{1,2}[^q]*$", r"(?:model|lm)_?.*head", r".*\.[1-9]{2}\..*", "", "()", "(a|)*b?",
+    r"\w+$",
     r"(.*\.)?mlp.(gate|up|down)_proj", r".*[-a.]", r"m{1}o{0,3}d{1,}", "[]a]", "x*?$|.+?h",
 ]  # fmt: skip
 
@@ -31,7 +39,9 @@ _TREES = st.recursive(
     lambda inner: st.one_of(
         st.tuples(inner, inner).map("".join),
         st.tuples(inner, inner).map(lambda both: f"({both[0]}|{both[1]})"),
-        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,}", "*?"])).map(lambda both: f"(?:{both[0]}){both[1]}"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,}", "*?"])).map(
+            lambda both: f"(?:{both[0]}){both[1]}"
+        ),
     ),
     max_leaves=8,
 )
@@ -47,8 +57,10 @@ def test_random_patterns(pattern: str, name: str) -> None:
     ("pattern", "words"),
     [
         ("(", "not well-formed"), ("a)", "not well-formed"), ("*", "not well-formed"), ("[a", "not well-formed"),
-        ("a{3,1}", "not well-formed"), ("a{x}", "not well-formed"), ("a{2", "not well-formed"), ("\\", "not well-formed"),
-        ("(?!a)b", "without a colon"), ("(?P<n>a)", "without a colon"), (r"(a)\1", r"holds \\1"), (r"\b", "not supported"),
+        ("a{3,1}", "not well-formed"), ("a{x}", "not well-formed"), ("a{2", "not well-formed"),
+        ("\\", "not well-formed"),
+        ("(?!a)b", "without a colon"), ("(?P<n>a)", "without a colon"), (r"(a)\1", r"holds \\1"),
+        (r"\b", "not supported"),
         ("(" * 99 + "a" + ")" * 99, "nested too deeply"), ("((a{99}){99}){99}", "too large"), ("(){9999}", "too large"),
         ("a" * (MAX_LENGTH + 1), "longer than"),
     ],
@@ -59,7 +71,9 @@ def test_refused(pattern: str, words: str) -> None:
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(.*.*.*.*.*)*b", "(a*)*(a*)*b", "a?" * 200 + "a" * 50 + "b"])
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+b", "(a|a)*b", "(.*.*.*.*.*)*b", "(a*)*(a*)*b", "a?" * 200 + "a" * 50 + "b"]
+)
 def test_no_pattern_backtracks(pattern: str) -> None:
     """In `re` each of these would take longer than the test may."""
     assert not matches(pattern, "a" * 60)

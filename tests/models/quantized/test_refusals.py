@@ -63,7 +63,8 @@ def message(folder: Path) -> str:
 
 MISSING = [
     ("gptq-4", ".scales"), ("gptq-4", ".qzeros"), ("awq-gemm", ".qzeros"), ("awq-gemm", ".scales"),
-    ("ct-int4-group", ".weight_scale"), ("ct-int4-group-asym", ".weight_zero_point"), ("ct-int8-channel", ".weight_scale"),
+    ("ct-int4-group", ".weight_scale"), ("ct-int4-group-asym", ".weight_zero_point"),
+    ("ct-int8-channel", ".weight_scale"),
     ("ct-mxfp4", ".weight_scale"), ("fp8-channel", ".weight_scale"), ("fp8-small-blocks", ".weight_scale_inv"),
     ("bnb-nf4", ".weight.absmax"), ("bnb-nf4", ".weight.quant_map"), ("bnb-nf4-nested", ".weight.nested_absmax"),
     ("bnb-nf4-nested", ".weight.nested_quant_map"), ("bnb-int8", ".SCB"),
@@ -79,7 +80,13 @@ def test_a_missing_part_is_named(copy: Any, method: str, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "main"), [("gptq-4", ".qweight"), ("ct-int4-group", ".weight_packed"), ("bnb-nf4", ".weight"), ("fp8-channel", ".weight")]
+    ("method", "main"),
+    [
+        ("gptq-4", ".qweight"),
+        ("ct-int4-group", ".weight_packed"),
+        ("bnb-nf4", ".weight"),
+        ("fp8-channel", ".weight"),
+    ],
 )
 def test_missing_codes_are_named(copy: Any, method: str, main: str) -> None:
     folder = copy(method)
@@ -173,7 +180,24 @@ def read_settings(config: Any) -> Method | None:
     return None if named is None else read_method(*named)
 
 
-HOSTILE = [None, True, -1, 0, 3, 10**400, 1e308, float("nan"), "", "x" * 5000, "re:(a*)*b", [], ["re:((("], [1], {}, {"a": {}}]
+HOSTILE = [
+    None,
+    True,
+    -1,
+    0,
+    3,
+    10**400,
+    1e308,
+    float("nan"),
+    "",
+    "x" * 5000,
+    "re:(a*)*b",
+    [],
+    ["re:((("],
+    [1],
+    {},
+    {"a": {}},
+]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -226,7 +250,15 @@ def mutate(raw: bytes, draw: random.Random) -> bytes:
 def test_mutated_files(written: Any, tmp_path: Path, count: int) -> None:
     """A load that is right, or a typed error; nothing larger than the file is allocated on the way."""
     draw = random.Random(count)
-    methods = ["gptq-4-act-order", "awq-gemm", "ct-int4-group-asym", "fp8-small-blocks", "bnb-nf4-nested", "bnb-int8", "ct-mxfp4"]
+    methods = [
+        "gptq-4-act-order",
+        "awq-gemm",
+        "ct-int4-group-asym",
+        "fp8-small-blocks",
+        "bnb-nf4-nested",
+        "bnb-int8",
+        "ct-mxfp4",
+    ]
     refused = 0
     for number in range(count):
         folder = written(methods[number % len(methods)])

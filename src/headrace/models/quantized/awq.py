@@ -73,7 +73,9 @@ class AWQ:
         words: NDArray[Any] = matrix.read(suffix)
         if self.version == "gemv":
             return fields_of_words(words, 4, count)
-        turned = np.ascontiguousarray(words.T).view(np.uint32)  # [R / 8, count]: to turn words is cheaper than codes
+        turned = np.ascontiguousarray(words.T).view(
+            np.uint32
+        )  # [R / 8, count]: to turn words is cheaper than codes
         out = np.empty((len(turned), EACH, count), dtype=np.uint8)
         for feature, place in enumerate(_PLACE):
             out[:, feature] = (turned >> np.uint32(4 * place)) & np.uint32(15)
@@ -93,7 +95,9 @@ def read_awq(config: ConfigReader) -> Method:
     version = config.text("version", "gemm").lower()
     known = next((one for one in VERSIONS if one == version), None)
     if known is None:
-        raise UnsupportedModel(f"version {version!r:.80} in {config.where} is not supported, only {', '.join(VERSIONS)}")
+        raise UnsupportedModel(
+            f"version {version!r:.80} in {config.where} is not supported, only {', '.join(VERSIONS)}"
+        )
     layout = AWQ(read_group(config, group), config.flag("zero_point", True), known)
     excluded = config.names("modules_to_not_convert")
 

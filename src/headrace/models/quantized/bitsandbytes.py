@@ -65,13 +65,17 @@ class FourBits:
         count = matrix.rows * matrix.columns
         packed = matrix.read(".weight").reshape(-1).view(np.uint8)
         if packed.size != count // 2:
-            raise matrix.error(".weight", f"has {packed.size} bytes, but {count} codes of 4 bits fill {count // 2}")
+            raise matrix.error(
+                ".weight", f"has {packed.size} bytes, but {count} codes of 4 bits fill {count // 2}"
+            )
         if not np.allclose(matrix.read(".weight.quant_map"), TABLES[self.table], atol=1e-6):
             raise matrix.error(".weight.quant_map", f"is not the table of {self.table}")
         codes = nibbles(packed, high_first=True).reshape(matrix.rows, matrix.columns)
         assert format.group is not None
         # A block may end within a row; a group is a part of a block then.
-        scales = np.repeat(self._scales(matrix, state, count), state.block // format.group)[: count // format.group]
+        scales = np.repeat(self._scales(matrix, state, count), state.block // format.group)[
+            : count // format.group
+        ]
         return Coded(format, codes, scales.reshape(matrix.rows, -1))
 
     def _scales(self, matrix: Matrix, state: _State, count: int) -> NDArray[np.float32]:
@@ -79,7 +83,9 @@ class FourBits:
         blocks = -(-count // state.block)
         absmax: NDArray[Any] = matrix.read(".weight.absmax").reshape(-1)
         if absmax.size != blocks:
-            raise matrix.error(".weight.absmax", f"has {absmax.size} scales, not {blocks} for blocks of {state.block}")
+            raise matrix.error(
+                ".weight.absmax", f"has {absmax.size} scales, not {blocks} for blocks of {state.block}"
+            )
         if absmax.dtype != np.uint8:
             return absmax
         for suffix in (".weight.nested_absmax", ".weight.nested_quant_map"):
@@ -88,7 +94,8 @@ class FourBits:
         nested = matrix.read(".weight.nested_absmax").reshape(-1)
         if nested.size != -(-blocks // state.nested_block):
             raise matrix.error(
-                ".weight.nested_absmax", f"has {nested.size} scales for {blocks} scales by {state.nested_block}"
+                ".weight.nested_absmax",
+                f"has {nested.size} scales for {blocks} scales by {state.nested_block}",
             )
         spread = np.repeat(nested, state.nested_block)[:blocks]
         values: NDArray[np.float32] = matrix.read(".weight.nested_quant_map")[absmax]
@@ -109,7 +116,8 @@ class FourBits:
         shape = fields.get("shape")
         if shape != [matrix.rows, matrix.columns]:
             raise matrix.error(
-                self.codes, f"has shape {shape!r:.80}, but the config asks for {[matrix.rows, matrix.columns]}"
+                self.codes,
+                f"has shape {shape!r:.80}, but the config asks for {[matrix.rows, matrix.columns]}",
             )
         return _State(
             state.integer("blocksize", 2, 1 << 20, 64),
@@ -149,7 +157,9 @@ def read_bitsandbytes(config: ConfigReader) -> Method:
     elif config.flag("load_in_4bit", False) or config.flag("_load_in_4bit", False):
         kind = config.text("bnb_4bit_quant_type", "fp4")
         if kind not in ("nf4", "fp4"):
-            raise UnsupportedModel(f"bnb_4bit_quant_type {kind!r:.80} in {config.where} is neither nf4 nor fp4")
+            raise UnsupportedModel(
+                f"bnb_4bit_quant_type {kind!r:.80} in {config.where} is neither nf4 nor fp4"
+            )
         layout = FourBits("nf4" if kind == "nf4" else "fp4")
     else:
         raise UnsupportedModel(f"{config.where} says neither load_in_4bit nor load_in_8bit")

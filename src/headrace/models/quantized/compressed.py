@@ -8,7 +8,7 @@ pack-quantized: `weight_packed` int32 [R, words] of unsigned codes, 32 // bits a
 mxfp4-pack-quantized: `weight_packed` uint8 [R, C / 2] of e2m1, lower half first, and e8m0 scales of 32 features.
 
 `weight_scale` is [1], [R, 1], [R, groups] or [row blocks, column blocks]. `weight_zero_point` has its shape, and is
-packed along the rows in pack-quantized. `weight_g_idx` is the group of each input feature. 
+packed along the rows in pack-quantized. `weight_g_idx` is the group of each input feature.
 weight = scale * (code - zero).
 """
 
@@ -192,10 +192,14 @@ def read_compressed(config: ConfigReader) -> Method:
         if table is not None and table.fields and table.fields.get("format") != "dense":
             raise UnsupportedModel(f"{name} in {config.where} is not supported")
     if config.text("quantization_status", "compressed") not in ("compressed", "frozen"):
-        raise UnsupportedModel(f"the weights of {config.where} are not compressed; only compressed ones are read")
+        raise UnsupportedModel(
+            f"the weights of {config.where} are not compressed; only compressed ones are read"
+        )
     table = config.table("config_groups")
     if table is None or not table.fields or len(table.fields) > MAX_GROUPS:
-        raise CheckpointError(f"config_groups in {config.where} must be an object of 1 to {MAX_GROUPS} groups")
+        raise CheckpointError(
+            f"config_groups in {config.where} must be an object of 1 to {MAX_GROUPS} groups"
+        )
     usual = config.text("format", "")
     groups = [_read_group(table, name, usual) for name in table.fields]
     ignored = config.names("ignore")
@@ -223,13 +227,19 @@ def _read_group(table: ConfigReader, name: str, usual: str) -> tuple[_Group, boo
     if config is None:
         raise CheckpointError(f"{name} in {table.where} must be an object, got null")
     inputs, weights = config.table("input_activations"), config.table("weights")
-    eight = inputs is not None and inputs.text("type", "int") == "int" and inputs.integer("num_bits", 1, 16, 8) == 8
+    eight = (
+        inputs is not None
+        and inputs.text("type", "int") == "int"
+        and inputs.integer("num_bits", 1, 16, 8) == 8
+    )
     targets = config.names("targets")
     if weights is None:
         return _Group(targets, None), eight
     kind = config.text("format", usual)
     if kind not in FORMATS:
-        raise UnsupportedModel(f"format {kind!r:.80} in {config.where} is not supported, only {', '.join(FORMATS)}")
+        raise UnsupportedModel(
+            f"format {kind!r:.80} in {config.where} is not supported, only {', '.join(FORMATS)}"
+        )
     return _Group(targets, _read_weights(weights, kind)), eight
 
 
@@ -241,13 +251,17 @@ def _read_weights(config: ConfigReader, kind: str) -> Compressed:
     if not mx:
         tables.update({("int", count): "integer" for count in range(2, 9)})
     if (type, bits) not in tables or (kind == "pack-quantized" and type == "float"):
-        raise UnsupportedModel(f"{type} weights of {bits} bits in {config.where} are not supported with format {kind}")
+        raise UnsupportedModel(
+            f"{type} weights of {bits} bits in {config.where} are not supported with format {kind}"
+        )
     config.only("dynamic", (False,), False)
     rows, group = _read_strategy(config)
     if mx and (rows, group) != (1, MX_GROUP):
         raise UnsupportedModel(f"group_size in {config.where} must be {MX_GROUP} with format {kind}")
     ordered = config.fields.get("actorder") in (True, "group", "dynamic")
-    return Compressed(kind, bits, tables[type, bits], config.flag("symmetric", True), rows, group, ordered and not mx)
+    return Compressed(
+        kind, bits, tables[type, bits], config.flag("symmetric", True), rows, group, ordered and not mx
+    )
 
 
 def _read_strategy(config: ConfigReader) -> tuple[int | None, int | None]:

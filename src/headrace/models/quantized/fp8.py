@@ -19,7 +19,15 @@ from headrace.quant.coded import Coded
 _TABLES: dict[str, Table] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
 _SCALES: dict[str, Scale] = {**FLOATS, "F8_E8M0": "e8m0", "U8": "e8m0"}
 _SUFFIXES = (".weight_scale_inv", ".weight_scale")
-IGNORED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale", ".input_scale_ub", ".output_scale")
+IGNORED = (
+    ".input_scale",
+    ".activation_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".input_scale_ub",
+    ".output_scale",
+)
 """Tensors of static activations and of a quantised KV cache, which the kernels encode by themselves."""
 ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 """ModelOpt's names of what is read."""

@@ -96,7 +96,11 @@ def read_gptq(config: ConfigReader) -> Method:
     def of_module(module: str) -> Layout | None:
         for pattern, fields in overrides.items():
             if matches(pattern, module):
-                return None if fields is None else read_layout(ConfigReader({**config.fields, **fields}, config.where))
+                return (
+                    None
+                    if fields is None
+                    else read_layout(ConfigReader({**config.fields, **fields}, config.where))
+                )
         return layout if head or not module.endswith("lm_head") else None
 
     return Method("gptq", of_module)
@@ -105,7 +109,9 @@ def read_gptq(config: ConfigReader) -> Method:
 def read_layout(config: ConfigReader) -> GPTQ:
     """Bits, groups and version of a config, or of its override for some modules."""
     if config.flag("is_marlin_format", False):
-        raise UnsupportedModel(f"{config.where} asks for the layout of Marlin, which only its GPU kernel reads")
+        raise UnsupportedModel(
+            f"{config.where} asks for the layout of Marlin, which only its GPU kernel reads"
+        )
     stored_as = config.text("checkpoint_format", "gptq")
     if stored_as not in VERSIONS:
         raise UnsupportedModel(

@@ -59,7 +59,9 @@ def find_coded(checkpoint: Checkpoint, method: Method | None, program: Program) 
             module = name.removesuffix(".weight")
             layout = method.layout(module)
             if layout is not None and not _is_plain(checkpoint, name, module + layout.codes):
-                found[name] = CodedMatrix(layout, _check(checkpoint, method, layout, module, rows, weight.columns))
+                found[name] = CodedMatrix(
+                    layout, _check(checkpoint, method, layout, module, rows, weight.columns)
+                )
     return found
 
 
@@ -102,7 +104,9 @@ def _check(
 
 def _checked(entry: TensorEntry, part: Stored) -> TensorEntry:
     if entry.dtype not in part.dtypes:
-        raise CheckpointError(f"tensor {entry.name} is stored as {entry.dtype}, not as one of {', '.join(part.dtypes)}")
+        raise CheckpointError(
+            f"tensor {entry.name} is stored as {entry.dtype}, not as one of {', '.join(part.dtypes)}"
+        )
     if part.shapes is not None and entry.shape not in part.shapes:
         expected = " or ".join(dict.fromkeys(str(list(shape)) for shape in part.shapes))
         raise CheckpointError(

@@ -50,7 +50,9 @@ def check_patterns(patterns: Iterable[str]) -> None:
 @functools.lru_cache(maxsize=4096)
 def _compile(pattern: str) -> _Automaton:
     if len(pattern) > MAX_LENGTH:
-        raise UnsupportedModel(f"the pattern {pattern!r:.80} in the quantization config is longer than {MAX_LENGTH}")
+        raise UnsupportedModel(
+            f"the pattern {pattern!r:.80} in the quantization config is longer than {MAX_LENGTH}"
+        )
     return _Parser(pattern).automaton()
 
 
@@ -203,7 +205,15 @@ class _Parser:
         if sign in "^$":
             one = self._made.state(anchor=sign)
             return one, one
-        test = self._set() if sign == "[" else self._escape() if sign == "\\" else _any if sign == "." else _one(sign)
+        test = (
+            self._set()
+            if sign == "["
+            else self._escape()
+            if sign == "\\"
+            else _any
+            if sign == "."
+            else _one(sign)
+        )
         first, last = self._made.state(test), self._made.state()
         self._made.next[first].append(last)
         return first, last
@@ -242,7 +252,10 @@ class _Parser:
 
     def _is_range(self) -> bool:
         """A hyphen and the end of a range come next."""
-        return self._text.startswith("-", self._at) and self._text[self._at + 1 : self._at + 2] not in ("", "]")
+        return self._text.startswith("-", self._at) and self._text[self._at + 1 : self._at + 2] not in (
+            "",
+            "]",
+        )
 
     def _take(self, sign: str) -> bool:
         found = self._text.startswith(sign, self._at)
