@@ -11,6 +11,7 @@ from headrace.build import survey
 from headrace.config import EngineConfig
 from headrace.core.types import Retention
 from headrace.models.spec import KVLayout
+from headrace.quant.format import BF16, WeightFormat, WeightFormats, parse_format
 
 
 def layout(window: int | None = None, sinks: int = 0) -> KVLayout:
@@ -70,11 +71,11 @@ def test_several_steps_add_up_and_no_step_costs_nothing() -> None:
 def test_quantised_weights_are_fewer_bytes_and_other_products() -> None:
     plan = survey(EngineConfig(model="shape:tinyllama-1.1b", dtype="bfloat16", max_model_len=128))
 
-    def packed(quantization: str | None) -> ModelWork:
-        resolved = replace(plan.resolved, kernels="portable", quantization=quantization)
+    def packed(weights: WeightFormat) -> ModelWork:
+        resolved = replace(plan.resolved, kernels="portable", weight_formats=WeightFormats(weights))
         return model_work(plan.spec, resolved)
 
-    wide, narrow = packed(None), packed("int4")
+    wide, narrow = packed(BF16), packed(parse_format("int4"))
     assert wide.weight_product == "bf16" and narrow.weight_product == "i8"
     assert narrow.attention_product == "bf16"
     assert 3.8 < wide.layer_bytes / narrow.layer_bytes < 4

@@ -67,6 +67,7 @@ def test_explain_names_every_field_once(decide: Decide) -> None:
         "kv_groups",
         "kernels",
         "weights_dtype",
+        "weight_formats",
     }
     assert len(dict(resolved.reasons)) == len(resolved.reasons) == len(names)
     for name, value, reason in explained:

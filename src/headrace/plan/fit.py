@@ -116,12 +116,9 @@ def check_memory(fit: Fit) -> None:
     each = f"at {fit.stored.element_bytes} bytes each"
     hint = "" if fit.stored.element_bytes == 2 else ", or halve it with --dtype bfloat16"
     if fit.stored.weights is not None:
-        each = f"in {fit.stored.weights.name}"
-        hint = (
-            ""
-            if fit.stored.weights.storage == "int4"
-            else ", or store them in 4 bits with --quantization int4"
-        )
+        each = f"in {fit.stored.weights.main.name}"
+        four = fit.stored.weights.main.storage == "int4"
+        hint = "" if four else ", or store them in 4 bits with --quantization int4"
     raise ConfigError(
         f"the weights need {format_bytes(fit.weight_bytes)} {each}, but "
         f"{format_bytes(fit.memory)} of memory is available; use a smaller model{hint}"

@@ -78,10 +78,11 @@ def scales_as_float32(matrix: Coded) -> NDArray[np.float32]:
     """The scales as numbers, in their shape."""
     scales = matrix.scales
     if matrix.format.scale == "bf16":
-        return (scales.astype(np.uint32) << 16).view(np.float32)
-    if matrix.format.scale == "e8m0":
-        return _E8M0[scales]
-    return scales.astype(np.float32, copy=False)
+        scales = (scales.astype(np.uint32) << 16).view(np.float32)
+    elif matrix.format.scale == "e8m0":
+        scales = _E8M0[scales]
+    numbers: NDArray[np.float32] = scales.astype(np.float32, copy=False)
+    return numbers
 
 
 def _spread(blocks: NDArray[Any], group: int | None, columns: int) -> NDArray[Any]:

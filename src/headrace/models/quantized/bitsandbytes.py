@@ -98,8 +98,9 @@ class FourBits:
                 f"has {nested.size} scales for {blocks} scales by {state.nested_block}",
             )
         spread = np.repeat(nested, state.nested_block)[:blocks]
-        values: NDArray[np.float32] = matrix.read(".weight.nested_quant_map")[absmax]
-        return values * spread + np.float32(state.offset)
+        values = matrix.read(".weight.nested_quant_map")[absmax]
+        scales: NDArray[np.float32] = values * spread + np.float32(state.offset)
+        return scales
 
     def _state(self, matrix: Matrix) -> _State:
         entry = matrix.entries[self.codes]
