@@ -79,4 +79,4 @@ def test_quantised_weights_are_fewer_bytes_and_other_products() -> None:
     assert wide.weight_product == "bf16" and narrow.weight_product == "i8"
     assert narrow.attention_product == "bf16"
     assert 3.8 < wide.layer_bytes / narrow.layer_bytes < 4
-    assert packed("int4-a16").weight_product == "bf16"
+    assert packed(parse_format("int4-a16")).weight_product == "bf16"
