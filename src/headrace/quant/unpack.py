@@ -29,17 +29,18 @@ def _parts(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return out.reshape(len(numbers), -1)
 
 
-def stream_of_words(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """All codes of each row: words [R, W] of 32 bits are one run of bits, lowest first."""
+def stream_of_words(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
+    """The first `count` codes of each row: words [R, W] of 32 bits are one run of bits, lowest first."""
     if 32 % bits == 0:
-        return fields_of_words(words, bits, words.shape[1] * 32 // bits)
+        return fields_of_words(words, bits, count)
     rows = len(words)
-    out = np.empty((rows, words.shape[1] * 32 // bits), dtype=np.uint8)
-    step = max(1, (1 << 20) // max(1, out.shape[1]))
+    out = np.empty((rows, count), dtype=np.uint8)
+    step = max(1, (1 << 20) // max(1, count))
     for first in range(0, rows, step):
         part = np.ascontiguousarray(words[first : first + step]).view(np.uint8)
-        loose = np.unpackbits(part, axis=1, bitorder="little").reshape(len(part), -1, bits)
-        out[first : first + step] = np.packbits(loose, axis=2, bitorder="little")[..., 0]
+        loose = np.unpackbits(part, axis=1, bitorder="little")[:, : count * bits]
+        codes = loose.reshape(len(part), count, bits)
+        out[first : first + step] = np.packbits(codes, axis=2, bitorder="little")[..., 0]
     return out
 
 
