@@ -32,9 +32,9 @@ class Case:
 
 
 def words(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
-    """Codes one after the other in one number, lowest first, cut into words."""
+    """Codes one after the other in one number, lowest first, cut into words; the last may have room."""
     number = sum(int(code) << (bits * index) for index, code in enumerate(codes))
-    return np.frombuffer(number.to_bytes(len(codes) * bits // 8, "little"), dtype="<i4")
+    return np.frombuffer(number.to_bytes(-(-len(codes) * bits // 32) * 4, "little"), dtype="<i4")
 
 
 def fields(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
@@ -163,8 +163,9 @@ def awq(group: int, version: str = "GEMM", *, native: str | None = None) -> Case
 def compressed(
     kind: str, bits: int, strategy: str, *, group: int | None = None, symmetric: bool = True, order: bool = False,
     dtype: torch.dtype = torch.bfloat16, block: tuple[int, int] | None = None, native: str | None = None,
-    activations: dict[str, Any] | None = None, targets: tuple[str, ...] = ("Linear",),
+    activations: dict[str, Any] | None = None, targets: tuple[str, ...] = ("Linear",), dense: bool = False,
 ) -> Case:  # fmt: skip
+    store = words if dense else fields  # newer and older versions differ for 3, 5, 6 and 7 bits
     floats = kind in ("float-quantized", "mxfp4-pack-quantized") or (
         kind == "naive-quantized" and block is not None
     )
@@ -199,12 +200,12 @@ def compressed(
             if not symmetric:
                 tensors[".weight_zero_point"] = tensor(zeros.astype(np.int8)).reshape(flat.shape)
         else:
-            tensors[".weight_packed"] = tensor(np.stack([fields(row + middle, bits) for row in codes]))
+            tensors[".weight_packed"] = tensor(np.stack([store(row + middle, bits) for row in codes]))
             tensors[".weight_shape"] = torch.tensor([rows, columns])
             if not symmetric:
                 moved = (zeros + middle).astype(np.int64)
                 tensors[".weight_zero_point"] = tensor(
-                    np.stack([fields(column, bits) for column in moved.T], axis=1)
+                    np.stack([store(column, bits) for column in moved.T], axis=1)
                 )
         if order:
             tensors[".weight_g_idx"] = tensor((group_of // blocks[1]).astype(np.int32))
@@ -386,6 +387,10 @@ CASES: dict[str, Case] = {
     "ct-int4-act-order": compressed("pack-quantized", 4, "group", group=32, order=True),
     "ct-int4-channel": compressed("pack-quantized", 4, "channel", dtype=torch.float16, native="int4-channel"),
     "ct-int3": compressed("pack-quantized", 3, "group", group=32, dtype=torch.float16, native="int4-g32"),
+    "ct-int3-dense-asym": compressed(
+        "pack-quantized", 3, "group", group=32, symmetric=False, dense=True, dtype=torch.float16, native="int4-g32-asym"
+    ),
+    "ct-int6-dense": compressed("pack-quantized", 6, "channel", dense=True, dtype=torch.float16, native="int8-channel"),
     "ct-int5": compressed("pack-quantized", 5, "group", group=32, dtype=torch.float16, native="int8-g32"),
     "ct-int8-packed": compressed(
         "pack-quantized", 8, "group", group=32, dtype=torch.float16, native="int8-g32"

@@ -4,7 +4,8 @@
 the type, and which weights share a scale. The format of a group says how its codes are stored:
 
 int-quantized, naive-quantized: `weight` int8 [R, C], signed. float-quantized, naive-quantized: `weight` e4m3 [R, C].
-pack-quantized: `weight_packed` int32 [R, words] of unsigned codes, 32 // bits a word, and `weight_shape`.
+pack-quantized: `weight_packed` int32 [R, words] of unsigned codes, and `weight_shape`. Words are one run of bits; older
+versions put 32 // bits codes into each, so that 3, 5, 6 and 7 bits take more words.
 mxfp4-pack-quantized: `weight_packed` uint8 [R, C / 2] of e2m1, lower half first, and e8m0 scales of 32 features.
 
 `weight_scale` is [1], [R, 1], [R, groups] or [row blocks, column blocks]. `weight_zero_point` has its shape, and is
@@ -26,7 +27,7 @@ from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Sto
 from headrace.models.quantized.patterns import check_patterns, matches
 from headrace.quant.code_format import MAX_GROUP, CodeFormat, Scale, Table
 from headrace.quant.coded import Coded
-from headrace.quant.unpack import fields_of_words, nibbles
+from headrace.quant.unpack import fields_of_words, nibbles, stream_of_words
 
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 FORMATS = (*PLAIN, "pack-quantized", "mxfp4-pack-quantized")
@@ -76,13 +77,15 @@ class Compressed:
             types = ("I8",) if self.table == "integer" else ("F8_E4M3",)
             zeros = Stored(".weight_zero_point", shapes, types, required=not self.symmetric)
             return (Stored(".weight", ((rows, columns),), types), scale, zeros, order)
-        each = 32 // self.bits
-        zero_shapes = (self._zero_words(blocks), *shapes)
+        zero_shapes = tuple((count, blocks[1]) for count in _words(blocks[0], self.bits))
+        packed_shapes = tuple((rows, count) for count in _words(columns, self.bits))
         return (
-            Stored(".weight_packed", ((rows, -(-columns // each)),), ("I32",)),
+            Stored(".weight_packed", packed_shapes, ("I32",)),
             Stored(".weight_shape", ((2,),), ("I32", "I64"), required=False),
             scale,
-            Stored(".weight_zero_point", zero_shapes, ("I32", "I8"), required=not self.symmetric),
+            Stored(
+                ".weight_zero_point", (*zero_shapes, *shapes), ("I32", "I8"), required=not self.symmetric
+            ),
             order,
         )
 
@@ -114,10 +117,6 @@ class Compressed:
         """The shape of scales."""
         return 1 if self.rows is None else -(-rows // self.rows), groups_of(columns, self.group)
 
-    def _zero_words(self, blocks: tuple[int, int]) -> tuple[int, int]:
-        """The shape of zeros that are packed along the rows."""
-        return -(-blocks[0] // (32 // self.bits)), blocks[1]
-
     def _scales(self, matrix: Matrix) -> tuple[NDArray[Any], Scale]:
         if self.table == "integer":
             return matrix.scales(".weight_scale")
@@ -136,7 +135,7 @@ class Compressed:
             if shape != [matrix.rows, matrix.columns]:
                 asked = [matrix.rows, matrix.columns]
                 raise matrix.error(".weight_shape", f"is {shape}, but the config asks for {asked}")
-        return fields_of_words(stored, self.bits, matrix.columns)
+        return _unpack(stored, self.bits, matrix.columns)
 
     def _zeros(self, matrix: Matrix) -> NDArray[np.uint8] | None:
         """Unsigned zeros, or None where there are none or all stand in the middle of the codes."""
@@ -149,10 +148,11 @@ class Compressed:
                 raise matrix.error(".weight_zero_point", "is not zero, although the codes are floats")
             return None
         packed = matrix.entries[".weight_zero_point"].dtype == "I32"
-        if (stored.shape != self._zero_words(blocks)) if packed else (stored.size != blocks[0] * blocks[1]):
+        words = [(count, blocks[1]) for count in _words(blocks[0], self.bits)]
+        if (stored.shape not in words) if packed else (stored.size != blocks[0] * blocks[1]):
             raise matrix.error(".weight_zero_point", f"has no zero for each of {list(blocks)} scales")
         if packed:
-            zeros = np.ascontiguousarray(fields_of_words(stored.T, self.bits, blocks[0]).T)
+            zeros = np.ascontiguousarray(_unpack(stored.T, self.bits, blocks[0]).T)
         else:
             zeros = self._unsigned(matrix, ".weight_zero_point").reshape(blocks)
         return None if (zeros == 1 << (self.bits - 1)).all() else zeros
@@ -172,6 +172,17 @@ class Compressed:
         if (stored == -1).all():  # as it is initialised, where the order was not used
             return None
         return sort_by_group(matrix, ".weight_g_idx", stored, self.group)
+
+
+def _words(count: int, bits: int) -> tuple[int, int]:
+    """Words of so many codes: as one run of bits, and as older versions packed them."""
+    return -(-count * bits // 32), -(-count // (32 // bits))
+
+
+def _unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
+    """The codes of each row; the number of words says how they are packed."""
+    unpack = stream_of_words if words.shape[1] == _words(count, bits)[0] else fields_of_words
+    return unpack(words, bits, count)
 
 
 @dataclass(frozen=True, slots=True)

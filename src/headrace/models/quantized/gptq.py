@@ -64,7 +64,8 @@ class GPTQ:
     def decode(self, matrix: Matrix) -> Coded:
         scales, kind = matrix.scales(".scales")
         format, order = self._format(matrix, kind), self._order(matrix)
-        codes = stream_of_words(np.ascontiguousarray(matrix.read(".qweight").T), self.bits)
+        words = np.ascontiguousarray(matrix.read(".qweight").T)
+        codes = stream_of_words(words, self.bits, matrix.columns)
         return Coded(
             format,
             codes if order is None else np.ascontiguousarray(codes[:, order]),
@@ -75,7 +76,7 @@ class GPTQ:
 
     def _zeros(self, matrix: Matrix) -> NDArray[np.uint8]:
         """[groups, R]. A zero of 0 was stored as -1 in version 1: the sum stays within the bits."""
-        zeros = stream_of_words(matrix.read(".qzeros"), self.bits)
+        zeros = stream_of_words(matrix.read(".qzeros"), self.bits, matrix.rows)
         if self.version == 1:
             zeros = (zeros + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
         return zeros
