@@ -8,38 +8,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sysconfig
-import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace import LLM, SamplingParams
-from tests import needs
+from tests.environments import environment
 from tests.server.conftest import TALE, ServeProcess, tale  # noqa: F401  # the fixture
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 LM_EVAL = Path(__file__).parent / "lm_eval"
 OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-
-
-def environment(folder: Path, package: str) -> Path:
-    """The folder of programs of a new environment with the package; it sees the packages of ours, torch among them."""
-    venv.create(folder, with_pip=True)
-    programs = folder / "bin"
-    library = next((folder / "lib").glob("python*/site-packages"))
-    (library / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    done = subprocess.run(
-        [programs / "python", "-m", "pip", "install", "-q", package],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        needs.lacking("index", f"{package} cannot be installed: {done.stderr[-300:]}")
-    return programs
 
 
 def test_lm_eval_scores_as_the_offline_engine_does(tale: ServeProcess, tmp_path: Path) -> None:  # noqa: F811

@@ -83,9 +83,7 @@ class Compressed:
             Stored(".weight_packed", packed_shapes, ("I32",)),
             Stored(".weight_shape", ((2,),), ("I32", "I64"), required=False),
             scale,
-            Stored(
-                ".weight_zero_point", (*zero_shapes, *shapes), ("I32", "I8"), required=not self.symmetric
-            ),
+            Stored(".weight_zero_point", (*zero_shapes, *shapes), ("I32", "I8"), required=not self.symmetric),
             order,
         )
 
