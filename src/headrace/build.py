@@ -82,9 +82,13 @@ def survey(config: EngineConfig) -> Survey:
 
 
 def find_tokenizer(config: EngineConfig, source: ModelSource) -> Path | None:
-    """The folder with the model's tokenizer; None for a `shape:` model unless the option `tokenizer` names one."""
+    """The folder with the model's tokenizer; None for a `shape:` model unless the option `tokenizer` names one.
+
+    A GGUF file's is the tokenizer.json beside it.
+    """
     if config.tokenizer is None:
-        return source.path
+        path = source.path
+        return path.parent if path is not None and path.is_file() else path
     return tokenizer_folder(config.tokenizer, HubOptions(download_dir=config.download_dir))
 
 

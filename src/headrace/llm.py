@@ -55,10 +55,10 @@ class LLM:
         for out in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64, temperature=0.0)):
             print(out.outputs[0].text, out.metrics)
 
-    `model` is a bundled name, a Hugging Face folder, a hub id or `shape:NAME` (random weights, no tokenizer). The
-    options are those of `headrace.config.EngineConfig`, by vLLM's names too; open options are resolved for this
-    machine, and `headrace inspect` explains each value. Threads may share one LLM: each step computes the requests of
-    all of them. Ctrl-C aborts the call that it interrupts, and the LLM stays usable.
+    `model` is a bundled name, a Hugging Face folder, a GGUF file, a hub id or `shape:NAME` (random weights, no
+    tokenizer). The options are those of `headrace.config.EngineConfig`, by vLLM's names too; open options are resolved
+    for this machine, and `headrace inspect` explains each value. Threads may share one LLM: each step computes the
+    requests of all of them. Ctrl-C aborts the call that it interrupts, and the LLM stays usable.
 
     Raises ModelError if the model cannot be loaded and ConfigError if an option is wrong.
     """

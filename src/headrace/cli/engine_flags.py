@@ -132,14 +132,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m", "--model", default=DEFAULT_MODEL,
-        help="bundled name, folder, hub id or shape:NAME (default: %(default)s)",
+        help="bundled name, folder, GGUF file, hub id or shape:NAME (default: %(default)s)",
     )  # fmt: skip
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL,
-        help="bundled name, folder, hub id or shape:NAME (default: %(default)s)",
+        help="bundled name, folder, GGUF file, hub id or shape:NAME (default: %(default)s)",
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """Models as data: a family turns a foreign config into a frozen spec; loaders make the weights of its program.
 
-Reading order: spec, families (with config_reader and rope_config), source, safetensors_reader, weights,
-packed_loader; then what runs on torch: loader. The rest is free of torch.
+Reading order: spec, families (with config_reader and rope_config), source, weight_files, safetensors_reader, gguf,
+weights, packed_loader; then what runs on torch: loader. The rest is free of torch.
 """

@@ -81,6 +81,15 @@ class ConfigReader:
             raise self._bad(name, "a list of texts", value)
         return tuple(texts)
 
+    def numbers(self, name: str, length: int, low: float, high: float) -> tuple[float, ...]:
+        """A required list of exactly `length` finite numbers in [low, high]."""
+        value = self._value(name, _REQUIRED)
+        items = value if isinstance(value, list) else [None]
+        legal = (isinstance(x, (int, float)) and not isinstance(x, bool) and low <= x <= high for x in items)
+        if len(items) != length or not all(legal):
+            raise self._bad(name, f"a list of {length} numbers between {low:g} and {high:g}", value)
+        return tuple(map(float, value))
+
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         """One id or a list of at most 64 ids below `vocab_size`; empty where it is absent."""
         value = self._value(name, [])

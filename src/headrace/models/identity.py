@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
+from headrace.models.stored import open_files
 
 EXCERPTS = 4
 """Places of each tensor that are read, the first and the last bytes among them."""
@@ -20,10 +20,10 @@ def weights_identity(source: ModelSource, seed: int) -> bytes:
     Raises CheckpointError where the files cannot be read.
     """
     found = hashlib.sha256()
-    if source.path is None:
+    checkpoint = open_files(source)
+    if checkpoint is None:
         found.update(repr(("random", source.name, sorted(source.config.items()), seed)).encode())
         return found.digest()
-    checkpoint = Checkpoint(source.path)
     for path in checkpoint.paths():
         state = path.stat()
         found.update(repr((path.name, state.st_size, state.st_mtime_ns)).encode())

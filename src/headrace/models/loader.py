@@ -32,7 +32,7 @@ def load_weights(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Weights:
-    """The weights of a resolved model: read from its folder, or random with `seed` for a shape.
+    """The weights of a resolved model: read from its files, or random with `seed` for a shape.
 
     Raises CheckpointError, naming the tensor, where the checkpoint does not hold what `spec` needs.
     """
@@ -60,8 +60,8 @@ def read_weights(
 
     def fill(name: str, target: torch.Tensor) -> None:
         nonlocal done
-        coded = stored.coded.get(name)
-        target.copy_(as_tensor(stored.checkpoint.array(name) if coded is None else coded.floats()))
+        for rows, values in stored.floats(name):
+            target[rows].copy_(as_tensor(values))
         done += 1
         if progress is not None:
             progress(done, total)

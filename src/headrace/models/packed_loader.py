@@ -44,7 +44,7 @@ def load_packed(
     as codes keep them where `weights` names the format of `code_format.common_format`; else they are decoded, and
     rounded anew if their format is one of codes.
 
-    Read from the model's folder, or random with `seed` for a shape. Names, shapes and dtypes of all tensors are
+    Read from the model's files, or random with `seed` for a shape. Names, shapes and dtypes of all tensors are
     checked before the first is read. Raises CheckpointError, naming the tensor, where the checkpoint does not hold
     what `spec` needs.
     """
@@ -110,11 +110,17 @@ class _Packer:
 
     def tied(self, weight: WeightRef) -> tuple[NDArray[Any] | PackedMatrix, Projection]:
         target = self._weights.of(weight.name)
-        if target.quantized:
-            table = self.table(weight)
-            return table, self._pack([table], target, gate=False, bias=None)
-        both = self.matrix(weight)
-        return both.weight, both
+        if not target.quantized:
+            both = self.matrix(weight)
+            return both.weight, both
+        ((name, rows),) = weight.parts
+        table = self._tensors.table(name, rows, weight.columns, self._dtype)
+        if weight.name in self._weights.kept:
+            head = self._pack_codes([name], target, gate=False, bias=None)
+        else:
+            head = self._pack([table], target, gate=False, bias=None)
+        self._finish([name])
+        return table, head
 
     def _pack(
         self,

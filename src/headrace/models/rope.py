@@ -17,6 +17,8 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
     plain = [theta ** (-index / rope.dim) for index in range(0, rope.dim, 2)]
     if rope.kind == "linear":  # Chen et al. 2023: positions divided by the factor
         return [freq / rope.factor for freq in plain], 1.0
+    if rope.kind == "factors":
+        return [freq / factor for freq, factor in zip(plain, rope.factors, strict=True)], 1.0
     if rope.kind == "llama3":
         return [_llama3(rope, freq) for freq in plain], 1.0
     if rope.kind == "yarn":

@@ -112,6 +112,14 @@ def _llama3(
     return rope, max_position
 
 
+def _factors(
+    plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
+) -> tuple[RopeSpec, int]:
+    """A divisor for each frequency: no HF config has this kind, but GGUF files hold such a tensor."""
+    factors = scaling.numbers("factors", plain.dim // 2, 1 / MAX_FACTOR, MAX_FACTOR)
+    return replace(plain, kind="factors", factors=factors), max_position
+
+
 def _original_length(scaling: ConfigReader, config: ConfigReader, max_position: int) -> int:
     """Context length of pre-training; a field outside the rope settings wins, as in HF."""
     inner = scaling.integer("original_max_position_embeddings", 1, MAX_POSITION, max_position)
@@ -124,4 +132,5 @@ _KINDS: dict[str, _Read] = {
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,
+    "factors": _factors,
 }

@@ -10,12 +10,12 @@ import json
 import math
 import mmap
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CheckpointError
 from headrace.models.source import why_incomplete
+from headrace.models.weight_files import TensorEntry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,17 +53,6 @@ RAW_DTYPES = {
 
 WEIGHT_DTYPES = {"F16": "float16", "BF16": "uint16", "F32": "float32", "F64": "float64"}
 """Types of stored dense weights, and the array types that they are read as: numpy has no bfloat16, only its bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A tensor's place in its file. `begin` and `end` are byte offsets from the start of the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 _MATRIX_DTYPES = {"F16": "float16", "BF16": "bfloat16"}
@@ -129,7 +118,12 @@ class SafetensorsFile:
 
 
 class Checkpoint:
-    """All tensors of a model folder, from one file or from the shards that its index names."""
+    """All tensors of a model folder, from one file or from the shards that its index names.
+
+    A `weight_files.WeightFiles`.
+    """
+
+    dtypes = tuple(WEIGHT_DTYPES)
 
     def __init__(self, folder: Path) -> None:
         """Opens every file and checks every header; raises CheckpointError in one sentence."""
@@ -152,8 +146,15 @@ class Checkpoint:
                 f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}{why_incomplete(folder)}"
             )
 
+    @property
+    def where(self) -> str:
+        return str(self.folder)
+
     def names(self) -> Iterable[str]:
         return self._file_of.keys()
+
+    def stored_name(self, name: str) -> str:
+        return name
 
     def paths(self) -> list[Path]:
         """The files, in order of their names."""
@@ -183,6 +184,10 @@ class Checkpoint:
     def raw(self, name: str) -> NDArray[Any]:
         """See SafetensorsFile.raw; KeyError for a name that `entry` does not know."""
         return self._file_of[name].raw(name)
+
+    def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+        array = self.array(name)
+        return array[first:last] if array.ndim else array.reshape(1)
 
     def excerpt(self, name: str, offset: int, size: int) -> bytes:
         """See SafetensorsFile.excerpt."""

@@ -1,4 +1,4 @@
-"""Resolves a model's name to a folder of files or a shape. No torch here, and no code from a checkpoint."""
+"""Resolves a model's name to its files or to a shape. No torch here, and no code from a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from headrace.gguf.files import models_in
 from headrace.models.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from headrace.models.weight_files import SelfDescribedFiles
 
 BUNDLED = ("tale", "tale-draft")
 """Models inside the package."""
@@ -33,10 +37,8 @@ HUB_SECOND_COPIES = ("consolidated*.safetensors", "*/consolidated*.safetensors",
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"}
 """Pickled files that a training run leaves in a model's folder."""
 
-_NO_GGUF = (
-    "that this version does not read: give the folder or hub id of the original model with safetensors; "
-    "--quantization int4 makes its weights as small while they are loaded"
-)
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_GGUF = ".gguf"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -45,13 +47,18 @@ SourceKind = Literal["bundled", "folder", "hub", "shape"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The origin of a model. `path` is its folder, or None for a shape, which has random weights."""
+    """The origin of a model.
+
+    path: its folder, or its GGUF file, or None for a shape, which has random weights. files: those with its weights
+    where its config is in them too, as in GGUF; else they are opened when they are needed.
+    """
 
     kind: SourceKind
     name: str
     path: Path | None
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    files: SelfDescribedFiles | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +73,10 @@ _DEFAULT_HUB = HubOptions()
 
 
 def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
-    """Find a model by bundled name, folder, `shape:NAME` or hub id "org/name", in this order.
+    """Find a model by bundled name, folder, GGUF file, `shape:NAME` or hub id "org/name", in this order.
 
     Raises ModelNotFound where there is none, UnsupportedModel for a file format that is not implemented, and
-    CheckpointError for a folder without a readable config.json.
+    CheckpointError for a folder without a readable config.json or GGUF file.
     """
     if name in BUNDLED:
         return _from_folder("bundled", name, BUNDLED_FOLDER / name)
@@ -79,18 +86,20 @@ def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):  # noqa: PTH112
         return _from_folder("folder", name, path)
+    is_gguf = name.lower().endswith(_GGUF)
     if os.path.isfile(path):  # noqa: PTH113
+        if is_gguf:
+            return _from_gguf("folder", name, path)
         raise UnsupportedModel(
-            f"{name} is a GGUF file, a format {_NO_GGUF}"
-            if name.endswith(".gguf")
-            else f"{name} is a file; give the folder that holds config.json and model.safetensors"
+            f"{name} is a file; give a GGUF file, or the folder that holds config.json and model.safetensors"
         )
-    if name.endswith(".gguf"):
-        raise ModelNotFound(f"there is no file {name!r:.200}, and GGUF is a format {_NO_GGUF}")
+    if is_gguf:
+        raise ModelNotFound(f"there is no file {name!r:.200}")
     if _HUB_ID.fullmatch(name):
         return _from_folder("hub", name, _fetch(name, hub, HUB_FILES))
     raise ModelNotFound(
-        f"there is no model {name!r:.200}: give a bundled name ({', '.join(BUNDLED)}), a folder, shape:NAME or a hub id"
+        f"there is no model {name!r:.200}: give a bundled name ({', '.join(BUNDLED)}), a folder, a GGUF file, "
+        "shape:NAME or a hub id"
     )
 
 
@@ -111,7 +120,8 @@ def tokenizer_folder(name: str, hub: HubOptions = _DEFAULT_HUB) -> Path:
 
 def is_at_hand(name: str) -> bool:
     """`resolve_model` will find it, or not, without a download."""
-    return not _HUB_ID.fullmatch(name) or name in BUNDLED or os.path.isdir(os.path.expanduser(name))  # noqa: PTH112
+    is_local = name in BUNDLED or name.lower().endswith(_GGUF) or os.path.isdir(os.path.expanduser(name))  # noqa: PTH112
+    return is_local or not _HUB_ID.fullmatch(name)
 
 
 def _from_shape(name: str) -> ModelSource:
@@ -124,10 +134,34 @@ def _from_shape(name: str) -> ModelSource:
 def _from_folder(kind: SourceKind, name: str, path: Path) -> ModelSource:
     if not path.is_dir():
         raise ModelNotFound(f"the folder of model {name} is missing: {path}")
+    if gguf := _gguf_in(path):
+        return _from_gguf(kind, name, gguf)
     config = read_json(path / "config.json")
     if config is None:
         raise CheckpointError(f"{path} holds no config.json{why_incomplete(path)}")
     return ModelSource(kind, name, path, config, read_json(path / "generation_config.json") or {})
+
+
+def _gguf_in(folder: Path) -> Path | None:
+    """The one GGUF model of a folder without safetensors."""
+    if any((folder / name).exists() for name in _SAFETENSORS):
+        return None
+    try:
+        names = models_in([path.name for path in folder.iterdir()])
+    except OSError:
+        return None
+    if len(names) > 1:
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ModelNotFound(f"{folder} holds {len(names)} GGUF models; give the path of one: {shown:.600}")
+    return folder / names[0] if names else None
+
+
+def _from_gguf(kind: SourceKind, name: str, path: Path) -> ModelSource:
+    # Reads weights with numpy, which the server's process does not need.
+    from headrace.models.gguf.checkpoint import GGUFCheckpoint
+
+    opened = GGUFCheckpoint(path)
+    return ModelSource(kind, name, path, opened.config, opened.generation_config, opened)
 
 
 def why_incomplete(folder: Path) -> str:
@@ -143,9 +177,6 @@ def why_incomplete(folder: Path) -> str:
             f": it is an adapter (LoRA){of}, which needs its base model: merge the two, for example with "
             "merge_and_unload() of the package peft, and give the folder of the merged model"
         )
-    gguf = [name for name in names if name.endswith(".gguf")]
-    if gguf:
-        return f": it holds GGUF files ({gguf[0]:.200}), a format {_NO_GGUF}"
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth")) and name not in _NO_WEIGHTS]
     if pickled:
         return (

@@ -14,7 +14,7 @@ from headrace.quant.format import Activations
 
 NormPlacement = Literal["pre"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "factors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class RopeSpec:
     """Rotary position embedding (Su et al. 2021), half-split layout as in HF checkpoints.
 
     `factor` and `original_max_position` belong to the scalings: linear (Chen et al. 2023), dynamic NTK, YaRN
-    (Peng et al. 2023), llama3 (Meta 2024).
+    (Peng et al. 2023), llama3 (Meta 2024). `factors`: a divisor for each frequency, dim / 2 of them, as GGUF files give
+    in place of llama3's settings.
     """
 
     theta: float
@@ -38,6 +39,7 @@ class RopeSpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

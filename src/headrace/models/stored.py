@@ -2,73 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CheckpointError
 from headrace.models.families import read_spec, weight_names
-from headrace.models.quantized.layout import Method
-from headrace.models.quantized.matrices import CodedMatrices, find_coded, ignored_tensors
+from headrace.models.quantized.matrices import find_coded, ignored_tensors
 from headrace.models.quantized.methods import quantization_of, read_method
 from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec, StoredCodes
+from headrace.models.weight_files import CodedMatrix, WeightFiles, row_runs
+from headrace.models.weights import check_tensors
 from headrace.program.lower import lower
+from headrace.quant.format import Activations
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """A model's checkpoint, the matrices in it that are codes, and the tensors that hold no weight."""
+    """A model's files, the matrices in them that are codes, and the tensors that hold no weight.
 
-    checkpoint: Checkpoint
-    method: Method | None
-    coded: CodedMatrices
+    method: the name of the codes' method. activations: how its own runs encode activations, where it says so.
+    by_rows: the files decode codes themselves, any run of rows. widened: those of `coded` that are needed as floats
+    too, because they are looked up by row.
+    """
+
+    checkpoint: WeightFiles
+    method: str = ""
+    coded: Mapping[str, CodedMatrix] = field(default_factory=dict)
     ignored: Collection[str] = ()
+    activations: Activations | None = None
+    by_rows: bool = False
+    widened: Collection[str] = ()
 
     @property
     def parts(self) -> frozenset[str]:
         """The names of all tensors that the coded matrices are made of."""
         return frozenset(entry.name for one in self.coded.values() for entry in one.tensors)
 
+    def floats(self, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """A tensor in runs of rows: (which rows, their floats). At once where only the whole matrix can be decoded."""
+        if name in self.coded and not self.by_rows:
+            yield slice(None), self.coded[name].floats()
+        else:
+            yield from row_runs(self.checkpoint, name)
+
+
+def open_files(source: ModelSource) -> WeightFiles | None:
+    """The files with the weights, every header checked; None for a shape, whose weights are random.
+
+    Raises CheckpointError where there are none, or they contradict themselves.
+    """
+    if source.files is not None:
+        return source.files
+    return None if source.path is None else Checkpoint(source.path)
+
 
 def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
-    """Open the checkpoint of a model with a folder, and find its quantised matrices.
+    """Open the files of a model that has some, and find its quantised matrices.
 
     Raises CheckpointError, naming the tensor, where one is missing or does not fit `spec`, and UnsupportedModel for a
     method that is not implemented.
     """
     assert source.path is not None
+    names = weight_names(spec)
+    program = lower(spec, names)
+    if source.files is not None:
+        check_tensors(source.files, program, names)
+        coded = source.files.coded()
+        looked_up = {
+            name for one in program.weights if one.kind in ("table", "tied") for name, _ in one.parts
+        }
+        widened = looked_up & coded.keys()
+        return StoredWeights(source.files, source.files.method, coded, by_rows=True, widened=widened)
     checkpoint = Checkpoint(source.path)
     named = quantization_of(source.config, source.path)
     method = None if named is None else read_method(*named)
-    coded = find_coded(checkpoint, method, lower(spec, weight_names(spec)))
-    return StoredWeights(checkpoint, method, coded, frozenset(ignored_tensors(checkpoint, method, coded)))
+    found = find_coded(checkpoint, method, program)
+    ignored = frozenset(ignored_tensors(checkpoint, method, found))
+    if method is None:
+        return StoredWeights(checkpoint, ignored=ignored)
+    return StoredWeights(checkpoint, method.name, found, ignored, method.activations)
 
 
 def stored_spec(source: ModelSource) -> ModelSpec:
     """`read_spec` of a resolved model, with the types that its files store matrices in.
 
     Configs name a type but are sometimes wrong, and 16-bit storage must be exact. For a folder without readable
-    weights the config decides; loading them reports the error. Raises as `read_spec` and, for a quantised checkpoint,
-    `open_weights` do.
+    weights the config decides; loading them reports the error. Raises as `read_spec` and, for quantised weights and
+    GGUF files, `open_weights` do.
     """
     spec = read_spec(source.config, source.generation_config)
-    named = quantization_of(source.config, source.path)
-    if source.path is None or named is None:
+    if source.path is None:
+        return spec
+    if source.files is None and quantization_of(source.config, source.path) is None:
         return _with_types(spec, source)
     weights = open_weights(source, spec)
-    assert weights.method is not None
     formats = tuple((name, one.format) for name, one in weights.coded.items())
     return replace(
         spec,
-        matrix_dtype=weights.checkpoint.matrix_dtype(weights.parts),
-        codes=StoredCodes(weights.method.name, formats, weights.method.activations) if formats else None,
+        matrix_dtype=weights.checkpoint.matrix_dtype(weights.parts.difference(weights.widened)),
+        codes=StoredCodes(weights.method, formats, weights.activations) if formats else None,
     )
 
 
 def _with_types(spec: ModelSpec, source: ModelSource) -> ModelSpec:
-    if source.path is None:
-        return spec
+    assert source.path is not None
     try:
         return replace(spec, matrix_dtype=Checkpoint(source.path).matrix_dtype())
     except CheckpointError:

@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 from headrace.models.families import MAX_INTERMEDIATE
 from headrace.models.floats import ARRAY_TYPES, to_dtype, to_float32
 from headrace.models.random_weights import POOL, RandomTensors
-from headrace.models.safetensors_reader import TensorEntry
 from headrace.models.stored import StoredWeights
+from headrace.models.weight_files import TensorEntry, row_runs
 from headrace.quant.coded import Coded
 
 AHEAD_BYTES = 64 << 20
 """How far ahead of the current tensor the system is asked to read, so that the disk is busy while the CPU packs."""
-
-CHUNK = 1 << 22
-"""Elements converted at once."""
 
 
 class TensorSource(Protocol):
@@ -62,11 +59,9 @@ class CheckpointTensors:
         return np.array(to_float32(self._checkpoint.array(name)))
 
     def table(self, name: str, rows: int, columns: int, dtype: str) -> NDArray[Any]:
-        stored = self._checkpoint.array(name)
         table = np.empty((rows, columns), dtype=ARRAY_TYPES[dtype])
-        step = max(1, CHUNK // columns)
-        for row in range(0, rows, step):
-            table[row : row + step] = to_dtype(stored[row : row + step], dtype)
+        for run, values in row_runs(self._checkpoint, name):
+            table[run] = to_dtype(values, dtype)
         return table
 
     def matrices(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[NDArray[Any]]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from headrace.errors import CheckpointError
 from headrace.models.names import WeightNames
-from headrace.models.safetensors_reader import WEIGHT_DTYPES, Checkpoint
+from headrace.models.weight_files import WeightFiles
 from headrace.ops.signatures import Weight
 from headrace.ops.table import DENSE
 from headrace.program.records import Program, WeightRef
@@ -88,13 +88,13 @@ def make_weights(program: Program, make: Maker) -> Weights:
 
 
 def check_tensors(
-    checkpoint: Checkpoint,
+    checkpoint: WeightFiles,
     program: Program,
     names: WeightNames,
     coded: Collection[str] = (),
     others: Collection[str] = (),
 ) -> None:
-    """Raise CheckpointError for the first tensor that is missing, unexpected, misshapen or not a float.
+    """Raise CheckpointError for the first tensor that is missing, unexpected, misshapen or of another type.
 
     coded: tensors of the program that are stored as codes, which are checked already. others: tensors that are
     expected too.
@@ -105,14 +105,15 @@ def check_tensors(
             continue
         entry = checkpoint.entry(name)
         if entry is None:
-            raise CheckpointError(f"the checkpoint in {checkpoint.folder} lacks tensor {name}")
+            raise CheckpointError(f"the checkpoint in {checkpoint.where} lacks tensor {name}")
+        stored = checkpoint.stored_name(name)
         if entry.shape != shape:
             raise CheckpointError(
-                f"tensor {name} has shape {list(entry.shape)}, but the config asks for {list(shape)}"
+                f"tensor {stored} has shape {list(entry.shape)}, but the config asks for {list(shape)}"
             )
-        if entry.dtype not in WEIGHT_DTYPES:
+        if entry.dtype not in checkpoint.dtypes:
             raise CheckpointError(
-                f"tensor {name} is stored as {entry.dtype}, not as one of {', '.join(WEIGHT_DTYPES)}"
+                f"tensor {stored} is stored as {entry.dtype}, not as one of {', '.join(checkpoint.dtypes)}"
             )
     # A tied model's head is the embedding; checkpoints that store it once more are common, and HF ignores it too.
     known = {*expected, names.head, *others}.difference(coded) | {*others}

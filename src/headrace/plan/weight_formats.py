@@ -60,6 +60,9 @@ def weight_formats(
         parts = [stored.get(name) for name, _ in weight.parts]
         if not any(parts):
             continue
+        if weight.kind == "table":  # is looked up by row, in floats
+            decoded.append((weight.name, _described(parts)))
+            continue
         packed = _kept_format(parts, activations)
         if packed is not None:
             kept.append(weight.name)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import CheckpointError
 from headrace.models.floats import to_float32
-from headrace.models.safetensors_reader import TensorEntry
+from headrace.models.weight_files import TensorEntry
 from headrace.quant.code_format import CodeFormat, Scale
 from headrace.quant.coded import Coded
 from headrace.quant.format import Activations

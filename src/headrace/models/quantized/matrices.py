@@ -10,39 +10,36 @@ from numpy.typing import NDArray
 
 from headrace.errors import CheckpointError
 from headrace.models.quantized.layout import Layout, Matrix, Method, Stored
-from headrace.models.safetensors_reader import WEIGHT_DTYPES, Checkpoint, TensorEntry
+from headrace.models.safetensors_reader import WEIGHT_DTYPES, Checkpoint
+from headrace.models.weight_files import TensorEntry
 from headrace.program.records import Program
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import Coded, dequantize
 
 
 @dataclass(frozen=True, slots=True)
-class CodedMatrix:
-    """A matrix of a checkpoint that is stored as codes."""
+class LaidOut:
+    """A `weight_files.CodedMatrix` of safetensors files, in the layout of a method."""
 
     layout: Layout
     matrix: Matrix
 
     @property
     def format(self) -> CodeFormat:
-        """How its codes are stored; reads small tensors only."""
         return self.layout.format(self.matrix)
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
-        """The checkpoint tensors that it is made of."""
         return tuple(self.matrix.entries.values())
 
     def decode(self) -> Coded:
-        """Raises CheckpointError, naming the tensor, where the tensors contradict each other."""
         return self.layout.decode(self.matrix)
 
     def floats(self) -> NDArray[np.float32]:
-        """The weights [R, C]."""
         return dequantize(self.decode())
 
 
-CodedMatrices = Mapping[str, CodedMatrix]
+CodedMatrices = Mapping[str, LaidOut]
 """By the name that the matrix would have as floats, as in `WeightRef.parts`."""
 
 
@@ -52,14 +49,14 @@ def find_coded(checkpoint: Checkpoint, method: Method | None, program: Program) 
     Files decide: a module that the config lists as quantised, but whose weight is stored as floats, is taken as it is.
     Raises CheckpointError, naming the tensor, for one that is missing, misshapen or of another type.
     """
-    found: dict[str, CodedMatrix] = {}
+    found: dict[str, LaidOut] = {}
     for weight in program.weights if method is not None else ():
         assert method is not None
         for name, rows in weight.parts if weight.kind == "matrix" else ():
             module = name.removesuffix(".weight")
             layout = method.layout(module)
             if layout is not None and not _is_plain(checkpoint, name, module + layout.codes):
-                found[name] = CodedMatrix(
+                found[name] = LaidOut(
                     layout, _check(checkpoint, method, layout, module, rows, weight.columns)
                 )
     return found

@@ -1,0 +1,182 @@
+"""A GGUF model's tensors as loaders read those of any checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import CheckpointError
+from headrace.gguf.files import GGUFModel
+from headrace.gguf.reader import TensorInfo
+from headrace.gguf.types import TYPES, BlockType
+from headrace.models.families import FAMILIES
+from headrace.models.gguf.blocks import CODE_FORMATS, Bytes, coded, dequantize, floats
+from headrace.models.gguf.config import Fields, architecture, matrix_dtype, read_config
+from headrace.models.gguf.names import NameTable, layer_part
+from headrace.models.weight_files import TensorEntry
+from headrace.quant.code_format import CodeFormat
+from headrace.quant.coded import Coded
+
+
+class GGUFCheckpoint:
+    """Tensors by the names that checkpoints of the family use, q and k with their rows in the checkpoints' order.
+
+    A `weight_files.SelfDescribedFiles`. `config` and `generation_config` are what a folder's JSON files hold.
+    """
+
+    dtypes = tuple(TYPES)
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file, or all parts of a split one. Raises CheckpointError and UnsupportedModel in one sentence."""
+        self.model = GGUFModel(path)
+        self.config, self.generation_config = self._read_config()
+        _, arch = architecture(self.model)
+        names = NameTable(FAMILIES[arch.family].names)
+        self._stored = {name: stored for stored in self.model.names() if (name := names.name(stored))}
+        self._check_vectors()
+        heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
+        self._heads = {"attn_q": heads, "attn_k": kv_heads} if arch.permuted else {}
+
+    def _read_config(self) -> tuple[Fields, Fields]:
+        return read_config(self.model, lambda name: [float(number) for number in self._decoded(name)])
+
+    def _check_vectors(self) -> None:
+        for stored in self._stored.values():
+            info = self._info(stored)
+            if len(info.shape) == 1 and info.type.quantized:
+                raise CheckpointError(
+                    f"tensor {stored!r:.200} in {self.model.name} is a vector, and stored as {info.type.name}: "
+                    "vectors are stored as floats"
+                )
+
+    def _decoded(self, stored: str) -> NDArray[Any]:
+        """A small tensor of floats, by its name in the file."""
+        info = self._info(stored)
+        return floats(np.frombuffer(self.model.view(stored), dtype=np.uint8), info.type)
+
+    @property
+    def where(self) -> str:
+        return str(self.model.path)
+
+    def names(self) -> Iterable[str]:
+        return self._stored.keys()
+
+    def stored_name(self, name: str) -> str:
+        return self._stored.get(name, name)
+
+    def paths(self) -> list[Path]:
+        return self.model.paths()
+
+    def matrix_dtype(self, excluded: Collection[str] = ()) -> str:
+        return matrix_dtype(self.model, {self._stored[name] for name in excluded})
+
+    @property
+    def method(self) -> str:
+        """As in "GGUF Q4_K, Q6_K"."""
+        used = {self._info(stored).type for stored in self._stored.values()}
+        return "GGUF " + ", ".join(one.name for one in TYPES.values() if one in used and one.quantized)
+
+    def coded(self) -> Mapping[str, GGUFMatrix]:
+        return {
+            name: GGUFMatrix(self, name)
+            for name, stored in self._stored.items()
+            if self._info(stored).type.quantized and len(self._info(stored).shape) == 2
+        }
+
+    def entry(self, name: str) -> TensorEntry | None:
+        stored = self._stored.get(name)
+        if stored is None:
+            return None
+        info = self._info(stored)
+        return TensorEntry(name, info.type.name, info.shape, info.begin, info.end)
+
+    def blocks(self, name: str, first: int = 0, last: int | None = None) -> tuple[BlockType, Bytes]:
+        """(type, uint8 [rows, bytes a row]) of rows `first` to `last`, as stored: for kernels that read this type.
+
+        A view of the file where its rows are in the same order, else a copy. A vector of floats has a row an element.
+        """
+        stored = self._stored[name]
+        info = self._info(stored)
+        row_bytes = info.row_bytes if len(info.shape) > 1 else info.type.bytes
+        raw = np.frombuffer(self.model.view(stored), dtype=np.uint8).reshape(-1, row_bytes)
+        heads = self._heads.get(layer_part(stored) or "")
+        if heads is None:
+            return info.type, raw[first:last]
+        return info.type, raw[_halves(len(raw), heads, stored)[first:last]]
+
+    def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+        info = self._info(self._stored[name])
+        inner = prod(info.shape[1:-1])
+        type, raw = self.blocks(name, first * inner, last * inner)
+        decoded = dequantize(raw, type) if type.quantized else _floats_as_stored(raw, type)
+        return decoded.reshape(-1, *info.shape[1:])
+
+    def array(self, name: str) -> NDArray[Any]:
+        return self.rows(name, 0, self._info(self._stored[name]).shape[0])
+
+    def excerpt(self, name: str, offset: int, size: int) -> bytes:
+        return bytes(self.model.view(self._stored[name])[offset : offset + size])
+
+    def prefetch(self, name: str) -> None:
+        self.model.prefetch(self._stored[name])
+
+    def drop(self, name: str) -> None:
+        self.model.drop(self._stored[name])
+
+    def _info(self, stored: str) -> TensorInfo:
+        info = self.model.tensor(stored)
+        assert info is not None  # names come from the model
+        return info
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFMatrix:
+    """A `weight_files.CodedMatrix`: one tensor of blocks."""
+
+    files: GGUFCheckpoint
+    name: str
+
+    @property
+    def format(self) -> CodeFormat:
+        return CODE_FORMATS[self.tensors[0].dtype]
+
+    @property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        entry = self.files.entry(self.name)
+        assert entry is not None  # names come from the files
+        return (entry,)
+
+    def decode(self) -> Coded:
+        type, raw = self.blocks()
+        return coded(raw, type)
+
+    def floats(self) -> NDArray[np.float32]:
+        type, raw = self.blocks()
+        return dequantize(raw, type)
+
+    def blocks(self) -> tuple[BlockType, Bytes]:
+        """See GGUFCheckpoint.blocks: for kernels that read the type as it is."""
+        return self.files.blocks(self.name)
+
+
+def _floats_as_stored(raw: Bytes, type: BlockType) -> NDArray[Any]:
+    """Floats without a conversion; bfloat16 as its bits."""
+    raw = np.ascontiguousarray(raw)
+    return raw.view("<u2") if type.name == "BF16" else floats(raw, type)
+
+
+def _halves(rows: int, heads: int, stored: str) -> NDArray[np.intp]:
+    """Where each row of q or k lies in a file that has rows i and i + D/2 of every head beside each other.
+
+    Its rope turns neighbouring features; the one here, as in checkpoints, turns features half a head apart.
+    """
+    if rows % (2 * heads):
+        raise CheckpointError(f"tensor {stored!r:.200} has {rows} rows, which {heads} heads cannot share")
+    order = np.arange(rows).reshape(heads, rows // heads // 2, 2)  # in the file: [head, pair, half]
+    return order.swapaxes(1, 2).reshape(-1)

@@ -1,0 +1,302 @@
+"""A GGUF file's metadata as the config that the model's family reads, and as its generation config.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A family that arrives later is one more entry in
+`ARCHITECTURES`.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.gguf.files import GGUFModel
+from headrace.models.config_reader import ConfigReader
+from headrace.models.families import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_VOCAB,
+)
+from headrace.models.gguf.names import GGUF_NAMES, ROPE_FACTORS
+from headrace.models.rope_config import MAX_FACTOR, MAX_POSITION
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What one value of `general.architecture` is.
+
+    family: the architecture that a config.json names. permuted: the rows of q and k are in the order of rope that
+    turns neighbouring features, not features half a head apart. qkv_bias, mlp_bias: whether biases decide a field of
+    the config. window: what a sliding window means in the config, None where it has to reach over the whole context.
+    """
+
+    family: str
+    permuted: bool = False
+    qkv_bias: bool = False
+    mlp_bias: bool = False
+    window: Callable[[int], Fields] | None = None
+
+
+def _every_layer(window: int) -> Fields:
+    """As Mistral has it: the families with the name llama differ in this only."""
+    return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(
+        "LlamaForCausalLM", permuted=True, qkv_bias=True, mlp_bias=True, window=_every_layer
+    ),
+    "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen3": Architecture("Qwen3ForCausalLM", qkv_bias=True),
+}
+
+# Keys, after the architecture's name, that change what a model computes and that no family here has: refused unless
+# they hold the value that changes nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.causal": (True,),
+    "attention.temperature_scale": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "use_parallel_residual": (False,),
+    "tensor_data_layout": ("", "Meta AI original pth"),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+
+_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+"""Keys of recommended sampling parameters, and the fields of a generation_config.json."""
+
+_ENDS = ("eos", "eot", "eom")
+"""Tokens that end a text, a turn and a message."""
+
+_DTYPES = {"F16": "float16", "BF16": "bfloat16"}
+
+
+def architecture(model: GGUFModel) -> tuple[str, Architecture]:
+    """(name, what it is). Raises UnsupportedModel for one that does not run, naming those that do."""
+    name = ConfigReader(model.metadata, model.name).text("general.architecture", "")
+    if not name:
+        raise CheckpointError(f"{model.name} lacks the key general.architecture")
+    if name not in ARCHITECTURES:
+        kind = ConfigReader(model.metadata, model.name).text("general.type", "model")
+        what = "architecture" if kind == "model" else f"{kind:.40} with architecture"
+        raise UnsupportedModel(
+            f"{model.name} holds a model of {what} {name!r:.80}, which is not supported; "
+            f"known are {', '.join(ARCHITECTURES)}"
+        )
+    return name, ARCHITECTURES[name]
+
+
+def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple[Fields, Fields]:
+    """(the fields of a config.json, those of a generation_config.json); `floats`: a small tensor's numbers by name.
+
+    Raises UnsupportedModel for what is not implemented and CheckpointError for missing or absurd values.
+    """
+    name, arch = architecture(model)
+    reader = _Reader(model.metadata, name, model.name)
+    for key, neutral in _NEUTRAL.items():
+        reader.only(key, neutral, neutral[0])
+    hidden = reader.integer("embedding_length", 1, MAX_HIDDEN)
+    heads = reader.integer("attention.head_count", 1, MAX_HEADS)
+    head_dim = _head_dim(reader, hidden, heads)
+    context = reader.integer("context_length", 1, MAX_POSITION)
+    config: Fields = {
+        "architectures": [arch.family],
+        "hidden_size": hidden,
+        "num_hidden_layers": reader.integer("block_count", 1, MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": reader.integer("attention.head_count_kv", 1, MAX_HEADS, heads),
+        "head_dim": head_dim,
+        "intermediate_size": reader.integer("feed_forward_length", 1, MAX_INTERMEDIATE),
+        "vocab_size": _vocab_size(model),
+        "max_position_embeddings": context,
+        "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon", 1e-30, 1.0),
+        "tie_word_embeddings": GGUF_NAMES.head not in model,
+        "torch_dtype": matrix_dtype(model),
+        **_biases(model, arch),
+        **_window(reader, arch, context),
+        **_rope(model, reader, head_dim, floats),
+    }
+    _check_layers(model, config["num_hidden_layers"])
+    begins = _tokens(model, ("bos",), config["vocab_size"])
+    if begins:
+        config["bos_token_id"] = begins[0]
+    ends = _tokens(model, _ENDS, config["vocab_size"])
+    return config, {**({"eos_token_id": ends} if ends else {}), **_sampling(model)}
+
+
+def matrix_dtype(model: GGUFModel, excluded: Collection[str] = ()) -> str:
+    """The type that holds every matrix exactly, but for those in `excluded`: 16 bits where all have them."""
+    infos = (model.tensor(name) for name in model.names() if name not in excluded)
+    stored = {info.type.name for info in infos if info is not None and len(info.shape) > 1}
+    return _DTYPES.get(stored.pop(), "float32") if len(stored) == 1 else "float32"
+
+
+class _Reader(ConfigReader):
+    """Keys of one architecture. A number may be an array with one value a layer, if all of them are equal."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
+        super().__init__(metadata, where)
+        self._prefix = architecture
+
+    def has(self, name: str) -> bool:
+        return super().has(self._key(name))
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}.{name}"
+
+    def _value(self, name: str, default: object) -> Any:
+        value = super()._value(self._key(name), default)
+        if isinstance(value, array.array) and len(value):
+            if value.count(value[0]) != len(value):
+                raise UnsupportedModel(
+                    f"{self._key(name)} in {self.where} differs between layers, which is not supported"
+                )
+            return value[0]
+        return value
+
+    def _bad(self, name: str, expected: str, value: object) -> CheckpointError:
+        return super()._bad(self._key(name), expected, value)
+
+
+def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
+    if not reader.has("attention.key_length") and hidden % heads:
+        raise CheckpointError(
+            f"embedding_length {hidden} in {reader.where} must be a multiple of head_count {heads}"
+        )
+    head_dim = reader.integer("attention.key_length", 1, MAX_HEAD_DIM, max(1, hidden // heads))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        other = reader.integer(key, 0, MAX_HEAD_DIM, head_dim)
+        if other != head_dim and not (other == 0 and key.startswith("rope")):
+            raise UnsupportedModel(
+                f"{key} {other} in {reader.where} differs from key_length {head_dim}, which is not supported"
+            )
+    return head_dim
+
+
+def _vocab_size(model: GGUFModel) -> int:
+    """Of the embeddings: metadata counts only the tokens that have a text."""
+    info = model.tensor(GGUF_NAMES.embed)
+    if info is None or len(info.shape) != 2:
+        raise CheckpointError(f"{model.name} lacks the matrix {GGUF_NAMES.embed}")
+    if info.shape[0] > MAX_VOCAB:
+        raise CheckpointError(
+            f"{GGUF_NAMES.embed} in {model.name} has {info.shape[0]} rows; {MAX_VOCAB} are allowed"
+        )
+    return info.shape[0]
+
+
+def _check_layers(model: GGUFModel, layers: int) -> None:
+    """Before anything is as large as the number of layers that metadata states."""
+    tensors = sum(1 for _ in model.names())
+    if layers > tensors:
+        raise CheckpointError(f"{model.name} states {layers} layers, but holds {tensors} tensors")
+
+
+def _biases(model: GGUFModel, arch: Architecture) -> Fields:
+    """Tensors decide: metadata does not say whether there are biases."""
+    found: Fields = {}
+    if arch.qkv_bias:
+        found["attention_bias"] = f"{GGUF_NAMES.out}.bias".format(i=0) in model
+    if arch.mlp_bias:
+        found["mlp_bias"] = f"{GGUF_NAMES.down}.bias".format(i=0) in model
+    return found
+
+
+def _window(reader: _Reader, arch: Architecture, context: int) -> Fields:
+    window = reader.integer("attention.sliding_window", 0, MAX_POSITION, 0)
+    if window == 0 or window >= context:
+        return {}
+    if arch.window is None:
+        raise UnsupportedModel(
+            f"{reader.where} has a sliding window of {window} tokens, which is not supported with {arch.family}"
+        )
+    return arch.window(window)
+
+
+def _rope(model: GGUFModel, reader: _Reader, head_dim: int, floats: Callable[[str], list[float]]) -> Fields:
+    """rope_theta and rope_scaling."""
+    found: Fields = {"rope_theta": reader.number("rope.freq_base", 1.5, 1e15, 10_000.0)}
+    kind = reader.text("rope.scaling.type", "linear")
+    reader.only("rope.scaling.type", ("none", "linear", "yarn"), "linear")
+    factor = reader.number("rope.scaling.factor", 0.0, MAX_FACTOR, 0.0)
+    factor = factor or reader.number("rope.scale_linear", 0.0, MAX_FACTOR, 0.0)  # the key's name until 2023
+    scaled = kind != "none" and factor not in (0.0, 1.0)
+    if scaled and factor < 1.0:
+        raise CheckpointError(f"{model.name} has the rope scaling factor {factor:g}; 1 is the least")
+    if ROPE_FACTORS in model:
+        if scaled:
+            raise UnsupportedModel(
+                f"{model.name} has both {ROPE_FACTORS} and a rope scaling factor, which is not supported"
+            )
+        info = model.tensor(ROPE_FACTORS)
+        if info is None or info.shape != (head_dim // 2,) or info.type.quantized:
+            raise CheckpointError(
+                f"{ROPE_FACTORS} in {model.name} must hold {head_dim // 2} floats, one for each frequency"
+            )
+        found["rope_scaling"] = {"rope_type": "factors", "factors": floats(ROPE_FACTORS)}
+    elif scaled:
+        found["rope_scaling"] = {"rope_type": kind, "factor": factor, **_yarn(reader, kind)}
+    return found
+
+
+def _yarn(reader: _Reader, kind: str) -> Fields:
+    if kind != "yarn":
+        return {}
+    found: Fields = {}
+    if reader.has("rope.scaling.original_context_length"):
+        found["original_max_position_embeddings"] = reader.integer(
+            "rope.scaling.original_context_length", 1, MAX_POSITION
+        )
+    for key, field in (
+        ("yarn_attn_factor", "attention_factor"),
+        ("yarn_beta_fast", "beta_fast"),
+        ("yarn_beta_slow", "beta_slow"),
+    ):
+        if reader.has(f"rope.scaling.{key}"):
+            found[field] = reader.number(f"rope.scaling.{key}", 0.0, 1e6)
+    return found
+
+
+def _tokens(model: GGUFModel, kinds: Iterable[str], vocab_size: int) -> list[int]:
+    """The ids of special tokens, each once. Ids that have no embedding, which some files give, count as absent."""
+    reader = ConfigReader(model.metadata, model.name)
+    absent = 2**32 - 1
+    ids = [reader.integer(f"tokenizer.ggml.{kind}_token_id", -1, absent, absent) for kind in kinds]
+    return list(dict.fromkeys(number for number in ids if 0 <= number < vocab_size))
+
+
+def _sampling(model: GGUFModel) -> Fields:
+    """Recommended sampling parameters as fields of a generation_config.json."""
+    reader = ConfigReader(model.metadata, model.name)
+    found: Fields = {}
+    for key, field in _SAMPLING.items():
+        if not reader.has(key):
+            continue
+        if field == "top_k":
+            found[field] = reader.integer(key, -1, 1 << 30)
+        else:
+            # 0.6 as it was written: float32 holds 0.60000002
+            found[field] = float(f"{reader.number(key, 0.0, 1e6):.7g}")
+    return found

@@ -1,0 +1,63 @@
+"""Names of tensors in GGUF files, and the names that checkpoints of the same family give them.
+
+https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py lists them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+from headrace.models.names import WeightNames
+
+GGUF_NAMES = WeightNames(
+    embed="token_embd.weight",
+    final_norm="output_norm.weight",
+    head="output.weight",
+    input_norm="blk.{i}.attn_norm.weight",
+    post_norm="blk.{i}.ffn_norm.weight",
+    query="blk.{i}.attn_q",
+    key="blk.{i}.attn_k",
+    value="blk.{i}.attn_v",
+    out="blk.{i}.attn_output",
+    query_norm="blk.{i}.attn_q_norm.weight",
+    key_norm="blk.{i}.attn_k_norm.weight",
+    gate="blk.{i}.ffn_gate",
+    up="blk.{i}.ffn_up",
+    down="blk.{i}.ffn_down",
+    ignored=(".attn_rot_embd.weight",),
+)
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of rope's frequencies: read as a part of the config."""
+
+_IN_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
+
+
+class NameTable:
+    """From a GGUF tensor's name to the name in a checkpoint of the family whose names are `family`."""
+
+    def __init__(self, family: WeightNames) -> None:
+        names = [field.name for field in fields(WeightNames) if field.name != "ignored"]
+        self._names: dict[str, str] = {}
+        for gguf, other in ((getattr(GGUF_NAMES, name), getattr(family, name)) for name in names):
+            if gguf.endswith(".weight"):
+                self._names[gguf] = other
+            else:
+                self._names.update({f"{gguf}.{end}": f"{other}.{end}" for end in ("weight", "bias")})
+
+    def name(self, gguf: str) -> str | None:
+        """The checkpoint's name, None for a tensor that no model reads, and `gguf` itself for an unknown one."""
+        if gguf == ROPE_FACTORS or gguf.endswith(GGUF_NAMES.ignored):
+            return None
+        match = _IN_LAYER.fullmatch(gguf)
+        if match is None:
+            return self._names.get(gguf, gguf)
+        name = self._names.get(f"blk.{{i}}.{match[2]}")
+        return gguf if name is None else name.replace("{i}", match[1])
+
+
+def layer_part(gguf: str) -> str | None:
+    """What a tensor is in its layer, such as "attn_q"; None for those outside of layers."""
+    match = _IN_LAYER.fullmatch(gguf)
+    return None if match is None else match[2].rsplit(".", 1)[0]
