@@ -1,0 +1,154 @@
+"""Models as GGUF files against transformers, and the bundled model in eight types against the weights they hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headrace import LLM, RequestOutput, SamplingParams
+from headrace.build import survey
+from headrace.config import EngineConfig
+from headrace.runner.torch_decoder import Decoder
+from tests import needs
+from tests.conformance.test_families import CASES, distance, expected_logits, prompt
+from tests.gguf_files import write_gguf
+from tests.places import TALE
+
+gguf = needs.package("gguf")
+
+Open = Callable[..., Decoder]
+
+FAMILIES = (
+    "llama-gqa", "llama-mqa", "llama-tied", "llama-biases", "llama-head-dim", "llama-theta", "llama-linear",
+    "llama-yarn", "llama-yarn-factor", "llama-llama3", "mistral-window", "mistral-full", "mistral-head-dim",
+    "qwen2-full", "qwen2-tied", "qwen3-full", "qwen3-bias-tied", "qwen3-yarn",
+)  # fmt: skip
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+
+KEPT = {"Q8_0": "int8-g32-a16", "Q5_0": "int8-g32-a16", "Q4_0": "int4-g32-a16"}
+"""Types whose codes the kernels read, and the formats that they do it in."""
+
+PROMPTS = ["Once upon a time", "The little dog", "Anna and Tom went to the"]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_matches_transformers(
+    name: str, tmp_path: Path, open_decoder: Open, paged_run: Any
+) -> None:
+    model = CASES[name].build(tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "m.gguf", "F32")
+    tokens = prompt()
+    ours = paged_run(open_decoder(path)).step({0: tokens})[0]
+    assert distance(ours, expected_logits(model, tokens)) < 1e-4
+
+
+def folder_of_floats(folder: Path, kind: str) -> Path:
+    """tale, its matrices rounded to the type by the package gguf, as a folder of float32."""
+    folder.mkdir()
+    tensors = {}
+    number = gguf.GGMLQuantizationType[kind]
+    for name, tensor in load_file(TALE / "model.safetensors").items():
+        values = tensor.float().numpy()
+        if values.ndim > 1:
+            with np.errstate(all="ignore"):
+                values = gguf.quants.dequantize(gguf.quants.quantize(values, number), number)
+        tensors[name] = torch.from_numpy(np.array(values, dtype=np.float32))
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((TALE / "config.json").read_text()) | {"torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def generate(model: Path, **options: Any) -> list[RequestOutput]:
+    llm = LLM(
+        str(model),
+        tokenizer="tale",
+        dtype="float32",
+        num_threads=1,
+        max_num_seqs=4,
+        show_progress=False,
+        **options,
+    )
+    return llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+
+
+def distributions(model: Path, **options: Any) -> list[dict[int, float]]:
+    """The log-probabilities of the 20 most likely tokens after each token of a story."""
+    llm = LLM(str(model), tokenizer="tale", dtype="float32", num_threads=1, show_progress=False, **options)
+    text = (
+        "Once upon a time there was a little dog who wanted a drum. He asked his friend, the duck, for help."
+    )
+    (out,) = llm.generate([text], SamplingParams(max_tokens=1, prompt_logprobs=20), use_tqdm=False)
+    assert out.prompt_logprobs is not None
+    return [{token: one.logprob for token, one in entry.items()} for entry in out.prompt_logprobs if entry]
+
+
+def divergence(expected: list[dict[int, float]], found: list[dict[int, float]]) -> float:
+    """The mean Kullback-Leibler divergence, over the tokens that both lists name."""
+    each = [
+        sum(math.exp(p) * (p - there[token]) for token, p in here.items() if token in there)
+        for here, there in zip(expected, found, strict=True)
+    ]
+    return abs(float(np.mean(each)))
+
+
+def seen(outputs: list[RequestOutput]) -> list[tuple[list[int], list[Mapping[int, Any]]]]:
+    return [(list(out.outputs[0].token_ids), list(out.outputs[0].logprobs or [])) for out in outputs]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_tale_in_every_type(kind: str, tmp_path: Path) -> None:
+    """The same tokens and bits of log-probabilities as from a checkpoint of the numbers that the file holds."""
+    path = write_gguf(TALE, tmp_path / "tale.gguf", kind)
+    # Where the kernels keep codes, activations are rounded too.
+    options = {"ops_force": "torch"} if kind in KEPT else {}
+    floats = folder_of_floats(tmp_path / "floats", kind)
+    assert seen(generate(path, **options)) == seen(generate(floats, **options))
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_codes_that_are_kept(kind: str, tmp_path: Path) -> None:
+    """Distributions differ from those of the same weights as floats by as much as activations are rounded."""
+    needs.native()
+    path = write_gguf(TALE, tmp_path / "tale.gguf", kind)
+    config = EngineConfig(model=str(path), dtype="float32")
+    formats = survey(config).resolved.weight_formats
+    assert (
+        formats is not None
+        and {one.name for one in formats.all} == {KEPT[kind], "f32"}
+        and not formats.decoded
+    )
+    floats = distributions(folder_of_floats(tmp_path / "floats", kind))
+    for options, limit in (({}, 1e-3), ({"quantization": "a8"}, 1e-2)):
+        assert divergence(floats, distributions(path, **options)) < limit
+
+
+def test_mixed_types_in_split_files(tmp_path: Path) -> None:
+    """q, k and v of one layer differ, as in files of the kind Q4_K_M."""
+    mix = {"attn_q": "Q8_0", "attn_k": "Q4_0", "attn_v": "Q5_1", "ffn_down": "F16", "token_embd": "BF16"}
+
+    def choose(name: str) -> str:
+        return mix.get(name.removesuffix(".weight").rsplit(".", 1)[-1], "Q4_1")
+
+    whole = write_gguf(TALE, tmp_path / "tale.gguf", choose)
+    write_gguf(TALE, tmp_path / "split.gguf", choose, split_max_tensors=20)
+    parts = sorted(tmp_path.glob("split-0*.gguf"))
+    assert len(parts) == 3
+    assert seen(generate(parts[1])) == seen(generate(whole))
+
+
+def test_rounding_at_load(tmp_path: Path) -> None:
+    """A quantised file can be rounded again, as a checkpoint can."""
+    path = write_gguf(TALE, tmp_path / "tale.gguf", "Q8_0")
+    rounded = seen(generate(path, quantization="int8"))
+    assert rounded == seen(generate(folder_of_floats(tmp_path / "floats", "Q8_0"), quantization="int8"))
