@@ -85,7 +85,7 @@ test: style
 	exit $$((tests ? tests : typed))
 
 # What these tests need is required; HEADRACE_REQUIRE= (empty) skips those of what this machine lacks.
-test-long: export HEADRACE_REQUIRE ?= native,isa,packages,npm,index
+test-long: export HEADRACE_REQUIRE ?= native,isa,packages,npm,index,llamacpp
 test-long: $(DEV)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m long --timeout 3600 --durations=25 $(ARGS)
 

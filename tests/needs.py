@@ -22,6 +22,7 @@ NEEDS = {
     "browser": "Chromium",
     "npm": "node, npm and their package index",
     "index": "Python's package index",
+    "llamacpp": "llama-cpp-python, which gives ids for the vocabulary of a GGUF file",
 }
 
 _AVX512 = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
@@ -64,6 +65,14 @@ def package(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         lacking("packages", f"{name} cannot be imported: {error}")
+
+
+def llama_cpp() -> Any:
+    """The module of llama-cpp-python, which no extra brings: it takes minutes to build."""
+    try:
+        return importlib.import_module("llama_cpp")
+    except ImportError as error:
+        lacking("llamacpp", f"llama_cpp cannot be imported: {error}")
 
 
 def unbuilt_sets(cpu: CpuFeatures) -> list[str]:
