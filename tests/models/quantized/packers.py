@@ -388,9 +388,18 @@ CASES: dict[str, Case] = {
     "ct-int4-channel": compressed("pack-quantized", 4, "channel", dtype=torch.float16, native="int4-channel"),
     "ct-int3": compressed("pack-quantized", 3, "group", group=32, dtype=torch.float16, native="int4-g32"),
     "ct-int3-dense-asym": compressed(
-        "pack-quantized", 3, "group", group=32, symmetric=False, dense=True, dtype=torch.float16, native="int4-g32-asym"
+        "pack-quantized",
+        3,
+        "group",
+        group=32,
+        symmetric=False,
+        dense=True,
+        dtype=torch.float16,
+        native="int4-g32-asym",
     ),
-    "ct-int6-dense": compressed("pack-quantized", 6, "channel", dense=True, dtype=torch.float16, native="int8-channel"),
+    "ct-int6-dense": compressed(
+        "pack-quantized", 6, "channel", dense=True, dtype=torch.float16, native="int8-channel"
+    ),
     "ct-int5": compressed("pack-quantized", 5, "group", group=32, dtype=torch.float16, native="int8-g32"),
     "ct-int8-packed": compressed(
         "pack-quantized", 8, "group", group=32, dtype=torch.float16, native="int8-g32"
