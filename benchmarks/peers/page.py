@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers.comparison import Comparison, title_of
 from benchmarks.peers.limits import describe, limits, roofline_from_json
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.peers import BY_NAME, HEADRACE
+from benchmarks.peers.peers import BY_NAME, HEADRACE, ONLY
 from benchmarks.peers.record import Record
 from benchmarks.peers.work_items import COLUMNS, Sizes, sizes_from_json
 from headrace.bench.metrics import METRICS
@@ -60,6 +60,8 @@ def _head(record: Record, sizes: Sizes) -> str:
         if times == 1
         else f"the best of {times} measurements during the run"
     )
+    gguf = [name for name in ONLY if any(cell[1] == name for cell in record.samples())]
+    same = f" In {' and '.join(gguf)} they read the same GGUF file." if gguf else ""
     versions = ", ".join(f"{name} {text}" for name, text in facts["versions"].items())
     return f"""# Beside other engines
 
@@ -79,7 +81,7 @@ within one run count.
 
 Weights are random (normal, deviation 0.02) and the same for every engine; prompts are token ids; decoding is
 greedy and continues after any end of sequence; prefix caches are off. Prompts differ from those of the warm-up.
-Compared are engines whose weights have the same size: bf16 with BF16 and F16, int8 with Q8_0, int4 with Q4_0.
+Compared are engines whose weights have the same size: bf16 with BF16 and F16, int8 with Q8_0, int4 with Q4_0.{same}
 
 ![Figures of every engine with their limits]({PLOT})"""
 

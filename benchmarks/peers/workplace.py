@@ -37,7 +37,7 @@ class Workplace:
         return self.folder / "models" / name
 
     def gguf(self, name: str, quantization: str) -> Path:
-        """A model's GGUF file; `quantization` is BF16, F16, Q8_0 or Q4_0."""
+        """A model's GGUF file; `quantization` is BF16, F16, Q8_0, Q4_0 or Q4_K_M."""
         return self.folder / "models" / f"{name}-{quantization}.gguf"
 
     def onnx(self, name: str, precision: str) -> Path:

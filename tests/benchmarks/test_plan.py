@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.peers.peers import BY_NAME, ENGINES, FORMATS, fits, variables
+from pathlib import Path
+
+from benchmarks.peers.files import missing_files, model_file
+from benchmarks.peers.peers import BY_NAME, ENGINES, FORMATS, ONLY, fits, variables
 from benchmarks.peers.plan import Group, Planned, Rounds, groups, turns
 from benchmarks.peers.work_items import COLUMNS
+from benchmarks.peers.workplace import Workplace
 
 BF16 = Group("m", "bf16", ("headrace", "vllm"))
 
@@ -52,12 +56,34 @@ def test_start_up_and_memory_come_first_and_memory_has_one_round() -> None:
 
 def test_measurements_of_a_plan_are_distinct() -> None:
     planned = [
-        one for group in groups(ENGINES, ["a", "b"]) for one in turns(group, list(COLUMNS), Rounds(), {})
+        one
+        for group in groups(ENGINES, ["l1b", "l135m"])
+        for one in turns(group, list(COLUMNS), Rounds(), {})
     ]
     assert len(set(planned)) == len(planned)
     assert {(one.engine, one.format) for one in planned} == {
         (peer.name, format_) for peer in ENGINES for format_ in peer.formats
     }
+
+
+def test_a_format_of_some_models_is_planned_for_these_alone() -> None:
+    planned = {(group.model, group.format) for group in groups(ENGINES, ["l1b", "l135m"])}
+    assert {model for model, format_ in planned if format_ in ONLY} == {"l1b"}
+    assert {format_ for model, format_ in planned if model == "l135m"} == set(FORMATS) - set(ONLY)
+
+
+def test_every_engine_of_a_gguf_format_reads_the_same_file() -> None:
+    for format_ in ONLY:
+        files = {
+            model_file(peer, "l1b", format_, Workplace(Path())) for peer in ENGINES if format_ in peer.formats
+        }
+        assert len(files) == 1, files
+
+
+def test_a_quantized_file_is_made_after_the_file_it_is_made_of(tmp_path: Path) -> None:
+    names = [file.name for _, _, file in missing_files(ENGINES, "l1b", Workplace(tmp_path))]
+    assert names.index("l1b-BF16.gguf") < names.index("l1b-Q4_K_M.gguf")
+    assert len(names) == len(set(names))
 
 
 def test_columns_can_be_left_out_for_one_engine() -> None:

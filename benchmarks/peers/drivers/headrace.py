@@ -18,6 +18,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "q8_0": {"dtype": "bfloat16"},
+    "q4_k_m": {"dtype": "bfloat16"},
 }
 
 
