@@ -59,7 +59,7 @@ _AUTO_ROUND: Mapping[str, Callable[[ConfigReader], Method]] = {
     "awq": read_awq,
 }
 
-METHODS: Mapping[str, Callable[[ConfigReader], Method]] = {
+METHODS: dict[str, Callable[[ConfigReader], Method]] = {
     "gptq": read_gptq,
     "awq": read_awq,
     "auto-round": read_auto_round,
@@ -71,7 +71,7 @@ METHODS: Mapping[str, Callable[[ConfigReader], Method]] = {
     "mxfp4": read_mxfp4,
     "bitsandbytes": read_bitsandbytes,
 }
-"""By `quant_method`."""
+"""By `quant_method`; `add_method` adds another."""
 
 FILES: Mapping[str, str] = {
     "quantize_config.json": "gptq",
@@ -79,6 +79,17 @@ FILES: Mapping[str, str] = {
     "hf_quant_config.json": "modelopt",
 }
 """Files beside a config.json that names no method, and the method that writes them."""
+
+
+def add_method(name: str, read: Callable[[ConfigReader], Method]) -> None:
+    """Read checkpoints of another method; this process alone learns of it.
+
+    name: the `quant_method` of its configs. read: its method with the settings of one config; it raises
+    UnsupportedModel for those that it does not know. Raises ValueError for a name that is taken.
+    """
+    if name in METHODS:
+        raise ValueError(f"there is a method {name} already")
+    METHODS[name] = read
 
 
 def quantization_of(config: Mapping[str, Any], folder: Path | None) -> tuple[str, ConfigReader] | None:
