@@ -94,10 +94,10 @@ def test_panics_of_the_backend_become_errors() -> None:
     panic = type("PanicException", (BaseException,), {})
     with (
         pytest.raises(RequestError, match=r"what: no\."),
-        tokenizer_module._native_errors(RequestError, "what"),
+        tokenizer_module.native_errors(RequestError, "what"),
     ):
         raise panic("no")
-    with pytest.raises(KeyboardInterrupt), tokenizer_module._native_errors(RequestError, "what"):
+    with pytest.raises(KeyboardInterrupt), tokenizer_module.native_errors(RequestError, "what"):
         raise KeyboardInterrupt
 
 

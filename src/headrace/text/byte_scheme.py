@@ -28,7 +28,8 @@ def _byte_level_alphabet() -> dict[int, int]:
 
 
 _BYTE_LEVEL = _byte_level_alphabet()
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""How vocabularies with byte fallback spell the byte NN."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class ByteScheme:
             # One character outside the alphabet makes the whole token literal, as in added tokens.
             known = [byte for byte in spelled if byte is not None]
             return bytes(known) if len(known) == len(spelled) else token.encode("utf-8", "replace")
-        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+        if self.byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         for mark, meaning in self.replacements:
             token = token.replace(mark, meaning)

@@ -7,7 +7,7 @@ tokens and those that end a text from all files of a model, and errors that name
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -34,13 +34,19 @@ class Tokenizer:
     Ids outside the vocabulary (models often have more logits than tokens) have no text.
     """
 
-    def __init__(self, backend: Any, files: TokenizerFiles) -> None:
-        """backend: a `tokenizers.Tokenizer`, owned by this object from now on."""
+    def __init__(
+        self, backend: Any, files: TokenizerFiles, encoder: Callable[[str], list[int]] | None = None
+    ) -> None:
+        """backend: a `tokenizers.Tokenizer`, owned by this object from now on.
+
+        encoder: text to ids without bos and eos, in place of the backend, which then only decodes.
+        """
         backend.no_truncation()
         backend.no_padding()
         _declare_special(backend, files)
         added = backend.get_added_tokens_decoder()
         self._backend = backend
+        self._encoder = encoder
         self._files = files
         self.vocab_size: int = max([backend.get_vocab_size() - 1, *added]) + 1
         """One more than the largest id."""
@@ -48,7 +54,7 @@ class Tokenizer:
         """Tokens that structure text; decoding leaves them out by default."""
         self.bos_id: int | None = self._single("bos_token")
         self.pad_id: int | None = self._single("pad_token")
-        eos = self._single("eos_token")
+        self._eos_id = eos = self._single("eos_token")
         self.eos_ids: frozenset[int] = files.eos_ids | ({eos} if eos is not None else frozenset())
         """Tokens that end a text: the tokenizer's own and those of the model's configs."""
         self.byte_scheme: ByteScheme | None = scheme_of_decoder(_decoder_section(backend))
@@ -68,7 +74,7 @@ class Tokenizer:
         text = read_text(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
         if text is None:
             raise TokenizerError(f"{folder} has no tokenizer.json.")
-        with _native_errors(TokenizerError, "tokenizer.json cannot be used"):
+        with native_errors(TokenizerError, "tokenizer.json cannot be used"):
             backend = tokenizers.Tokenizer.from_str(text)
         if not backend.get_vocab_size():
             raise TokenizerError("tokenizer.json has no vocabulary.")
@@ -98,18 +104,24 @@ class Tokenizer:
         """
         # Not a batch of one: that would start the backend's threads, which do not survive a later fork.
         _check_unicode(text)
-        with _native_errors(RequestError, "the text cannot be tokenized"):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return self._with_bos(ids) if add_special_tokens else ids
+        with native_errors(RequestError, "the text cannot be tokenized"):
+            ids: list[int]
+            if self._encoder is not None:
+                ids = self._encoder(text)
+            else:
+                ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._framed(ids) if add_special_tokens else ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """`encode` of several texts, in parallel."""
+        if self._encoder is not None:
+            return [self.encode(text, add_special_tokens) for text in texts]
         for text in texts:
             _check_unicode(text)
-        with _native_errors(RequestError, "the texts cannot be tokenized"):
+        with native_errors(RequestError, "the texts cannot be tokenized"):
             batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         rows: list[list[int]] = [encoding.ids for encoding in batch]
-        return list(map(self._with_bos, rows)) if add_special_tokens else rows
+        return list(map(self._framed, rows)) if add_special_tokens else rows
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids. Bytes that are not UTF-8 become U+FFFD, one for each maximal invalid part."""
@@ -149,7 +161,10 @@ class Tokenizer:
         return data
 
     def to_json(self) -> str:
-        """The tokenizer as a tokenizer.json, with the special tokens that other files declare."""
+        """The tokenizer as a tokenizer.json, with the special tokens that other files declare.
+
+        Where an encoder takes the place of the backend, it has the vocabulary and the decoder, and no merges.
+        """
         text: str = self._backend.to_str()
         return text
 
@@ -222,11 +237,13 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(text)
         return found
 
-    def _with_bos(self, ids: list[int]) -> list[int]:
-        # Some folders require bos in their configuration only, not in tokenizer.json.
-        if not self._files.add_bos or self.bos_id is None or ids[:1] == [self.bos_id]:
-            return ids
-        return [self.bos_id, *ids]
+    def _framed(self, ids: list[int]) -> list[int]:
+        # Some folders require bos in their configuration only, not in tokenizer.json; GGUF files have flags for both.
+        if self._files.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids = [self.bos_id, *ids]
+        if self._files.add_eos and self._eos_id is not None and ids[-1:] != [self._eos_id]:
+            ids = [*ids, self._eos_id]
+        return ids
 
     def _spell(self, token_id: int) -> bytes:
         token = self.token(token_id)
@@ -294,7 +311,7 @@ def _check_unicode(text: str) -> None:
 
 
 @contextmanager
-def _native_errors(kind: type[HeadraceError], what: str) -> Iterator[None]:
+def native_errors(kind: type[HeadraceError], what: str) -> Iterator[None]:
     """Turn any exception of the Rust library into `kind`."""
     try:
         yield

@@ -41,9 +41,11 @@ class TokenizerFiles:
     fallback_ids: Mapping[str, int]
     """bos_token and pad_token as ids, from the model's configs, for those that no tokenizer file has."""
     add_bos: bool
-    """`add_bos_token` is set: texts begin with bos even if tokenizer.json adds none."""
+    """Texts begin with bos, even if the backend adds none (`add_bos_token`)."""
     chat_templates: Mapping[str, str]
     """Jinja sources by name; the usual one is "default"."""
+    add_eos: bool = False
+    """Texts end with eos, which the backend does not add."""
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
