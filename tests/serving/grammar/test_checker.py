@@ -21,6 +21,9 @@ from tests.places import TALE
 needs.package("llguidance")
 
 REFUSED_S = 1.0
+"""Bound on the processor time of a refusal; the limit is `worker.CPU_S`."""
+PATIENT = "import sys; from headrace.serving.grammar import worker as w; w.WALL_S = 60.0; sys.exit(w.main())"
+"""A worker in which a busy machine is no reason for a refusal, as it is after WALL_S."""
 
 
 def chain(length: int) -> dict[str, Any]:
@@ -93,9 +96,11 @@ MEANINGLESS: list[tuple[str, Any, str]] = [
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    made = GrammarChecker(str(TALE), 2048, frozenset({1}))
-    made.check(Grammar("regex", "a"))
-    yield made
+    made = GrammarChecker(str(TALE), 2048, frozenset({1}), (sys.executable, "-P", "-c", PATIENT))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.serving.grammar.checker.ANSWER_S", 90.0)
+        made.check(Grammar("regex", "a"))
+        yield made
     made.close()
 
 

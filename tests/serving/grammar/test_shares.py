@@ -31,21 +31,37 @@ needs.package("llguidance")
 OPTIONS: dict[str, object] = {"model": "tale", "num_threads": 1, "max_model_len": 512}
 FLOOD, SMALL_FLOOD = 20, 5
 
-START = "import sys; from headrace.cli import main; from headrace.serving.grammar import gate, queue;"
-RUN = "main(['engine-process', *sys.argv[1:]])"
-ONE_WORKER = f"{START} gate.default_workers = lambda: 1; {RUN}"
-# The planted fault: all users stand in one line.
-UNFAIR = (
-    f"{START} join = queue.FairQueue.join;"
-    f"queue.FairQueue.join = lambda self, grammar, request_id, user: join(self, grammar, request_id, ''); {RUN}"
-)
+ENGINE = """
+import sys
+from headrace.cli import main
+from headrace.serving.grammar import gate
+from headrace.serving.grammar.queue import FairQueue
 
+log, workers, first, fair = open(sys.argv.pop(1), "a", buffering=1), *map(int, sys.argv.pop(1).split(","))
+gate.default_workers = lambda: workers
+join, take = FairQueue.join, FairQueue.take
+users = {}
 
-EXPLOSIVE_S = 0.4
+def logged_join(self, grammar, request_id, user):
+    job = join(self, grammar, request_id, user if fair else "")
+    users[grammar] = user
+    print("join", user, file=log)
+    return job
+
+def logged_take(self):
+    job = take(self) if len(users) >= first else None
+    if job is not None:
+        print("take", users[job.grammar], file=log)
+    return job
+
+FairQueue.join, FairQueue.take = logged_join, logged_take
+main(["engine-process", *sys.argv[1:]])
+"""
+"""An engine that logs who joins the queue and whose grammar is taken. None is taken before `first` grammars wait."""
 
 
 def explosive(number: int) -> Grammar:
-    """Refused after EXPLOSIVE_S of processor time."""
+    """Refused when its processor time is used up."""
     return Grammar("json_schema", {"type": "integer", "multipleOf": 999_983 - 2 * number})  # type: ignore[arg-type]
 
 
@@ -102,39 +118,47 @@ class Flood:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize(
-    ("program", "most"), [(None, 1), (ONE_WORKER, 2), (UNFAIR, None)], ids=["two workers", "one", "unfair"]
-)
+def taken_before(events: Sequence[str], user: str) -> list[int]:
+    """For each of a user's requests, how many grammars of others were taken while it stood in the queue."""
+    found, taken = [], None
+    for event in events:
+        if event == f"join {user}":
+            taken = 0
+        elif event == f"take {user}":
+            assert taken is not None
+            found.append(taken)
+            taken = None
+        elif taken is not None:
+            taken += event.startswith("take")
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("fair", [True, False], ids=["fair", "unfair"])
 def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
-    program: str | None, most: int | None
+    workers: int, fair: bool, tmp_path: Path
 ) -> None:
-    """`most`: answers to the greedy user before the one to the neighbour."""
-    seen: list[int] = []
+    """The planted fault, "unfair": all users stand in one line."""
+    log = tmp_path / "log"
+    size = FLOOD if fair else SMALL_FLOOD
 
     async def body(client: ProcessClient) -> None:
-        # Both workers, where there are two, have been needed before, as at any server with some traffic.
-        await asyncio.gather(*(client.submit(request(f"w{i}", f"w{i}", small(100 + i))) for i in range(2)))
-        flood = Flood(client, FLOOD if most is not None else SMALL_FLOOD)
-        await asyncio.sleep(0.1)
-        for i in range(3):
-            before = flood.refused
+        flood = Flood(client, size)
+        await asyncio.sleep(0)  # all of it is sent
+        for i in range(3 if fair else 1):
             stream = await client.submit(request(f"n{i}", "neighbour", small(i)))
-            seen.append(flood.refused - before)
             async for _ in arrivals(stream):
                 pass
-            if most is None:
-                break
-        if most is None:
-            assert flood.refused == SMALL_FLOOD
         await flood.stop()
 
-    with_engine(body, ENGINE_COMMAND if program is None else (sys.executable, "-P", "-c", program))
-    print(f"refusals before: {seen}")
-    delayed = max(seen)
-    if most is None:
-        assert delayed > 2
+    with_engine(body, (sys.executable, "-P", "-c", ENGINE, str(log), f"{workers},{size + 1},{int(fair)}"))
+    events = log.read_text().splitlines()
+    assert events[: size + 1] == ["join greedy"] * size + ["join neighbour"]
+    before = taken_before(events, "neighbour")
+    if fair:
+        assert before[0] == 1 and len(before) == 3 and max(before) <= 1, before
     else:
-        assert delayed <= most
+        assert before == [SMALL_FLOOD]
 
 
 def test_a_whole_flood_is_answered_and_at_once_when_repeated() -> None:
@@ -147,7 +171,7 @@ def test_a_whole_flood_is_answered_and_at_once_when_repeated() -> None:
     with_engine(body, ENGINE_COMMAND)
 
 
-def test_too_many_requests_of_one_user_do_not_refuse_another() -> None:
+def test_too_many_requests_of_one_user_do_not_refuse_another(tmp_path: Path) -> None:
     async def body(client: ProcessClient) -> None:
         new_requests = [request(f"g{i}", "greedy", explosive(i)) for i in range(MAX_WAITING_OF_USER + 10)]
         tasks = [asyncio.ensure_future(client.submit(new)) for new in new_requests]
@@ -162,11 +186,13 @@ def test_too_many_requests_of_one_user_do_not_refuse_another() -> None:
             task.cancel()
         await asyncio.wait(waiting)
         # The line is empty at once: the sixty grammars that were given up are not compiled first.
-        before = spent(client)
         await client.submit(request("n2", "greedy", small(1)))
-        assert spent(client) - before < 10 * EXPLOSIVE_S
 
-    with_engine(body, ENGINE_COMMAND)
+    log, first = tmp_path / "log", MAX_WAITING_OF_USER + 1
+    with_engine(body, (sys.executable, "-P", "-c", ENGINE, str(log), f"2,{first},1"))
+    events = log.read_text().splitlines()
+    last = len(events) - events[::-1].index("join greedy")
+    assert events[:last].count("join greedy") == first and events[last:].count("take greedy") == 1
 
 
 def test_a_deadline_that_passes_in_the_queue_is_kept() -> None:
