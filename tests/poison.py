@@ -28,8 +28,21 @@ def poison(storage: NativeKV | KVStorage, group: int, blocks: list[int]) -> None
         part.view(np.float32)[:, blocks] = np.nan
 
 
+def poisoned(storage: NativeKV | KVStorage, group: int, block: int) -> bool:
+    """Whether all keys and values of a block are poison, in all layers."""
+    if isinstance(storage, KVStorage):
+        return bool(storage._pools[group][:, :, block].isnan().all())
+    dtype, value = NAN[storage.type]
+    keys, values, *_ = storage._pools[group]
+    found = [part.view(dtype)[:, block] for part in (keys, values)]
+    return all(bool((np.isnan(part) if dtype is np.float32 else part == value).all()) for part in found)
+
+
 class Poison:
-    """Poisons free blocks before each step, and counts how many of them the step takes."""
+    """Poisons free blocks before each step, and counts how many of them the steps take.
+
+    A block stays poisoned until a step takes it, so each is filled once for each time that it becomes free.
+    """
 
     BLOCKS = 256
     """That are handed out next: more than one step takes."""
@@ -38,18 +51,23 @@ class Poison:
         assert isinstance(parts.executor, ModelExecutor)
         self._kv = parts.engine.scheduler.kv
         self._storage = parts.executor.model._kv
-        self._poisoned: list[list[int]] = [[] for _ in self._kv.pools]
+        self._poisoned: list[set[int]] = [set() for _ in self._kv.pools]
         self.taken = 0
 
     def before_plan(self) -> None:
         """Poison the free blocks that are next, but for those whose content the prefix cache can find."""
         cache = self._kv.cache
-        for group, pool in enumerate(self._kv.pools):
+        for group, (pool, known) in enumerate(zip(self._kv.pools, self._poisoned, strict=True)):
             next_ones = itertools.islice(pool.free_order(), self.BLOCKS)
             blocks = [block for block in next_ones if cache is None or not cache.holds(group, block)]
-            self._poisoned[group] = blocks
-            poison(self._storage, group, blocks)
+            if fresh := [block for block in blocks if block not in known]:
+                poison(self._storage, group, fresh)
+                known.update(fresh)
 
     def after_plan(self) -> None:
-        for pool, blocks in zip(self._kv.pools, self._poisoned, strict=True):
-            self.taken += sum(pool.references(block) > 0 for block in blocks)
+        """Before the step runs: what it takes is poison still."""
+        for group, (pool, known) in enumerate(zip(self._kv.pools, self._poisoned, strict=True)):
+            taken = {block for block in known if pool.references(block) > 0}
+            assert not taken or poisoned(self._storage, group, min(taken))
+            known -= taken
+            self.taken += len(taken)

@@ -12,7 +12,7 @@ from headrace.build import assemble
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
-from tests.test_exactness import ALONE, CASES, MODELS, Run, fitted, located, requests_for
+from tests.test_exactness import ALONE, CASES, TORCH, Run, combinations, fitted, located, requests_for
 
 Vectors = dict[str, bytes]
 
@@ -76,11 +76,7 @@ def expected(tiny_models: Mapping[str, str]) -> Callable[[str, object], Vectors]
     return of
 
 
-TORCH = "full on torch"  # takes longer, and its steps are the same code: one case will do
-COMBINATIONS = [(kind, case) for kind in MODELS for case in CASES if kind != TORCH or case == "everything"]
-
-
-@pytest.mark.parametrize(("kind", "case"), COMBINATIONS)
+@pytest.mark.parametrize(("kind", "case"), combinations(CASES, TORCH, "everything"))
 def test_no_bit_differs(
     kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[[str, object], Vectors]
 ) -> None:

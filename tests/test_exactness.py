@@ -8,7 +8,7 @@ Before every step the free KV blocks are filled with NaN: a sequence depends on 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -31,6 +31,8 @@ MODELS: dict[str, dict[str, object]] = {
     "hybrid": {"model": "qwen2-hybrid"},
     "sinks": {"model": "tale", "attention_sinks": 4, "sliding_window": 24},
 }
+TORCH = "full on torch"
+"""Takes longest, and its steps are the same code: of each kind of event one case is in the usual run."""
 ALONE: dict[str, object] = {
     "max_num_seqs": 4, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "block_size": 64,
 }  # fmt: skip
@@ -209,8 +211,20 @@ CASES: dict[str, tuple[dict[str, object], Callable[[Run], bool]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("case", CASES)
+def combinations(
+    cases: Iterable[str], slow: str, usual: str | None = None, kinds: Iterable[str] = MODELS
+) -> list[object]:
+    """All pairs of a kind and a case; of the kind that is slow only the usual case, if any, is not `long`."""
+    return [
+        pytest.param(
+            kind, case, marks=pytest.mark.long if kind == slow and case != usual else (), id=f"{case}-{kind}"
+        )
+        for case in cases
+        for kind in kinds
+    ]
+
+
+@pytest.mark.parametrize(("kind", "case"), combinations(CASES, TORCH, "everything"))
 def test_no_token_differs(
     kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:
@@ -222,11 +236,11 @@ def test_no_token_differs(
     assert seen.tokens == expected(kind)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("tight", [False, True], ids=["roomy", "preempting"])
+@pytest.mark.parametrize(("kind", "room"), combinations(["roomy", "preempting"], TORCH))
 def test_several_completions_share_their_prompt(
-    kind: str, tight: bool, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
+    kind: str, room: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:
+    tight = room == "preempting"
     options: dict[str, object] = {"block_size": 16}
     if tight:
         options = {"block_size": 4, "num_kv_blocks": 50, "max_model_len": 150, "max_num_seqs": 6}
@@ -284,12 +298,11 @@ def assert_same(kind: str, seen: Run, expected: Run, without: Sequence[str] = ()
     """The same tokens, and on native ops the same bits of their logprobs."""
     kept = {key for key in expected.tokens if key[0] not in without}
     assert {key: seen.tokens[key] for key in kept} == {key: expected.tokens[key] for key in kept}
-    if kind != "full on torch":
+    if kind != TORCH:
         assert {key: seen.logprobs[key] for key in kept} == {key: expected.logprobs[key] for key in kept}
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize(("kind", "case"), combinations(SHARED, TORCH, "and preempted"))
 def test_equal_prompts_that_arrive_together_share_them(
     kind: str, case: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]
 ) -> None:

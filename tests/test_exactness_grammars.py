@@ -22,7 +22,7 @@ from headrace.runner.sampling.token_masks import Matcher
 from headrace.text.tokenizer import Tokenizer
 from tests import needs
 from tests.server.conftest import TALE
-from tests.test_exactness import CASES, Guessing, Run, Tokens, alone, requests_for, run
+from tests.test_exactness import CASES, Guessing, Run, Tokens, alone, combinations, requests_for, run
 
 needs.package("llguidance")
 
@@ -110,8 +110,7 @@ def expected() -> Callable[[str, int], Tokens]:
     return of
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("kind", "case"), combinations(CASES, "torch", "everything", MODELS))
 def test_no_token_differs(kind: str, case: str, expected: Callable[..., Tokens]) -> None:
     options, happened = CASES[case]
     seen = run({**MODELS[kind], **options}, mixed())
@@ -120,7 +119,7 @@ def test_no_token_differs(kind: str, case: str, expected: Callable[..., Tokens])
     assert seen.tokens == expected(kind)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["native", pytest.param("torch", marks=pytest.mark.long)])
 def test_several_completions_each_follow_their_own(kind: str, expected: Callable[..., Tokens]) -> None:
     options: dict[str, object] = {
         "block_size": 4,

@@ -30,7 +30,7 @@ from headrace.runner.executor import ModelExecutor  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.step import Step  # noqa: E402
 from headrace.runner.tape import TapeLimits  # noqa: E402
-from tests.test_exactness import CASES, Guessing, Run, Wrap, requests_for, run  # noqa: E402
+from tests.test_exactness import CASES, Guessing, Run, requests_for, run  # noqa: E402
 
 # How weights and KV are kept -> the options that ask for it.
 FORMATS: dict[str, dict[str, object]] = {
@@ -41,6 +41,8 @@ FORMATS: dict[str, dict[str, object]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "int4-g32-asym-a16": {"dtype": "bfloat16", "quantization": "int4-g32-asym-a16"},
 }
+USUAL = ("int4", "everything")
+"""The format and the case of which all combinations are in the usual run; the others are `long`."""
 TALE: dict[str, object] = {"model": "tale", "num_threads": 2}
 ALONE: dict[str, object] = {
     **TALE, "num_threads": 1, "max_num_seqs": 1, "max_num_batched_tokens": 2048, "enable_prefix_caching": False,
@@ -75,22 +77,36 @@ def check(case: str, format: str, kernels: str) -> None:
     assert seen.logprobs == expected.logprobs  # floats, compared bit for bit (none of them is a NaN)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("format", FORMATS)
+def unless(usual: bool, *values: object) -> object:
+    """A parameter that is `long` unless it is in the usual run."""
+    return pytest.param(*values, marks=() if usual else pytest.mark.long)
+
+
+@pytest.mark.parametrize(
+    ("format", "case"),
+    [unless(USUAL[0] == format or USUAL[1] == case, format, case) for format in FORMATS for case in CASES],
+)
 def test_every_logprob_is_the_same_float(format: str, case: str) -> None:
     check(case, format, BEST)
 
 
-@pytest.mark.parametrize("window", [{}, {"attention_sinks": 4, "sliding_window": 40}], ids=["full", "sinks"])
-@pytest.mark.parametrize("format", FORMATS)
-def test_alone_and_among_31_others(format: str, window: dict[str, object]) -> None:
+WINDOWS: dict[str, dict[str, object]] = {"full": {}, "sinks": {"attention_sinks": 4, "sliding_window": 40}}
+CROWDED = {("float32", "full"), ("bfloat16, KV int8", "full"), ("int4", "full"), ("int4", "sinks")}
+"""Those in the usual run."""
+
+
+@pytest.mark.parametrize(
+    ("format", "window"),
+    [unless((format, window) in CROWDED, format, window) for format in FORMATS for window in WINDOWS],
+)
+def test_alone_and_among_31_others(format: str, window: str) -> None:
     crowd = [
         replace(one, request_id=f"{one.request_id}-{seed}") for seed in range(5) for one in requests(seed)
     ][:32]
     options = {
         **TALE,
         **FORMATS[format],
-        **window,
+        **WINDOWS[window],
         "ops_force": BEST,
         "block_size": 16,
         "enable_prefix_caching": False,
@@ -153,16 +169,21 @@ def depends_on_rows(executor: Executor) -> Executor:
     return executor
 
 
-@pytest.mark.skipif(BEST == "portable", reason="needs two instruction sets that round differently")
-@pytest.mark.parametrize("case", CASES)
-def test_the_matrix_notices_a_kernel_that_depends_on_the_number_of_rows(case: str) -> None:
-    wrap: Wrap = depends_on_rows
-    options, happened = CASES[case]
-    lone = {**ALONE, **FORMATS["bfloat16"], "ops_force": BEST, "block_size": options["block_size"]}
+@functools.cache
+def alone_by_rows(block_size: object) -> Run:
+    lone = {**ALONE, **FORMATS["bfloat16"], "ops_force": BEST, "block_size": block_size}
     expected = Run()
     for request in requests():
-        expected.logprobs |= run(lone, [request], wrap=wrap).logprobs
+        expected.logprobs |= run(lone, [request], wrap=depends_on_rows).logprobs
+    return expected
+
+
+@pytest.mark.skipif(BEST == "portable", reason="needs two instruction sets that round differently")
+@pytest.mark.parametrize("case", [unless(case in ("batch mix", "everything"), case) for case in CASES])
+def test_the_matrix_notices_a_kernel_that_depends_on_the_number_of_rows(case: str) -> None:
+    options, happened = CASES[case]
+    expected = alone_by_rows(options["block_size"])
     crowd: Mapping[str, object] = {**TALE, **options, **FORMATS["bfloat16"], "ops_force": BEST}
-    seen = run(crowd, requests(), wrap=wrap)
+    seen = run(crowd, requests(), wrap=depends_on_rows)
     assert happened(seen), seen
     assert seen.logprobs != expected.logprobs
