@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import shutil
 import signal
-from collections.abc import Mapping
+import ssl
+from collections.abc import Generator, Iterator, Mapping
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from headrace.ops.cpu_features import FLAGS, detect
-from tests import needs
+from tests import needs, tiny_checkpoint
 from tests.alone import pytest_runtest_protocol
 from tests.places import TALE
 
 __all__ = ["pytest_runtest_protocol"]
-
-_SIZES = {
-    "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
-    "initializer_range": 0.2,  # wide, so that the best token leads by far more than rounding
-}  # fmt: skip
-
 
 settings.register_profile(
     "headrace",
@@ -38,6 +34,17 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     return f"required of this machine: {', '.join(sorted(needs.required())) or 'nothing'}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected lives as long as the run: the garbage collector need not look at it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -56,6 +63,14 @@ def _interruptible() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _one_tls_context() -> Iterator[None]:
+    """Every client of httpx loads all certificates again, for 20 ms; no server under test speaks TLS."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _few_threads() -> None:
     torch.set_num_threads(1)
 
@@ -63,19 +78,10 @@ def _few_threads() -> None:
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Folders of random models with the bundled tokenizer, by name: one with a window, one with both kinds of layer."""
-    import transformers
-
-    configs = {
-        "mistral": transformers.MistralConfig(**_SIZES, sliding_window=24),
-        "qwen2-hybrid": transformers.Qwen2Config(
-            **_SIZES, use_sliding_window=True, sliding_window=24, max_window_layers=2
-        ),
-    }
     folders = {}
-    for name, config in configs.items():
+    for name, config in tiny_checkpoint.CONFIGS.items():
         folder = tmp_path_factory.mktemp(name)
-        torch.manual_seed(0)
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        tiny_checkpoint.write(folder, config)
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(TALE / file, folder)
         folders[name] = str(folder)

@@ -75,6 +75,19 @@ def llama_cpp() -> Any:
         lacking("llamacpp", f"llama_cpp cannot be imported: {error}")
 
 
+class _Lazy:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+def lazily(name: str) -> Any:
+    """A large package, imported when a test uses it: every worker collects all tests and runs a part of them."""
+    return _Lazy(name)
+
+
 def unbuilt_sets(cpu: CpuFeatures) -> list[str]:
     """Instruction sets that the CPU could run, and the build leaves out."""
     return [name for name in INSTRUCTION_SETS if _FLAGS[name] <= cpu.flags and name not in cpu.kernels]

@@ -33,8 +33,10 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    config: type[transformers.PreTrainedConfig]
-    model: type[transformers.PreTrainedModel]
+    """`family` is what the names of its classes in transformers begin with. They are imported when a test needs them:
+    every worker collects these cases, and few run them."""
+
+    family: str
     fields: dict[str, Any] = field(default_factory=dict)
 
     def build(
@@ -42,8 +44,9 @@ class Case:
     ) -> transformers.PreTrainedModel:
         """Save a seeded model to `folder` in `dtype`, and return what transformers loads from there in float32."""
         torch.manual_seed(7)
-        config = self.config(**{**SIZES, **self.fields})
-        model = self.model(config).eval()
+        config = getattr(transformers, f"{self.family}Config")(**{**SIZES, **self.fields})
+        kind = getattr(transformers, f"{self.family}ForCausalLM")
+        model = kind(config).eval()
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if "norm" in name or name.endswith(
@@ -52,24 +55,25 @@ class Case:
                     weight.add_(torch.randn_like(weight) * 0.3)
         model.to(dtype).save_pretrained(folder, **save)
         # Not model.float(): model.to(dtype) has rounded the rope frequencies too, which no checkpoint holds.
-        loaded = self.model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        return loaded.eval()
+        loaded = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        made: transformers.PreTrainedModel = loaded.eval()
+        return made
 
 
 def llama(**fields: Any) -> Case:
-    return Case(transformers.LlamaConfig, transformers.LlamaForCausalLM, fields)
+    return Case("Llama", fields)
 
 
 def mistral(**fields: Any) -> Case:
-    return Case(transformers.MistralConfig, transformers.MistralForCausalLM, fields)
+    return Case("Mistral", fields)
 
 
 def qwen2(**fields: Any) -> Case:
-    return Case(transformers.Qwen2Config, transformers.Qwen2ForCausalLM, fields)
+    return Case("Qwen2", fields)
 
 
 def qwen3(**fields: Any) -> Case:
-    return Case(transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 16, **fields})
+    return Case("Qwen3", {"head_dim": 16, **fields})
 
 
 def rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -207,7 +211,7 @@ def test_half_checkpoint_converts_to_float32(
 @pytest.mark.parametrize("name", ["llama-gqa", "mistral-window", "qwen2-sliding", "qwen3-full"])
 def test_bfloat16_run(name: str, tmp_path: Path, open_decoder: Open, paged_run: Any) -> None:
     case = CASES[name]
-    small = Case(case.config, case.model, {**case.fields, "initializer_range": 0.03})
+    small = Case(case.family, {**case.fields, "initializer_range": 0.03})
     model = small.build(tmp_path, dtype=torch.bfloat16)
     tokens = prompt()
     theirs = expected_logits(model, tokens)

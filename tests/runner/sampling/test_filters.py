@@ -10,16 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
@@ -202,15 +195,15 @@ def test_shares_are_the_probabilities_after_transformers_processors(
 ) -> None:
     logits = torch.randn(64, generator=torch.Generator().manual_seed(11)) * spread
     params = SamplingParams(**options)  # type: ignore[arg-type]
-    processors = LogitsProcessorList()
+    processors = transformers.LogitsProcessorList()
     if params.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(params.temperature))
+        processors.append(transformers.TemperatureLogitsWarper(params.temperature))
     if params.min_p:
-        processors.append(MinPLogitsWarper(params.min_p))
+        processors.append(transformers.MinPLogitsWarper(params.min_p))
     if params.top_k:
-        processors.append(TopKLogitsWarper(params.top_k))
+        processors.append(transformers.TopKLogitsWarper(params.top_k))
     if params.top_p < 1.0:
-        processors.append(TopPLogitsWarper(params.top_p))
+        processors.append(transformers.TopPLogitsWarper(params.top_p))
     expected = processors(torch.zeros((1, 1), dtype=torch.long), logits[None]).double().softmax(-1)[0]
     got = shares(logits, params)
     assert np.abs(got - expected.numpy()).max() <= 1.0 / GRID + 1e-5
@@ -227,7 +220,7 @@ def test_the_repetition_penalty_is_that_of_transformers(make_sampler: Make, pena
     for trial in range(20):
         logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(trial)) * 2
         logits[0, 11] = 4.0 + 0.1 * trial
-        processor = RepetitionPenaltyLogitsProcessor(penalty)
+        processor = transformers.RepetitionPenaltyLogitsProcessor(penalty)
         expected = processor(torch.tensor([prompt + output]), logits.clone()).argmax(-1)
         assert sampler.sample(logits, [SampleRow(state)]).tokens == expected.tolist()
 

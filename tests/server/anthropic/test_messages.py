@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import jsonschema_rs
 import pytest
 
 from headrace.errors import InvalidParams
 from headrace.server.access.keys import Caller
 from headrace.server.anthropic.conversation import chat_messages
+from tests import needs
 from tests.server.conftest import ServeProcess, TinyServer
 from tests.server.echo import echo, echo_server
 from tests.server.keyring import keyed, secret
 
 __all__ = ["echo"]  # a fixture
+
+anthropic = needs.lazily("anthropic")
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: dict[str, Any] = {"name": "weather", "description": "The weather", "input_schema": SCHEMA}

@@ -6,15 +6,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 
+from tests import needs
 from tests.server.conftest import ServeProcess, TinyServer, serve
 from tests.server.echo import echo, function, model_folder
 
 __all__ = ["echo"]  # a fixture
+
+anthropic = needs.lazily("anthropic")
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 PAINT = function(
@@ -68,7 +70,15 @@ def streamed_text(path: str, lines: Iterator[str]) -> str:
     return said
 
 
-@pytest.fixture(scope="module", params=["hermes", "mistral", "llama3_json", "pythonic", "special"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "hermes",
+        "pythonic",
+        "special",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("mistral", "llama3_json")),
+    ],
+)
 def caller(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServeProcess]:

@@ -48,7 +48,10 @@ class Model:
         return self.served.openai().chat.completions.create(**self.options(**more))
 
 
-@pytest.fixture(scope="module", params=MARKERS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=pytest.mark.long if kind == "mistral" else ()) for kind in MARKERS],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     kind = request.param
     folder = model_folder(tmp_path_factory.mktemp(kind) / "model", kind, MARKERS[kind])

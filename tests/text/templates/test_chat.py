@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
-from transformers import PreTrainedTokenizerFast
 
 from headrace.errors import InvalidParams, RequestError, TokenizerError
 from headrace.text.templates.chat import ChatTemplate
@@ -146,7 +146,7 @@ def chat(source: str) -> ChatTemplate:
 
 
 def theirs(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=Backend(models.BPE()), chat_template=source, **TOKENS
     )
     text = tokenizer.apply_chat_template(messages, tokenize=False, **options)

@@ -1,0 +1,67 @@
+"""Checkpoints of small random models, as transformers saves them but without importing it, which takes seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu", "tie_word_embeddings": False,
+    "torch_dtype": "float32", "sliding_window": 24,
+}  # fmt: skip
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mistral": _SIZES | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+    "qwen2-hybrid": _SIZES
+    | {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "max_window_layers": 2,
+    },
+}
+"""By name: one with a window, one with both kinds of layer."""
+
+SPREAD = 0.2
+"""Standard deviation of the weights: wide, so that the best token leads by far more than rounding."""
+
+
+def weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    """Seeded: matrices [out, in] are normal, norms 1 and biases 0."""
+    rng = np.random.default_rng(0)
+    hidden, inner, vocab = (config[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    matrices = {
+        "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    shapes = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden), "model.norm": (hidden,)}
+    biases = {}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        shapes |= {f"{prefix}.{name}": shape for name, shape in matrices.items()}
+        shapes |= {f"{prefix}.{name}": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+        if config["model_type"] == "qwen2":
+            biases |= {
+                f"{prefix}.self_attn.{name}_proj": size
+                for name, size in (("q", hidden), ("k", kv), ("v", kv))
+            }
+    made: dict[str, NDArray[np.float32]] = {}
+    for name, shape in shapes.items():
+        normal = (rng.standard_normal(shape) * SPREAD).astype(np.float32)
+        made[f"{name}.weight"] = normal if len(shape) == 2 else np.ones(shape, np.float32)
+    return made | {f"{name}.bias": np.zeros(size, np.float32) for name, size in biases.items()}
+
+
+def write(folder: Path, config: dict[str, Any]) -> None:
+    """config.json and model.safetensors."""
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights(config), folder / "model.safetensors", metadata={"format": "pt"})
