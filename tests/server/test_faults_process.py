@@ -166,7 +166,7 @@ def test_the_server_may_die_while_it_restarts_its_engine() -> None:
 # ---- Signals ----
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_under_load(number: signal.Signals) -> None:
     with served() as server:
         streams = readers(server, 8)
@@ -272,7 +272,11 @@ def comes_up(port: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "redirection", ["> /dev/full 2> /dev/full", "2>&1 | head -1 > /dev/null", "< /dev/null >&- 2>&-"],
+    "redirection",
+    [
+        "> /dev/full 2> /dev/full", "2>&1 | head -1 > /dev/null",
+        pytest.param("< /dev/null >&- 2>&-", marks=pytest.mark.long),
+    ],
     ids=["disk full", "reader gone", "closed"],
 )  # fmt: skip
 def test_output_that_is_never_read(redirection: str) -> None:

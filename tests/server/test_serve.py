@@ -177,6 +177,9 @@ def test_a_signal_while_the_model_loads() -> None:
     assert "ready" not in output
 
 
-@pytest.mark.parametrize("delay_s", [0.1, 0.15, 0.2, 0.25, 0.3, 0.35])
+@pytest.mark.parametrize(
+    "delay_s",
+    [0.1, 0.2, 0.3, *(pytest.param(delay_s, marks=pytest.mark.long) for delay_s in (0.15, 0.25, 0.35))],
+)
 def test_no_signal_during_the_start_is_lost(delay_s: float) -> None:
     assert _interrupted(delay_s)[0] in (0, 130)

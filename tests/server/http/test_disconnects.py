@@ -166,7 +166,7 @@ def _check_free(server: TinyServer, crowd: Leavers) -> None:
     assert crowd.late == [], "requests were still at the engine after their abort"
 
 
-@pytest.mark.parametrize("rounds", [80, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [40, pytest.param(400, marks=pytest.mark.long)])
 def test_abort_frees_blocks_within_a_step(rounds: int) -> None:
     left, aimed = churn(ENGINE_COMMAND, rounds)
     assert sum(aimed.values()) == rounds and left["any"] >= rounds
