@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.server.conftest import TinyServer
 
 playwright = needs.package("playwright.sync_api")
 
-from tests.server.ui.visit import Visit  # noqa: E402  (it needs playwright)
+from tests.server.ui.visit import NO_OTHER_HOSTS, Tabs, Visit  # noqa: E402  (it needs playwright)
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +23,25 @@ def chromium() -> Iterator[object]:
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         needs.lacking("browser", "there is no Chromium on this machine: `make browser` installs Debian's")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = [NO_OTHER_HOSTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def tabs(chromium: Any) -> Tabs:
+    return Tabs(chromium)
+
+
 @pytest.fixture
-def visit(chromium: object) -> Iterator[Callable[..., Visit]]:
+def visit(tabs: Tabs) -> Iterator[Callable[..., Visit]]:
     """Opens the page of a server. What a page did wrong fails the test at its end, unless it was forgiven."""
     visits: list[Visit] = []
 
     def open_page(url: str, **options: object) -> Visit:
-        visits.append(Visit(chromium, url, **options))
+        visits.append(Visit(tabs, url, **options))
         return visits[-1]
 
     yield open_page

@@ -18,7 +18,7 @@ Open = Callable[..., Visit]
 
 
 def test_an_answer_grows_and_is_stopped(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     assert one.page.is_visible("#welcome")
     one.say("Tell me something long")
     one.wait(lambda: one.answer)
@@ -37,7 +37,7 @@ def test_an_answer_grows_and_is_stopped(slow: TinyServer, visit: Open) -> None:
 
 
 def test_escape_stops_too(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.say("Go on and on")
     one.wait(lambda: one.answer)
     one.page.keyboard.press("Escape")
@@ -46,7 +46,7 @@ def test_escape_stops_too(slow: TinyServer, visit: Open) -> None:
 
 
 def test_figures_under_an_answer(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.set(max_tokens=40)
     one.say("Count for me, please, and tell me how it went when you have come to the end of it")
     one.wait(lambda: one.figures)
@@ -61,8 +61,8 @@ def test_figures_under_an_answer(slow: TinyServer, visit: Open) -> None:
 
 
 def test_regenerate_copy_and_new_chat(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
-    one.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    one = visit(slow.url, calm=True)
+    one.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     one.set(max_tokens=9)
     one.say("Hello there")
     one.wait(lambda: one.figures)
@@ -79,7 +79,7 @@ def test_regenerate_copy_and_new_chat(slow: TinyServer, visit: Open) -> None:
 
 
 def test_a_suggestion_is_sent(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.page.click("#ideas button >> nth=0")
     one.wait(lambda: one.answer)
     assert one.page.locator(".message.user").count() == 1
@@ -87,7 +87,7 @@ def test_a_suggestion_is_sent(slow: TinyServer, visit: Open) -> None:
 
 
 def test_settings_are_sent_and_kept(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.set(max_tokens=3, temperature=0.25, top_p=0.9, seed=11, system="Be brief.")
     one.page.reload()
     one.wait(lambda: one.state == "ready")
@@ -111,7 +111,7 @@ def test_settings_are_sent_and_kept(slow: TinyServer, visit: Open) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("temperature", "3"), ("top_p", "0"), ("max_tokens", "0")])
 def test_settings_out_of_range_are_not_sent(slow: TinyServer, visit: Open, field: str, value: str) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.set(**{"max_tokens": 2} | {field: value})
     one.say("Hi")
     one.wait(lambda: one.bodies)
@@ -133,7 +133,7 @@ HOSTILE = [
 
 def test_hostile_text_stays_text(slow: TinyServer, visit: Open) -> None:
     """What the visitor writes, and what a model writes, through the code that draws both."""
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.set(max_tokens=2)
     one.say(HOSTILE[0])
     one.wait(lambda: one.figures)
@@ -174,14 +174,14 @@ def test_hostile_text_stays_text(slow: TinyServer, visit: Open) -> None:
 
 def test_the_browser_itself_refuses_markup_from_text(slow: TinyServer, visit: Open) -> None:
     """The second lock: were a script to try, the policy would stop it."""
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     with pytest.raises(Exception, match="TrustedHTML"):
         one.page.evaluate("document.body.innerHTML = '<b>x</b>'")
     one.forgive("TrustedHTML")
 
 
 def test_markdown_is_drawn(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     text = (
         "# Title\n\nA **bold** and *soft* `word`.\nSecond line.\n\n- one\n- two\n\n3. three\n\n"
         "```py\nx = '*'\n\ny\n```\n> said\n> so\nend\rof\u2028it"
@@ -203,7 +203,7 @@ def test_markdown_is_drawn(slow: TinyServer, visit: Open) -> None:
 
 def test_thoughts_are_shown_separately(slow: TinyServer, visit: Open) -> None:
     """Through the code that draws answers: the bundled model does not think aloud."""
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     folded, thoughts, text = one.page.evaluate(
         """async () => {
           const { Answer } = await import("/page/answer.js");
@@ -222,7 +222,7 @@ def test_thoughts_are_shown_separately(slow: TinyServer, visit: Open) -> None:
 
 
 def test_an_error_is_shown_as_text(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.set(max_tokens=5000)
     one.say("Hello")
     one.wait(lambda: one.page.is_visible(".trouble"))
@@ -236,7 +236,7 @@ def test_an_error_is_shown_as_text(slow: TinyServer, visit: Open) -> None:
 
 
 def test_a_dead_engine_and_a_dead_server(doomed: TinyServer, visit: Open) -> None:
-    one = visit(doomed.url)
+    one = visit(doomed.url, calm=True)
     one.say("Go on and on")
     one.wait(lambda: one.answer)
     os.kill(doomed.client.pid, signal.SIGKILL)
@@ -258,7 +258,7 @@ def test_a_dead_engine_and_a_dead_server(doomed: TinyServer, visit: Open) -> Non
 def test_the_page_asks_for_a_key(visit: Open) -> None:
     served = serve("tale", "--port", "0", "--num-threads", "1", "--api-key", "a-key-of-mine")
     try:
-        one = visit(served.url)
+        one = visit(served.url, calm=True)
         one.wait(lambda: one.state == "needs a key")
         one.say("Hello")
         one.wait(lambda: one.page.is_visible(".trouble"))
@@ -279,7 +279,7 @@ def test_the_page_asks_for_a_key(visit: Open) -> None:
 def test_a_key_without_admin_rights_chats(visit: Open) -> None:
     server = TinyServer(traffic=keyed(Caller("ann")), step_s=0.01)
     try:
-        one = visit(server.url)
+        one = visit(server.url, calm=True)
         one.wait(lambda: one.state == "needs a key")
         watched: list[str] = []
         one.page.on("request", lambda request: watched.append(request.url))
@@ -300,7 +300,7 @@ def test_a_key_without_admin_rights_chats(visit: Open) -> None:
 def test_a_key_in_typographic_quotes_is_named_as_such(visit: Open) -> None:
     server = TinyServer(traffic=keyed(Caller("ann")))
     try:
-        one = visit(server.url)
+        one = visit(server.url, calm=True)
         one.wait(lambda: one.state == "needs a key")
         one.set(key=f"“{secret('ann')}”", max_tokens=4)
         one.say("Hello")
@@ -319,7 +319,7 @@ def roles(one: Visit) -> list[tuple[str, str]]:
 
 
 def test_try_again_on_an_older_answer_asks_its_own_question(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.set(max_tokens=5000)
     one.say("first question")
     one.wait(lambda: one.page.is_visible("text=Try again"))
@@ -345,7 +345,7 @@ def test_try_again_on_an_older_answer_asks_its_own_question(slow: TinyServer, vi
 def test_a_stream_without_its_last_event_is_no_complete_answer(
     slow: TinyServer, visit: Open, end: str
 ) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     body = 'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":"Half of"}}]}\n\n' + end
     one.page.route(
         "**/v1/chat/completions",
@@ -399,7 +399,7 @@ CHANGED = """async ([text, cuts]) => {
 
 def test_an_answer_that_grows_is_not_drawn_from_its_beginning(slow: TinyServer, visit: Open) -> None:
     """At every cut the result equals one drawn at once; few more elements are created than kept."""
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     part = (
         "# Title\n\nA **bold** and *soft* `word`.\nSecond line.\n- one\n- two\n\n- three\n1. a\n2. b\n\n> said\n> so\n"
         "```py\nx = 1\n\ny = 2\n```\n\nplain\n\n~~~\n# no title\n~~~\n"
@@ -413,11 +413,11 @@ def test_an_answer_that_grows_is_not_drawn_from_its_beginning(slow: TinyServer, 
 
 
 LONG_BLOCKS = {
-    "bullets": "".join(f"- item **{i}** of `many`\n" for i in range(400)),
-    "numbers": "".join(f"{i}. item *{i}*\n" for i in range(1, 401)),
-    "paragraph": "".join(f"line {i} of **one** paragraph\n" for i in range(400)),
-    "quote": "".join(f"> line {i} of `one` quote\n" for i in range(400)),
-    "code": "```py\n" + "".join(f"x{i} = '**'\n\n" for i in range(400)) + "```\n",
+    "bullets": "".join(f"- item **{i}** of `many`\n" for i in range(150)),
+    "numbers": "".join(f"{i}. item *{i}*\n" for i in range(1, 151)),
+    "paragraph": "".join(f"line {i} of **one** paragraph\n" for i in range(150)),
+    "quote": "".join(f"> line {i} of `one` quote\n" for i in range(150)),
+    "code": "```py\n" + "".join(f"x{i} = '**'\n\n" for i in range(150)) + "```\n",
 }
 
 
@@ -426,19 +426,19 @@ def test_one_long_block_that_grows_is_not_drawn_from_its_beginning(
     slow: TinyServer, visit: Open, kind: str
 ) -> None:
     """Elements and text nodes made are counted; every kind of block grows by its lines."""
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     text = LONG_BLOCKS[kind]
     _, _, wrong = one.page.evaluate(GROWING, [text[:600], list(range(601))])
     assert wrong == []
     made, kept, wrong = one.page.evaluate(GROWING, [text, list(range(0, len(text) + 1, 10))])
-    assert wrong == [] and (kept > 400 or kind == "code")
+    assert wrong == [] and (kept > 150 or kind == "code")
     assert made < 6 * kept
     drawn = one.page.evaluate(CHANGED, [text, list(range(0, len(text) + 1, 10))])
     assert drawn < 20 * len(text)  # characters; drawn from the beginning each time, a hundred times as many
 
 
 def test_the_page_knows_its_own_lane(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     ids = ["chatcmpl-0123456789abcdef", "cmpl-é", "resp-1", "whatever"]
     names = one.page.evaluate(
         'async (ids) => { const { laneName } = await import("/page/names.js"); return ids.map(laneName); }',
@@ -448,7 +448,7 @@ def test_the_page_knows_its_own_lane(slow: TinyServer, visit: Open) -> None:
 
 
 def test_the_guard_sees_what_a_page_does_wrong(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.page.evaluate("console.error('planted')")
     one.page.evaluate("fetch('http://example.test/x').catch(() => {})")
     one.wait(lambda: any("planted" in sentence for sentence in one.wrong))

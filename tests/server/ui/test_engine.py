@@ -76,7 +76,7 @@ def test_traffic_makes_lanes_and_blocks_move(
 
 
 def test_the_page_summarises_the_traffic(tale: ServeProcess, visit: Open) -> None:
-    one = visit(tale.url)
+    one = visit(tale.url, calm=True)
     one.page.click("#traffic")
     one.wait(lambda: "prefix cache" in one.page.inner_text("#traffic-told"), 60)
     text = one.page.inner_text("#traffic-told")
@@ -89,7 +89,7 @@ def test_the_page_summarises_the_traffic(tale: ServeProcess, visit: Open) -> Non
 
 
 def test_a_block_shows_its_details(slow: TinyServer, visit: Open) -> None:
-    one = visit(slow.url)
+    one = visit(slow.url, calm=True)
     one.say("Tell me a story about a fox who wants a lantern, and do not stop before I say so")
     one.wait(lambda: one.answer)
     one.page.hover("#maps canvas", position={"x": 3, "y": 3})
@@ -128,7 +128,7 @@ def overflowing(one: Visit) -> list[str]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_reaches_beyond_the_window(slow: TinyServer, visit: Open, width: int) -> None:
-    one = visit(slow.url, width=width, height=740)
+    one = visit(slow.url, width=width, height=740, calm=True)
     assert overflowing(one) == []
     one.set(max_tokens=3)
     one.say("Hello " + "wide" * 60)
@@ -218,6 +218,7 @@ def test_the_page_survives_a_restart_of_the_engine(visit: Open) -> None:
         served.process.wait(30)
 
 
+@pytest.mark.long  # it measures
 def test_the_first_token_of_a_chat(visit: Open) -> None:
     """The promise is 200 ms on a machine that does nothing else; here others may be at work, so the best of four."""
     served = serve("tale", "--port", "0")

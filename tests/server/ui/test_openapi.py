@@ -45,7 +45,7 @@ def shortened(report: str) -> str:
     return "\n".join(line[:400] for line in report.splitlines()[-120:])
 
 
-@pytest.mark.parametrize(("examples", "least"), [(2, 150), pytest.param(8, 400, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("examples", "least"), [(1, 75), pytest.param(8, 400, marks=pytest.mark.long)])
 def test_schemathesis_finds_nothing(quick: TinyServer, examples: int, least: int) -> None:
     """`examples` at most a route, kind of data and phase; they come to at least `least`."""
     limit = ("--max-examples", str(examples))

@@ -1,4 +1,8 @@
-"""One visit to the page, watched: errors in the console, and requests to other hosts."""
+"""One visit to the page, watched: errors in the console, and requests to other hosts.
+
+Visits take turns in a few tabs, as starting a renderer takes longer than most tests; a tab that is free has forgotten
+the visit before.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,36 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request
 
 PATIENCE_S = 20.0
+LOOK_MS = 40
+"""Pause between two looks at a page that a test waits for."""
+
+
+NO_OTHER_HOSTS = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
+"""A guard that only sees a request to another host comes too late: it must not get there."""
+
+
+class Tabs:
+    """The tabs of one browser."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._free: list[Page] = []
+
+    def take(self) -> Page:
+        return self._free.pop() if self._free else self._browser.new_context().new_page()
+
+    def give_back(self, page: Page) -> None:
+        """Forget what the visit has stored, was allowed and has routed."""
+        page.unroute_all(behavior="ignoreErrors")
+        page.context.clear_permissions()
+        page.context.clear_cookies()
+        if page.url != "about:blank":
+            page.evaluate("localStorage.clear(); sessionStorage.clear()")
+            page.goto("about:blank")
+        self._free.append(page)
 
 
 class Visit:
@@ -18,7 +49,7 @@ class Visit:
 
     def __init__(
         self,
-        chromium: Browser,
+        tabs: Tabs,
         url: str,
         *,
         width: int = 1280,
@@ -26,30 +57,34 @@ class Visit:
         theme: str = "light",
         calm: bool = False,
     ) -> None:
+        """`calm` asks for reduced motion, for tests of other things: what moves is drawn thirty times a second."""
         self.url = url
         self.wrong: list[str] = []
         self.bodies: list[dict[str, Any]] = []  # of the requests that the page posts
-        self.context = chromium.new_context(
-            viewport={"width": width, "height": height},
+        self._tabs = tabs
+        self.page: Page = tabs.take()
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(
             color_scheme="dark" if theme == "dark" else "light",
             reduced_motion="reduce" if calm else "no-preference",
         )
-        self.context.route("**/*", self._guard)
-        self.page: Page = self.context.new_page()
-        self.page.on("console", self._said)
-        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self._watched: dict[Any, Callable[..., None]] = {
+            "request": self._asked, "console": self._said, "pageerror": self._failed,
+        }  # fmt: skip
+        for event, watch in self._watched.items():
+            self.page.on(event, watch)
         self.page.goto(f"{url}/")
         self.wait(lambda: self.state not in ("connecting", ""))
 
-    def _guard(self, route: Route) -> None:
-        request = route.request
-        if urlsplit(request.url).netloc != urlsplit(self.url).netloc:
+    def _asked(self, request: Request) -> None:
+        address = urlsplit(request.url)
+        if address.scheme in ("http", "https") and address.netloc != urlsplit(self.url).netloc:
             self.wrong.append(f"request to another origin: {request.url}")
-            route.abort()
-            return
         if request.method == "POST" and request.post_data:
             self.bodies.append(json.loads(request.post_data))
-        route.continue_()
+
+    def _failed(self, error: Error) -> None:
+        self.wrong.append(f"error: {error}")
 
     def _said(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
@@ -62,7 +97,9 @@ class Visit:
         self.wrong = kept
 
     def close(self) -> None:
-        self.context.close()
+        for event, watch in self._watched.items():
+            self.page.remove_listener(event, watch)
+        self._tabs.give_back(self.page)
 
     # ---- What a person sees and does ----
 
@@ -105,7 +142,7 @@ class Visit:
             assert time.monotonic() < deadline, (
                 f"timed out; state {self.state!r}, answer {self.answer[:200]!r}, wrong {self.wrong}"
             )
-            self.page.wait_for_timeout(20)
+            self.page.wait_for_timeout(LOOK_MS)
 
     def picture(self, selector: str) -> str:
         """What is drawn on a canvas now, as a data URL."""
