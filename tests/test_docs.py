@@ -139,7 +139,7 @@ def test_examples_run(name: str) -> None:
     assert len(done.stdout) > 100
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served() -> Iterator[str]:
     """`headrace serve` as the README says, on a port that is free; gives the address of its API."""
     (line,) = [line for line in commands() if line.startswith("headrace serve")]
