@@ -12,7 +12,7 @@ from headrace.build import assemble
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
-from tests.test_exactness import ALONE, CASES, TORCH, Run, combinations, fitted, located, requests_for
+from tests.test_exactness import ALONE, CASES, MODELS, TORCH, Run, fitted, located, requests_for
 
 Vectors = dict[str, bytes]
 
@@ -76,7 +76,14 @@ def expected(tiny_models: Mapping[str, str]) -> Callable[[str, object], Vectors]
     return of
 
 
-@pytest.mark.parametrize(("kind", "case"), combinations(CASES, TORCH, "everything"))
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(kind, case, marks=() if case == "everything" or kind == "full" else pytest.mark.long)
+        for case in CASES
+        for kind in MODELS
+    ],
+)
 def test_no_bit_differs(
     kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[[str, object], Vectors]
 ) -> None:

@@ -50,7 +50,7 @@ def churned(command: tuple[str, ...]) -> dict[str, Any]:
     tiny = TinyServer(command=command, engine=engine)
     try:
         served = SimpleNamespace(url=tiny.url, pids={"server": os.getpid(), "engine": tiny.client.pid})
-        args = argparse.Namespace(minutes=0.08, clients=8, seed=1, sample_s=0.5, warmup=0.2)
+        args = argparse.Namespace(minutes=0.06, clients=8, seed=1, sample_s=0.5, warmup=0.2)
         return run(soak(args, served))  # type: ignore[arg-type]
     finally:
         tiny.close()

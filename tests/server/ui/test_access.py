@@ -88,8 +88,13 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [
+        (1280, "light"), (390, "dark"),
+        *(pytest.param(*other, marks=pytest.mark.long) for other in ((1280, "dark"), (390, "light"))),
+    ],
+)  # fmt: skip
 def test_an_audit_finds_nothing(slow: TinyServer, visit: Open, theme: str, width: int) -> None:
     one = visit(slow.url, theme=theme, width=width)
     one.set(max_tokens=5000)

@@ -14,7 +14,7 @@ from tests.server.ui.visit import Visit
 
 Open = Callable[..., Visit]
 
-WIDTHS = [360, 900, 2560, *(pytest.param(width, marks=pytest.mark.long) for width in (390, 768, 1280, 1920))]
+WIDTHS = [360, 2560, *(pytest.param(width, marks=pytest.mark.long) for width in (390, 768, 900, 1280, 1920))]
 
 
 def engine_view(one: Visit) -> None:
@@ -35,9 +35,10 @@ def lanes(one: Visit) -> list[list[str]]:
     ("theme", "width"),
     [
         ("light", 1280),
-        ("dark", 390),
-        pytest.param("dark", 1280, marks=pytest.mark.long),
-        pytest.param("light", 390, marks=pytest.mark.long),
+        *(
+            pytest.param(*other, marks=pytest.mark.long)
+            for other in (("dark", 390), ("dark", 1280), ("light", 390))
+        ),
     ],
 )
 def test_traffic_makes_lanes_and_blocks_move(
