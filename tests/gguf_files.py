@@ -41,6 +41,8 @@ def write_gguf(folder: Path, out: Path, kind: str | Choose, **options: Any) -> P
     _add_sizes(gguf, writer, config)
     if (folder / "tokenizer.json").is_file():
         _add_vocabulary(gguf, writer, json.loads((folder / "tokenizer.json").read_text()), config)
+        if (folder / "chat_template.jinja").is_file():
+            writer.add_chat_template((folder / "chat_template.jinja").read_text())
     for path in sorted(folder.glob("*.safetensors")):
         for name, tensor in load_file(path).items():
             if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -151,4 +153,4 @@ def _add_vocabulary(gguf: Any, writer: Any, tokenizer: dict[str, Any], config: d
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(tokenizer.get("post_processor") is not None)

@@ -42,6 +42,7 @@ from headrace.serving.requests.output_processor import GrowingResult
 from headrace.serving.requests.outputs import EmbeddingRequestOutput, RequestOutput
 from headrace.text.templates.turns import Turns
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer_source import open_tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -335,8 +336,8 @@ def _dropped(client: Supervisor, model: str) -> None:
 
 
 def load_tokenizer(folder: str) -> Tokenizer:
-    """A folder's tokenizer, with what its first users would otherwise wait for."""
-    tokenizer = Tokenizer.from_folder(folder)
+    """The tokenizer of a folder or a GGUF file, with what its first users would otherwise wait for."""
+    tokenizer = open_tokenizer(folder)
     _ = tokenizer.longest_token_chars
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])  # tries it

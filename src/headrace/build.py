@@ -28,6 +28,7 @@ from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.backend import load_executor
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer_source import open_tokenizer
 
 Progress = Callable[[int, int], None]
 
@@ -82,13 +83,12 @@ def survey(config: EngineConfig) -> Survey:
 
 
 def find_tokenizer(config: EngineConfig, source: ModelSource) -> Path | None:
-    """The folder with the model's tokenizer; None for a `shape:` model unless the option `tokenizer` names one.
+    """The folder or the GGUF file with the model's tokenizer, which `open_tokenizer` opens.
 
-    A GGUF file's is the tokenizer.json beside it.
+    None for a `shape:` model unless the option `tokenizer` names one.
     """
     if config.tokenizer is None:
-        path = source.path
-        return path.parent if path is not None and path.is_file() else path
+        return source.path
     return tokenizer_folder(config.tokenizer, HubOptions(download_dir=config.download_dir))
 
 
@@ -98,7 +98,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     resolved, spec, source = plan.resolved, plan.spec, plan.source
     defaults = chosen_defaults(source, config.generation_config, config.override_generation_config)
     folder = find_tokenizer(config, source)
-    tokenizer = None if folder is None else Tokenizer.from_folder(folder)
+    tokenizer = None if folder is None else open_tokenizer(folder)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
     executor = load_executor(source, spec, resolved, plan.ops, grammars, progress)

@@ -71,7 +71,7 @@ def check_text_model(model: str, options: Mapping[str, object], *, chat: bool) -
     Raises TokenizerError, and ModelError or ConfigError for a model or an option that cannot be used.
     """
     from headrace.build import find_tokenizer, survey
-    from headrace.text.tokenizer_files import read_tokenizer_files
+    from headrace.text.tokenizer_source import open_settings
 
     config = EngineConfig.from_kwargs(model=model, **options)
     folder = find_tokenizer(config, survey(config).source)
@@ -84,7 +84,7 @@ def check_text_model(model: str, options: Mapping[str, object], *, chat: bool) -
         return
     from headrace.text.templates.trial import tried
 
-    files = read_tokenizer_files(folder)
+    files = open_settings(folder)
     if "default" not in files.chat_templates:
         raise TokenizerError(
             f"{model} has no chat template, so it is probably a base model: complete text with "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
 from headrace.cli.parser import add_command
+from headrace.errors import TokenizerError
 
 EXAMPLES = """\
 examples:
@@ -33,19 +35,33 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from headrace.build import survey
+    from headrace.build import find_tokenizer, survey
     from headrace.models.families import weight_names
     from headrace.ops.cpu_features import detect
     from headrace.plan.listing import program_rows
     from headrace.plan.report import report, table
     from headrace.program.lower import lower
 
-    plan = survey(engine_config(args))
+    config = engine_config(args)
+    plan = survey(config)
     if args.program:
         program = lower(plan.spec, weight_names(plan.spec), narrow=plan.resolved.kernels is not None)
         rows = program_rows(program, plan.resolved.memory_format)
         print(table(rows, right=frozenset({len(rows[0]) - 2, len(rows[0]) - 1})))
         return 0
     print(detect().describe(), end="\n\n")
-    print(report(plan.spec, plan.resolved, plan.ledger, plan.ops.rows()), end="")
+    tokenizer = _tokenizer_rows(find_tokenizer(config, plan.source))
+    print(report(plan.spec, plan.resolved, plan.ledger, plan.ops.rows(), tokenizer), end="")
     return 0
+
+
+def _tokenizer_rows(path: Path | None) -> list[tuple[str, str]]:
+    from headrace.text.tokenizer_listing import tokenizer_rows
+    from headrace.text.tokenizer_source import open_tokenizer
+
+    if path is None:
+        return []
+    try:
+        return tokenizer_rows(open_tokenizer(path))
+    except TokenizerError as error:  # the model can be planned without one
+        return [("none", str(error))]

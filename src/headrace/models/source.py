@@ -104,7 +104,7 @@ def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
 
 
 def tokenizer_folder(name: str, hub: HubOptions = _DEFAULT_HUB) -> Path:
-    """The folder of another model's tokenizer, by bundled name, folder or hub id; its weights are not fetched.
+    """The folder or GGUF file of another model's tokenizer, by bundled name, path or hub id; weights are not fetched.
 
     Raises ModelNotFound where there is none.
     """
@@ -113,9 +113,13 @@ def tokenizer_folder(name: str, hub: HubOptions = _DEFAULT_HUB) -> Path:
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):  # noqa: PTH112
         return path
+    if name.lower().endswith(_GGUF) and os.path.isfile(path):  # noqa: PTH113
+        return path
     if _HUB_ID.fullmatch(name):
         return _fetch(name, hub, TOKENIZER_FILES)
-    raise ModelNotFound(f"there is no tokenizer {name!r:.200}: give a bundled name, a folder or a hub id")
+    raise ModelNotFound(
+        f"there is no tokenizer {name!r:.200}: give a bundled name, a folder, a GGUF file or a hub id"
+    )
 
 
 def is_at_hand(name: str) -> bool:

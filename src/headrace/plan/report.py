@@ -16,11 +16,17 @@ _BYTE_SETTINGS = frozenset({"kv_cache_memory"})
 
 
 def report(
-    spec: ModelSpec, resolved: ResolvedConfig, ledger: Ledger, ops: Iterable[Sequence[str]] = ()
+    spec: ModelSpec,
+    resolved: ResolvedConfig,
+    ledger: Ledger,
+    ops: Iterable[Sequence[str]] = (),
+    tokenizer: Sequence[Sequence[str]] = (),
 ) -> str:
-    """Model, memory, ops and settings, a section each. `ops` are rows under `OP_COLUMNS`, if there are any."""
+    """Model, tokenizer, memory, ops and settings, a section each. `ops` are rows under `OP_COLUMNS`, if there are any;
+    `tokenizer` are rows of a name and a value."""
     sections = [
         ("Model", table(_model_rows(spec, ledger))),
+        *([("Tokenizer", table(tokenizer))] if tokenizer else []),
         ("Memory", table(_memory_rows(ledger), right=frozenset({1}))),
     ]
     rows = [tuple(row) for row in ops]

@@ -54,8 +54,11 @@ class Tokenizer:
         """Tokens that structure text; decoding leaves them out by default."""
         self.bos_id: int | None = self._single("bos_token")
         self.pad_id: int | None = self._single("pad_token")
-        self._eos_id = eos = self._single("eos_token")
-        self.eos_ids: frozenset[int] = files.eos_ids | ({eos} if eos is not None else frozenset())
+        self.eos_id: int | None = self._single("eos_token")
+        """The tokenizer's own, one of `eos_ids`."""
+        self.eos_ids: frozenset[int] = files.eos_ids | (
+            {self.eos_id} if self.eos_id is not None else frozenset()
+        )
         """Tokens that end a text: the tokenizer's own and those of the model's configs."""
         self.byte_scheme: ByteScheme | None = scheme_of_decoder(_decoder_section(backend))
         """How tokens spell bytes; None if a token's text depends on its neighbours."""
@@ -175,6 +178,16 @@ class Tokenizer:
         """Whether the folder has a default chat template."""
         return "default" in self._files.chat_templates
 
+    @property
+    def template_names(self) -> tuple[str, ...]:
+        """Names of the chat templates; the usual one is "default"."""
+        return tuple(self._files.chat_templates)
+
+    @property
+    def source(self) -> str:
+        """Where the vocabulary is from, for people."""
+        return self._files.source
+
     def chat_template_source(self, with_tools: bool = False) -> str | None:
         """The default template of chats; None if the folder has none."""
         sources = self._files.chat_templates
@@ -241,8 +254,8 @@ class Tokenizer:
         # Some folders require bos in their configuration only, not in tokenizer.json; GGUF files have flags for both.
         if self._files.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids = [self.bos_id, *ids]
-        if self._files.add_eos and self._eos_id is not None and ids[-1:] != [self._eos_id]:
-            ids = [*ids, self._eos_id]
+        if self._files.add_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
+            ids = [*ids, self.eos_id]
         return ids
 
     def _spell(self, token_id: int) -> bytes:

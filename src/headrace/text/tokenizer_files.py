@@ -46,6 +46,8 @@ class TokenizerFiles:
     """Jinja sources by name; the usual one is "default"."""
     add_eos: bool = False
     """Texts end with eos, which the backend does not add."""
+    source: str = "tokenizer.json"
+    """Where the vocabulary is from, for people."""
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:

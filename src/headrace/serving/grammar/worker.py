@@ -20,7 +20,7 @@ from headrace.core.grammar import Grammar
 from headrace.errors import InvalidParams
 from headrace.serving.system import die_with_parent
 from headrace.text.grammars import GrammarCompiler
-from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer_source import open_tokenizer
 
 CPU_S = 0.4
 """Processor time for compiling a grammar and for its first mask."""
@@ -42,7 +42,7 @@ def main() -> int:
     hello = json.loads(sys.stdin.readline())
     # Not relative to the parent, which may be nice already: twice that would get no processor time.
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
-    tokenizer = Tokenizer.from_folder(hello["tokenizer_folder"])
+    tokenizer = open_tokenizer(hello["tokenizer_folder"])
     try:
         compiler = GrammarCompiler(tokenizer, hello["vocab_size"], frozenset(hello["eos_ids"]))
     except InvalidParams as error:

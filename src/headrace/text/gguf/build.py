@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,17 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], folder: Path | None = N
         if not isinstance(text, str):
             raise TokenizerError(str(error)) from None
         _log.info("%s The text is tokenized by %s.", error, where)
-        return Tokenizer(_from_json(text, vocabulary, where), files)
+        return Tokenizer(_from_json(text, vocabulary, where), replace(files, source=where))
+
+
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """False for a file without a vocabulary, as converters write it on request."""
+    return metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab")
+
+
+def settings_from_metadata(metadata: Mapping[str, Any]) -> TokenizerFiles:
+    """Special tokens and chat templates alone; raises the same errors for them."""
+    return _files(read_vocabulary(metadata), read_templates(metadata))
 
 
 def _build(vocabulary: Vocabulary, files: TokenizerFiles) -> Tokenizer:
@@ -173,4 +184,10 @@ def _files(vocabulary: Vocabulary, templates: Mapping[str, str]) -> TokenizerFil
         add_bos=begins if vocabulary.add_bos is None else vocabulary.add_bos,
         add_eos=vocabulary.model == "t5" if vocabulary.add_eos is None else vocabulary.add_eos,
         chat_templates=templates,
+        source=_source(vocabulary),
     )
+
+
+def _source(vocabulary: Vocabulary) -> str:
+    source = f"GGUF metadata: {vocabulary.model!r:.80}"
+    return source if not vocabulary.merges else f"{source}, pre-tokenizer {vocabulary.pre!r:.80}"

@@ -1,0 +1,42 @@
+"""The tokenizer of a model from where the model is: a Hugging Face folder or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.gguf.files import GGUFModel
+from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+
+def open_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a folder, or of a GGUF file.
+
+    A GGUF file's own comes first. The tokenizer.json beside it is used if the file has none, or names a pre-tokenizer
+    that this version does not know.
+
+    Raises TokenizerError for one that is missing, damaged or not known, and CheckpointError for a damaged GGUF file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return Tokenizer.from_folder(path)
+    # Needs numpy, which a process that serves folders does not load.
+    from headrace.text.gguf.build import has_tokenizer, tokenizer_from_metadata
+
+    metadata = GGUFModel(path).metadata
+    if not has_tokenizer(metadata) and (path.parent / "tokenizer.json").is_file():
+        return Tokenizer.from_folder(path.parent)
+    return tokenizer_from_metadata(metadata, path.parent)
+
+
+def open_settings(path: str | Path) -> TokenizerFiles:
+    """Special tokens and chat templates alone, of the same tokenizer; raises the same errors."""
+    path = Path(path)
+    if not path.is_file():
+        return read_tokenizer_files(path)
+    from headrace.text.gguf.build import has_tokenizer, settings_from_metadata
+
+    metadata = GGUFModel(path).metadata
+    if not has_tokenizer(metadata) and (path.parent / "tokenizer.json").is_file():
+        return read_tokenizer_files(path.parent)
+    return settings_from_metadata(metadata)
