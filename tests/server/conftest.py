@@ -26,8 +26,10 @@ from headrace.server.app import create_app
 from headrace.server.http.connection import ConnectionLimits
 from headrace.server.http.listener import listen, url
 from headrace.server.run import Server, uvicorn_config
+from headrace.serving.client.child import ENGINE_COMMAND
 from headrace.serving.client.process import ProcessClient
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools.formats import ReplyFormats
 from tests.places import TALE
 from tests.running import over
 from tests.serving.tiny_engine import COMMAND
@@ -49,11 +51,13 @@ class TinyServer:
         engine: EngineConfig | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         max_in_flight: int = MAX_IN_FLIGHT,
+        names: Sequence[str] = ("tiny", "alias"),
+        parsers: Mapping[str, str] | None = None,
         **config: object,
     ) -> None:
         self._command, self._max_body_bytes = command, max_body_bytes
         self._max_in_flight = max_in_flight
-        self._folder = folder
+        self._folder, self._names, self._parsers = folder, names, parsers
         self._traffic = traffic
         self._limits = limits or ConnectionLimits()
         self._config = {"step_s": STEP_S, "tokenizer_folder": str(folder)} | config
@@ -81,9 +85,10 @@ class TinyServer:
         tokenizer = Tokenizer.from_folder(self._folder)
         facts, traffic = self.client.facts, self._traffic
         self.app = app = create_app(
-            over(self.client, tokenizer), ["tiny", "alias"], max_body_bytes=self._max_body_bytes,
+            over(self.client, tokenizer), self._names, max_body_bytes=self._max_body_bytes,
             traffic=traffic and traffic.traffic(facts), allowed_hosts=traffic.hosts("127.0.0.1") if traffic else ("*",),
             allowed_origins=traffic.allowed_origins if traffic else (),
+            replies=None if self._parsers is None else ReplyFormats.of(tokenizer, **self._parsers),
         )  # fmt: skip
         self.traffic: Traffic = app.state.service.traffic
         self.feed = app.state.feed
@@ -118,6 +123,20 @@ class TinyServer:
         self.openai.close()
         self._server.should_exit = True
         self._thread.join(30)
+
+
+def served(model: Path = TALE, **parsers: str) -> TinyServer:
+    """The bundled model, or another one in a folder, called "tale": for tests of answers rather than of the command, as
+    an app in this process starts in a third of the time. `parsers` are those of ReplyFormats.of."""
+    engine = EngineConfig.from_kwargs(model=str(model), num_threads=1)
+    return TinyServer(
+        command=ENGINE_COMMAND,
+        folder=model,
+        engine=engine,
+        names=("tale",),
+        parsers=parsers,
+        max_body_bytes=2**24,
+    )
 
 
 @pytest.fixture(scope="session")

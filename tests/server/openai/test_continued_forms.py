@@ -10,7 +10,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from tests.server.conftest import ServeProcess, serve
+from tests.server.conftest import TinyServer, served
 
 PET = {
     "type": "object", "properties": {"animal": {"enum": ["fox", "cat"]}}, "required": ["animal"],
@@ -20,29 +20,26 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "schema": PET}}
 
 
 @pytest.fixture(scope="module", params=["deepseek_r1", "qwen3"])
-def reasons(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+def reasons(request: pytest.FixtureRequest) -> Iterator[TinyServer]:
     """The bundled model, which is said to reason."""
-    served = serve(
-        "tale", "--port", "0", "--num-threads", "1", "--served-model-name", "tale", "--reasoning-parser", request.param,
-    )  # fmt: skip
-    yield served
-    served.process.terminate()
-    served.process.wait(30)
+    server = served(reasoning_parser=request.param)
+    yield server
+    server.close()
 
 
-def continued(served: ServeProcess, begun: str, **more: Any) -> Any:
+def continued(server: TinyServer, begun: str, **more: Any) -> Any:
     body = {
         "model": "tale", "max_tokens": 40, "continue_final_message": True, "response_format": FORMAT,
         "messages": [{"role": "user", "content": "An animal?"}, {"role": "assistant", "content": begun}],
     }  # fmt: skip
-    answer = httpx.post(f"{served.url}/v1/chat/completions", json=body | more, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body | more, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 @pytest.mark.parametrize("begun", ["<think>x</think>", "<think>x</think>\n\n", "Here it is: "])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_form_holds_from_the_first_token(reasons: ServeProcess, begun: str, seed: int) -> None:
+def test_the_form_holds_from_the_first_token(reasons: TinyServer, begun: str, seed: int) -> None:
     answer = continued(reasons, begun, seed=seed)
     (choice,) = answer["choices"]
     assert choice["finish_reason"] == "stop" and "reasoning_content" not in choice["message"], choice
@@ -50,7 +47,7 @@ def test_the_form_holds_from_the_first_token(reasons: ServeProcess, begun: str, 
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-def test_the_messages_api_does_the_same(reasons: ServeProcess) -> None:
+def test_the_messages_api_does_the_same(reasons: TinyServer) -> None:
     body = {
         "model": "tale", "max_tokens": 40, "output_config": {"format": {"type": "json_schema", "schema": PET}},
         "messages": [
@@ -63,7 +60,7 @@ def test_the_messages_api_does_the_same(reasons: ServeProcess) -> None:
     assert jsonschema_rs.is_valid(PET, json.loads(block["text"]))
 
 
-def test_open_reasoning_continues(reasons: ServeProcess) -> None:
+def test_open_reasoning_continues(reasons: TinyServer) -> None:
     (choice,) = continued(reasons, "<think>x")["choices"]
     assert choice["finish_reason"] == "length" and not choice["message"]["content"]
     assert choice["message"]["reasoning_content"]

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests import needs
-from tests.server.conftest import ServeProcess, TinyServer, serve
+from tests.server.conftest import TALE, TinyServer, served
 from tests.server.echo import echo, function, model_folder
 
 __all__ = ["echo"]  # a fixture
@@ -79,28 +79,19 @@ def streamed_text(path: str, lines: Iterator[str]) -> str:
         *(pytest.param(kind, marks=pytest.mark.long) for kind in ("mistral", "llama3_json")),
     ],
 )
-def caller(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServeProcess]:
+def caller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyServer]:
     """The bundled model; `special` has Mistral's way of calling, with a marker that is a special token."""
-    kind = request.param
-    model = "tale"
+    kind, folder = request.param, TALE
     if kind == "special":
-        model, kind = (
-            str(model_folder(tmp_path_factory.mktemp(kind) / "model", "mistral", "[TOOL_CALLS]")),
-            "mistral",
-        )
-    served = serve(
-        model, "--port", "0", "--num-threads", "1", "--served-model-name", "tale", "--tool-call-parser", kind,
-        "--reasoning-parser", "qwen3",
-    )  # fmt: skip
-    yield served
-    served.process.terminate()
-    served.process.wait(30)
+        kind = "mistral"
+        folder = model_folder(tmp_path_factory.mktemp(kind) / "model", kind, "[TOOL_CALLS]")
+    server = served(folder, tool_call_parser=kind, reasoning_parser="qwen3")
+    yield server
+    server.close()
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
-def test_the_beginning_of_a_forced_call_is_no_content(caller: ServeProcess, path: str) -> None:
+def test_the_beginning_of_a_forced_call_is_no_content(caller: TinyServer, path: str) -> None:
     with httpx.Client(base_url=caller.url, timeout=60) as http:
         for choice in ("required", "named"):
             for cut in CUTS:
@@ -114,7 +105,7 @@ def test_the_beginning_of_a_forced_call_is_no_content(caller: ServeProcess, path
                     assert streamed_text(path, streamed.iter_lines()) == "", (choice, cut)
 
 
-def test_a_call_that_is_not_cut_off_is_whole(caller: ServeProcess) -> None:
+def test_a_call_that_is_not_cut_off_is_whole(caller: TinyServer) -> None:
     answer = httpx.post(
         f"{caller.url}{CHAT}", json=body_of(CHAT, "named", {"max_tokens": 200}), timeout=60
     ).json()

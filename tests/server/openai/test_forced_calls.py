@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.conftest import ServeProcess, serve
+from tests.server.conftest import ServeProcess, TinyServer, serve, served
 from tests.server.echo import function, model_folder
 
 COLOUR = function(
@@ -77,19 +77,16 @@ def test_a_form_is_that_of_content_and_a_forced_call_has_none(
 
 
 @pytest.fixture(scope="module")
-def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyServer]:
     """The bundled model with Mistral's way of calling, whose marker is a special token."""
     folder = model_folder(tmp_path_factory.mktemp("mistral") / "model", "mistral", "[TOOL_CALLS]")
-    served = serve(
-        str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale", "--reasoning-parser", "none",
-    )  # fmt: skip
-    yield served
-    served.process.terminate()
-    served.process.wait(30)
+    server = served(folder, reasoning_parser="none")
+    yield server
+    server.close()
 
 
-def test_a_forced_call_after_a_special_token(mistral: ServeProcess) -> None:
-    answer = mistral.openai().chat.completions.create(
+def test_a_forced_call_after_a_special_token(mistral: TinyServer) -> None:
+    answer = mistral.openai.chat.completions.create(
         model="tale", messages=[{"role": "user", "content": "Paint!"}], tools=[COLOUR], tool_choice="required",  # type: ignore[list-item]
         max_tokens=200, parallel_tool_calls=False,
     )  # fmt: skip
@@ -101,12 +98,12 @@ def test_a_forced_call_after_a_special_token(mistral: ServeProcess) -> None:
 
 @pytest.mark.parametrize("reasoning", ["none", "deepseek_r1"])
 def test_the_parsers_that_options_name(reasoning: str) -> None:
-    served = serve(
+    process = serve(
         "tale", "--port", "0", "--num-threads", "1", "--tool-call-parser", "mistral",
         "--reasoning-parser", reasoning, "--enable-auto-tool-choice",
     )  # fmt: skip
     try:
-        answer = served.openai().chat.completions.create(
+        answer = process.openai().chat.completions.create(
             model="tale", messages=[{"role": "user", "content": "Paint!"}], tools=[COLOUR],  # type: ignore[list-item]
             tool_choice="required", max_tokens=200,
         )  # fmt: skip
@@ -117,8 +114,8 @@ def test_the_parsers_that_options_name(reasoning: str) -> None:
             assert not message.content and not message.tool_calls
             assert message.reasoning_content  # type: ignore[attr-defined]
     finally:
-        served.process.terminate()
-        served.process.wait(30)
+        process.process.terminate()
+        process.process.wait(30)
 
 
 def test_an_explosive_tool_is_refused(tale: ServeProcess) -> None:

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 
 from headrace.text.tokenizer import Tokenizer
-from tests.server.conftest import ServeProcess, serve
+from tests.server.conftest import TinyServer, served
 from tests.server.echo import function, model_folder
 
 MARKERS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3_json": "<|python_tag|>"}
@@ -31,7 +31,7 @@ PUSH = 11.0
 class Model:
     """A server of the bundled model that reasons between `<think>` and `</think>`, the latter a special token."""
 
-    served: ServeProcess
+    server: TinyServer
     kind: str
     close: int
     marker: int
@@ -45,7 +45,7 @@ class Model:
         } | more  # fmt: skip
 
     def chat(self, **more: Any) -> Any:
-        return self.served.openai().chat.completions.create(**self.options(**more))
+        return self.server.openai.chat.completions.create(**self.options(**more))
 
 
 @pytest.fixture(
@@ -58,16 +58,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for name in ("tokenizer.json", "tokenizer_config.json"):
         path = folder / name
         path.write_text(path.read_text().replace("<|system|>", "</think>"))
-    served = serve(
-        str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale", "--tool-call-parser", kind,
-        "--reasoning-parser", "qwen3",
-    )  # fmt: skip
+    server = served(folder, tool_call_parser=kind, reasoning_parser="qwen3")
     tokenizer = Tokenizer.from_folder(folder)
     close, marker = tokenizer.special_id("</think>"), tokenizer.special_id(MARKERS[kind])
     assert close is not None and marker is not None
-    yield Model(served, kind, close, marker)
-    served.process.terminate()
-    served.process.wait(30)
+    yield Model(server, kind, close, marker)
+    server.close()
 
 
 def reasoning(choice: Any) -> str:
@@ -134,9 +130,9 @@ def test_with_tools_an_answer_is_a_call_or_fits_the_format(model: Model, strict:
 
 def test_a_stream_equals_the_whole_answer(model: Model) -> None:
     options = model.options(seed=3, n=3)
-    whole = model.served.openai().chat.completions.create(**options)
+    whole = model.server.openai.chat.completions.create(**options)
     content, thoughts = [""] * 3, [""] * 3
-    for chunk in model.served.openai().chat.completions.create(**options, stream=True):
+    for chunk in model.server.openai.chat.completions.create(**options, stream=True):
         for part in chunk.choices:
             content[part.index] += part.delta.content or ""
             thoughts[part.index] += getattr(part.delta, "reasoning_content", None) or ""
@@ -169,7 +165,7 @@ def test_every_kind_of_grammar_follows_reasoning(model: Model, fields: dict[str,
     body |= {key: value for key, value in fields.items() if key != "response_format"}
     reported = model.options(seed=5, n=4, extra_body=body, max_tokens=400)
     del reported["response_format"]
-    answer = model.served.openai().chat.completions.create(**reported | options)
+    answer = model.server.openai.chat.completions.create(**reported | options)
     assert any(reasoning(choice) for choice in answer.choices)
     for choice in answer.choices:
         assert choice.finish_reason == "length" or fits(choice.message.content), choice
@@ -178,7 +174,7 @@ def test_every_kind_of_grammar_follows_reasoning(model: Model, fields: dict[str,
 def test_responses_reason_before_their_format(model: Model) -> None:
     thoughts = 0
     for seed in range(4):
-        answer = model.served.openai().responses.create(
+        answer = model.server.openai.responses.create(
             model="tale", input="Paint!", max_output_tokens=300, temperature=1.5,
             text={"format": {"type": "json_schema", "name": "pet", "schema": PET}},
             extra_body={

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.server.openai.responses.schemas import HOSTED_TOOLS
 from headrace.text.tokenizer import Tokenizer
-from tests.server.conftest import ServeProcess, TinyServer, serve
+from tests.server.conftest import TinyServer, served
 from tests.server.echo import echo, model_folder
 from tests.server.openai.test_responses import WEATHER
 
@@ -101,23 +101,22 @@ FUNCTION: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServeProcess, int]]:
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TinyServer, int]]:
     """A server of the bundled model with a mark of calls that it can be pushed to."""
     folder = model_folder(tmp_path_factory.mktemp("strict") / "model", "hermes", "<tool_call>")
-    served = serve(str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale")
+    server = served(folder)
     marker = Tokenizer.from_folder(folder).special_id("<tool_call>")
     assert marker is not None
-    yield served, marker
-    served.process.terminate()
-    served.process.wait(30)
+    yield server, marker
+    server.close()
 
 
-def calls_of(caller: tuple[ServeProcess, int], tool: dict[str, Any]) -> list[str]:
+def calls_of(caller: tuple[TinyServer, int], tool: dict[str, Any]) -> list[str]:
     """Arguments of complete calls that the model makes by itself."""
-    served, marker = caller
+    server, marker = caller
     found: list[str] = []
     for seed in range(8):
-        answer = served.openai().responses.create(
+        answer = server.openai.responses.create(
             model="tale", input="Paint!", tools=[tool], max_output_tokens=120, parallel_tool_calls=False,  # type: ignore[list-item]
             extra_body={"seed": seed, "temperature": 1.5, "logit_bias": {str(marker): 24}},
         )  # fmt: skip
@@ -129,21 +128,21 @@ def calls_of(caller: tuple[ServeProcess, int], tool: dict[str, Any]) -> list[str
     return found
 
 
-def test_functions_are_strict_by_default(caller: tuple[ServeProcess, int]) -> None:
+def test_functions_are_strict_by_default(caller: tuple[TinyServer, int]) -> None:
     made = calls_of(caller, FUNCTION)
     assert len(made) > 2
     assert all(jsonschema_rs.is_valid(PAINT, json.loads(arguments)) for arguments in made)
-    served, _ = caller
-    answer = served.openai().responses.create(model="tale", input="Hi", tools=[FUNCTION], max_output_tokens=2)  # type: ignore[list-item]
+    server, _ = caller
+    answer = server.openai.responses.create(model="tale", input="Hi", tools=[FUNCTION], max_output_tokens=2)  # type: ignore[list-item]
     assert answer.to_dict()["tools"][0]["strict"] is True  # type: ignore[index]
 
 
 def test_an_unsupported_schema_is_an_error_only_with_strict(
-    caller: tuple[ServeProcess, int],
+    caller: tuple[TinyServer, int],
 ) -> None:
-    served, _ = caller
+    server, _ = caller
     tool = FUNCTION | {"parameters": {"type": "object", "properties": {"x": {"not": {"type": "null"}}}}}
-    create = served.openai().responses.create
+    create = server.openai.responses.create
     answer = create(model="tale", input="Hi", tools=[tool], max_output_tokens=2)  # type: ignore[list-item]
     assert answer.to_dict()["tools"][0]["strict"] is False  # type: ignore[index]
     with pytest.raises(openai.BadRequestError, match="cannot be used"):

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from headrace.text.tokenizer import Tokenizer
-from tests.server.conftest import ServeProcess, serve
+from tests.server.conftest import TinyServer, served
 from tests.server.echo import function, model_folder
 
 MARKERS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3_json": "<|python_tag|>"}
@@ -40,7 +40,7 @@ def tools(**strict: bool) -> list[dict[str, Any]]:
 class Model:
     """A server of the bundled model with a format of calls whose marker is a special token, as `</think>` is."""
 
-    served: ServeProcess
+    server: TinyServer
     tokenizer: Tokenizer
     marker: str
 
@@ -54,7 +54,7 @@ class Model:
         } | more  # fmt: skip
 
     def chat(self, push: float = PUSH, **more: Any) -> Any:
-        return self.served.openai().chat.completions.create(**self.options(push, **more))
+        return self.server.openai.chat.completions.create(**self.options(push, **more))
 
 
 @pytest.fixture(
@@ -67,13 +67,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for name in ("tokenizer.json", "tokenizer_config.json"):
         path = folder / name
         path.write_text(path.read_text().replace("<|system|>", "</think>"))
-    served = serve(
-        str(folder), "--port", "0", "--num-threads", "1", "--served-model-name", "tale", "--tool-call-parser", kind,
-        "--reasoning-parser", "qwen3",
-    )  # fmt: skip
-    yield Model(served, Tokenizer.from_folder(folder), MARKERS[kind])
-    served.process.terminate()
-    served.process.wait(30)
+    server = served(folder, tool_call_parser=kind, reasoning_parser="qwen3")
+    yield Model(server, Tokenizer.from_folder(folder), MARKERS[kind])
+    server.close()
 
 
 def calls_of(choice: Any) -> list[tuple[str, str]]:
@@ -118,7 +114,7 @@ def test_without_strict_the_same_model_breaks_the_schema(model: Model) -> None:
 
 def test_a_stream_equals_the_whole_answer(model: Model) -> None:
     options = model.options(seed=3, n=3)
-    client = model.served.openai()
+    client = model.server.openai
     whole = client.chat.completions.create(**options)
     content, names, arguments = [""] * 3, [""] * 3, [""] * 3
     for chunk in client.chat.completions.create(**options, stream=True):
@@ -140,7 +136,7 @@ def test_the_client_s_own_stream_helper(model: Model) -> None:
     for seed in range(6):
         options = model.options(seed=seed, parallel_tool_calls=False)
         try:
-            with model.served.openai().chat.completions.stream(**options) as stream:
+            with model.server.openai.chat.completions.stream(**options) as stream:
                 kinds = {event.type for event in stream}
                 message = stream.get_final_completion().choices[0].message
         except openai.LengthFinishReasonError:
@@ -165,7 +161,7 @@ def test_calls_parsed_by_the_client(model: Model) -> None:
             seed=seed, tools=[openai.pydantic_function_tool(Paint)], parallel_tool_calls=False
         )
         try:
-            answer = model.served.openai().chat.completions.parse(**options)
+            answer = model.server.openai.chat.completions.parse(**options)
         except openai.LengthFinishReasonError:
             continue
         for call in answer.choices[0].message.tool_calls or []:
@@ -179,7 +175,7 @@ def test_responses(model: Model) -> None:
     flat = [{"type": "function", **one["function"]} for one in tools(paint=True, ring=False)]
     made = 0
     for seed in range(6):
-        answer = model.served.openai().responses.create(
+        answer = model.server.openai.responses.create(
             model="tale", input="Paint the door!", tools=flat, temperature=1.5, max_output_tokens=150,  # type: ignore[arg-type]
             parallel_tool_calls=False, extra_body={"seed": seed, "logit_bias": {number: PUSH}},
         )  # fmt: skip
@@ -239,7 +235,7 @@ def test_unsupported_schemas_are_refused(model: Model) -> None:
     impossible = {"type": "object", "properties": {"x": {"not": {"type": "string"}}}}
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": impossible}}
     body = {"model": "tale", "messages": [{"role": "user", "content": "x"}], "tools": [tool], "max_tokens": 3}
-    url = f"{model.served.url}/v1/chat/completions"
+    url = f"{model.server.url}/v1/chat/completions"
     assert httpx.post(url, json=body).status_code == 200
     tool["function"]["strict"] = True
     answer = httpx.post(url, json=body)
