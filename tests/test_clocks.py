@@ -15,7 +15,7 @@ from tests.places import ROOT
 
 WALL = {"monotonic", "perf_counter", "time", "monotonic_ns", "perf_counter_ns", "time_ns"}
 PROCESSOR = {"process_time", "thread_time", "process_time_ns", "thread_time_ns", "getrusage", "times"}
-WAITS = {"timeout", "timeout_at", "wait_for", "until"}
+WAITS = {"timeout", "timeout_at", "wait_for", "until", "wait", "join", "result"}
 PATIENCE_S = 30
 """Least that a wait lasts before it is given up."""
 MEASURED = {
@@ -92,6 +92,10 @@ def short(node: ast.AST, imported: set[str]) -> bool:
             return reads(left, WALL, imported) and seconds < PATIENCE_S
         case ast.Call(args=[*_, ast.Constant(value=int() | float() as seconds)]):
             return name_of(node)[1] in WAITS and seconds < PATIENCE_S
+        case ast.Call(
+            keywords=[*_, ast.keyword(arg="timeout", value=ast.Constant(value=int() | float() as seconds))]
+        ):
+            return name_of(node)[1] in WAITS and seconds < PATIENCE_S
     return False
 
 
@@ -130,6 +134,9 @@ def test_nothing_has_to_be_quick() -> None:
         "until(lambda: idle, 2)",
         "await asyncio.wait_for(answer, 1)",
         "async with asyncio.timeout(5): pass",
+        "assert process.wait(10) == 0",
+        "thread.join(10)",
+        "future.result(timeout=5)",
     ],
 )
 def test_what_has_to_be_quick_is_found(line: str) -> None:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tests.waiting import LONG_S
+
 MODELS = {"object": "list", "data": [{"id": "scripted", "max_model_len": 512}]}
 
 Script = Callable[[str, dict[str, Any]], bytes]
@@ -52,7 +54,7 @@ class ScriptedServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{started.get(timeout=10)}"
+        self.url = f"http://127.0.0.1:{started.get(timeout=LONG_S)}"
 
     def _run(self, started: queue.Queue[int]) -> None:
         asyncio.set_event_loop(self._loop)
@@ -82,4 +84,4 @@ class ScriptedServer:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(LONG_S)

@@ -37,7 +37,7 @@ def served(*arguments: str) -> Iterator[ServeProcess]:
         yield server
     finally:
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(LONG_S)
         until(lambda: not any(map(alive, processes)))
 
 
@@ -70,12 +70,12 @@ def readers(server: ServeProcess, count: int, **options: Any) -> list[Reader]:
     """Streams that have begun."""
     started = [Reader(server, **options) for _ in range(count)]
     for reader in started:
-        assert reader.begun.wait(20) and reader.error is None
+        assert reader.begun.wait(LONG_S) and reader.error is None
     return started
 
 
 def health(server: ServeProcess) -> tuple[int, dict[str, Any]]:
-    reply = httpx.get(f"{server.url}/health", timeout=5)
+    reply = httpx.get(f"{server.url}/health", timeout=LONG_S)
     return reply.status_code, reply.json()
 
 
@@ -182,10 +182,10 @@ def test_a_signal_under_load(number: signal.Signals) -> None:
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert health(server)[0] == 200  # it is alive, and should not be killed for not being so
         for reader in streams:
-            reader.join(20)
+            reader.join(LONG_S)
             assert reader.error is None and reader.finish_reason == "length"
         assert len({reader.text for reader in streams}) == 1
-        assert server.process.wait(5) == 0
+        assert server.process.wait(LONG_S) == 0
         assert not alive(engine)
 
 
@@ -250,7 +250,7 @@ def test_signals_before_there_are_handlers() -> None:
         process = subprocess.Popen([*COMMAND, "tale", "--port", "0"], stdout=subprocess.DEVNULL)
         time.sleep(delay_s)
         process.terminate()
-        assert process.wait(10) in (0, -signal.SIGTERM)
+        assert process.wait(LONG_S) in (0, -signal.SIGTERM)
 
 
 # ---- Surroundings ----
@@ -297,7 +297,7 @@ def test_output_that_is_never_read(redirection: str) -> None:
             until(lambda: not comes_up(port))
             until(lambda: comes_up(port), START_S)
         os.killpg(shell.pid, signal.SIGINT)
-        assert shell.wait(10) in (0, 128 + signal.SIGINT)  # the shell's own end, if it was interrupted, too
+        assert shell.wait(LONG_S) in (0, 128 + signal.SIGINT)  # the latter if the shell was interrupted, too
         assert not comes_up(port)
     finally:
         if shell.poll() is None:
@@ -335,7 +335,7 @@ def test_two_servers_that_start_at_once() -> None:
         assert first.poll() == 1 and "is taken" in first.stderr.read()
         until(lambda: comes_up(port), START_S)
         second.terminate()
-        assert second.wait(10) == 0
+        assert second.wait(LONG_S) == 0
     finally:
         for process in both:
             process.kill()

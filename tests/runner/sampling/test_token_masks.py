@@ -22,6 +22,7 @@ from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 from tests import needs
 from tests.places import TALE
+from tests.waiting import LONG_S
 
 needs.package("llguidance")
 
@@ -205,7 +206,7 @@ def test_the_end_in_a_choice_of_a_larger_vocabulary(tokenizer: Tokenizer) -> Non
     state = SequenceState(new(None), 3000, started(larger, new(Grammar("choice", ["a"]))))
     pending = larger.begin([SampleRow(state)])
     assert pending is not None
-    masks = pending.result(10)
+    masks = pending.result(LONG_S)
     assert masks.bits.shape == (1, -(-3000 // 32)) and not unpacked(masks.bits)[0, VOCAB:].any()
 
 
@@ -218,7 +219,7 @@ def test_rows_of_a_batch_get_their_own_masks(grammars: GrammarRunner, tokenizer:
     rows = [SampleRow(first), SampleRow(first, (a,)), SampleRow(free), SampleRow(second)]
     pending = grammars.begin(rows)
     assert pending is not None
-    masks = pending.result(10)
+    masks = pending.result(LONG_S)
     assert masks.rows == [0, 1, -1, 2] and not masks.errors
     flags = unpacked(masks.bits)
     assert not flags[0, EOS] and flags[1, EOS]

@@ -26,7 +26,7 @@ from headrace.server.app import create_app
 from tests.running import over
 from tests.server.conftest import TinyServer, serve
 from tests.server.keyring import bearer, code, complete, keyed, secret
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 OPEN = {"/health", "/ready", "/", "/docs"}
 """All that may be had without a key, besides the files of the page."""
@@ -87,7 +87,7 @@ async def _status(app: FastAPI, method: str, path: str, headers: dict[str, str])
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
     }  # fmt: skip
     answering = asyncio.ensure_future(app(scope, receive, send))
-    await asyncio.wait({answering, status}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({answering, status}, timeout=LONG_S, return_when=asyncio.FIRST_COMPLETED)
     answering.cancel()
     await asyncio.gather(answering, return_exceptions=True)
     return status.result()

@@ -28,7 +28,7 @@ from tests.server.conftest import TinyServer
 from tests.server.keyring import bearer, complete, keyed, secret
 from tests.server.observability.scrape import Scrape
 from tests.serving.tiny_engine import FAIL
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 SECRET = "The bear's password is honeycomb"
 
@@ -260,10 +260,10 @@ def test_an_ordinary_handler_would_block() -> None:
     reader, fd = os.pipe()
     stream = os.fdopen(fd, "w")
     thread = fill(logging.StreamHandler(stream))
-    thread.join(1)
+    time.sleep(1)
     assert thread.is_alive()
     os.close(reader)  # now its writes fail
-    thread.join(10)
+    thread.join(LONG_S)
 
 
 # ---- The whole ----

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import ServeProcess, serve
+from tests.waiting import LONG_S
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
@@ -24,7 +25,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     served = serve("tale", "--port", "0", "--num-threads", "1", env={"PYTHONPATH": str(folder)})
     yield served
     served.process.kill()
-    served.process.wait(10)
+    served.process.wait(LONG_S)
 
 
 def chat(server: ServeProcess, **body: Any) -> httpx.Response:

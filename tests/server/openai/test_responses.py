@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from headrace.server.openai.responses.conversation import chat_messages
 from tests.server.conftest import ServeProcess, TinyServer
 from tests.server.echo import echo
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 __all__ = ["echo"]  # a fixture
 
@@ -242,7 +242,7 @@ def test_an_engine_that_dies(doomed: TinyServer) -> None:
     until(lambda: doomed.stats().running == 2)
     os.kill(doomed.client.pid, signal.SIGKILL)
     for caller in callers:
-        caller.join(10)
+        caller.join(LONG_S)
     assert len(errors) == 1
     assert events[-1].type == "response.failed" and events[-1].response.status == "failed"
     assert "SIGKILL" in events[-1].response.error.message

@@ -22,7 +22,7 @@ from headrace.server.ui.live import Feed, lane_name
 from headrace.serving.engine.state import View
 from headrace.serving.requests.completion import Delta
 from tests.server.conftest import TinyServer, serve
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 SECRET = "The bear's password is honeycomb"
 
@@ -274,9 +274,9 @@ def test_a_closed_feed_ends_every_stream(doomed: TinyServer) -> None:
         ended.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    assert first.wait(10)
+    assert first.wait(LONG_S)
     doomed.loop.call_soon_threadsafe(doomed.feed.close)
-    assert ended.wait(5)
+    assert ended.wait(LONG_S)
     assert [line for line in doomed.http.get("/live").text.splitlines() if line] == []
 
 

@@ -17,6 +17,7 @@ from headrace.serving.grammar.checker import GrammarChecker
 from headrace.serving.grammar.worker import MEMORY_BYTES, TOO_MUCH
 from tests import needs
 from tests.places import TALE
+from tests.waiting import LONG_S
 
 needs.package("llguidance")
 
@@ -195,7 +196,7 @@ def test_the_process_ends_with_its_parent() -> None:
     process = checker._process
     assert process is not None and process.stdin is not None
     process.stdin.close()  # as the system does when a process dies
-    assert process.wait(10) == 0
+    assert process.wait(LONG_S) == 0
     process.stdout.close()  # type: ignore[union-attr]
 
 
