@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import headrace
 from headrace.models.source import BUNDLED
 from headrace.runner.torch_decoder import Decoder
+from tests import needs
+
+transformers = needs.lazily("transformers")
 
 STEPS = 200
 

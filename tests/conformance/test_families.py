@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from headrace.models.families import read_spec
 from headrace.models.spec import ModelSpec
 from headrace.runner.torch_decoder import Decoder
+from tests import needs
+
+transformers = needs.lazily("transformers")
 
 VOCAB = 131
 LENGTH = 90

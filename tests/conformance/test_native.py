@@ -17,7 +17,6 @@ from tests.instruction_sets import SETS
 
 _native = needs.native()
 
-import transformers  # noqa: E402
 
 import headrace  # noqa: E402
 from headrace.models.families import read_spec  # noqa: E402
@@ -34,6 +33,8 @@ from headrace.runner.torch_decoder import Decoder  # noqa: E402
 from tests.conformance.test_families import CASES, Case, expected_logits, prompt  # noqa: E402
 from tests.conformance.test_streaming import SINKS, WINDOW, published  # noqa: E402
 from tests.native.steps import PagedRun, groups_of  # noqa: E402
+
+transformers = needs.lazily("transformers")
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 256

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,9 @@ from headrace.runner.sampling import state as sampling_state
 from headrace.runner.sampling.draw import Filters, draw_sorted, draw_whole, rank, top
 from headrace.runner.sampling.randomness import uniforms
 from headrace.runner.sampling.state import SampleRow, first_width
+from tests import needs
+
+transformers = needs.lazily("transformers")
 
 Make = Callable[[int], Any]
 

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
@@ -14,6 +13,9 @@ from headrace.errors import InvalidParams, RequestError, TokenizerError
 from headrace.text.templates.chat import ChatTemplate
 from headrace.text.templates.messages import MAX_MESSAGES, MAX_NESTING, MAX_TOOLS
 from headrace.text.templates.wire import TemplateLimits
+from tests import needs
+
+transformers = needs.lazily("transformers")
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
