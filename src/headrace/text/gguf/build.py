@@ -62,7 +62,7 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
 
 def settings_from_metadata(metadata: Mapping[str, Any]) -> TokenizerFiles:
     """Special tokens and chat templates alone; raises the same errors for them."""
-    return _files(read_vocabulary(metadata), read_templates(metadata))
+    return _files(read_vocabulary(metadata, with_merges=False), read_templates(metadata))
 
 
 def _build(vocabulary: Vocabulary, files: TokenizerFiles) -> Tokenizer:
@@ -190,4 +190,4 @@ def _files(vocabulary: Vocabulary, templates: Mapping[str, str]) -> TokenizerFil
 
 def _source(vocabulary: Vocabulary) -> str:
     source = f"GGUF metadata: {vocabulary.model!r:.80}"
-    return source if not vocabulary.merges else f"{source}, pre-tokenizer {vocabulary.pre!r:.80}"
+    return f"{source}, pre-tokenizer {vocabulary.pre!r:.80}" if vocabulary.model == "gpt2" else source

@@ -120,8 +120,10 @@ class Vocabulary:
         return ((self.tokens[i], i) for i, kind in enumerate(self.types) if kind in types)
 
 
-def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """Check and convert the tokenizer section of `metadata`, whose arrays are lists, tuples or numpy arrays.
+def read_vocabulary(metadata: Mapping[str, Any], with_merges: bool = True) -> Vocabulary:
+    """Check and convert the tokenizer section of `metadata`, whose arrays are lists, tuples or arrays of numbers.
+
+    with_merges: False leaves out the merges, which take the most time, for those who only ask about special tokens.
 
     Raises TokenizerError, which names the key, for anything missing, too large, of the wrong type or inconsistent.
     """
@@ -136,7 +138,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             raise TokenizerError(
                 f"{_PREFIX}add_{end}_token of the GGUF file is true, and there is no {_PREFIX}{end}_token_id."
             )
-    merges = _merges(metadata, ids)
+    merges = _merges(metadata, ids) if with_merges else ()
     types = _types(metadata, model, tokens, merges, named)
     return Vocabulary(
         model=model,
@@ -207,9 +209,10 @@ def _types(
             for text in tokens
         ]
     else:
-        types = [int(kind) for kind in listed]
-        if not all(0 <= kind <= max(TokenType) for kind in types):
-            wrong = next(i for i, kind in enumerate(types) if not 0 <= kind <= max(TokenType))
+        types = listed
+        last = int(max(TokenType))
+        if min(types) < 0 or max(types) > last:
+            wrong = next(i for i, kind in enumerate(types) if not 0 <= kind <= last)
             raise TokenizerError(
                 f"{_PREFIX}token_type of the GGUF file has {types[wrong]} for token {wrong}, which is no type."
             )
@@ -236,19 +239,33 @@ def _merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[tuple[
     key = _PREFIX + "merges"
     if key not in metadata:
         return ()
-    pairs: dict[tuple[str, str], None] = {}  # where a pair is listed twice, its first rank counts
-    for rank, merge in enumerate(_strings(metadata[key], key, MAX_TOKENS, 2 * MAX_TOKEN_CHARS + 1)):
-        middle = merge.find(" ", 1)  # a space in the first place is part of the left token
-        left, right = merge[:middle], merge[middle + 1 :]
-        if middle < 0 or not right:
-            raise TokenizerError(f"{key} of the GGUF file has {merge[:80]!r} at {rank}, which is not a pair.")
-        if left not in ids or right not in ids or left + right not in ids:
-            unknown = next(text for text in (left, right, left + right) if text not in ids)
-            raise TokenizerError(
-                f"{key} of the GGUF file has {merge[:80]!r} at {rank}, and {unknown[:80]!r} is not in the vocabulary."
-            )
-        pairs[left, right] = None
-    return tuple(pairs)
+    listed = _strings(metadata[key], key, MAX_TOKENS, 2 * MAX_TOKEN_CHARS + 1)
+    pairs = [_pair(merge) for merge in listed]
+    if not all(left in ids and right in ids and left + right in ids for left, right in pairs):
+        raise _bad_merge(key, listed, pairs, ids)
+    return tuple(dict.fromkeys(pairs))  # where a pair is listed twice, its first rank counts
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    if not left:  # a space in the first place is part of the left token
+        left, _, right = merge[1:].partition(" ")
+        left = " " + left
+    return left, right
+
+
+def _bad_merge(
+    key: str, listed: Sequence[str], pairs: Sequence[tuple[str, str]], ids: Mapping[str, int]
+) -> TokenizerError:
+    """What is wrong with the first merge that is wrong."""
+    for rank, (merge, (left, right)) in enumerate(zip(listed, pairs, strict=True)):
+        shown = f"{key} of the GGUF file has {merge[:80]!r} at {rank}"
+        if not right:
+            return TokenizerError(f"{shown}, which is not a pair.")
+        for text in (left, right, left + right):
+            if text not in ids:
+                return TokenizerError(f"{shown}, and {text[:80]!r} is not in the vocabulary.")
+    raise AssertionError("all merges are good")
 
 
 # ---- Ids ----
