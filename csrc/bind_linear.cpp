@@ -24,10 +24,10 @@ Rows rows_for(const Matrix& weight, int rows, Arena& arena) {
     encoded.stride = (weight.cols_padded * dtype_bytes(weight.input) + 63) / 64 * 64;
     encoded.data = arena.take(encoded.stride * rows);
     if (weight.input == DType::i8) {
-        encoded.group = weight.group;
-        encoded.groups = weight.groups;
-        encoded.scales = arena.take_array<float>(static_cast<std::size_t>(rows) * weight.groups);
-        encoded.sums = arena.take_array<std::int32_t>(static_cast<std::size_t>(rows) * weight.groups);
+        encoded.group = weight.span;
+        encoded.groups = spans_of(weight);
+        encoded.scales = arena.take_array<float>(static_cast<std::size_t>(rows) * encoded.groups);
+        encoded.sums = arena.take_array<std::int32_t>(static_cast<std::size_t>(rows) * encoded.groups);
     }
     return encoded;
 }

@@ -334,7 +334,7 @@ private:
         args.weight = &m;
         require(args.in.type == m.input, "the activations are not encoded as the matrix wants them");
         require(args.in.stride >= m.cols_padded * dtype_bytes(args.in.type), "the activations are too short");
-        require(m.input != DType::i8 || (args.in.group == m.group && args.in.groups == m.groups),
+        require(m.input != DType::i8 || (args.in.group == m.span && args.in.groups == spans_of(m)),
                 "the activations' groups are not those of the matrix");
         return args;
     }

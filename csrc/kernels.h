@@ -42,15 +42,15 @@ struct EncodeArgs {
     Rows out;
 };
 
-// out[t, :] = table[ids[t], :] as f32. The table lies in rows, or is a packed matrix of floats: the head of a model that
+// out[t, :] = table[ids[t], :] as f32. The table lies in rows, or is a packed matrix: of codes, or the head of a model that
 // ties the two.
 struct EmbedArgs {
     const std::int64_t* ids = nullptr;
     int rows = 0;
     int cols = 0;
-    DType type = DType::f32;         // f32 | bf16 | f16
+    DType type = DType::f32;         // f32 | bf16 | f16: of the table, or of packed floats
     const void* table = nullptr;     // [vocab, cols], or null
-    const Matrix* packed = nullptr;  // where there is no table: of `type`, without a gate
+    const Matrix* packed = nullptr;  // where there is no table: without a gate
     float* out = nullptr;
     std::size_t out_stride = 0;      // bytes
 };
@@ -119,13 +119,12 @@ struct PackArgs {
     bool symmetric = true;                 // int8, int4: zero in the middle; else from the group's minimum
 };
 
-// Fills a packed int8 or int4 matrix with existing codes (GPTQ, AWQ). Row r of the packed matrix is
-// read from codes[r] (`cols` bytes; null: a row of zeros), its scales and zeros from scales[r] and zeros[r] (one a group
-// that begins before `cols`). Without `zeros` the zero is in the middle; with them `out` has a zeros array.
+// Fills the panels of a matrix with existing codes; scales, zeros and minima are not touched. `read` gives `count` codes of
+// a row of the packed matrix from input feature k on, a multiple of kSuper, up to cols_padded: `count` is a multiple of 32,
+// and at most kSuper. Any thread may call it.
 struct PackCodesArgs {
-    const std::uint8_t* const* codes = nullptr;  // [panels * 16]
-    const f16_t* const* scales = nullptr;        // [panels * 16]
-    const std::uint8_t* const* zeros = nullptr;  // [panels * 16], or null
+    void (*read)(const void* context, int row, int k, int count, std::uint8_t* codes) = nullptr;
+    const void* context = nullptr;
     Matrix out;
 };
 

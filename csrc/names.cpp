@@ -15,7 +15,12 @@ constexpr Entry<WeightFormat> kFormats[] = {{"f32", WeightFormat::f32},
                                             {"bf16", WeightFormat::bf16},
                                             {"f16", WeightFormat::f16},
                                             {"int8", WeightFormat::int8},
-                                            {"int4", WeightFormat::int4}};
+                                            {"int4", WeightFormat::int4},
+                                            {"int5", WeightFormat::int5},
+                                            {"int6", WeightFormat::int6},
+                                            {"table4", WeightFormat::table4},
+                                            {"e4m3", WeightFormat::e4m3},
+                                            {"e5m2", WeightFormat::e5m2}};
 constexpr Entry<Gate> kGates[] = {
     {"none", Gate::none}, {"silu", Gate::silu}, {"gelu", Gate::gelu}, {"gelu_tanh", Gate::gelu_tanh}};
 constexpr Entry<Epilogue> kEpilogues[] = {

@@ -1,5 +1,7 @@
 #include "packed_matrix.h"
 
+#include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -10,21 +12,37 @@ namespace {
 
 int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
-bool is_codes(WeightFormat format) { return format == WeightFormat::int8 || format == WeightFormat::int4; }
-
 std::size_t bytes_of_panel(WeightFormat format, int cols_padded) {
-    const std::size_t features = static_cast<std::size_t>(cols_padded) * kPanel;
-    switch (format) {
-        case WeightFormat::f32: return features * 4;
-        case WeightFormat::bf16:
-        case WeightFormat::f16: return features * 2;
-        case WeightFormat::int8: return features;
-        case WeightFormat::int4: return features / 2;
-    }
-    return 0;
+    return static_cast<std::size_t>(cols_padded) * (kPanel * code_bits(format) / 8);
 }
 
-void check(const std::vector<Part>& parts, const PackOptions& options) {
+bool whole_codes(WeightFormat format) {
+    return is_codes(format) && format != WeightFormat::e4m3 && format != WeightFormat::e5m2;
+}
+
+// Of the scales or minima of one group and output feature; super-blocks have other arrays.
+std::size_t scale_size(ScaleType type) { return scale_bytes(type, kSuper) / kPanel; }
+
+void check_codes(int cols, const PackOptions& options, bool minima) {
+    const int step = options.format == WeightFormat::int5 ? 32 : 16;  // input features that are decoded at once
+    if (options.group < 0 || options.group % step != 0 || options.span < 0 || options.span % step != 0) {
+        refuse("a group of such weights is a multiple of " + std::to_string(step));
+    }
+    const int group = options.group == 0 ? round_up(cols, kInputAlign) : options.group;
+    if (options.span != 0 && group % options.span != 0) refuse("a group of weights holds whole groups of activations");
+    if (is_super(options.scale_type) && (cols % kSuper != 0 || group > kSuper || kSuper % group != 0)) {
+        refuse("super-blocks divide the input features, and groups divide super-blocks");
+    }
+    int exponent = 0;
+    if (std::frexp(options.unit, &exponent) != 0.5F) refuse("the unit of scales is a power of two");
+    if (minima && options.input != DType::i8) refuse("weights with minima meet i8 activations only");
+    constexpr int kMostInSum = 1 << 16;  // products of two bytes whose sum fits into 32 bits
+    if (options.input == DType::i8 && (options.span != 0 ? options.span : options.group == 0 ? cols : group) > kMostInSum) {
+        refuse("more than 65536 input features cannot share a scale");
+    }
+}
+
+void check(const std::vector<Part>& parts, const PackOptions& options, bool minima) {
     if (parts.empty()) refuse("a matrix needs at least one part");
     for (const Part& part : parts) {
         if (part.rows < 1 || part.cols < 1) refuse("a part of a matrix is empty");
@@ -34,17 +52,13 @@ void check(const std::vector<Part>& parts, const PackOptions& options) {
     int rows = 0;
     for (const Part& part : parts) rows += part.rows;
     if (options.gate && rows % 2 != 0) refuse("a gated matrix has as many rows of gate as of up");
-    const bool floats = !is_codes(options.format);
-    const bool fits = options.input == DType::f32    ? floats
-                      : options.input == DType::bf16 ? !floats || options.format == WeightFormat::bf16
-                                                     : !floats && options.input == DType::i8;
+    const bool codes = is_codes(options.format);
+    const bool fits = options.input == DType::f32    ? !codes
+                      : options.input == DType::bf16 ? codes || options.format == WeightFormat::bf16
+                                                     : whole_codes(options.format) && options.input == DType::i8;
     if (!fits) refuse("activations of that type cannot meet weights of that format");
-    if (options.group < 0 || options.group % 32 != 0) refuse("a group of weights is a multiple of 32");
-    if (options.group != 0 && !is_codes(options.format)) refuse("only int8 and int4 weights have groups");
-    constexpr int kMostInSum = 1 << 16;  // products of two bytes whose sum fits into 32 bits
-    if (options.input == DType::i8 && (options.group == 0 ? parts[0].cols : options.group) > kMostInSum) {
-        refuse("more than 65536 input features cannot share a scale");
-    }
+    if (codes) check_codes(parts[0].cols, options, minima);
+    if (options.group != 0 && !codes) refuse("only weights of codes have groups");
 }
 
 // Row of the packed matrix -> index into the concatenated rows of the parts, or -1 for a row of zeros.
@@ -65,10 +79,124 @@ std::vector<int> order_of_rows(const std::vector<Part>& parts, bool gate) {
     return order;
 }
 
+// Copies one number of `size` bytes for each of `count` groups of a row of the packed matrix.
+void put_groups(const Matrix& m, const void* array, int row, const void* from, int count, std::size_t size) {
+    auto* to = static_cast<char*>(const_cast<void*>(array));
+    const std::size_t first = static_cast<std::size_t>(row / kPanel) * m.groups * kPanel + row % kPanel;
+    for (int g = 0; g < count; ++g) {
+        std::memcpy(to + (first + static_cast<std::size_t>(g) * kPanel) * size, static_cast<const char*>(from) + g * size, size);
+    }
+}
+
+// The scale of a group that holds codes of NaN or infinity, so that its output feature is not a number either.
+void spoil_scale(const Matrix& m, int row, int group) {
+    constexpr f16_t kHalf = 0x7e00;
+    constexpr bf16_t kShort = 0x7fc0;
+    constexpr std::uint32_t kFloat = 0x7fc00000;
+    constexpr std::uint8_t kPower = 255;
+    const void* nan = m.scale_type == ScaleType::f32    ? static_cast<const void*>(&kFloat)
+                      : m.scale_type == ScaleType::bf16 ? static_cast<const void*>(&kShort)
+                      : m.scale_type == ScaleType::e8m0 ? static_cast<const void*>(&kPower)
+                                                        : static_cast<const void*>(&kHalf);
+    const std::size_t size = scale_size(m.scale_type);
+    const std::size_t place = (static_cast<std::size_t>(row / kPanel) * m.groups + group) * kPanel + row % kPanel;
+    std::memcpy(static_cast<char*>(const_cast<void*>(m.scales)) + place * size, nan, size);
+}
+
+bool finite_code(WeightFormat format, std::uint8_t code) {
+    if (format == WeightFormat::e4m3) return (code & 0x7f) != 0x7f;
+    if (format == WeightFormat::e5m2) return (code & 0x7c) != 0x7c;
+    return true;
+}
+
+// Rows of arrays, in the order of the packed matrix.
+struct ArrayRows {
+    struct Row {
+        const std::uint8_t* codes = nullptr;  // null: a row of zeros
+        const void* scales = nullptr;
+        const std::uint8_t* zeros = nullptr;
+        const void* minima = nullptr;
+    };
+    std::vector<Row> rows;
+    const Matrix& matrix;
+
+    static void read(const void* context, int row, int k, int count, std::uint8_t* codes) {
+        const auto& self = *static_cast<const ArrayRows*>(context);
+        const Matrix& m = self.matrix;
+        const Row& from = self.rows[row];
+        const int stored = from.codes == nullptr ? 0 : (m.cols + m.group - 1) / m.group;  // groups that have a scale
+        if (k == 0) {
+            put_groups(m, m.scales, row, from.scales, stored, scale_size(m.scale_type));
+            if (m.minima != nullptr) put_groups(m, m.minima, row, from.minima, stored, scale_size(m.scale_type));
+            if (m.zeros != nullptr) {
+                put_groups(m, m.zeros, row, from.zeros, stored, 1);
+                std::vector<std::uint8_t> rest(m.groups - stored, static_cast<std::uint8_t>(m.middle));
+                const std::size_t after = static_cast<std::size_t>(stored) * kPanel;
+                put_groups(m, m.zeros + after, row, rest.data(), m.groups - stored, 1);
+            }
+        }
+        for (int i = 0; i < count; ++i) {
+            const int feature = k + i, group = feature / m.group;
+            if (from.codes != nullptr && feature < m.cols) {
+                codes[i] = from.codes[feature];
+                if (!finite_code(m.format, codes[i])) spoil_scale(m, row, group);
+            } else {  // padding stands for 0, whatever its scale; with minima no activation but 0 meets it
+                const bool own = m.zeros != nullptr && group < stored;
+                codes[i] = own ? from.zeros[group] : static_cast<std::uint8_t>(m.format == WeightFormat::table4 ? 0 : m.middle);
+            }
+        }
+    }
+};
+
+// Rows of blocks, in the order of the packed matrix.
+struct BlockRows {
+    std::vector<const std::uint8_t*> rows;  // null: a row of zeros
+    const BlockType& type;
+    const Matrix& matrix;
+
+    void put_side(const Block& block, int row, int index) const {
+        const Matrix& m = matrix;
+        const int panel = row / kPanel, lane = row % kPanel;
+        auto* scales = static_cast<char*>(const_cast<void*>(m.scales));
+        if (!is_super(m.scale_type)) {
+            const std::size_t place = (static_cast<std::size_t>(panel) * m.groups + index) * kPanel + lane;
+            std::memcpy(scales + place * scale_size(m.scale_type), &block.scale, scale_size(m.scale_type));
+            if (m.minima != nullptr) static_cast<f16_t*>(const_cast<void*>(m.minima))[place] = block.minimum;
+            return;
+        }
+        const bool minima = m.scale_type == ScaleType::k_minima;
+        const int supers = m.cols_padded / kSuper, groups = kSuper / m.group;
+        char* at = scales + (static_cast<std::size_t>(panel) * supers + index) * scale_bytes(m.scale_type, m.group);
+        std::memcpy(at + 2 * lane, &block.scale, 2);
+        if (minima) std::memcpy(at + 2 * kPanel + 2 * lane, &block.minimum, 2);
+        at += (minima ? 4 : 2) * kPanel + lane;
+        for (int g = 0; g < groups; ++g) at[g * kPanel] = static_cast<char>(block.scales[g]);
+        if (!minima) return;
+        at += groups * kPanel;
+        for (int g = 0; g < groups; ++g) at[g * kPanel] = static_cast<char>(block.minima[g]);
+    }
+
+    static void read(const void* context, int row, int k, int count, std::uint8_t* codes) {
+        const auto& self = *static_cast<const BlockRows*>(context);
+        const std::uint8_t padding = self.matrix.format == WeightFormat::table4 ? 0 : static_cast<std::uint8_t>(self.matrix.middle);
+        for (int i = 0; i < count; i += self.type.features) {
+            const int index = (k + i) / self.type.features, most = count - i < self.type.features ? count - i : self.type.features;
+            if (self.rows[row] == nullptr || k + i >= self.matrix.cols) {
+                std::memset(codes + i, padding, most);
+                continue;
+            }
+            Block block;
+            self.type.unpack(self.rows[row] + static_cast<std::size_t>(index) * self.type.bytes, block);
+            std::memcpy(codes + i, block.codes, most);
+            self.put_side(block, row, index);
+        }
+    }
+};
+
 }  // namespace
 
-std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const PackOptions& options) {
-    check(parts, options);
+std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const PackOptions& options, Beside beside) {
+    check(parts, options, beside == Beside::minima || options.scale_type == ScaleType::k_minima);
     const std::vector<int> order = order_of_rows(parts, options.gate);
     gated_ = options.gate;
     Matrix& m = matrix_;
@@ -83,9 +211,19 @@ std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const Pac
     if (is_codes(m.format)) {
         m.group = options.group == 0 || options.group > m.cols_padded ? m.cols_padded : options.group;
         m.groups = (m.cols_padded + m.group - 1) / m.group;
-        const std::size_t count = static_cast<std::size_t>(m.panels) * m.groups * kPanel;
-        m.scales = memory_.take_array<f16_t>(count);
-        if (!options.symmetric) m.zeros = memory_.take_array<std::uint8_t>(count);
+        m.span = options.span == 0 ? m.group : options.span;
+        // Table entries are whole numbers around 128; floats have no zero, and codes with minima need none.
+        const bool floats = !whole_codes(m.format) || (m.format == WeightFormat::table4 && m.input == DType::bf16);
+        const int half = m.format == WeightFormat::table4 ? 128 : 1 << (code_bits(m.format) - 1);
+        m.middle = floats ? 0 : options.middle >= 0 ? options.middle : beside == Beside::minima ? 0 : half;
+        m.scale_type = options.scale_type;
+        m.unit = options.unit;
+        m.table = options.table;
+        const bool super = is_super(m.scale_type);
+        const std::size_t records = static_cast<std::size_t>(m.panels) * (super ? m.cols_padded / kSuper : m.groups);
+        m.scales = memory_.take(records * scale_bytes(m.scale_type, m.group));
+        if (beside == Beside::zeros) m.zeros = memory_.take_array<std::uint8_t>(records * kPanel);
+        if (beside == Beside::minima) m.minima = memory_.take(records * scale_bytes(m.scale_type, m.group));
     }
     if (options.bias) {
         float* bias = memory_.take_array<float>(order.size());
@@ -101,7 +239,12 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector
     for (const Part& part : parts) {
         if (part.type == DType::i8) refuse("a matrix is packed from f32, bf16 or f16");
     }
-    const std::vector<int> order = lay_out(parts, options);
+    const bool codes = is_codes(options.format);
+    if (codes && options.format != WeightFormat::int8 && options.format != WeightFormat::int4) {
+        refuse("floats are rounded to int8 and int4 here, and to no other codes");
+    }
+    if (codes && options.group % 32 != 0) refuse("a group of weights that are rounded here is a multiple of 32");
+    const std::vector<int> order = lay_out(parts, options, codes && !options.symmetric ? Beside::zeros : Beside::nothing);
     std::vector<const void*> sources;
     for (const Part& part : parts) {
         const std::size_t stride = part.cols * dtype_bytes(part.type);
@@ -115,28 +258,68 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector
 PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<CodePart>& parts,
                            PackOptions options) {
     if (!kernels.pack_codes) refuse(std::string(kernels.name) + " cannot pack codes");
-    if (!is_codes(options.format)) refuse("only int8 and int4 weights are codes");
+    if (!is_codes(options.format)) refuse("weights of that format are no codes");
+    if (is_super(options.scale_type)) refuse("super-blocks are packed from blocks");
     std::vector<Part> shapes;
     for (const CodePart& part : parts) {
         shapes.push_back({part.codes, DType::i8, part.rows, part.cols});
         if ((part.zeros == nullptr) != (parts[0].zeros == nullptr)) refuse("zeros belong to all parts or to none");
+        if ((part.minima == nullptr) != (parts[0].minima == nullptr)) refuse("minima belong to all parts or to none");
+        if (part.zeros != nullptr && part.minima != nullptr) refuse("weights have zeros or minima, not both");
     }
-    options.symmetric = !parts.empty() && parts[0].zeros == nullptr;
-    const std::vector<int> order = lay_out(shapes, options);
-    const int groups = (matrix_.cols + matrix_.group - 1) / matrix_.group;
-    const std::size_t count = order.size();
-    std::vector<const std::uint8_t*> codes(count), zeros(count);
-    std::vector<const f16_t*> scales(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        if (order[i] < 0) continue;  // null: a row of zeros
+    const bool zeros = !parts.empty() && parts[0].zeros != nullptr, minima = !parts.empty() && parts[0].minima != nullptr;
+    if (zeros && (!whole_codes(options.format) || options.format == WeightFormat::table4)) {
+        refuse("numbers of a table and floats have no zeros");
+    }
+    if (minima && options.scale_type == ScaleType::e8m0) refuse("minima are no powers of two");
+    options.symmetric = !zeros;
+    const std::vector<int> order = lay_out(shapes, options, zeros ? Beside::zeros : minima ? Beside::minima : Beside::nothing);
+    const std::size_t groups = (matrix_.cols + matrix_.group - 1) / matrix_.group, size = scale_size(matrix_.scale_type);
+    ArrayRows from{std::vector<ArrayRows::Row>(order.size()), matrix_};
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        if (order[i] < 0) continue;
         std::size_t row = order[i];
         const CodePart* part = parts.data();
         for (; row >= static_cast<std::size_t>(part->rows); ++part) row -= part->rows;
-        codes[i] = part->codes + row * part->cols;
-        scales[i] = part->scales + row * groups;
-        if (part->zeros) zeros[i] = part->zeros + row * groups;
+        from.rows[i].codes = part->codes + row * part->cols;
+        from.rows[i].scales = static_cast<const char*>(part->scales) + row * groups * size;
+        if (zeros) from.rows[i].zeros = part->zeros + row * groups;
+        if (minima) from.rows[i].minima = static_cast<const char*>(part->minima) + row * groups * size;
     }
-    kernels.pack_codes({codes.data(), scales.data(), options.symmetric ? nullptr : zeros.data(), matrix_}, team);
+    kernels.pack_codes({ArrayRows::read, &from, matrix_}, team);
+}
+
+PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const BlockType& type,
+                           const std::vector<BlockPart>& parts, const PackOptions& options) {
+    if (!kernels.pack_codes) refuse(std::string(kernels.name) + " cannot pack codes");
+    PackOptions all = options;
+    all.format = type.format;
+    all.input = DType::i8;
+    all.group = type.group;
+    all.scale_type = type.scale_type;
+    all.middle = type.middle;
+    all.unit = type.unit;
+    if (type.table != nullptr) {
+        for (int i = 0; i < 16; ++i) all.table.bytes[i] = static_cast<std::uint8_t>(type.table[i] + 128);
+    }
+    std::vector<Part> shapes;
+    for (const BlockPart& part : parts) {
+        if (part.cols % type.features != 0) {
+            refuse(std::string("rows of ") + type.name + " hold whole blocks of " + std::to_string(type.features) + " weights");
+        }
+        shapes.push_back({part.data, DType::i8, part.rows, part.cols});
+    }
+    const std::vector<int> order = lay_out(shapes, all, type.minima ? Beside::minima : Beside::nothing);
+    const std::size_t row_bytes = static_cast<std::size_t>(matrix_.cols / type.features) * type.bytes;
+    BlockRows from{std::vector<const std::uint8_t*>(order.size()), type, matrix_};
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        if (order[i] < 0) continue;
+        std::size_t row = order[i];
+        const BlockPart* part = parts.data();
+        for (; row >= static_cast<std::size_t>(part->rows); ++part) row -= part->rows;
+        from.rows[i] = part->data + row * row_bytes;
+    }
+    kernels.pack_codes({BlockRows::read, &from, matrix_}, team);
 }
 
 }  // namespace headrace

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "gguf_blocks.h"
 #include "kernels.h"
 #include "weight_memory.h"
 
@@ -17,22 +18,36 @@ struct Part {
     int cols = 0;
 };
 
-// Rows that are codes already, [rows, cols], with [rows, groups] scales and zeros for the groups that begin before `cols`.
+// Rows that are codes already, [rows, cols], with [rows, groups] scales, and zeros or minima, for the groups that begin
+// before `cols`. Codes of n bits are below 2^n.
 struct CodePart {
     const std::uint8_t* codes = nullptr;
-    const f16_t* scales = nullptr;
-    const std::uint8_t* zeros = nullptr;  // null: in the middle; all parts of a matrix alike
+    const void* scales = nullptr;         // of PackOptions::scale_type
+    const std::uint8_t* zeros = nullptr;  // null: none; all parts of a matrix alike
+    const void* minima = nullptr;         // of the scales' type; null: none; all parts of a matrix alike
     int rows = 0;
     int cols = 0;
+};
+
+// Rows of raw blocks as a GGUF file holds them.
+struct BlockPart {
+    const std::uint8_t* data = nullptr;
+    int rows = 0;
+    int cols = 0;  // a multiple of the block's features
 };
 
 struct PackOptions {
     WeightFormat format = WeightFormat::f32;
     DType input = DType::f32;  // how activations will be encoded
-    int group = 0;             // int8, int4: features that share a scale, a multiple of 32; 0: all
-    bool symmetric = true;
+    int group = 0;             // codes: features that share a scale, a multiple of 16 (int5: of 32); 0: all
+    bool symmetric = true;     // from floats: int8 and int4 without zeros
     bool gate = false;         // the first half of the rows is the gate, the rest is up; they alternate by 16 features
     const float* bias = nullptr;  // of the parts' rows, one part after the other, or null
+    int span = 0;              // i8 input: features that share a scale of activations, a divisor of the group; 0: the group
+    int middle = -1;           // codes without zeros and minima: the code of 0; -1: half of the codes' range
+    ScaleType scale_type = ScaleType::f16;
+    float unit = 1;            // every scale is multiplied by it: a power of two
+    CodeTable table;           // table4
 };
 
 class PackedMatrix {
@@ -40,17 +55,23 @@ public:
     // Concatenates the rows of the parts and packs them. Throws std::invalid_argument where they do not fit together.
     PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts, const PackOptions& options);
 
-    // The same from codes; those of int4, and their zeros, are below 16. `symmetric` follows from the parts' zeros.
+    // The same from codes. `symmetric` follows from the parts' zeros.
     PackedMatrix(const Kernels& kernels, Team& team, const std::vector<CodePart>& parts, PackOptions options);
+
+    // The same from blocks of one type, which says everything but `gate` and `bias`. Activations are i8.
+    PackedMatrix(const Kernels& kernels, Team& team, const BlockType& type, const std::vector<BlockPart>& parts,
+                 const PackOptions& options);
 
     const Matrix& matrix() const { return matrix_; }
     std::size_t bytes() const { return memory_.bytes(); }
     bool gated() const { return gated_; }
 
 private:
+    enum class Beside { nothing, zeros, minima };  // arrays of their own, besides scales
+
     // Takes memory for the parts; returns, for each row of the packed matrix, its index in the concatenated parts,
     // or -1 for a row of zeros.
-    std::vector<int> lay_out(const std::vector<Part>& parts, const PackOptions& options);
+    std::vector<int> lay_out(const std::vector<Part>& parts, const PackOptions& options, Beside beside);
 
     WeightMemory memory_;
     Matrix matrix_;

@@ -15,8 +15,10 @@ double row_bytes(const Rows& rows, int features) {
 }
 
 double weight_bytes(const Matrix& m) {
-    const double scales = static_cast<double>(m.panels) * m.groups * kPanel * (m.scales ? sizeof(f16_t) : 0);
-    const double zeros = static_cast<double>(m.panels) * m.groups * kPanel * (m.zeros ? 1 : 0);
+    const double records = static_cast<double>(m.panels) * (is_super(m.scale_type) ? m.cols_padded / kSuper : m.groups);
+    const double arrays = (m.scales ? 1 : 0) + (m.minima ? 1 : 0);  // of scales, and of minima alike
+    const double scales = m.groups == 0 ? 0 : records * scale_bytes(m.scale_type, m.group) * arrays;
+    const double zeros = m.zeros ? records * kPanel : 0;
     const double bias = static_cast<double>(m.panels) * kPanel * (m.bias ? sizeof(float) : 0);
     return static_cast<double>(m.panels) * m.panel_bytes + scales + zeros + bias;
 }

@@ -8,7 +8,13 @@
 namespace headrace {
 
 enum class DType : std::uint8_t { f32, bf16, f16, i8 };
-enum class WeightFormat : std::uint8_t { f32, bf16, f16, int8, int4 };
+
+// How the numbers of a weight matrix are stored. From int8 on they are codes, see Matrix.
+enum class WeightFormat : std::uint8_t { f32, bf16, f16, int8, int4, int5, int6, table4, e4m3, e5m2 };
+
+// How the scales of codes are stored. k_minima and k_signed are the K-quants' super-blocks of kSuper input features.
+enum class ScaleType : std::uint8_t { f16, bf16, f32, e8m0, k_minima, k_signed };
+
 enum class Gate : std::uint8_t { none, silu, gelu, gelu_tanh };
 
 using bf16_t = std::uint16_t;  // bit patterns; arithmetic is in float
@@ -18,24 +24,66 @@ constexpr int kPanel = 16;       // output features that lie side by side in a p
 constexpr int kInputAlign = 64;  // input features are padded with zeros to a multiple of this: one AMX int8 tile row
 constexpr int kMaxGroup = 1 << 30;
 constexpr int kMaxHeadDim = 1024;  // features of a head; a head's row lives on the stack
+constexpr int kSuper = 256;        // input features of a super-block
 
 constexpr std::size_t dtype_bytes(DType type) {
     return type == DType::f32 ? 4 : type == DType::i8 ? 1 : 2;
 }
 
-// A weight matrix [rows, cols] (output features, input features) cut into panels of 16 output features. Panel p holds
-// output features 16p..16p+15, stored by rising input feature k:
-//   f32   [cols_padded][16]            float
-//   bf16  [cols_padded / 2][16][2]     pairs of input features side by side (the VNNI order; also an AMX B tile)
-//   f16   [cols_padded][16]
-//   int8  [cols_padded / 4][16][4]     unsigned codes
-//   int4  [cols_padded / 8][16][4]     bytes; low nibbles are features 8j..8j+3, high nibbles 8j+4..8j+7
-// A code stands for scale * (code - zero). Each group of `group` input features (the last one may be shorter) has
-// one scale and one zero an output feature; symmetric matrices have no zeros array and zero = 128 (int8) or 8 (int4).
+constexpr bool is_codes(WeightFormat format) { return format >= WeightFormat::int8; }
+constexpr bool is_super(ScaleType type) { return type == ScaleType::k_minima || type == ScaleType::k_signed; }
+
+constexpr int code_bits(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::f32: return 32;
+        case WeightFormat::bf16:
+        case WeightFormat::f16: return 16;
+        case WeightFormat::int8:
+        case WeightFormat::e4m3:
+        case WeightFormat::e5m2: return 8;
+        case WeightFormat::int6: return 6;
+        case WeightFormat::int5: return 5;
+        case WeightFormat::int4:
+        case WeightFormat::table4: return 4;
+    }
+    return 0;
+}
+
+// Bytes of the scales of one panel's group; of one panel's super-block for the K-quants: d and (k_minima) dmin as f16,
+// then a scale, then (k_minima) a minimum of one byte for each of its groups, every one of them for 16 output features.
+constexpr std::size_t scale_bytes(ScaleType type, int group) {
+    const int groups = is_super(type) ? kSuper / group : 0;
+    switch (type) {
+        case ScaleType::f16:
+        case ScaleType::bf16: return 2 * kPanel;
+        case ScaleType::f32: return 4 * kPanel;
+        case ScaleType::e8m0: return kPanel;
+        case ScaleType::k_minima: return static_cast<std::size_t>(kPanel) * (4 + 2 * groups);
+        case ScaleType::k_signed: return static_cast<std::size_t>(kPanel) * (2 + groups);
+    }
+    return 0;
+}
+
+// What the sixteen codes of table4 stand for: whole numbers (int8 activations), or bf16 numbers (bf16 activations).
+struct CodeTable {
+    std::uint8_t bytes[16] = {};  // the whole number plus 128
+    bf16_t numbers[16] = {};
+};
+
+// A weight matrix [rows, cols] (output features, input features) cut into panels of 16 output features. A panel has
+// code_bits(format) * 2 bytes for each input feature:
+//   f32     [cols_padded][16]            float
+//   bf16    [cols_padded / 2][16][2]     pairs of input features side by side (the VNNI order; also an AMX B tile)
+//   f16     [cols_padded][16]
+//   codes   as the instruction set packs them; csrc/isa/code_formats.h has the one order that all sets share today
+// A code stands for scale * (code - zero), or for scale * code + minimum. Each group of `group` input features (the last
+// one may be shorter) has one scale and one zero or minimum an output feature; where there are neither zeros nor minima,
+// the zero is `middle`.
 struct Matrix {
     WeightFormat format = WeightFormat::f32;
     DType input = DType::f32;          // how activations must be encoded:
-                                       //   f32: f32, bf16, f16; bf16: bf16, int8, int4; i8: int8, int4
+                                       //   f32: f32, bf16, f16; bf16: bf16, and codes without minima;
+                                       //   i8: codes other than e4m3 and e5m2
                                        // 16-bit floats that meet f32 are widened, which is exact
     int rows = 0;                      // output features
     int cols = 0;                      // input features
@@ -43,12 +91,21 @@ struct Matrix {
     int cols_padded = 0;               // multiple of kInputAlign
     int group = 0;                     // input features that share a scale; cols_padded: one scale an output feature
     int groups = 0;                    // ceil(cols_padded / group); 0 for floats
+    int span = 0;                      // codes: the groups of i8 activations; divides `group`
+    int middle = 0;                    // codes: see above
+    ScaleType scale_type = ScaleType::f16;
+    float unit = 1;                    // every scale is multiplied by it: a power of two
     const void* data = nullptr;        // panel p at data + p * panel_bytes, 64-byte aligned
     std::size_t panel_bytes = 0;
-    const f16_t* scales = nullptr;     // [panels][groups][16]
+    const void* scales = nullptr;      // [panels][groups, or super-blocks] of scale_bytes(scale_type, group)
     const std::uint8_t* zeros = nullptr;  // [panels][groups][16], or null
+    const void* minima = nullptr;      // as scales, or null; k_minima hold their own
+    CodeTable table;                   // table4
     const float* bias = nullptr;       // [panels * 16], or null
 };
+
+// Spans of a matrix's input, the groups of its i8 activations.
+constexpr int spans_of(const Matrix& m) { return m.span == 0 ? 0 : (m.cols_padded + m.span - 1) / m.span; }
 
 // Activations [rows, cols], each row padded with zeros to the matrix's cols_padded. i8 rows carry a scale and the sum
 // of their codes for each group of `group` features, so that zeros cost one product: x = scale * code.

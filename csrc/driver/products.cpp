@@ -18,18 +18,14 @@ int round_up(int n, int step) { return (n + step - 1) / step * step; }
 // A matrix in buffers of its own, packed from rows of floats.
 struct Packed {
     static std::size_t panel_bytes(WeightFormat format, int cols_padded) {
-        const std::size_t features = static_cast<std::size_t>(cols_padded) * kPanel;
-        return format == WeightFormat::f32    ? features * 4
-               : format == WeightFormat::int8 ? features
-               : format == WeightFormat::int4 ? features / 2
-                                              : features * 2;
+        return static_cast<std::size_t>(cols_padded) * (kPanel * code_bits(format) / 8);
     }
 
     Packed(const Kernels& kernels, Team& team, const Format& f, int rows, int cols, bool gate)
         : panels(round_up(round_up(rows, kPanel) / kPanel, gate ? 2 : 1)),
           cols_padded(round_up(cols, kInputAlign)),
           group(f.group == 0 ? cols_padded : f.group),
-          groups(f.weight == WeightFormat::int8 || f.weight == WeightFormat::int4 ? (cols_padded + group - 1) / group : 0),
+          groups(is_codes(f.weight) ? (cols_padded + group - 1) / group : 0),
           data(panel_bytes(f.weight, cols_padded) * panels),
           scales(static_cast<std::size_t>(panels) * groups * kPanel),
           zeros(f.symmetric ? 0 : scales.size()),
@@ -39,7 +35,8 @@ struct Packed {
         source.fill(noise);
         bias.fill(noise);
         matrix = {.format = f.weight, .input = f.input, .rows = rows, .cols = cols, .panels = panels,
-                  .cols_padded = cols_padded, .group = groups == 0 ? 0 : group, .groups = groups, .data = data.data(),
+                  .cols_padded = cols_padded, .group = groups == 0 ? 0 : group, .groups = groups,
+                  .span = groups == 0 ? 0 : group, .middle = groups == 0 ? 0 : 1 << (code_bits(f.weight) - 1), .data = data.data(),
                   .panel_bytes = panel_bytes(f.weight, cols_padded), .scales = groups == 0 ? nullptr : scales.data(),
                   .zeros = groups == 0 || f.symmetric ? nullptr : zeros.data(), .bias = bias.data()};
         std::vector<const void*> sources(static_cast<std::size_t>(panels) * kPanel, nullptr);
@@ -62,14 +59,14 @@ void multiply(const Kernels& kernels, Team& team, const Packed& packed, int rows
     in.type = w.input;
     in.stride = round_up(static_cast<int>(w.cols_padded * dtype_bytes(w.input)), 64);
     Guarded<char> encoded(in.stride * rows);
-    const std::size_t count = w.input == DType::i8 ? static_cast<std::size_t>(rows) * w.groups : 0;
+    const std::size_t count = w.input == DType::i8 ? static_cast<std::size_t>(rows) * spans_of(w) : 0;
     Guarded<float> scales(count);
     Guarded<std::int32_t> sums(count);
     in.data = encoded.data();
     in.scales = scales.data();
     in.sums = sums.data();
-    in.group = w.group;
-    in.groups = w.groups;
+    in.group = w.span;
+    in.groups = spans_of(w);
     EncodeArgs encode;
     encode.in = x.data();
     encode.in_stride = w.cols * sizeof(float);

@@ -1,4 +1,4 @@
-// Operands of products with int8 and int4 weights: a few rows of activations, a few panels of codes, their scales.
+// Operands of products with weights of codes: a few rows of activations, a few panels.
 #pragma once
 
 #include "scalar.h"
@@ -44,11 +44,11 @@ struct CodeTile {
     float* out;
     std::size_t out_stride;  // floats
     // What the tile prefetches while it works: from `ask` on, `ask_step` bytes further with each 64 bytes of a panel that
-    // it reads, and from `turn` on when it reaches group `turn_group`.
+    // it reads, and from `turn` on when it reaches span `turn_span`.
     const std::uint8_t* ask = nullptr;
     std::size_t ask_step = 0;
     const std::uint8_t* turn = nullptr;
-    int turn_group = -1;
+    int turn_span = -1;
 
     template <typename T>
     HEADRACE_METHOD const T* activations(int r, int k) const {
@@ -57,23 +57,21 @@ struct CodeTile {
     HEADRACE_METHOD const std::uint8_t* codes(int p) const {
         return static_cast<const std::uint8_t*>(weight->data) + (panel + p) * weight->panel_bytes;
     }
-    HEADRACE_METHOD std::size_t group_index(int p, int g) const { return static_cast<std::size_t>(panel + p) * weight->groups + g; }
-    HEADRACE_METHOD F32x16 scales(int p, int g) const { return load_f16(weight->scales + kPanel * group_index(p, g)); }
-    HEADRACE_METHOD const std::uint8_t* zeros(int p, int g) const {
-        return weight->zeros == nullptr ? nullptr : weight->zeros + kPanel * group_index(p, g);
-    }
 };
 
 constexpr int kCodesAhead = 4096;  // bytes of a panel that are prefetched before they are needed
 
-// What turns 64 bytes of a panel into pairs of bf16.
-template <bool kNibbles>
-struct CodePairs {
-    using Type = BytePairs;
-};
-template <>
-struct CodePairs<true> {
-    using Type = NibblePairs;
-};
+// Where the codes of a panel's feature k begin; k is a multiple of the format's unit.
+template <class Format>
+HEADRACE_INLINE const std::uint8_t* codes_of(const Matrix& w, int panel, int k) {
+    const auto* data = static_cast<const std::uint8_t*>(w.data) + panel * w.panel_bytes;
+    return data + static_cast<std::size_t>(k / Format::kFeatures) * (64 * Format::kLines);
+}
+
+// The zeros of a group of a panel's columns.
+HEADRACE_INLINE I32x16 zeros_of(const Matrix& w, int panel, int group) {
+    if (w.zeros == nullptr) return I32x16::broadcast(w.middle);
+    return load_bytes(w.zeros + (static_cast<std::size_t>(panel) * w.groups + group) * kPanel);
+}
 
 }  // namespace headrace::HEADRACE_ISA

@@ -24,7 +24,7 @@ HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* fou
             add_products(acc.b, _mm256_abs_epi8(b), _mm256_sign_epi8(word, b))};
 }
 
-HEADRACE_INLINE I32x16 dot_nibbles(I32x16 acc, Codes codes, const std::int8_t* four) {
+HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* four) {
     const __m256i word = broadcast_word(four);
     return {add_products(acc.a, codes.a, word), add_products(acc.b, codes.b, word)};
 }
@@ -33,22 +33,51 @@ HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
 }
+HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
+    const I32x16 bytes = load_bytes(p);
+    const auto power = [](__m256i exponents) {
+        const __m256i least_one = _mm256_set1_epi32(0x00400000);
+        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(exponents, 23), least_one));
+    };
+    return {power(bytes.a), power(bytes.b)};
+}
+
+HEADRACE_INLINE Codes operator|(Codes x, Codes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+template <int kLeft>
+HEADRACE_INLINE Codes shifted(Codes x, int mask) {
+    const __m256i kept = _mm256_set1_epi8(static_cast<char>(mask));
+    const auto moved = [&](__m256i v) {
+        return _mm256_and_si256(
+            kLeft < 0 ? _mm256_srli_epi16(v, kLeft < 0 ? -kLeft : 0) : _mm256_slli_epi16(v, kLeft < 0 ? 0 : kLeft), kept);
+    };
+    return {moved(x.a), moved(x.b)};
+}
+
+struct ByteTable {
+    __m256i v;
+    HEADRACE_INLINE ByteTable of(const std::uint8_t* sixteen) {
+        return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(sixteen)))};
+    }
+    HEADRACE_METHOD Codes operator()(Codes nibbles) const {
+        return {_mm256_shuffle_epi8(v, nibbles.a), _mm256_shuffle_epi8(v, nibbles.b)};
+    }
+};
 
 // The bits from `shift` on of every column, `mask` wide, less its zero: bits of a bf16 in the high half.
 HEADRACE_INLINE __m256i code_difference(__m256i column, int shift, int mask, __m256i zero) {
     const __m256i code = _mm256_and_si256(_mm256_srli_epi32(column, shift), _mm256_set1_epi32(mask));
     return _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_sub_epi32(code, zero)));
 }
+HEADRACE_INLINE __m256i high_halves(__m256i first, __m256i second) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(first, 16), second, 0xaa);
+}
 HEADRACE_INLINE __m256i code_pair(__m256i column, int first, int second, int mask, __m256i zero) {
-    const __m256i low = _mm256_srli_epi32(code_difference(column, first, mask, zero), 16);
-    return _mm256_blend_epi16(low, code_difference(column, second, mask, zero), 0xaa);
+    return high_halves(code_difference(column, first, mask, zero), code_difference(column, second, mask, zero));
 }
 
 struct NibblePairs {
     I32x16 zero;
-    HEADRACE_INLINE NibblePairs of(const std::uint8_t* zeros) {
-        return {zeros == nullptr ? I32x16::broadcast(8) : load_bytes(zeros)};
-    }
+    HEADRACE_INLINE NibblePairs of(I32x16 zero) { return {zero}; }
     HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
         const auto pair = [&](int first, int second) -> Pairs {
             return {code_pair(packed.a, first, second, 15, zero.a), code_pair(packed.b, first, second, 15, zero.b)};
@@ -62,15 +91,61 @@ struct NibblePairs {
 
 struct BytePairs {
     I32x16 zero;
-    HEADRACE_INLINE BytePairs of(const std::uint8_t* zeros) {
-        return {zeros == nullptr ? I32x16::broadcast(128) : load_bytes(zeros)};
-    }
+    HEADRACE_INLINE BytePairs of(I32x16 zero) { return {zero}; }
     HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
         const auto pair = [&](int first, int second) -> Pairs {
             return {code_pair(codes.a, first, second, 255, zero.a), code_pair(codes.b, first, second, 255, zero.b)};
         };
         out[0] = pair(0, 8);
         out[1] = pair(16, 24);
+    }
+};
+
+struct TablePairs {
+    __m256i low, high;  // bytes of the sixteen numbers
+    HEADRACE_INLINE TablePairs of(const bf16_t* sixteen) {
+        alignas(16) std::uint8_t bytes[2][16];
+        for (int i = 0; i < 16; ++i) {
+            bytes[0][i] = static_cast<std::uint8_t>(sixteen[i]);
+            bytes[1][i] = static_cast<std::uint8_t>(sixteen[i] >> 8);
+        }
+        return {ByteTable::of(bytes[0]).v, ByteTable::of(bytes[1]).v};
+    }
+    // Features 0 and 1, and 2 and 3, of eight columns.
+    HEADRACE_METHOD void look_up(__m256i nibbles, __m256i& first, __m256i& second) const {
+        const __m256i lows = _mm256_shuffle_epi8(low, nibbles), highs = _mm256_shuffle_epi8(high, nibbles);
+        const __m256 even = _mm256_castsi256_ps(_mm256_unpacklo_epi8(lows, highs));  // columns 0 and 1 of each half
+        const __m256 odd = _mm256_castsi256_ps(_mm256_unpackhi_epi8(lows, highs));   // 2 and 3
+        first = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0x88));
+        second = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0xdd));
+    }
+    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
+        const Codes first = low_nibbles(packed), second = high_nibbles(packed);
+        look_up(first.a, out[0].a, out[1].a);
+        look_up(first.b, out[0].b, out[1].b);
+        look_up(second.a, out[2].a, out[3].a);
+        look_up(second.b, out[2].b, out[3].b);
+    }
+};
+
+template <int kMantissa, int kPower>
+struct Float8Pairs {
+    template <int kByte>
+    HEADRACE_INLINE __m256i number(__m256i column) {  // the high half holds a bf16
+        constexpr int kUp = 24 - 8 * kByte;
+        constexpr int kMove = 23 - kMantissa - 8 * kByte;  // of exponent and mantissa
+        const __m256i sign = _mm256_slli_epi32(column, kUp);
+        const __m256i rest = kMove < 0 ? _mm256_srli_epi32(column, kMove < 0 ? -kMove : 0)
+                                       : _mm256_slli_epi32(column, kMove < 0 ? 0 : kMove);
+        const __m256i top = _mm256_set1_epi32(static_cast<std::int32_t>(0x80000000U));
+        const __m256i below = _mm256_set1_epi32(0x7f << (23 - kMantissa));
+        const __m256i bits = _mm256_or_si256(_mm256_and_si256(sign, top), _mm256_and_si256(rest, below));
+        const __m256 power = _mm256_castsi256_ps(_mm256_set1_epi32((127 + kPower) << 23));
+        return _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(bits), power));
+    }
+    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
+        out[0] = {high_halves(number<0>(codes.a), number<1>(codes.a)), high_halves(number<0>(codes.b), number<1>(codes.b))};
+        out[1] = {high_halves(number<2>(codes.a), number<3>(codes.a)), high_halves(number<2>(codes.b), number<3>(codes.b))};
     }
 };
 

@@ -23,8 +23,8 @@ HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* fou
 #endif
 }
 
-// acc[c] += sum over j of codes[c][j] * four[j], for codes below 16.
-HEADRACE_INLINE I32x16 dot_nibbles(I32x16 acc, Codes codes, const std::int8_t* four) {
+// acc[c] += sum over j of codes[c][j] * four[j], for codes of up to 128.
+HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* four) {
     return dot_bytes(acc, codes, four);
 }
 
@@ -32,39 +32,71 @@ HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {  // 16 bytes, one a c
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 
-// Turns codes into pairs of bf16 that hold code - zero, exactly. `zeros`: 16 bytes, or null for 8.
+// 2^(p - 127) of 16 bytes, one a column; infinite for 255.
+HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
+    const __m512i bits = _mm512_slli_epi32(load_bytes(p).v, 23);
+    return {_mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(0x00400000)))};
+}
+
+HEADRACE_INLINE Codes operator|(Codes a, Codes b) { return {_mm512_or_si512(a.v, b.v)}; }
+// Every byte moved by kLeft bits (to the right if negative), and of that the bits of `mask`, which no neighbour reaches.
+template <int kLeft>
+HEADRACE_INLINE Codes shifted(Codes a, int mask) {
+    const __m512i moved =
+        kLeft < 0 ? _mm512_srli_epi16(a.v, kLeft < 0 ? -kLeft : 0) : _mm512_slli_epi16(a.v, kLeft < 0 ? 0 : kLeft);
+    return {_mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+
+// Sixteen bytes that nibbles are looked up in.
+struct ByteTable {
+    __m512i v;
+    HEADRACE_INLINE ByteTable of(const std::uint8_t* sixteen) {
+        return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(sixteen)))};
+    }
+    HEADRACE_METHOD Codes operator()(Codes nibbles) const { return {_mm512_shuffle_epi8(v, nibbles.v)}; }
+};
+
+// Turns nibbles into pairs of bf16 that hold code - zero (0..16) of their column, exactly.
 struct NibblePairs {
     __m512i index_zero;  // bytes: 16 - zero of the column
-    HEADRACE_INLINE NibblePairs of(const std::uint8_t* zeros) {
-        const __m512i column = zeros == nullptr ? _mm512_set1_epi32(8) : load_bytes(zeros).v;
-        const __m512i each = _mm512_shuffle_epi8(column, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
-        return {_mm512_sub_epi8(_mm512_set1_epi8(16), each)};
-    }
-    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {  // features 0 and 1, 2 and 3, 4 and 5, 6 and 7
-        // bf16 of -16..15; a permutation of words looks up by the low five bits of an index.
-        alignas(64) static constexpr std::uint16_t kTable[32] = {
+    __m512i numbers;     // bf16; a permutation of words looks up by the low five bits of an index
+    HEADRACE_INLINE NibblePairs of(I32x16 zero) {
+        alignas(64) static constexpr std::uint16_t kNumbers[32] = {  // -16..15
             0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0,
             0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
             0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
-        const __m512i table = _mm512_load_si512(kTable), low = _mm512_set1_epi8(15);
+        const __m512i each = _mm512_shuffle_epi8(zero.v, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+        return {_mm512_sub_epi8(_mm512_set1_epi8(16), each), _mm512_load_si512(kNumbers)};
+    }
+    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {  // features 0 and 1, 2 and 3, 4 and 5, 6 and 7
+        const __m512i low = _mm512_set1_epi8(15);
         // Bytes 1 and 2 of a column change places, so that neighbours lie in the low halves of the two words.
         const __m512i swapped =
             _mm512_shuffle_epi8(packed.v, _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200));
         const __m512i first = _mm512_add_epi8(_mm512_and_si512(swapped, low), index_zero);
         const __m512i second =
             _mm512_add_epi8(_mm512_and_si512(_mm512_srli_epi16(swapped, 4), low), index_zero);
-        out[0].v = _mm512_permutexvar_epi16(first, table);
-        out[1].v = _mm512_permutexvar_epi16(_mm512_srli_epi16(first, 8), table);
-        out[2].v = _mm512_permutexvar_epi16(second, table);
-        out[3].v = _mm512_permutexvar_epi16(_mm512_srli_epi16(second, 8), table);
+        out[0].v = _mm512_permutexvar_epi16(first, numbers);
+        out[1].v = _mm512_permutexvar_epi16(_mm512_srli_epi16(first, 8), numbers);
+        out[2].v = _mm512_permutexvar_epi16(second, numbers);
+        out[3].v = _mm512_permutexvar_epi16(_mm512_srli_epi16(second, 8), numbers);
     }
 };
 
-struct BytePairs {  // as NibblePairs; null: 128
+// Turns nibbles into pairs of the numbers that a table holds for them.
+struct TablePairs {
+    NibblePairs pairs;
+    HEADRACE_INLINE TablePairs of(const bf16_t* sixteen) {
+        const __m256i once = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sixteen));
+        return {{_mm512_setzero_si512(), _mm512_broadcast_i64x4(once)}};
+    }
+    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const { pairs(packed, out); }
+};
+
+struct BytePairs {  // as NibblePairs, for codes of 8 bits
     __m512 zero;    // 2^23 + the column's zero
-    HEADRACE_INLINE BytePairs of(const std::uint8_t* zeros) {
-        const __m512i column = zeros == nullptr ? _mm512_set1_epi32(128) : load_bytes(zeros).v;
-        return {_mm512_castsi512_ps(_mm512_or_si512(column, _mm512_set1_epi32(0x4b000000)))};
+    HEADRACE_INLINE BytePairs of(I32x16 zero) {
+        return {_mm512_castsi512_ps(_mm512_or_si512(zero.v, _mm512_set1_epi32(0x4b000000)))};
     }
     HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
         const __m512i byte = _mm512_set1_epi32(255), high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
@@ -80,6 +112,34 @@ struct BytePairs {  // as NibblePairs; null: 128
         };
         out[0].v = pair(difference(codes.v), difference(_mm512_srli_epi32(codes.v, 8)));
         out[1].v = pair(difference(_mm512_srli_epi32(codes.v, 16)), difference(_mm512_srli_epi32(codes.v, 24)));
+    }
+};
+
+// Floats of 8 bits (a sign, exponent and kMantissa bits), exact in bf16 once multiplied by 2^kPower: as the top bits of a
+// float they are that much too small, subnormal ones included.
+template <int kMantissa, int kPower>
+struct Float8Pairs {
+    template <int kByte>
+    HEADRACE_INLINE __m512i number(__m512i column) {  // the high half holds a bf16
+        constexpr int kUp = 24 - 8 * kByte;
+        constexpr int kMove = 23 - kMantissa - 8 * kByte;  // of exponent and mantissa
+        const __m512i sign = _mm512_slli_epi32(column, kUp);
+        const __m512i rest = kMove < 0 ? _mm512_srli_epi32(column, kMove < 0 ? -kMove : 0)
+                                       : _mm512_slli_epi32(column, kMove < 0 ? 0 : kMove);
+        const __m512i top = _mm512_set1_epi32(static_cast<std::int32_t>(0x80000000U));
+        const __m512i below = _mm512_set1_epi32(0x7f << (23 - kMantissa));
+        const __m512i bits = _mm512_or_si512(_mm512_and_si512(sign, top), _mm512_and_si512(rest, below));
+        const __m512 power = _mm512_castsi512_ps(_mm512_set1_epi32((127 + kPower) << 23));
+        return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(bits), power));
+    }
+    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
+        constexpr int kSelect = 0xd8;  // (a & ~c) | (b & c)
+        const __m512i high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
+        const auto pair = [&](__m512i first, __m512i second) {
+            return _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, high, kSelect);
+        };
+        out[0].v = pair(number<0>(codes.v), number<1>(codes.v));
+        out[1].v = pair(number<2>(codes.v), number<3>(codes.v));
     }
 };
 

@@ -16,24 +16,51 @@ HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* fou
     }
     return acc + products;
 }
-HEADRACE_INLINE I32x16 dot_nibbles(I32x16 acc, Codes codes, const std::int8_t* four) {
-    return dot_bytes(acc, codes, four);
-}
+HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* four) { return dot_bytes(acc, codes, four); }
 
 HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {
     I32x16 r;
     for (int i = 0; i < 16; ++i) r.v[i] = p[i];
     return r;
 }
+HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
+    F32x16 r;
+    for (int i = 0; i < 16; ++i) r.v[i] = float_of(p[i] == 0 ? 0x00400000U : static_cast<std::uint32_t>(p[i]) << 23);
+    return r;
+}
+
+HEADRACE_INLINE Codes operator|(Codes a, Codes b) {
+    for (int i = 0; i < 64; ++i) a.v[i] |= b.v[i];
+    return a;
+}
+template <int kLeft>
+HEADRACE_INLINE Codes shifted(Codes a, int mask) {
+    for (int i = 0; i < 64; ++i) {
+        const int moved = kLeft < 0 ? a.v[i] >> (kLeft < 0 ? -kLeft : 0) : a.v[i] << (kLeft < 0 ? 0 : kLeft);
+        a.v[i] = static_cast<std::uint8_t>(moved & mask);
+    }
+    return a;
+}
+
+struct ByteTable {
+    std::uint8_t v[16];
+    HEADRACE_INLINE ByteTable of(const std::uint8_t* sixteen) {
+        ByteTable r;
+        std::memcpy(r.v, sixteen, sizeof r.v);
+        return r;
+    }
+    HEADRACE_METHOD Codes operator()(Codes nibbles) const {
+        for (int i = 0; i < 64; ++i) nibbles.v[i] = v[nibbles.v[i]];
+        return nibbles;
+    }
+};
 
 // Whole numbers of up to eight bits are exact in bf16.
 HEADRACE_INLINE bf16_t exact_bf16(int x) { return static_cast<bf16_t>(bits_of(static_cast<float>(x)) >> 16); }
 
 struct NibblePairs {
     I32x16 zero;
-    HEADRACE_INLINE NibblePairs of(const std::uint8_t* zeros) {
-        return {zeros == nullptr ? I32x16::broadcast(8) : load_bytes(zeros)};
-    }
+    HEADRACE_INLINE NibblePairs of(I32x16 zero) { return {zero}; }
     HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
         for (int i = 0; i < 64; ++i) {  // byte i is feature i % 4 (low half) and 4 + i % 4 (high half) of column i / 4
             const int column = i / 4, pair = i % 4 / 2, half = i % 2;
@@ -45,13 +72,38 @@ struct NibblePairs {
 
 struct BytePairs {
     I32x16 zero;
-    HEADRACE_INLINE BytePairs of(const std::uint8_t* zeros) {
-        return {zeros == nullptr ? I32x16::broadcast(128) : load_bytes(zeros)};
-    }
+    HEADRACE_INLINE BytePairs of(I32x16 zero) { return {zero}; }
     HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
         for (int i = 0; i < 64; ++i) {
             const int column = i / 4, pair = i % 4 / 2, half = i % 2;
             out[pair].v[2 * column + half] = exact_bf16(codes.v[i] - zero.v[column]);
+        }
+    }
+};
+
+struct TablePairs {
+    bf16_t numbers[16];
+    HEADRACE_INLINE TablePairs of(const bf16_t* sixteen) {
+        TablePairs r;
+        std::memcpy(r.numbers, sixteen, sizeof r.numbers);
+        return r;
+    }
+    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
+        for (int i = 0; i < 64; ++i) {
+            const int column = i / 4, pair = i % 4 / 2, half = i % 2;
+            out[pair].v[2 * column + half] = numbers[packed.v[i] & 15];
+            out[2 + pair].v[2 * column + half] = numbers[packed.v[i] >> 4];
+        }
+    }
+};
+
+template <int kMantissa, int kPower>
+struct Float8Pairs {
+    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
+        for (int i = 0; i < 64; ++i) {
+            const int column = i / 4, pair = i % 4 / 2, half = i % 2;
+            out[pair].v[2 * column + half] =
+                static_cast<bf16_t>(bits_of(from_float8<kMantissa, kPower>(codes.v[i])) >> 16);
         }
     }
 };

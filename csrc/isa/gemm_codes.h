@@ -1,206 +1,313 @@
-// Products with int8 and int4 weights. A group of input features at a time: a product of whole numbers (int8
-// activations) or of bf16 pairs, scaled into the row's accumulator. The order is the same for one row as for many.
+// Products of int8 activations with weights of codes. A span of input features at a time: a product of whole numbers,
+// scaled into the row's accumulator. The order is the same for one row as for many.
+//
+// Few rows read a panel as it lies, and decode in registers: they wait for memory, which is read fastest as one stream.
+// For more rows a chunk of some panels is decoded once, in the first cache, and the rows pass over it; that part is the
+// same for all formats.
 #pragma once
 
-#include "code_tile.h"
-#include "gemm_codes_bf16.h"
+#include "code_formats.h"
+#include "code_side.h"
 
 namespace headrace::HEADRACE_ISA {
 
-// sums[r][p] += sum over the next `features` input features of (code - offset) * activation; the offset is kByteOffset
-// for bytes and 0 for nibbles. Whole numbers may be added in any order: a small tile has several sums for each of its
-// own, which do not wait for each other.
-template <bool kNibbles, int R, int P>
-HEADRACE_INLINE void add_code_products(int features, RowPointers& a, const std::uint8_t*& b, std::size_t panel_bytes,
-                                       const std::uint8_t*& ask, std::size_t ask_step, I32x16 (&sums)[R][P]) {
-    constexpr int kStep = kNibbles ? 8 : 4;  // input features in 64 bytes of a panel
-    constexpr int kWays = R * P >= 8 || kCodePanels == 1 ? 1 : R * P >= 4 ? 2 : 4;
-    constexpr int kVectors = kNibbles ? (kWays + 1) / 2 : kWays;  // loads of 64 bytes a turn
-    I32x16 more[kWays][R][P];
-    HEADRACE_UNROLL for (int way = 1; way < kWays; ++way) {
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) more[way][r][p] = I32x16::zero();
-        }
+constexpr int kDirectRows = 4;    // up to so many rows decode in registers
+constexpr int kChunkRows = 96;    // rows that pass over a decoded chunk
+
+// acc[c] += sum over j of (codes[c][j] - offset) * four[j], with the offset of offset_of().
+template <bool kSmall>
+HEADRACE_INLINE I32x16 dot_codes(I32x16 acc, Codes codes, const std::int8_t* four) {
+    if constexpr (kSmall) return dot_small(acc, codes, four);
+    return dot_bytes(acc, codes, four);
+}
+constexpr int offset_of(bool small) { return small ? 0 : kByteOffset; }
+
+// acc = fma(float(sum), weight scale * activation scale, acc); minima add (sum of activations) * minimum.
+HEADRACE_INLINE F32x16 add_scaled(F32x16 acc, I32x16 sum, F32x16 weight_scale, F32x16 row_scale) {
+    return fma(to_float(sum), weight_scale * row_scale, acc);
+}
+HEADRACE_INLINE F32x16 add_minimum(F32x16 acc, I32x16 total, F32x16 minimum, F32x16 row_scale) {
+    return fma(to_float(total) * row_scale, minimum, acc);
+}
+
+// What of the activations belongs to the spans that come: their codes, their sums and scales, for up to eight rows.
+struct RowSpans {
+    RowPointers codes, totals, scales;
+    HEADRACE_INLINE RowSpans of(const Rows& in, int row, int span, int k) {
+        const std::size_t first = static_cast<std::size_t>(row) * in.groups + span, stride = in.groups * sizeof(float);
+        const char* data = static_cast<const char*>(in.data) + row * in.stride + k;
+        return {RowPointers::of(data, in.stride), RowPointers::of(in.sums + first, stride),
+                RowPointers::of(in.scales + first, stride)};
     }
-    for (int left = features; left > 0; left -= kStep * kVectors) {
-        HEADRACE_UNROLL for (int v = 0; v < kVectors; ++v) {
-            Codes codes[P];
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) codes[p] = Codes::load(b + p * panel_bytes + 64 * v);
-            HEADRACE_PREFETCH(ask);
-            ask += ask_step;
-            HEADRACE_UNROLL for (int half = 0; half < (kNibbles ? 2 : 1); ++half) {
-                const int way = (kNibbles ? 2 * v + half : v) % kWays;
+    HEADRACE_METHOD I32x16 total(int r) const {
+        return I32x16::broadcast(*static_cast<const std::int32_t*>(totals.at(r)));
+    }
+    HEADRACE_METHOD F32x16 scale(int r) const { return F32x16::broadcast(*static_cast<const float*>(scales.at(r))); }
+    HEADRACE_METHOD void next() {
+        totals.move(sizeof(std::int32_t));
+        scales.move(sizeof(float));
+    }
+};
+
+// ---- Few rows ----
+
+// sums[r] += sum over the next `features` (a multiple of 16 and of the format's unit) of (code - offset) * activation.
+// Whole numbers may be added in any order: few rows have several sums each, which do not wait for each other.
+template <class Format, int R>
+HEADRACE_INLINE void add_products(const Format& format, int features, RowPointers& a, const std::uint8_t*& b,
+                                  const std::uint8_t*& ask, std::size_t ask_step, I32x16 (&sums)[R]) {
+    constexpr int kWays = kCodePanels == 1 ? 1 : R >= 8 ? 1 : R >= 4 ? 2 : 4;
+    constexpr int kUnits = Format::kVectors >= kWays ? 1 : kWays / Format::kVectors;  // a turn
+    I32x16 more[kWays][R];
+    HEADRACE_UNROLL for (int way = 1; way < kWays; ++way) {
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) more[way][r] = I32x16::zero();
+    }
+    for (int left = features; left > 0; left -= Format::kFeatures * kUnits) {
+        HEADRACE_UNROLL for (int unit = 0; unit < kUnits; ++unit) {
+            Codes codes[Format::kVectors];
+            format.decode(b + 64 * Format::kLines * unit, codes);
+            HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
+                HEADRACE_PREFETCH(ask);
+                ask += ask_step;
+            }
+            HEADRACE_UNROLL for (int v = 0; v < Format::kVectors; ++v) {
+                const int way = (Format::kVectors * unit + v) % kWays;
                 HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                    HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                        I32x16& sum = way == 0 ? sums[r][p] : more[way][r][p];
-                        const std::int8_t* four = static_cast<const std::int8_t*>(a.at(r)) + kStep * v + 4 * half;
-                        if constexpr (kNibbles) {
-                            sum = dot_nibbles(sum, half == 0 ? low_nibbles(codes[p]) : high_nibbles(codes[p]), four);
-                        } else {
-                            sum = dot_bytes(sum, codes[p], four);
-                        }
-                    }
+                    I32x16& sum = way == 0 ? sums[r] : more[way][r];
+                    const auto* four = static_cast<const std::int8_t*>(a.at(r)) + Format::kFeatures * unit + 4 * v;
+                    sum = dot_codes<Format::kSmall>(sum, codes[v], four);
                 }
             }
         }
-        a.move(kStep * kVectors);
-        b += 64 * kVectors;
+        a.move(Format::kFeatures * kUnits);
+        b += 64 * Format::kLines * kUnits;
     }
     HEADRACE_UNROLL for (int way = 1; way < kWays; ++way) {
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = sums[r][p] + more[way][r][p];
-        }
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r] = sums[r] + more[way][r];
     }
 }
 
-template <bool kNibbles, int R, int P>
-static void multiply_code_tile(const CodeTile& tile) {
+// R rows by one panel.
+template <class Format, int R>
+static void direct_tile(const CodeTile& tile) {
     const Matrix& w = *tile.weight;
-    const Rows& in = *tile.in;
-    constexpr int kMiddle = kNibbles ? 8 : 128, kOffset = kNibbles ? 0 : kByteOffset;
-    F32x16 acc[R][P];
-    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
-    }
+    const Format format = Format::of(w);
+    constexpr int kOffset = offset_of(Format::kSmall);
+    const bool minima = has_minima(w);
+    F32x16 acc[R];
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r] = F32x16::zero();
     const std::uint8_t *ask = tile.ask, *codes = tile.codes(0);
-    const std::size_t first = static_cast<std::size_t>(tile.row) * in.groups, stride = in.groups * sizeof(float);
-    RowPointers activations = RowPointers::of(tile.activations<char>(0, 0), in.stride);
-    RowPointers totals = RowPointers::of(in.sums + first, stride);
-    RowPointers row_scales = RowPointers::of(in.scales + first, stride);
-    for (int g = 0, left = w.cols_padded; g < w.groups; ++g, left -= w.group) {
-        if (g == tile.turn_group) ask = tile.turn;
-        // Whole numbers: starting from -(zero - offset) * sum of activations gives the sum of (code - zero) * activation.
+    RowSpans rows = RowSpans::of(*tile.in, tile.row, 0, 0);
+    Side side;
+    for (int begin = 0, end, span = 0; begin < w.cols_padded; begin = end) {
+        // Nothing is stored here but the sides, so that a chunk may hold any one span.
+        end = w.span < kChunkFeatures ? chunk_end(begin, w.span, w.cols_padded) : least(begin + w.span, w.cols_padded);
+        load_side(w, tile.panel, begin, end, w.span, &kOffset, side);
+        for (int k = begin, part = 0; k < end; k += w.span, ++part, ++span) {
+            if (span == tile.turn_span) ask = tile.turn;
+            // Starting from -(zero - offset) * sum of activations gives the sum of (code - zero) * activation.
+            const I32x16 start = I32x16::load(side.starts[part]);
+            I32x16 sums[R];
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r] = rows.total(r) * start;
+            add_products<Format, R>(format, least(w.span, end - k), rows.codes, codes, ask, tile.ask_step, sums);
+            const F32x16 scale = F32x16::load(side.scales[part]);
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r] = add_scaled(acc[r], sums[r], scale, rows.scale(r));
+            if (minima) {
+                const F32x16 minimum = F32x16::load(side.minima[part]);
+                HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                    acc[r] = add_minimum(acc[r], rows.total(r), minimum, rows.scale(r));
+                }
+            }
+            rows.next();
+        }
+    }
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r].store(tile.out + r * tile.out_stride);
+}
+
+template <class Format, int R>
+HEADRACE_INLINE void direct_tile_of(const CodeTile& tile, int rows) {  // for 1 to R rows
+    if constexpr (R > 1) {
+        if (rows < R) return direct_tile_of<Format, R - 1>(tile, rows);
+    }
+    direct_tile<Format, R>(tile);
+}
+
+// Prefetches the panel itself, and then the first lines of the next one.
+static void direct_panel(CodeTile tile, int rows, const std::uint8_t* next) {
+    const Matrix& w = *tile.weight;
+    tile.ask = tile.codes(0) + kCodesAhead;
+    tile.ask_step = 64;
+    tile.turn = next == nullptr ? tile.codes(0) : next;
+    const std::int64_t spans = spans_of(w), bytes = static_cast<std::int64_t>(w.panel_bytes);
+    tile.turn_span = largest(0, static_cast<int>(spans - (kCodesAhead * spans + bytes - 1) / bytes));
+    with_format(w.format, [&]<class Format>() {
+        if constexpr (Format::kWhole) direct_tile_of<Format, kDirectRows>(tile, rows);
+    });
+}
+
+// ---- More rows ----
+
+// What a chunk of P panels becomes, and what tiles leave there for the next chunk of the same span.
+template <int P>
+struct Chunk {
+    int begin, end;
+    const std::uint8_t* codes[P];  // 64 bytes for each 4 features
+    Side side[P];
+    alignas(64) std::uint8_t memory[P][kChunkFeatures * kPanel];
+    alignas(64) std::int32_t sums[kChunkRows][P * kPanel];  // of a span that is longer than the chunk
+};
+
+// R rows, from `row` of the block on, by the chunk. The lines at `ask` of each panel are prefetched meanwhile.
+template <bool kSmall, int R, int P>
+static void chunk_tile(const CodeTile& tile, int row, Chunk<P>& chunk, const std::uint8_t* ask) {
+    const Matrix& w = *tile.weight;
+    const bool minima = has_minima(w), carried = chunk.begin % w.span != 0;
+    const bool complete = chunk.end % w.span == 0 || chunk.end == w.cols_padded;
+    F32x16 acc[R][P];
+    float* out = tile.out + row * tile.out_stride;
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+            acc[r][p] = chunk.begin < w.span ? F32x16::zero() : F32x16::load(out + r * tile.out_stride + kPanel * p);
+        }
+    }
+    RowSpans rows = RowSpans::of(*tile.in, tile.row + row, chunk.begin / w.span, chunk.begin);
+    std::size_t at = 0;
+    for (int k = chunk.begin, part = 0; k < chunk.end; k += w.span, ++part) {
         I32x16 sums[R][P];
-        const auto total = [&](int r) { return I32x16::broadcast(*static_cast<const std::int32_t*>(totals.at(r))); };
-        if (w.zeros == nullptr) {
-            const I32x16 factor = I32x16::broadcast(kOffset - kMiddle);
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+            const I32x16 start = I32x16::load(chunk.side[p].starts[part]);
             HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                const I32x16 start = total(r) * factor;
-                HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = start;
-            }
-        } else {
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                const I32x16 factor = I32x16::broadcast(kOffset) - load_bytes(tile.zeros(p, g));
-                HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r][p] = total(r) * factor;
+                sums[r][p] = carried ? I32x16::load(chunk.sums[row + r] + kPanel * p) : rows.total(r) * start;
             }
         }
-        add_code_products<kNibbles, R, P>(least(w.group, left), activations, codes, w.panel_bytes, ask, tile.ask_step, sums);
+        for (int left = least(w.span, chunk.end - k); left > 0; left -= 4, at += 64) {
+            Codes codes[P];
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                codes[p] = Codes::load(chunk.codes[p] + at);
+                HEADRACE_PREFETCH(ask + p * w.panel_bytes);
+            }
+            ask += tile.ask_step;
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                const auto* four = static_cast<const std::int8_t*>(rows.codes.at(r));
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = dot_codes<kSmall>(sums[r][p], codes[p], four);
+            }
+            rows.codes.move(4);
+        }
+        if (!complete) {
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p].store(chunk.sums[row + r] + kPanel * p);
+            }
+            return;
+        }
         F32x16 scales[P];
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) scales[p] = tile.scales(p, g);
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) scales[p] = F32x16::load(chunk.side[p].scales[part]);
         HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-            const F32x16 scale = F32x16::broadcast(*static_cast<const float*>(row_scales.at(r)));
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                acc[r][p] = fma(to_float(sums[r][p]), scales[p] * scale, acc[r][p]);
+            const F32x16 scale = rows.scale(r);
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = add_scaled(acc[r][p], sums[r][p], scales[p], scale);
+        }
+        if (minima) {
+            F32x16 lows[P];
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) lows[p] = F32x16::load(chunk.side[p].minima[part]);
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                    acc[r][p] = add_minimum(acc[r][p], rows.total(r), lows[p], rows.scale(r));
+                }
             }
         }
-        totals.move(sizeof(std::int32_t));
-        row_scales.move(sizeof(float));
+        rows.next();
     }
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p].store(tile.out + r * tile.out_stride + kPanel * p);
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p].store(out + r * tile.out_stride + kPanel * p);
     }
 }
 
-template <bool kNibbles, int R, int P>
-HEADRACE_INLINE void code_tile_of(const CodeTile& tile, int rows) {  // for 1 to R rows
-    if constexpr (R > 1) {
-        if (rows < R) return code_tile_of<kNibbles, R - 1, P>(tile, rows);
+template <bool kSmall, int R, int P>
+HEADRACE_INLINE void chunk_tile_of(const CodeTile& tile, int rows, int row, Chunk<P>& chunk, const std::uint8_t* ask) {
+    if constexpr (R > kCodeRows / 2) {  // more rows than kDirectRows are divided into passes of half a tile at least
+        if (rows < R) return chunk_tile_of<kSmall, R - 1, P>(tile, rows, row, chunk, ask);
     }
-    multiply_code_tile<kNibbles, R, P>(tile);
+    chunk_tile<kSmall, R, P>(tile, row, chunk, ask);
+}
+static_assert(kDirectRows + 1 > kCodeRows / 2);
+
+HEADRACE_INLINE Decode decoder_of(WeightFormat format) {  // null: the panels hold what products read
+    return with_format(format, []<class Format>() -> Decode {
+        if constexpr (Format::kWhole && !Format::kAsStored) return decode_codes<Format>;
+        return nullptr;
+    });
+}
+HEADRACE_INLINE bool small_codes(WeightFormat format) {
+    return with_format(format, []<class Format>() { return Format::kSmall; });
 }
 
-// int8 activations: `rows` rows by P panels. `next`: the panels that follow, or null.
-//
-// A single pass prefetches its own panels, and then the first lines of the next ones. More rows are divided evenly into
-// passes, which find their panels in the L2 cache; each prefetches its part of the next ones.
-template <bool kNibbles, int P>
-static void column_of_code_tiles(CodeTile tile, int rows, const std::uint8_t* next) {
+// Makes a chunk of P panels ready for products with i8 activations.
+template <int P>
+HEADRACE_INLINE void load_chunk(const CodeTile& tile, int begin, Decode decode, int offset, Chunk<P>& chunk) {
     const Matrix& w = *tile.weight;
+    chunk.begin = begin;
+    chunk.end = chunk_end(begin, w.span, w.cols_padded);
+    for (int p = 0; p < P; ++p) {
+        load_side(w, tile.panel + p, begin, chunk.end, w.span, &offset, chunk.side[p]);
+        chunk.codes[p] = decode == nullptr ? codes_of<BytesFormat>(w, tile.panel + p, begin) : chunk.memory[p];
+        if (decode != nullptr) decode(w, tile.panel + p, begin, chunk.end, chunk.memory[p]);
+    }
+}
+
+// `rows` (more than kDirectRows, up to kChunkRows) rows by P panels; `next`: the panels that follow, or null.
+template <bool kSmall, int P>
+static void chunk_panels(CodeTile tile, int rows, const std::uint8_t* next) {
+    const Matrix& w = *tile.weight;
+    const Decode decode = decoder_of(w.format);
     const int passes = ceil_div(rows, kCodeRows);
-    if (next == nullptr) next = tile.codes(0);
-    if (passes == 1) {
-        // Nibbles of many rows take longest between two lines: there twice the distance was measured to be faster.
-        const int early = kNibbles && rows > 4 ? 2 * kCodesAhead : kCodesAhead;
-        tile.ask = tile.codes(0) + early;
-        tile.ask_step = 64;
-        tile.turn = next;
-        tile.turn_group = largest(0, w.groups - ceil_div(early * w.groups, static_cast<int>(w.panel_bytes)));
-        code_tile_of<kNibbles, kCodeRows, P>(tile, rows);
-        return;
-    }
-    tile.ask = next;
-    tile.ask_step = next == tile.codes(0) ? 0 : ceil_div(64 * P, passes);
-    for (int left = passes; left > 0; --left) {
-        const int some = ceil_div(rows, left);
-        code_tile_of<kNibbles, kCodeRows, P>(tile, some);
-        rows -= some;
-        tile.row += some;
-        tile.out += some * tile.out_stride;
-        tile.ask += w.panel_bytes / 64 * tile.ask_step;
-    }
-}
-
-// bf16 activations.
-template <bool kNibbles, int P>
-static void column_of_wide_code_tiles(CodeTile tile, int rows) {
-    for (int taken; rows > 0; rows -= taken, tile.row += taken, tile.out += taken * tile.out_stride) {
-        if (rows > kCodeRows) {
-            taken = least(rows, kDecodedRows);
-            multiply_decoded<kNibbles, P>(tile, taken);
-        } else if (rows == kCodeRows) {
-            taken = kCodeRows;
-            multiply_code_tile_bf16<kNibbles, kCodeRows, P>(tile);
-        } else if (rows >= 4) {
-            taken = 4;
-            multiply_code_tile_bf16<kNibbles, 4, P>(tile);
-        } else if (rows >= 2) {
-            taken = 2;
-            multiply_code_tile_bf16<kNibbles, 2, P>(tile);
-        } else {
-            taken = 1;
-            multiply_code_tile_bf16<kNibbles, 1, P>(tile);
+    const std::size_t feature_bytes = w.panel_bytes / w.cols_padded;  // twice the bits of a code
+    Chunk<P> chunk;
+    for (int begin = 0; begin < w.cols_padded; begin = chunk.end) {
+        load_chunk(tile, begin, decode, offset_of(kSmall), chunk);
+        // Decoding waits for memory, so that the passes prefetch what is decoded next, each its part.
+        const bool last = chunk.end == w.cols_padded;
+        const std::uint8_t* ask = !last ? tile.codes(0) + feature_bytes * chunk.end : next != nullptr ? next : tile.codes(0);
+        tile.ask_step = last && next == nullptr ? 0 : ceil_div(static_cast<int>(4 * feature_bytes), passes);
+        for (int left = passes, row = 0; left > 0; --left) {
+            const int some = ceil_div(rows - row, left);
+            chunk_tile_of<kSmall, kCodeRows, P>(tile, some, row, chunk, ask);
+            row += some;
+            ask += (chunk.end - begin) / 4 * tile.ask_step;
         }
     }
 }
 
-template <bool kNibbles, bool kWide, int P>
-HEADRACE_INLINE void column_of_tiles(const CodeTile& tile, int rows, const std::uint8_t* next) {
-    if constexpr (kWide) {
-        column_of_wide_code_tiles<kNibbles, P>(tile, rows);
-    } else {
-        column_of_code_tiles<kNibbles, P>(tile, rows, next);
+template <int P>
+HEADRACE_INLINE void panels_of_chunks(CodeTile tile, int rows, const std::uint8_t* next) {
+    auto run = chunk_panels<false, P>;
+    if constexpr (offset_of(true) != offset_of(false)) {  // else all codes are multiplied alike
+        if (small_codes(tile.weight->format)) run = chunk_panels<true, P>;
     }
-}
-
-template <bool kNibbles, bool kWide>
-static void run_code_tiles(CodeTile tile, int rows, int panels, int next_panel) {
-    // One pass of few rows is as fast as memory, which is read fastest as one stream. bf16 sums are in a fixed order, so
-    // that it takes two panels to have enough of them under way.
-    const int width = !kWide && rows <= kCodeRows ? 1 : kCodePanels;
-    for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
-        taken = panels >= width ? width : 1;
-        const int following = panels > taken ? tile.panel + taken : next_panel;
-        const std::uint8_t* next = following < 0 ? nullptr : tile.codes(following - tile.panel);
-        if (taken == 1) {
-            column_of_tiles<kNibbles, kWide, 1>(tile, rows, next);
-        } else {
-            column_of_tiles<kNibbles, kWide, kCodePanels>(tile, rows, next);
-        }
+    for (int some; rows > 0; rows -= some, tile.row += some, tile.out += some * tile.out_stride) {
+        some = least(rows, kChunkRows);
+        if (rows > some && rows - some <= kDirectRows) some -= kDirectRows;  // what is left is a tile
+        run(tile, some, next);
     }
 }
 
 // out[r, 16p + c] = sum over k of in[row + r, k] * W[16 (panel + p) + c, k], for `rows` rows and `panels` panels.
 // `next_panel`: the panels that follow, or -1.
-// `in` is encoded as weight.input says (i8: in the weight's groups). Rows and panels may be divided in any way: no bit changes.
-// With one scale for all of them, i8 takes up to 2^16 input features (a sum of theirs has to fit into 32 bits).
-static void gemm_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
-                       std::size_t out_stride, int next_panel) {
-    const CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
-    const bool wide = weight.input == DType::bf16;
-    if (weight.format == WeightFormat::int4) {
-        (wide ? run_code_tiles<true, true> : run_code_tiles<true, false>)(tile, rows, panels, next_panel);
-    } else {
-        (wide ? run_code_tiles<false, true> : run_code_tiles<false, false>)(tile, rows, panels, next_panel);
+// `in` is encoded as weight.input says, i8 in the weight's spans. Rows and panels may be divided in any way: no bit changes.
+// A span has up to 2^16 input features (a sum of theirs has to fit into 32 bits).
+static void gemm_whole_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
+                             std::size_t out_stride, int next_panel) {
+    CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
+    const int width = rows <= kDirectRows ? 1 : kCodePanels;
+    for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
+        taken = panels >= width ? width : 1;
+        const int following = panels > taken ? tile.panel + taken : next_panel;
+        const std::uint8_t* next = following < 0 ? nullptr : tile.codes(following - tile.panel);
+        if (rows <= kDirectRows) {
+            direct_panel(tile, rows, next);
+        } else if (taken == 1) {
+            panels_of_chunks<1>(tile, rows, next);
+        } else {
+            panels_of_chunks<kCodePanels>(tile, rows, next);
+        }
     }
 }
 

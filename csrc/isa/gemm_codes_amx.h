@@ -1,41 +1,26 @@
-// Products with int8 and int4 weights on tiles. A group's sums (whole numbers, or f32 of bf16 pairs) are tiles; at its
-// end they are stored, scaled and added to the products, exactly as gemm_codes.h says.
+// Products with weights of codes on tiles. The sums of a span (whole numbers) or of a group (f32 of bf16 pairs) are tiles;
+// at its end they are stored, scaled and added to the products, exactly as gemm_codes.h and gemm_codes_bf16.h say.
 #pragma once
 
 #include "gemm.h"
 #include "gemm_codes.h"
+#include "gemm_codes_bf16.h"
 
 namespace headrace::HEADRACE_ISA {
 
 constexpr int kCodeBlockRows = 96;  // rows whose sums are kept for a pair of panels
 
-// Turns a chunk of a panel into tiles, unless they are tiles already (int8 with int8 activations).
-constexpr int kChunkTiles = 8;  // tiles that a chunk of one panel becomes
-struct CodeChunk {
-    alignas(64) unsigned char tiles[2][kChunkTiles][1024];
+// A chunk of one or two panels as tiles, one after the other.
+struct TileChunk {
+    int begin, end;
+    const char* tiles;         // of the first panel
+    std::size_t panel_stride;  // bytes to those of the second
+    Side side[2];
+    alignas(64) std::uint8_t memory[2][kChunkFeatures * 2 * kPanel];
 };
 
-template <bool kNibbles, bool kPairs>
-HEADRACE_INLINE void expand_codes(const std::uint8_t* codes, int features, const std::uint8_t* zeros, unsigned char* to) {
-    if constexpr (kPairs) {
-        using Decoder = typename CodePairs<kNibbles>::Type;
-        constexpr int kStep = kNibbles ? 8 : 4;
-        const Decoder decoder = Decoder::of(zeros);
-        for (int k = 0; k < features; k += kStep, codes += 64, to += kStep * 32) {
-            Pairs pairs[kStep / 2];
-            decoder(Codes::load(codes), pairs);
-            for (int j = 0; j < kStep / 2; ++j) pairs[j].store(to + 64 * j);
-        }
-    } else {
-        for (int k = 0; k < features; k += 8, codes += 64, to += 128) {
-            const Codes both = Codes::load(codes);
-            low_nibbles(both).store(to);
-            high_nibbles(both).store(to + 64);
-        }
-    }
-}
-
-// The rows (a multiple of 32, or less than that) and panels (1 or 2) of one product, and the sums of its current group: [rows][32] of 4 bytes.
+// The rows (a multiple of 32, or less than that) and panels (1 or 2) of one product, and the sums of its current span or
+// group: [rows][32] of 4 bytes.
 struct CodeBlock {
     const Rows* in;
     const Matrix* weight;
@@ -60,102 +45,99 @@ HEADRACE_INLINE void run_code_steps(const char* a, std::size_t a_stride, const c
     end_sums<kRowTiles, kPanels>(sums, kSumsStride);
 }
 
+// Features [k, stop) of the chunk, of one span or group. `bytes`: of activations in a row of a tile.
 template <bool kPairs>
-HEADRACE_INLINE void run_code_rows(const CodeBlock& block, const char* b, std::size_t panel_stride, int k, int features,
-                                   int bytes, bool first) {
+HEADRACE_INLINE void run_code_rows(const CodeBlock& block, const TileChunk& chunk, int k, int stop, int bytes, bool first) {
     constexpr int kFeatureBytes = kPairs ? 2 : 1;
     const std::size_t stride = block.in->stride;
-    const int steps = features * kFeatureBytes / bytes;
+    const int steps = (stop - k) * kFeatureBytes / bytes;
     const char* a = static_cast<const char*>(block.in->data) + block.row * stride + static_cast<std::size_t>(k) * kFeatureBytes;
+    const char* b = chunk.tiles + static_cast<std::size_t>(k - chunk.begin) * kFeatureBytes * kPanel;
     const int rows = block.rows;  // a multiple of 32, or less than that
     shape_tiles(least(16, rows), rows % 32 == 0 ? 16 : largest(0, rows - 16), bytes);
     const auto run = rows > 16 ? (block.panels == 2 ? run_code_steps<2, 2, kPairs> : run_code_steps<2, 1, kPairs>)
                                : (block.panels == 2 ? run_code_steps<1, 2, kPairs> : run_code_steps<1, 1, kPairs>);
     for (int row = 0; row < rows; row += 32) {
-        run(a + row * stride, stride, b, panel_stride, steps, bytes, first, block.sums + row * kSumsStride);
+        run(a + row * stride, stride, b, chunk.panel_stride, steps, bytes, first, block.sums + row * kSumsStride);
     }
 }
 
-// products = fma(sums, scales, products), a group's sums having been taken without their zeros (whole numbers).
-template <bool kNibbles, bool kPairs>
-static void add_group(const CodeBlock& block, int group) {
-    const Matrix& w = *block.weight;
+// products = fma(sums, scales, products) for part `part` of the chunk, which is span or group `index` of the row; sums of
+// whole numbers start without their zeros here.
+template <bool kPairs>
+static void add_part(const CodeBlock& block, const TileChunk& chunk, int part, int index) {
+    const bool minima = has_minima(*block.weight);
     for (int p = 0; p < block.panels; ++p) {
-        const std::size_t place = (static_cast<std::size_t>(block.panel + p) * w.groups + group) * kPanel;
-        const F32x16 scale = load_f16(w.scales + place);
-        const I32x16 zero = w.zeros == nullptr ? I32x16::broadcast(kNibbles ? 8 : 128) : load_bytes(w.zeros + place);
+        const Side& side = chunk.side[p];
+        const F32x16 scale = F32x16::load(side.scales[part]);
         for (int r = 0; r < block.rows; ++r) {
             float* out = block.out + r * block.out_stride + kPanel * p;
             const unsigned char* sums = block.sums + r * kSumsStride + 64 * p;
-            const F32x16 before = group == 0 ? F32x16::zero() : F32x16::load(out);
+            const F32x16 before = index == 0 ? F32x16::zero() : F32x16::load(out);
             if constexpr (kPairs) {
                 fma(F32x16::load(reinterpret_cast<const float*>(sums)), scale, before).store(out);
             } else {
-                const std::size_t at = static_cast<std::size_t>(block.row + r) * block.in->groups + group;
-                const I32x16 whole = I32x16::load(reinterpret_cast<const std::int32_t*>(sums)) -
-                                     zero * I32x16::broadcast(block.in->sums[at]);
-                fma(to_float(whole), scale * F32x16::broadcast(block.in->scales[at]), before).store(out);
+                const std::size_t at = static_cast<std::size_t>(block.row + r) * block.in->groups + index;
+                const I32x16 total = I32x16::broadcast(block.in->sums[at]);
+                const F32x16 row_scale = F32x16::broadcast(block.in->scales[at]);
+                const I32x16 start = total * I32x16::load(side.starts[part]);
+                const I32x16 whole = I32x16::load(reinterpret_cast<const std::int32_t*>(sums)) + start;
+                F32x16 after = add_scaled(before, whole, scale, row_scale);
+                if (minima) after = add_minimum(after, total, F32x16::load(side.minima[part]), row_scale);
+                after.store(out);
             }
         }
     }
 }
 
-template <bool kNibbles, bool kPairs>
+template <bool kPairs>
 static void multiply_code_block(const CodeBlock& block) {
     const Matrix& w = *block.weight;
-    constexpr bool kAsStored = !kNibbles && !kPairs;
-    constexpr int kTileFeatures = kPairs ? 32 : 64;
-    const int bytes = !kPairs && w.group % 64 != 0 ? 32 : 64;  // groups of 32 codes are half a tile
-    const auto codes = [&](int p, int k) {
-        return static_cast<const std::uint8_t*>(w.data) + (block.panel + p) * w.panel_bytes +
-               static_cast<std::size_t>(k) * (kNibbles ? 8 : 16);
-    };
-    // Prefetches the lines kCodesAhead bytes after a chunk; hardware does not prefetch far enough between products.
-    const auto ask = [&](int k, int features) {
-        const int bytes_here = features * (kNibbles ? 8 : 16);
+    const Decode decode = kPairs ? pair_decoder_of(w.format) : decoder_of(w.format);
+    constexpr int kNoOffset = 0;
+    const int size = kPairs ? w.group : w.span;
+    const int most = kPairs ? 32 : 64;  // features of a row of a tile, or fewer where a part is no multiple of them
+    const int features = size % most == 0 ? most : size % (most / 2) == 0 ? most / 2 : 16;
+    const int bytes = features * (kPairs ? 2 : 1);
+    TileChunk chunk;
+    for (chunk.begin = 0; chunk.begin < w.cols_padded; chunk.begin = chunk.end) {
+        const int begin = chunk.begin, end = chunk.end = chunk_end(begin, size, w.cols_padded);
         for (int p = 0; p < block.panels; ++p) {
-            const std::uint8_t* at = codes(p, k) + kCodesAhead;
-            for (int i = 0; i < bytes_here; i += 64) HEADRACE_PREFETCH(at + i);
+            load_side(w, block.panel + p, begin, end, size, kPairs ? nullptr : &kNoOffset, chunk.side[p]);
+            if (decode != nullptr) decode(w, block.panel + p, begin, end, chunk.memory[p]);
         }
-    };
-    CodeChunk chunk;
-    for (int g = 0; g < w.groups; ++g) {
-        const int begin = g * w.group, end = least(begin + w.group, w.cols_padded);
-        constexpr int most = kChunkTiles * kTileFeatures;
-        for (int k = begin; k < end; k += most) {
-            const int features = least(most, end - k);
-            ask(k, features);
-            if constexpr (kAsStored) {
-                run_code_rows<kPairs>(block, reinterpret_cast<const char*>(codes(0, k)), w.panel_bytes, k, features, bytes,
-                                      k == begin);
-            } else {
-                for (int p = 0; p < block.panels; ++p) {
-                    const std::size_t place = (static_cast<std::size_t>(block.panel + p) * w.groups + g) * kPanel;
-                    const std::uint8_t* zeros = w.zeros == nullptr ? nullptr : w.zeros + place;
-                    expand_codes<kNibbles, kPairs>(codes(p, k), features, zeros, chunk.tiles[p][0]);
-                }
-                run_code_rows<kPairs>(block, reinterpret_cast<const char*>(chunk.tiles), sizeof chunk.tiles[0], k, features,
-                                      bytes, k == begin);
+        chunk.tiles = reinterpret_cast<const char*>(chunk.memory);
+        chunk.panel_stride = sizeof chunk.memory[0];
+        if (decode == nullptr) {  // panels are tiles as they lie
+            const std::uint8_t* codes = codes_of<BytesFormat>(w, block.panel, begin);
+            chunk.tiles = reinterpret_cast<const char*>(codes);
+            chunk.panel_stride = w.panel_bytes;
+            for (int p = 0; p < block.panels; ++p) {  // hardware does not prefetch far enough between products
+                const std::uint8_t* at = codes + p * w.panel_bytes + kCodesAhead;
+                for (int i = 0; i < (end - begin) * kPanel; i += 64) HEADRACE_PREFETCH(at + i);
             }
         }
-        add_group<kNibbles, kPairs>(block, g);
+        for (int k = begin, part = 0; k < end; ++part) {
+            const int index = k / size, part_end = least((index + 1) * size, w.cols_padded), stop = least(part_end, end);
+            run_code_rows<kPairs>(block, chunk, k, stop, bytes, k == index * size);
+            if (stop == part_end) add_part<kPairs>(block, chunk, part, index);
+            k = stop;
+        }
     }
 }
 
-// As gemm_codes of gemm_codes.h, with the same bits for int8 activations: their sums are whole numbers, and scales are
-// applied in the same order. So few such rows are left to it; they read memory as fast without tiles.
+// With the same bits as gemm_codes.h for int8 activations: their sums are whole numbers, and scales are applied in the same
+// order. So few such rows are left to it; they read memory as fast without tiles.
 constexpr int kFewCodeRows = 8;
 static void gemm_codes_amx(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                            std::size_t out_stride, int next_panel) {
     if (in.type == DType::i8 && rows <= kFewCodeRows) {
-        gemm_codes(in, row, rows, weight, panel, panels, out, out_stride, next_panel);
+        gemm_whole_codes(in, row, rows, weight, panel, panels, out, out_stride, next_panel);
         return;
     }
     const TileScope scope;
     alignas(64) unsigned char sums[kCodeBlockRows * kSumsStride];
-    const bool nibbles = weight.format == WeightFormat::int4, pairs = in.type == DType::bf16;
-    const auto run = nibbles ? (pairs ? multiply_code_block<true, true> : multiply_code_block<true, false>)
-                             : (pairs ? multiply_code_block<false, true> : multiply_code_block<false, false>);
+    const auto run = in.type == DType::bf16 ? multiply_code_block<true> : multiply_code_block<false>;
     for (int p = 0; p < panels; p += 2) {
         for (int r = 0; r < rows;) {
             const int left = rows - r, some = left < 32 ? left : least(kCodeBlockRows, left / 32 * 32);

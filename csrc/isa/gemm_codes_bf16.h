@@ -1,68 +1,67 @@
-// Products with int8 and int4 weights that keep activations in bf16: codes less their zero are exact in bf16, a group's
-// sum is f32 in rising order and is scaled into the row's accumulator.
+// Products of bf16 activations with weights of codes: codes less their zero, or the numbers that they stand for, are exact
+// in bf16; a group's sum is f32 in rising order and is scaled into the row's accumulator.
 #pragma once
 
-#include "code_tile.h"
+#include "code_formats.h"
+#include "code_side.h"
 
 namespace headrace::HEADRACE_ISA {
 
-// Few rows: codes become pairs in registers, for each tile anew.
-template <bool kNibbles, int R, int P>
-static void multiply_code_tile_bf16(const CodeTile& tile) {
+// One row by P panels: codes become pairs in registers.
+template <class Format, int P>
+static void direct_pairs_tile(const CodeTile& tile) {
     const Matrix& w = *tile.weight;
-    using Decoder = typename CodePairs<kNibbles>::Type;
-    constexpr int kStep = kNibbles ? 8 : 4;
-    F32x16 acc[R][P];
-    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
-    }
-    for (int g = 0, k = 0; g < w.groups; ++g, k += w.group) {
-        F32x16 sums[R][P];
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = F32x16::zero();
-        }
-        const bf16_t* a[R];
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) a[r] = tile.activations<bf16_t>(r, k);
-        Decoder decoders[P];
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) decoders[p] = Decoder::of(tile.zeros(p, g));
-        const int features = least(w.group, w.cols_padded - k);
-        for (int i = 0; i < features; i += kStep) {
+    constexpr int kPairs = 2 * Format::kVectors;
+    const bf16_t* a = tile.activations<bf16_t>(0, 0);
+    F32x16 acc[P];
+    HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[p] = F32x16::zero();
+    Side side[P];
+    for (int begin = 0, end, group = 0; begin < w.cols_padded; begin = end) {
+        end = w.group < kChunkFeatures ? chunk_end(begin, w.group, w.cols_padded) : least(begin + w.group, w.cols_padded);
+        for (int p = 0; p < P; ++p) load_side(w, tile.panel + p, begin, end, w.group, nullptr, side[p]);
+        for (int k = begin, part = 0; k < end; k += w.group, ++part, ++group) {
+            typename Format::Wide decoders[P];
+            F32x16 sums[P];
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                const std::uint8_t* at = tile.codes(p) + static_cast<std::size_t>((k + i) / kStep) * 64;
-                Pairs pairs[kStep / 2];
-                HEADRACE_PREFETCH(at + kCodesAhead);
-                decoders[p](Codes::load(at), pairs);
-                HEADRACE_UNROLL for (int j = 0; j < kStep / 2; ++j) {
-                    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                        sums[r][p] = dot(sums[r][p], pairs[j], Pairs::broadcast(a[r] + i + 2 * j));
+                decoders[p] = Format::Wide::of(w, zeros_of(w, tile.panel + p, group));
+                sums[p] = F32x16::zero();
+            }
+            const int stop = least(k + w.group, end);
+            for (int i = k; i < stop; i += Format::kFeatures) {
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                    const std::uint8_t* at = codes_of<Format>(w, tile.panel + p, i);
+                    HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
+                        HEADRACE_PREFETCH(at + kCodesAhead + 64 * line);
+                    }
+                    Pairs pairs[kPairs];
+                    decoders[p](at, pairs);
+                    HEADRACE_UNROLL for (int j = 0; j < kPairs; ++j) {
+                        sums[p] = dot(sums[p], pairs[j], Pairs::broadcast(a + i + 2 * j));
                     }
                 }
             }
-        }
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-            const F32x16 scale = tile.scales(p, g);
-            HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r][p] = fma(sums[r][p], scale, acc[r][p]);
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[p] = fma(sums[p], F32x16::load(side[p].scales[part]), acc[p]);
         }
     }
-    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p].store(tile.out + r * tile.out_stride + kPanel * p);
-    }
+    HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[p].store(tile.out + kPanel * p);
 }
 
 // Many rows: a chunk of P panels becomes pairs once, in the first cache, and all rows pass.
-constexpr int kDecodedRows = 96, kDecodedFeatures = 256;
+constexpr int kPairRows = 96;
 
 template <int P>
-struct DecodedChunk {
-    alignas(64) unsigned char pairs[kDecodedFeatures / 2][P][64];
-    alignas(64) float sums[kDecodedRows][P * kPanel];  // of a group that does not end with the chunk
+struct PairChunk {
+    int begin, end;
+    Side side[P];
+    alignas(64) std::uint8_t pairs[P][kChunkFeatures * 2 * kPanel];
+    alignas(64) float sums[kPairRows][P * kPanel];  // of a group that does not end with the chunk
 };
 
-// R rows with the chunk's features [begin, end), which hold whole groups or lie inside one.
+// R rows with the chunk's features, which are whole groups or lie inside one.
 template <int R, int P>
-HEADRACE_INLINE void multiply_decoded_tile(const CodeTile& tile, int first_row, int begin, int end,
-                                           DecodedChunk<P>& chunk) {
+static void pair_chunk_tile(const CodeTile& tile, int first_row, PairChunk<P>& chunk) {
     const Matrix& w = *tile.weight;
+    const int begin = chunk.begin, end = chunk.end;
     F32x16 acc[R][P], sums[R][P];
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
         HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
@@ -72,23 +71,22 @@ HEADRACE_INLINE void multiply_decoded_tile(const CodeTile& tile, int first_row, 
                 begin % w.group == 0 ? F32x16::zero() : F32x16::load(chunk.sums[first_row + r] + kPanel * p);
         }
     }
-    bool complete = true;
-    for (int k = begin; k < end;) {
-        const int g = k / w.group, group_end = least((g + 1) * w.group, w.cols_padded), stop = least(group_end, end);
-        const bf16_t* a[R];
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) a[r] = tile.activations<bf16_t>(first_row + r, 0);
-        for (; k < stop; k += 2) {
+    const bool complete = end % w.group == 0 || end == w.cols_padded;
+    const bf16_t* a[R];
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) a[r] = tile.activations<bf16_t>(first_row + r, 0);
+    std::size_t at = 0;
+    for (int k = begin, part = 0; k < end; ++part) {
+        for (const int stop = least(begin % w.group == 0 ? k + w.group : end, end); k < stop; k += 2, at += 64) {
             Pairs pairs[P];
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) pairs[p] = Pairs::load(chunk.pairs[(k - begin) / 2][p]);
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) pairs[p] = Pairs::load(chunk.pairs[p] + at);
             HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
                 const Pairs two = Pairs::broadcast(a[r] + k);
                 HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = dot(sums[r][p], pairs[p], two);
             }
         }
-        complete = stop == group_end;
         if (!complete) break;
         HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-            const F32x16 scale = tile.scales(p, g);
+            const F32x16 scale = F32x16::load(chunk.side[p].scales[part]);
             HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
                 acc[r][p] = fma(sums[r][p], scale, acc[r][p]);
                 sums[r][p] = F32x16::zero();
@@ -106,40 +104,51 @@ HEADRACE_INLINE void multiply_decoded_tile(const CodeTile& tile, int first_row, 
     }
 }
 
-// `rows` (up to kDecodedRows) rows by P panels.
-template <bool kNibbles, int P>
-static void multiply_decoded(const CodeTile& tile, int rows) {
+HEADRACE_INLINE Decode pair_decoder_of(WeightFormat format) {
+    return with_format(format, []<class Format>() -> Decode { return decode_pairs<Format>; });
+}
+
+// `rows` (up to kPairRows) rows by P panels.
+template <int P>
+static void chunk_pairs(const CodeTile& tile, int rows) {
     const Matrix& w = *tile.weight;
-    constexpr int kStep = kNibbles ? 8 : 4;
-    using Decoder = typename CodePairs<kNibbles>::Type;
-    DecodedChunk<P> chunk;
-    for (int begin = 0, end; begin < w.cols_padded; begin = end) {
-        // To the end of the last group that fits, or as much of a longer group as fits.
-        end = least(begin + kDecodedFeatures, w.cols_padded);
-        if (w.group < kDecodedFeatures) {
-            end = least(begin + kDecodedFeatures / w.group * w.group, w.cols_padded);
-        } else {
-            end = least(end, (begin / w.group + 1) * w.group);
-        }
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-            for (int k = begin; k < end;) {
-                const Decoder decoder = Decoder::of(tile.zeros(p, k / w.group));
-                for (const int stop = least((k / w.group + 1) * w.group, end); k < stop; k += kStep) {
-                    Pairs pairs[kStep / 2];
-                    const std::uint8_t* at = tile.codes(p) + static_cast<std::size_t>(k / kStep) * 64;
-                    HEADRACE_PREFETCH(at + kCodesAhead);
-                    decoder(Codes::load(at), pairs);
-                    HEADRACE_UNROLL for (int j = 0; j < kStep / 2; ++j) {
-                        pairs[j].store(chunk.pairs[(k - begin) / 2 + j][p]);
-                    }
-                }
-            }
+    const Decode decode = pair_decoder_of(w.format);
+    PairChunk<P> chunk;
+    for (chunk.begin = 0; chunk.begin < w.cols_padded; chunk.begin = chunk.end) {
+        chunk.end = chunk_end(chunk.begin, w.group, w.cols_padded);
+        for (int p = 0; p < P; ++p) {
+            load_side(w, tile.panel + p, chunk.begin, chunk.end, w.group, nullptr, chunk.side[p]);
+            decode(w, tile.panel + p, chunk.begin, chunk.end, chunk.pairs[p]);
         }
         int row = 0;
-        for (; row + kCodeRows <= rows; row += kCodeRows) {
-            multiply_decoded_tile<kCodeRows, P>(tile, row, begin, end, chunk);
+        for (; row + kCodeRows <= rows; row += kCodeRows) pair_chunk_tile<kCodeRows, P>(tile, row, chunk);
+        if constexpr (kCodeRows > 4) {
+            for (; row + 4 <= rows; row += 4) pair_chunk_tile<4, P>(tile, row, chunk);
         }
-        for (; row < rows; ++row) multiply_decoded_tile<1, P>(tile, row, begin, end, chunk);
+        for (; row + 2 <= rows; row += 2) pair_chunk_tile<2, P>(tile, row, chunk);
+        for (; row < rows; ++row) pair_chunk_tile<1, P>(tile, row, chunk);
+    }
+}
+
+template <int P>
+static void panels_of_pairs(CodeTile tile, int rows) {
+    if (rows == 1) {
+        with_format(tile.weight->format, [&]<class Format>() { direct_pairs_tile<Format, P>(tile); });
+        return;
+    }
+    for (int some; rows > 0; rows -= some, tile.row += some, tile.out += some * tile.out_stride) {
+        some = least(rows, kPairRows);
+        chunk_pairs<P>(tile, some);
+    }
+}
+
+// As gemm_whole_codes of gemm_codes.h. Sums are in a fixed order: it takes two panels to have enough of them under way.
+static void gemm_pair_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
+                            std::size_t out_stride) {
+    CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
+    for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
+        taken = panels >= kCodePanels ? kCodePanels : 1;
+        taken == 1 ? panels_of_pairs<1>(tile, rows) : panels_of_pairs<kCodePanels>(tile, rows);
     }
 }
 

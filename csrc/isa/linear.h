@@ -6,6 +6,7 @@
 #include "epilogue.h"
 #include "gemm.h"
 #include "gemm_codes.h"
+#include "gemm_codes_bf16.h"
 #include "widen.h"
 #if HEADRACE_TILES
 #include "gemm_codes_amx.h"
@@ -75,13 +76,16 @@ struct OutputBlock {
 // products[r][16 p + lane] for a block. `next_panel`: the panels that follow, or -1.
 static void multiply(const LinearArgs& args, OutputBlock block, int next_panel, float* products, std::size_t c_stride) {
     const Matrix& weight = *args.weight;
-    if (weight.format == WeightFormat::int8 || weight.format == WeightFormat::int4) {
+    if (is_codes(weight.format)) {
 #if HEADRACE_TILES
-        const auto run = gemm_codes_amx;
+        gemm_codes_amx(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride, next_panel);
 #else
-        const auto run = gemm_codes;
+        if (weight.input == DType::bf16) {
+            gemm_pair_codes(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride);
+        } else {
+            gemm_whole_codes(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride, next_panel);
+        }
 #endif
-        run(args.in, block.row, block.rows, weight, block.panel, block.panels, products, c_stride, next_panel);
         return;
     }
     if constexpr (!kWidensInRegisters) {

@@ -54,7 +54,7 @@ static void pack_f16_panel(const PackArgs& args, int panel) {
 }
 
 static void pack(const PackArgs& args, Team& team) {
-    if (args.out.format == WeightFormat::int8 || args.out.format == WeightFormat::int4) {
+    if (is_codes(args.out.format)) {
         pack_quantised(args, team);
         return;
     }

@@ -1,4 +1,4 @@
-// Fills int8 and int4 panels: from rows of floats, rounding to nearest, or from existing codes.
+// Fills panels of codes: from rows of floats, rounding to nearest (int8 and int4), or from existing codes.
 //
 // The scale of a group is rounded to f16 first, and codes are chosen against the rounded scale:
 //   int8 symmetric   scale = max|w| / 127, codes 1..255 around 128
@@ -7,7 +7,7 @@
 //   with zeros       scale = (max - min) / (2^bits - 1), zero = round(-min / scale), the range widened to hold 0
 #pragma once
 
-#include "scalar.h"
+#include "code_formats.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -77,29 +77,19 @@ HEADRACE_INLINE GroupCode group_code(float least_value, float largest_value, boo
     return code;
 }
 
-// Puts sixteen codes of column `column`, from input feature k on (a multiple of 16), into a panel.
-template <bool kNibbles>
-HEADRACE_INLINE void put_codes(std::uint8_t* panel, int column, int k, const std::uint8_t* codes) {
-    if constexpr (kNibbles) {
-        std::uint8_t* to = panel + static_cast<std::size_t>(k / 8) * 64 + 4 * column;
-        for (int half = 0; half < 2; ++half) {
-            std::uint32_t first, second;
-            __builtin_memcpy(&first, codes + 8 * half, 4);
-            __builtin_memcpy(&second, codes + 8 * half + 4, 4);
-            first |= second << 4;
-            __builtin_memcpy(to + 64 * half, &first, 4);
-        }
-    } else {
-        std::uint8_t* to = panel + static_cast<std::size_t>(k / 4) * 64 + 4 * column;
-        for (int word = 0; word < 4; ++word) __builtin_memcpy(to + 64 * word, codes + 4 * word, 4);
-    }
+// How codes of 32 features from k on are put in place.
+using Put = void (*)(const Matrix&, int row, int k, const std::uint8_t* codes);
+HEADRACE_INLINE Put put_of(WeightFormat format) {
+    return with_format(format, []<class Format>() -> Put { return put_codes<Format>; });
 }
 
-template <typename Source, bool kNibbles>
+template <typename Source>
 static void quantise_panel(const PackArgs& args, int panel) {
     const Matrix& w = args.out;
+    const bool nibbles = w.format == WeightFormat::int4;
+    const Put put = put_of(w.format);
+    auto* scales = static_cast<f16_t*>(const_cast<void*>(w.scales));
     const auto place = [&](int g) { return (static_cast<std::size_t>(panel) * w.groups + g) * kPanel; };
-    std::uint8_t* data = static_cast<std::uint8_t*>(const_cast<void*>(w.data)) + panel * w.panel_bytes;
     for (int g = 0; g < w.groups; ++g) {
         const int begin = g * w.group, end = least(begin + w.group, w.cols_padded);
         for (int column = 0; column < kPanel; ++column) {
@@ -112,78 +102,51 @@ static void quantise_panel(const PackArgs& args, int panel) {
                 least_values = max(F32x16::zero() - values, least_values);
             }
             const GroupCode code =
-                group_code(-reduce_max(least_values), reduce_max(largest_values), kNibbles, args.symmetric);
-            const_cast<f16_t*>(w.scales)[place(g) + column] = code.scale;
+                group_code(-reduce_max(least_values), reduce_max(largest_values), nibbles, args.symmetric);
+            scales[place(g) + column] = code.scale;
             if (w.zeros != nullptr) {
                 const_cast<std::uint8_t*>(w.zeros)[place(g) + column] = static_cast<std::uint8_t>(code.zero);
             }
             const F32x16 inverse = F32x16::broadcast(code.inverse);
             const F32x16 low = F32x16::broadcast(code.low), high = F32x16::broadcast(code.high);
             const I32x16 zero = I32x16::broadcast(code.zero - 128);
-            for (int k = begin; k < end; k += 16) {
-                std::int8_t codes[16];
-                store_i8(codes, round(min(max(row.at(k) * inverse, low), high)) + zero);
-                std::uint8_t unsigned_codes[16];
-                for (int i = 0; i < 16; ++i) unsigned_codes[i] = static_cast<std::uint8_t>(codes[i] ^ 0x80);
-                put_codes<kNibbles>(data, column, k, unsigned_codes);
+            for (int k = begin; k < end; k += 32) {
+                std::uint8_t codes[32];
+                for (int i = 0; i < 32; i += 16) {
+                    std::int8_t sixteen[16];
+                    store_i8(sixteen, round(min(max(row.at(k + i) * inverse, low), high)) + zero);
+                    for (int j = 0; j < 16; ++j) codes[i + j] = static_cast<std::uint8_t>(sixteen[j] ^ 0x80);
+                }
+                put(w, panel * kPanel + column, k, codes);
             }
         }
     }
 }
 
-static void quantise_panels(const PackArgs& args, int first, int last) {
-    const bool nibbles = args.out.format == WeightFormat::int4;
-    for (int panel = first; panel < last; ++panel) {
-        switch (args.source_type) {
-            case DType::f32:
-                (nibbles ? quantise_panel<F32Source, true> : quantise_panel<F32Source, false>)(args, panel);
-                break;
-            case DType::bf16:
-                (nibbles ? quantise_panel<Bf16Source, true> : quantise_panel<Bf16Source, false>)(args, panel);
-                break;
-            default: (nibbles ? quantise_panel<F16Source, true> : quantise_panel<F16Source, false>)(args, panel);
-        }
-    }
-}
-
-template <bool kNibbles>
-static void copy_codes_of_panel(const PackCodesArgs& args, int panel) {
-    const Matrix& w = args.out;
-    constexpr std::uint8_t kMiddle = kNibbles ? 8 : 128;
-    std::uint8_t* data = static_cast<std::uint8_t*>(const_cast<void*>(w.data)) + panel * w.panel_bytes;
-    for (int column = 0; column < kPanel; ++column) {
-        const int row = panel * kPanel + column;
-        const bool empty = args.codes[row] == nullptr;
-        for (int g = 0; g < w.groups; ++g) {
-            const std::size_t place = (static_cast<std::size_t>(panel) * w.groups + g) * kPanel + column;
-            // Groups that lie wholly in the padding have no scale in the source.
-            const bool stored = !empty && g * w.group < w.cols;
-            const_cast<f16_t*>(w.scales)[place] = stored ? args.scales[row][g] : f16_t{0};
-            const std::uint8_t zero = stored && args.zeros != nullptr ? args.zeros[row][g] : kMiddle;
-            if (w.zeros != nullptr) const_cast<std::uint8_t*>(w.zeros)[place] = zero;
-            for (int k = g * w.group; k < least((g + 1) * w.group, w.cols_padded); k += 16) {
-                std::uint8_t codes[16];
-                for (int i = 0; i < 16; ++i) codes[i] = !empty && k + i < w.cols ? args.codes[row][k + i] : zero;
-                put_codes<kNibbles>(data, column, k, codes);
-            }
-        }
-    }
-}
-
-// Quantises rows of floats into int8 or int4 panels.
+// Quantises rows of floats into int8 or int4 panels with f16 scales, in groups of a multiple of 32.
 static void pack_quantised(const PackArgs& args, Team& team) {
+    const auto one = args.source_type == DType::f32    ? quantise_panel<F32Source>
+                     : args.source_type == DType::bf16 ? quantise_panel<Bf16Source>
+                                                       : quantise_panel<F16Source>;
     auto body = [&](int thread, int size) {
         const Share share = share_of(args.out.panels, thread, size);
-        quantise_panels(args, share.begin, share.end);
+        for (int panel = share.begin; panel < share.end; ++panel) one(args, panel);
     };
     team.run(body);
 }
 
 static void pack_codes(const PackCodesArgs& args, Team& team) {
+    const Matrix& w = args.out;
+    const Put put = put_of(w.format);
     auto body = [&](int thread, int size) {
-        const Share share = share_of(args.out.panels, thread, size);
-        for (int panel = share.begin; panel < share.end; ++panel) {
-            (args.out.format == WeightFormat::int4 ? copy_codes_of_panel<true> : copy_codes_of_panel<false>)(args, panel);
+        const Share share = share_of(w.panels, thread, size);
+        for (int row = share.begin * kPanel; row < share.end * kPanel; ++row) {
+            for (int k = 0; k < w.cols_padded; k += kSuper) {
+                std::uint8_t codes[kSuper];
+                const int count = least(kSuper, w.cols_padded - k);
+                args.read(args.context, row, k, count, codes);
+                for (int i = 0; i < count; i += 32) put(w, row, k + i, codes + i);
+            }
         }
     };
     team.run(body);

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "../kernels.h"
+#include "code_formats.h"
+#include "code_side.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -55,10 +57,40 @@ static inline void embed_packed_row(const EmbedArgs& a, std::int64_t id, float* 
     }
 }
 
+// The same of a matrix of codes.
+static inline void embed_code_row(const Matrix& w, std::int64_t id, float* out) {
+    const int row = static_cast<int>(id), panel = row / kPanel, lane = row % kPanel;
+    const auto numbers_of = with_format(w.format, []<class Format>() { return &get_numbers<Format>; });
+    const bool minima = has_minima(w);
+    Side side;
+    for (int begin = 0, end; begin < w.cols; begin = end) {
+        end = chunk_end(begin, w.group, w.cols_padded);
+        load_side(w, panel, begin, end, w.group, nullptr, side);
+        float numbers[kChunkFeatures];
+        numbers_of(w, row, begin, end - begin, numbers);
+        for_parts(w, begin, end, w.group, [&](int part, int group) {
+            const float scale = side.scales[part][lane];
+            const std::size_t place = (static_cast<std::size_t>(panel) * w.groups + group) * kPanel + lane;
+            const auto zero = static_cast<float>(w.zeros == nullptr ? w.middle : w.zeros[place]);
+            const int first = begin + part * w.group, last = least(least(first + w.group, end), w.cols);
+            for (int k = first; k < last; ++k) {
+                const float number = numbers[k - begin];
+                out[k] = minima ? scale * number + side.minima[part][lane] : scale * (number - zero);
+            }
+        });
+    }
+}
+
 static void embed(const EmbedArgs& a, Team& team) {
     for_rows(a.rows, a.cols, team, [&](int row) {
         float* out = a.out + row * (a.out_stride / sizeof(float));
-        a.packed == nullptr ? embed_row(a, a.ids[row], out) : embed_packed_row(a, a.ids[row], out);
+        if (a.packed == nullptr) {
+            embed_row(a, a.ids[row], out);
+        } else if (is_codes(a.packed->format)) {
+            embed_code_row(*a.packed, a.ids[row], out);
+        } else {
+            embed_packed_row(a, a.ids[row], out);
+        }
     });
 }
 

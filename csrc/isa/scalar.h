@@ -16,12 +16,14 @@
 #define HEADRACE_PREFETCH(address) __builtin_prefetch(address)
 #define HEADRACE_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
 #define HEADRACE_PREFETCH_L2(address) __builtin_prefetch(address, 0, 2)  // not into the first-level cache
+#define HEADRACE_ALONE [[maybe_unused]] __attribute__((noinline)) static  // compiled once, however often it is called
 #else
 #define HEADRACE_INLINE static inline
 #define HEADRACE_METHOD inline
 #define HEADRACE_PREFETCH(address) ((void)(address))
 #define HEADRACE_PREFETCH_WRITE(address) ((void)(address))
 #define HEADRACE_PREFETCH_L2(address) ((void)(address))
+#define HEADRACE_ALONE [[maybe_unused]] static
 #endif
 
 namespace headrace::HEADRACE_ISA {
@@ -86,6 +88,13 @@ HEADRACE_INLINE float from_f16(f16_t value) {  // masks instead of branches: loo
     return float_of(sign | (subnormal & small) | (normal & ~small) | (strange & 0x7f800000U));
 }
 #endif
+
+// A float of 8 bits: a sign, exponent and kMantissa bits. As the top bits of a float it is 2^kPower too small.
+template <int kMantissa, int kPower>
+HEADRACE_INLINE float from_float8(std::uint8_t value) {
+    const std::uint32_t sign = (value & 0x80U) << 24, rest = (value & 0x7fU) << (23 - kMantissa);
+    return float_of(sign | rest) * float_of(static_cast<std::uint32_t>(127 + kPower) << 23);
+}
 
 HEADRACE_INLINE f16_t to_f16(float value) {  // to nearest even; beyond 65504: infinity
     const std::uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000U, rest = bits & 0x7fffffffU;

@@ -13,11 +13,6 @@ constexpr bool kWidensInRegisters = false;
 #endif
 constexpr int kWidenedFeatures = 256;
 
-#if defined(__GNUC__)
-#define HEADRACE_ALONE [[maybe_unused]] __attribute__((noinline)) static
-#else
-#define HEADRACE_ALONE [[maybe_unused]] static
-#endif
 HEADRACE_ALONE void widen_f16(const f16_t* from, float* to, int count) {
     for (int i = 0; i < count; ++i) to[i] = from_f16(from[i]);
 }

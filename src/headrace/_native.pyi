@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Part = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | tuple[int, str, int, int]
+Scales = NDArray[np.float16] | NDArray[np.uint16] | NDArray[np.float32] | NDArray[np.uint8]
 Queries = NDArray[np.float32] | NDArray[np.uint16]
 Cached = NDArray[np.float32] | NDArray[np.uint16] | NDArray[np.int8]
 
@@ -63,12 +64,14 @@ class Team:
 class PackedMatrix:
     """A weight matrix in the form that products read, see csrc/tensors.h.
 
-    `format`: "f32", "bf16", "f16", "int8" or "int4"; `input`: how activations are to be encoded, "f32" (with floats),
-    "bf16" (not with "f32" and "f16") or "i8" (with "int8" and "int4").
+    `format`: "f32", "bf16", "f16", or codes: "int8", "int4", "int5", "int6", "table4", "e4m3", "e5m2". `input`: how
+    activations are to be encoded, "f32" (with floats), "bf16" (with "bf16" and codes) or "i8" (with codes other than
+    "e4m3" and "e5m2").
     `parts` are put below each other: arrays [rows, cols] of float32, float16 or bfloat16 (as uint16), or
     (address, "f32" | "bf16" | "f16", rows, cols) of memory that lives as long as the call. With `gate` the first half
-    of all rows is the gate and the rest is up. `group` (a multiple of 32) input features share a scale, 0: all. Raises
-    ValueError where this does not fit.
+    of all rows is the gate and the rest is up. Floats are rounded to "int8" and "int4" only, `group` (a multiple of 32)
+    input features sharing a scale, 0: all. `span` input features share a scale of "i8" activations: it divides the
+    group, 0: the group itself. Raises ValueError where this does not fit.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class PackedMatrix:
         input: str,
         group: int = 0,
         symmetric: bool = True,
+        span: int = 0,
         bias: NDArray[np.float32] | None = None,
     ) -> None: ...
     @staticmethod
@@ -89,23 +93,50 @@ class PackedMatrix:
         kernels: Kernels,
         team: Team,
         format: str,
-        parts: list[tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.uint8] | None]],
+        parts: list[tuple[NDArray[np.uint8], Scales, Scales | None]],
         *,
         gate: bool = False,
         input: str,
         group: int = 0,
+        span: int = 0,
+        middle: int | None = None,
+        unit: float = 1.0,
+        table: NDArray[np.int8] | NDArray[np.uint16] | None = None,
         bias: NDArray[np.float32] | None = None,
     ) -> PackedMatrix:
-        """From codes chosen elsewhere: each part is (codes [rows, cols], scales [rows, groups], zeros or None).
+        """From codes chosen elsewhere: each part is (codes [rows, cols], scales [rows, groups], zeros | minima | None).
 
-        weight = scale * (code - zero); without zeros, the zero is 128 ("int8") or 8 ("int4").
+        weight = unit * scale * (number - zero), or unit * scale * number + minimum. `unit` is a power of two. The number
+        is the code, the entry of `table` ("table4": sixteen int8 with "i8" activations, bfloat16 as uint16 with "bf16"),
+        or the float of 8 bits. Scales are float16, float32, bfloat16 as uint16, or powers of two as uint8: 2^(s - 127).
+        Zeros are uint8, minima of the scales' type, for "i8" activations only; without either the zero is `middle`,
+        None: half of the codes' range. Groups are multiples of 16, of "int5" of 32. Codes of NaN or infinity make
+        their group's scale NaN.
+        """
+    @staticmethod
+    def from_blocks(
+        kernels: Kernels,
+        team: Team,
+        type: str,
+        parts: list[NDArray[np.uint8] | tuple[int, int, int]],
+        *,
+        gate: bool = False,
+        bias: NDArray[np.float32] | None = None,
+    ) -> PackedMatrix:
+        """From rows of a GGUF file: uint8 [rows, bytes of a row], or (address, rows, cols) of memory.
+
+        `type`: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs or mxfp4. Nothing is
+        rounded. Activations are i8, in the type's groups.
         """
     @property
     def panels(self) -> NDArray[np.uint8]:
         """The packed form itself, [panels, bytes of a panel], read-only as the two below."""
     @property
-    def scales(self) -> NDArray[np.uint16] | None:
-        """[panels, groups, 16], float16 as bits; None for floats."""
+    def scales(self) -> Scales | None:
+        """[panels, groups, 16], 16-bit floats as bits; [panels, super-blocks, bytes] of K-quants; None for floats."""
+    @property
+    def minima(self) -> Scales | None:
+        """As the scales; None where there are none, or where they lie in super-blocks."""
     @property
     def zeros(self) -> NDArray[np.uint8] | None:
         """[panels, groups, 16]; None where they are all the same."""
@@ -120,10 +151,13 @@ class PackedMatrix:
     @property
     def group(self) -> int: ...
     @property
+    def span(self) -> int:
+        """Input features that share a scale of i8 activations."""
+    @property
     def nbytes(self) -> int: ...
 
 Embeddings = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | PackedMatrix
-"""[V, H]: a table, bfloat16 as uint16, or a packed matrix of floats."""
+"""[V, H]: a table, bfloat16 as uint16, or a packed matrix."""
 
 def linear(
     kernels: Kernels,
