@@ -195,6 +195,7 @@ void bind_packed_matrix(nb::module_& m) {
                std::optional<Table> table, std::optional<Bias> bias) {
                 PackOptions options{.format = weight_format_of(format), .input = dtype_of(input), .group = group,
                                     .gate = gate, .span = span, .unit = unit};
+                if (!is_codes(options.format)) throw nb::value_error("weights of that format are no codes");
                 if (middle && (*middle < 0 || *middle > 255)) throw nb::value_error("the code of 0 is below 256");
                 if (table.has_value() != (options.format == WeightFormat::table4)) {
                     throw nb::value_error("table4 weights have a table, and no others");

@@ -28,8 +28,8 @@ void check_codes(int cols, const PackOptions& options, bool minima) {
     if (options.group < 0 || options.group % step != 0 || options.span < 0 || options.span % step != 0) {
         refuse("a group of such weights is a multiple of " + std::to_string(step));
     }
-    const int group = options.group == 0 ? round_up(cols, kInputAlign) : options.group;
-    if (options.span != 0 && group % options.span != 0) refuse("a group of weights holds whole groups of activations");
+    const int padded = round_up(cols, kInputAlign), group = options.group == 0 ? padded : options.group;
+    if (options.span != 0 && group < padded && group % options.span != 0) refuse("a group of weights holds whole groups of activations");
     if (is_super(options.scale_type) && (cols % kSuper != 0 || group > kSuper || kSuper % group != 0)) {
         refuse("super-blocks divide the input features, and groups divide super-blocks");
     }

@@ -1,0 +1,113 @@
+"""Blocks of GGUF files in every instruction set, against the `gguf` package's own dequantisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests import needs
+from tests.instruction_sets import parameters
+from tests.native.test_code_formats import activations, seen
+
+native = needs.native()
+gguf = needs.package("gguf")
+
+# Type -> bytes of a block, where its float16 numbers lie, and the features that share a scale.
+TYPES: dict[str, tuple[int, tuple[int, ...], int]] = {
+    "q4_0": (18, (0,), 32),
+    "q4_1": (20, (0, 2), 32),
+    "q5_0": (22, (0,), 32),
+    "q5_1": (24, (0, 2), 32),
+    "q8_0": (34, (0,), 32),
+    "q2_k": (84, (80, 82), 16),
+    "q3_k": (110, (108,), 16),
+    "q4_k": (144, (0, 2), 32),
+    "q5_k": (176, (0, 2), 32),
+    "q6_k": (210, (208,), 16),
+    "iq4_nl": (18, (0,), 32),
+    "iq4_xs": (136, (0,), 32),
+    "mxfp4": (17, (), 32),
+}
+sets = pytest.mark.parametrize("name", parameters())
+types = pytest.mark.parametrize("type", TYPES)
+
+
+@pytest.fixture(scope="module")
+def team() -> Any:
+    return native.Team(2)
+
+
+def blocks(type: str, rows: int, cols: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """(random blocks [rows, bytes of a row], what they stand for)"""
+    size, numbers, _ = TYPES[type]
+    kind = gguf.GGMLQuantizationType[type.upper()]
+    features = gguf.GGML_QUANT_SIZES[kind][0]
+    random = np.random.default_rng(rows + cols)
+    raw = random.integers(0, 256, (rows, cols // features, size)).astype(np.uint8)
+    for at in numbers:
+        values = (random.standard_normal((*raw.shape[:2], 1)) * 0.01).astype(np.float16)
+        values[0, 0], values[-1, -1] = 0, 6e-8  # a subnormal one
+        raw[:, :, at : at + 2] = values.view(np.uint8)
+    if type == "mxfp4":
+        raw[:, :, 0] = random.integers(110, 130, raw.shape[:2])
+        raw[0, 0, 0], raw[-1, -1, 0] = 0, 1
+    raw = raw.reshape(rows, -1)
+    return raw, gguf.quants.dequantize(raw, kind)
+
+
+@sets
+@types
+def test_rows_equal_the_package(team: Any, name: str, type: str) -> None:
+    raw, weights = blocks(type, 83, 768)
+    for parts in ([raw], [raw[:20].copy(), raw[20:].copy()], [(raw.ctypes.data, 83, 768)]):
+        matrix = native.PackedMatrix.from_blocks(native.Kernels(name), team, type, parts)
+        assert (matrix.rows, matrix.cols, matrix.group, matrix.span) == (83, 768, TYPES[type][2], TYPES[type][2])
+        out = np.zeros((83, 768), np.float32)
+        native.embed(native.Kernels(name), team, np.arange(83), matrix, out)
+        np.testing.assert_array_equal(out, weights)
+
+
+@sets
+@types
+def test_products_equal_dequantise_then_multiply(team: Any, name: str, type: str) -> None:
+    raw, weights = blocks(type, 83, 768)
+    kernels, group = native.Kernels(name), TYPES[type][2]
+    matrix = native.PackedMatrix.from_blocks(kernels, team, type, [raw])
+    x = activations(40, 768)
+    together = native.linear(kernels, team, x, matrix)
+    expected = seen(x, "i8", group) @ weights.T.astype(np.float64)
+    assert (np.abs(together - expected) / (np.abs(x) @ np.abs(weights.T) + 1e-30)).max() < 2e-6
+    for rows in (1, 2, 3, 4, 5, 8, 9, 17, 33):
+        np.testing.assert_array_equal(native.linear(kernels, team, x[:rows].copy(), matrix), together[:rows])
+
+
+@types
+def test_a_block_of_32_may_end_before_the_padding(team: Any, type: str) -> None:
+    """96 features are padded to 128; types with super-blocks refuse the length."""
+    size, _, group = TYPES[type]
+    kernels = native.Kernels("portable")
+    kind = gguf.GGMLQuantizationType[type.upper()]
+    if gguf.GGML_QUANT_SIZES[kind][0] == 256:
+        memory = np.zeros(size, np.uint8)
+        with pytest.raises(ValueError, match="whole blocks"):
+            native.PackedMatrix.from_blocks(kernels, team, type, [(memory.ctypes.data, 1, 96)])
+        return
+    raw, weights = blocks(type, 5, 96)
+    x = activations(3, 96)
+    got = native.linear(kernels, team, x, native.PackedMatrix.from_blocks(kernels, team, type, [raw]))
+    expected = seen(x, "i8", group) @ weights.T.astype(np.float64)
+    assert (np.abs(got - expected) / (np.abs(x) @ np.abs(weights.T) + 1e-30)).max() < 2e-6
+
+
+def test_bytes_that_are_no_blocks_are_refused(team: Any) -> None:
+    kernels = native.Kernels("portable")
+    with pytest.raises(ValueError, match="whole blocks of 144"):
+        native.PackedMatrix.from_blocks(kernels, team, "q4_k", [np.zeros((2, 143), np.uint8)])
+    with pytest.raises(ValueError, match="no blocks of type tq1_0"):
+        native.PackedMatrix.from_blocks(kernels, team, "tq1_0", [np.zeros((2, 54), np.uint8)])
+    for parts in ([], [np.zeros((0, 144), np.uint8)], [(0, -1, 256)], [(0, 4, 0)]):
+        with pytest.raises(ValueError):
+            native.PackedMatrix.from_blocks(kernels, team, "q4_k", parts)
