@@ -142,6 +142,7 @@ static void panels_of_pairs(CodeTile tile, int rows) {
     }
 }
 
+#if !HEADRACE_TILES
 // As gemm_whole_codes of gemm_codes.h. Sums are in a fixed order: it takes two panels to have enough of them under way.
 static void gemm_pair_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                             std::size_t out_stride) {
@@ -151,5 +152,6 @@ static void gemm_pair_codes(const Rows& in, int row, int rows, const Matrix& wei
         taken == 1 ? panels_of_pairs<1>(tile, rows) : panels_of_pairs<kCodePanels>(tile, rows);
     }
 }
+#endif
 
 }  // namespace headrace::HEADRACE_ISA
