@@ -22,6 +22,7 @@ Rows rows_for(const Matrix& weight, int rows, Arena& arena) {
     Rows encoded;
     encoded.type = weight.input;
     encoded.stride = (weight.cols_padded * dtype_bytes(weight.input) + 63) / 64 * 64;
+    encoded.order = weight.order;
     encoded.data = arena.take(encoded.stride * rows);
     if (weight.input == DType::i8) {
         encoded.group = weight.span;

@@ -82,6 +82,7 @@ CodePart code_part_of(nb::handle item, PackOptions& options, bool first) {
     return part;
 }
 
+using Order = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<nb::ro, nb::shape<16>, nb::c_contig, nb::device::cpu>;
 
 CodeTable table_of(const Table& array) {
@@ -192,7 +193,7 @@ void bind_packed_matrix(nb::module_& m) {
             "from_codes",
             [](const KernelSet& kernels, Team& team, const std::string& format, nb::list items, bool gate,
                const std::string& input, int group, int span, std::optional<int> middle, float unit,
-               std::optional<Table> table, std::optional<Bias> bias) {
+               std::optional<Table> table, std::optional<Order> order, std::optional<Bias> bias) {
                 PackOptions options{.format = weight_format_of(format), .input = dtype_of(input), .group = group,
                                     .gate = gate, .span = span, .unit = unit};
                 if (!is_codes(options.format)) throw nb::value_error("weights of that format are no codes");
@@ -211,6 +212,10 @@ void bind_packed_matrix(nb::module_& m) {
                     parts.push_back(code_part_of(item, options, parts.empty()));
                     rows += parts.back().rows;
                 }
+                if (order && (parts.empty() || static_cast<int>(order->size()) != parts[0].cols)) {
+                    throw nb::value_error("an order of columns has one number a column");
+                }
+                if (order) options.order = order->data();
                 options.bias = bias_of(bias, rows);
                 const nb::gil_scoped_release released;
                 return new PackedMatrix(*kernels.table, team, parts, options);
@@ -218,7 +223,7 @@ void bind_packed_matrix(nb::module_& m) {
             nb::rv_policy::take_ownership, nb::arg("kernels"), nb::arg("team"), nb::arg("format"), nb::arg("parts"),
             nb::kw_only(), nb::arg("gate") = false, nb::arg("input"), nb::arg("group") = 0, nb::arg("span") = 0,
             nb::arg("middle") = nb::none(), nb::arg("unit") = 1.0F, nb::arg("table") = nb::none(),
-            nb::arg("bias") = nb::none())
+            nb::arg("order") = nb::none(), nb::arg("bias") = nb::none())
         .def_static(
             "from_blocks",
             [](const KernelSet& kernels, Team& team, const std::string& name, nb::list items, bool gate,
@@ -258,6 +263,7 @@ void bind_packed_matrix(nb::module_& m) {
         .def_prop_ro("cols", [](const PackedMatrix& self) { return self.matrix().cols; })
         .def_prop_ro("group", [](const PackedMatrix& self) { return self.matrix().group; })
         .def_prop_ro("span", [](const PackedMatrix& self) { return self.matrix().span; })
+        .def_prop_ro("ordered", [](const PackedMatrix& self) { return self.matrix().order != nullptr; })
         .def_prop_ro("nbytes", &PackedMatrix::bytes);
 }
 

@@ -127,15 +127,18 @@ public:
         tape_.append(args, Scope::tokens, "embed", -1);
     }
 
+    // `reader`: the matrix whose order of columns the rows take, or null.
     void encode(int source, int out, int cols, std::optional<Floats> norm, float eps, const std::string& scope,
-                const std::string& name, int layer) {
+                const std::string& name, int layer, const PackedMatrix* reader) {
         const Rows& from = at(buffers_, source);
         EncodeArgs args;
         args.in = static_cast<const float*>(from.data);
         args.in_stride = from.stride;
         args.eps = eps;
         args.cols = cols;
+        require(reader == nullptr || reader->matrix().cols == cols, "the matrix that reads the rows has other columns");
         args.out = at(buffers_, out);
+        args.out.order = buffers_[out].order = reader == nullptr ? nullptr : reader->matrix().order;
         args.cols_padded = (cols + kInputAlign - 1) / kInputAlign * kInputAlign;
         require(from.type == DType::f32 && from.stride >= cols * sizeof(float), "encode reads rows of f32");
         require(args.out.stride >= args.cols_padded * dtype_bytes(args.out.type), "the encoded rows do not fit");
@@ -336,6 +339,7 @@ private:
         require(args.in.stride >= m.cols_padded * dtype_bytes(args.in.type), "the activations are too short");
         require(m.input != DType::i8 || (args.in.group == m.span && args.in.groups == spans_of(m)),
                 "the activations' groups are not those of the matrix");
+        require(args.in.order == m.order, "the activations are not in the order of the matrix's columns");
         return args;
     }
 
@@ -366,7 +370,8 @@ void bind_tape(nb::module_& m) {
         .def("rotations", &BoundTape::rotations, "frequencies"_a.noconvert(), "factor"_a, "limit"_a = nb::none())
         .def("embed", &BoundTape::embed, "table"_a, "out"_a, nb::keep_alive<1, 2>())
         .def("encode", &BoundTape::encode, "source"_a, "out"_a, "cols"_a, nb::kw_only(),
-             "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1)
+             "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1,
+             "reader"_a.none() = nb::none(), nb::keep_alive<1, 10>())
         .def("linear", &BoundTape::linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "epilogue"_a = "store",
              "gate"_a = "none", "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("rope", &BoundTape::rope, "qkv"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a, "rotated"_a,

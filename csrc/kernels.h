@@ -39,7 +39,7 @@ struct EncodeArgs {
     int rows = 0;
     int cols = 0;
     int cols_padded = 0;
-    Rows out;
+    Rows out;                        // features in the order out.order, if it has one
 };
 
 // out[t, :] = table[ids[t], :] as f32. The table lies in rows, or is a packed matrix: of codes, or the head of a model that

@@ -36,6 +36,14 @@ void check_codes(int cols, const PackOptions& options, bool minima) {
     int exponent = 0;
     if (std::frexp(options.unit, &exponent) != 0.5F) refuse("the unit of scales is a power of two");
     if (minima && options.input != DType::i8) refuse("weights with minima meet i8 activations only");
+    if (options.order != nullptr) {
+        std::vector<bool> taken(cols, false);
+        for (int i = 0; i < cols; ++i) {
+            const std::int32_t feature = options.order[i];
+            if (feature < 0 || feature >= cols || taken[feature]) refuse("an order of columns names each input feature once");
+            taken[feature] = true;
+        }
+    }
     constexpr int kMostInSum = 1 << 16;  // products of two bytes whose sum fits into 32 bits
     if (options.input == DType::i8 && (options.span != 0 ? options.span : options.group == 0 ? cols : group) > kMostInSum) {
         refuse("more than 65536 input features cannot share a scale");
@@ -224,6 +232,11 @@ std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const Pac
         m.scales = memory_.take(records * scale_bytes(m.scale_type, m.group));
         if (beside == Beside::zeros) m.zeros = memory_.take_array<std::uint8_t>(records * kPanel);
         if (beside == Beside::minima) m.minima = memory_.take(records * scale_bytes(m.scale_type, m.group));
+    }
+    if (options.order != nullptr) {
+        auto* features = memory_.take_array<std::int32_t>(m.cols);
+        std::memcpy(features, options.order, sizeof(std::int32_t) * m.cols);
+        m.order = features;
     }
     if (options.bias) {
         float* bias = memory_.take_array<float>(order.size());

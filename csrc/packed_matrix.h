@@ -48,6 +48,7 @@ struct PackOptions {
     ScaleType scale_type = ScaleType::f16;
     float unit = 1;            // every scale is multiplied by it: a power of two
     CodeTable table;           // table4
+    const std::int32_t* order = nullptr;  // from codes: [cols] the input feature of each column; null: as they are
 };
 
 class PackedMatrix {

@@ -101,6 +101,7 @@ struct Matrix {
     const std::uint8_t* zeros = nullptr;  // [panels][groups][16], or null
     const void* minima = nullptr;      // as scales, or null; k_minima hold their own
     CodeTable table;                   // table4
+    const std::int32_t* order = nullptr;  // [cols] the input feature that a column multiplies (activation order), or null
     const float* bias = nullptr;       // [panels * 16], or null
 };
 
@@ -117,6 +118,7 @@ struct Rows {
     std::int32_t* sums = nullptr;      // i8: [rows][groups]
     int group = 0;                     // i8 only
     int groups = 0;                    // i8 only
+    const std::int32_t* order = nullptr;  // of the features, as in the matrix that reads them
 };
 
 // Keys and values of one layer. A block is [num_kv_heads][T * head_dim] elements, key and value alike; in it

@@ -36,8 +36,10 @@ HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {
 HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
     const I32x16 bytes = load_bytes(p);
     const auto power = [](__m256i exponents) {
-        const __m256i least_one = _mm256_set1_epi32(0x00400000);
-        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(exponents, 23), least_one));
+        const __m256i half = _mm256_set1_epi32(0x00400000);
+        const __m256i bits = _mm256_max_epi32(_mm256_slli_epi32(exponents, 23), half);
+        const __m256i nan = _mm256_cmpeq_epi32(exponents, _mm256_set1_epi32(255));
+        return _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_and_si256(nan, half)));
     };
     return {power(bytes.a), power(bytes.b)};
 }

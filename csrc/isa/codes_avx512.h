@@ -32,10 +32,12 @@ HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {  // 16 bytes, one a c
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 
-// 2^(p - 127) of 16 bytes, one a column; infinite for 255.
+// 2^(p - 127) of 16 bytes, one a column; NaN for 255.
 HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
-    const __m512i bits = _mm512_slli_epi32(load_bytes(p).v, 23);
-    return {_mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(0x00400000)))};
+    const __m512i exponents = load_bytes(p).v, half = _mm512_set1_epi32(0x00400000);
+    const __m512i bits = _mm512_max_epi32(_mm512_slli_epi32(exponents, 23), half);
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(exponents, _mm512_set1_epi32(255));
+    return {_mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, half))};
 }
 
 HEADRACE_INLINE Codes operator|(Codes a, Codes b) { return {_mm512_or_si512(a.v, b.v)}; }

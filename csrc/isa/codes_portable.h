@@ -25,7 +25,10 @@ HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {
 }
 HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
     F32x16 r;
-    for (int i = 0; i < 16; ++i) r.v[i] = float_of(p[i] == 0 ? 0x00400000U : static_cast<std::uint32_t>(p[i]) << 23);
+    for (int i = 0; i < 16; ++i) {
+        const bool special = p[i] == 0 || p[i] == 255;  // 2^-127 is subnormal
+        r.v[i] = float_of(static_cast<std::uint32_t>(p[i]) << 23 | (special ? 0x00400000U : 0U));
+    }
     return r;
 }
 

@@ -75,7 +75,8 @@ static inline void embed_code_row(const Matrix& w, std::int64_t id, float* out) 
             const int first = begin + part * w.group, last = least(least(first + w.group, end), w.cols);
             for (int k = first; k < last; ++k) {
                 const float number = numbers[k - begin];
-                out[k] = minima ? scale * number + side.minima[part][lane] : scale * (number - zero);
+                out[w.order == nullptr ? k : w.order[k]] =
+                    minima ? scale * number + side.minima[part][lane] : scale * (number - zero);
             }
         });
     }
@@ -102,11 +103,12 @@ struct Features {
     const float* norm;
     int cols;
     F32x16 scale;  // 1 / root of the mean square
+    const std::int32_t* order;  // in which features are encoded, or null
 
     HEADRACE_INLINE Features of(const EncodeArgs& a, int row) {
         const std::int64_t source = a.gather ? a.gather[row] : row;
         const char* start = reinterpret_cast<const char*>(a.in) + source * static_cast<std::int64_t>(a.in_stride);
-        Features f{reinterpret_cast<const float*>(start), a.norm, a.cols, F32x16::broadcast(1.0F)};
+        Features f{reinterpret_cast<const float*>(start), a.norm, a.cols, F32x16::broadcast(1.0F), a.out.order};
         if (!a.norm) return f;
         F32x16 squares = F32x16::zero();
         int i = 0;
@@ -123,7 +125,17 @@ struct Features {
         return f;
     }
 
+    HEADRACE_METHOD F32x16 ordered(int i) const {
+        float x[16] = {}, weights[16] = {};
+        for (int j = 0; j < least(16, cols - i); ++j) {
+            x[j] = in[order[i + j]];
+            if (norm) weights[j] = norm[order[i + j]];
+        }
+        return norm ? F32x16::load(x) * scale * F32x16::load(weights) : F32x16::load(x);
+    }
+
     HEADRACE_METHOD F32x16 at(int i) const {
+        if (order) return ordered(i);
         if (i + 16 <= cols) {
             const F32x16 x = F32x16::load(in + i);
             return norm ? x * scale * F32x16::load(norm + i) : x;

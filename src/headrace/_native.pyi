@@ -102,6 +102,7 @@ class PackedMatrix:
         middle: int | None = None,
         unit: float = 1.0,
         table: NDArray[np.int8] | NDArray[np.uint16] | None = None,
+        order: NDArray[np.int32] | None = None,
         bias: NDArray[np.float32] | None = None,
     ) -> PackedMatrix:
         """From codes chosen elsewhere: each part is (codes [rows, cols], scales [rows, groups], zeros | minima | None).
@@ -111,7 +112,7 @@ class PackedMatrix:
         or the float of 8 bits. Scales are float16, float32, bfloat16 as uint16, or powers of two as uint8: 2^(s - 127).
         Zeros are uint8, minima of the scales' type, for "i8" activations only; without either the zero is `middle`,
         None: half of the codes' range. Groups are multiples of 16, of "int5" of 32. Codes of NaN or infinity make
-        their group's scale NaN.
+        their group's scale NaN. `order` [cols] is the input feature that each column multiplies (GPTQ's activation order).
         """
     @staticmethod
     def from_blocks(
@@ -153,6 +154,9 @@ class PackedMatrix:
     @property
     def span(self) -> int:
         """Input features that share a scale of i8 activations."""
+    @property
+    def ordered(self) -> bool:
+        """Whether columns are in an order of their own: rows are encoded in it, see `Tape.encode`."""
     @property
     def nbytes(self) -> int: ...
 
@@ -254,7 +258,9 @@ class Tape:
         scope: str = "tokens",
         name: str,
         layer: int = -1,
-    ) -> None: ...
+        reader: PackedMatrix | None = None,
+    ) -> None:
+        """`reader`: the matrix whose order of columns the rows take, if it has one."""
     def linear(
         self,
         source: int,

@@ -277,3 +277,30 @@ def test_what_does_not_fit_is_refused(team: Any) -> None:
     ):  # fmt: skip
         with pytest.raises((ValueError, TypeError), match=why):
             pack(format, **options)
+
+
+@sets
+@pytest.mark.parametrize("input", ["i8", "bf16"])
+def test_columns_in_an_order_of_their_own(team: Any, name: str, input: str) -> None:
+    """Codes whose columns are sorted by group, as GPTQ's activation order leaves them, mean the same weights."""
+    kernels, random = native.Kernels(name), np.random.default_rng(4)
+    order = random.permutation(200).astype(np.int32)
+    codes = random.integers(0, 16, (40, 200)).astype(np.uint8)
+    scales = random.standard_normal((40, 7)).astype(np.float16)
+    parts = [(codes, scales, None)]
+    options: dict[str, Any] = {"input": input, "group": 32}
+    plain = native.PackedMatrix.from_codes(kernels, team, "int4", parts, **options)
+    ordered = native.PackedMatrix.from_codes(kernels, team, "int4", parts, order=order, **options)
+    assert ordered.ordered and not plain.ordered
+    x = activations(9, 200)
+    np.testing.assert_array_equal(
+        native.linear(kernels, team, x, ordered),
+        native.linear(kernels, team, x[:, order].copy(), plain),
+    )
+    ids, rows, expected = np.arange(40), np.zeros((40, 200), np.float32), np.zeros((40, 200), np.float32)
+    native.embed(kernels, team, ids, ordered, rows)
+    native.embed(kernels, team, ids, plain, expected)
+    np.testing.assert_array_equal(rows[:, order], expected)
+    for wrong in (order[:-1].copy(), np.zeros(200, np.int32), order + 1, order - 1):
+        with pytest.raises(ValueError, match="an order of columns"):
+            native.PackedMatrix.from_codes(kernels, team, "int4", parts, order=wrong, **options)

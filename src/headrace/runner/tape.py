@@ -134,6 +134,7 @@ class _Compiler:
 
     def _encode(self, call: Call, **options: Any) -> None:
         (source,), (out,) = call.inputs, call.outputs
+        reader = None if call.op.reader is None else _packed(self.weights, call.op.reader)
         self.tape.encode(
             self.buffer(source),
             self.buffer(out),
@@ -141,6 +142,7 @@ class _Compiler:
             **{"scope": _scope(call.op), **options},
             name=call.op.name,
             layer=_layer(call.op),
+            reader=reader if reader is not None and reader.ordered else None,
         )
 
     def linear(self, call: Call) -> None:
