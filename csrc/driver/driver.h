@@ -31,6 +31,7 @@ struct Teams {
 };
 
 void run_products(const Kernels& kernels, const Teams& teams);
+void run_codes(const Kernels& kernels, const Teams& teams);
 void run_attention(const Kernels& kernels, const Teams& teams);
 void run_rows(const Kernels& kernels, const Teams& teams);
 void run_sampling(const Kernels& kernels, const Teams& teams);

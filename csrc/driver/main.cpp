@@ -17,6 +17,7 @@ int run(int argc, char** argv) {
     run_threads();
     for (int i = 0; const Kernels* kernels = kernels_at(i); ++i) {
         run_products(*kernels, teams);
+        run_codes(*kernels, teams);
         run_attention(*kernels, teams);
         run_rows(*kernels, teams);
         run_sampling(*kernels, teams);

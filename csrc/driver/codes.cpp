@@ -1,0 +1,117 @@
+// Matrices of existing codes: every type of GGUF blocks, every native format of codes, products and look-ups.
+#include <vector>
+
+#include "../packed_matrix.h"
+#include "driver.h"
+
+namespace headrace::driver {
+namespace {
+
+void multiply(const Kernels& kernels, Team& team, const Matrix& w, int rows, const Guarded<float>& x, Guarded<float>& out) {
+    Rows in;
+    in.type = w.input;
+    in.stride = w.cols_padded * dtype_bytes(w.input);
+    in.group = w.span;
+    in.groups = spans_of(w);
+    in.order = w.order;
+    Guarded<char> encoded(in.stride * rows);
+    const std::size_t count = w.input == DType::i8 ? static_cast<std::size_t>(rows) * in.groups : 0;
+    Guarded<float> scales(count);
+    Guarded<std::int32_t> sums(count);
+    in.data = encoded.data();
+    in.scales = scales.data();
+    in.sums = sums.data();
+    kernels.encode({.in = x.data(), .in_stride = w.cols * sizeof(float), .rows = rows, .cols = w.cols,
+                    .cols_padded = w.cols_padded, .out = in}, team);
+    LinearArgs args;
+    args.in = in;
+    args.weight = &w;
+    args.rows = rows;
+    args.out = out.data();
+    args.out_stride = w.rows * sizeof(float);
+    kernels.linear(args, team);
+}
+
+void check(const Kernels& kernels, const Teams& teams, const PackedMatrix& packed) {
+    const Matrix& w = packed.matrix();
+    Guarded<std::int64_t> ids(w.rows);
+    for (int i = 0; i < w.rows; ++i) ids[i] = i;
+    Guarded<float> weights(static_cast<std::size_t>(w.rows) * w.cols);
+    kernels.embed({.ids = ids.data(), .rows = w.rows, .cols = w.cols, .packed = &w, .out = weights.data(),
+                   .out_stride = w.cols * sizeof(float)}, teams.many);
+    require(finite(weights), "dequantised rows are finite", kernels.name);
+    for (const int rows : {1, 4, 7, 33}) {
+        Noise noise(rows);
+        Guarded<float> x(static_cast<std::size_t>(rows) * w.cols);
+        x.fill(noise);
+        Guarded<float> alone(static_cast<std::size_t>(rows) * w.rows), shared(alone.size());
+        multiply(kernels, teams.one, w, rows, x, alone);
+        multiply(kernels, teams.many, w, rows, x, shared);
+        require(finite(alone), "products of codes are finite", kernels.name);
+        require(alone == shared, "products of codes do not depend on threads", kernels.name);
+    }
+}
+
+// Blocks of random bits, with finite scales.
+void check_blocks(const Kernels& kernels, const Teams& teams, const BlockType& type, std::initializer_list<int> scales) {
+    constexpr int kRows = 21, kCols = 512;
+    const int blocks = kRows * kCols / type.features;
+    Noise noise(type.bytes);
+    Guarded<std::uint8_t> raw(static_cast<std::size_t>(blocks) * type.bytes);
+    raw.fill(noise);
+    for (int block = 0; block < blocks; ++block) {
+        for (const int at : scales) raw[static_cast<std::size_t>(block) * type.bytes + at] &= 0xbf;  // of f16: below 2
+        if (type.scale_type == ScaleType::e8m0) raw[static_cast<std::size_t>(block) * type.bytes] &= 0x7f;
+    }
+    check(kernels, teams, PackedMatrix(kernels, teams.many, type, {{raw.data(), kRows, kCols}}, {}));
+}
+
+void check_codes(const Kernels& kernels, const Teams& teams, WeightFormat format, DType input, int group, int span) {
+    constexpr int kRows = 21, kCols = 200;
+    const int groups = (kCols + group - 1) / group;
+    Noise noise(static_cast<int>(format) * 100 + group);
+    Guarded<std::uint8_t> codes(static_cast<std::size_t>(kRows) * kCols);
+    const unsigned most = format == WeightFormat::e5m2 ? 0x7b : format == WeightFormat::e4m3 ? 0x7e : (1U << code_bits(format)) - 1;
+    for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(noise.bits() % (most + 1));
+    Guarded<float> scales(static_cast<std::size_t>(kRows) * groups);
+    scales.fill(noise);
+    std::vector<std::int32_t> order;
+    for (int i = 0; i < kCols; ++i) order.push_back(kCols - 1 - i);
+    PackOptions options{.format = format, .input = input, .group = group, .span = span, .scale_type = ScaleType::f32,
+                        .order = order.data()};
+    for (int i = 0; i < 16; ++i) {
+        options.table.bytes[i] = static_cast<std::uint8_t>(16 * i);
+        options.table.numbers[i] = static_cast<bf16_t>(0x3f80 + i);
+    }
+    const CodePart part{codes.data(), scales.data(), nullptr, nullptr, kRows, kCols};
+    check(kernels, teams, PackedMatrix(kernels, teams.many, std::vector<CodePart>{part}, options));
+    if (input != DType::i8 || format == WeightFormat::table4) return;
+    const CodePart with_minima{codes.data(), scales.data(), nullptr, scales.data(), kRows, kCols};
+    check(kernels, teams, PackedMatrix(kernels, teams.many, std::vector<CodePart>{with_minima}, options));
+}
+
+}  // namespace
+
+void run_codes(const Kernels& kernels, const Teams& teams) {
+    const struct {
+        const char* name;
+        std::initializer_list<int> scales;  // the high bytes of the f16 numbers of a block
+    } types[] = {{"q4_0", {1}}, {"q4_1", {1, 3}}, {"q5_0", {1}}, {"q5_1", {1, 3}}, {"q8_0", {1}}, {"q2_k", {81, 83}},
+                 {"q3_k", {109}}, {"q4_k", {1, 3}}, {"q5_k", {1, 3}}, {"q6_k", {209}}, {"iq4_nl", {1}}, {"iq4_xs", {1}},
+                 {"mxfp4", {}}};
+    for (const auto& [name, scales] : types) {
+        const BlockType* type = find_block_type(name);
+        require(type != nullptr, "a type of blocks is known", name);
+        check_blocks(kernels, teams, *type, scales);
+    }
+    using F = WeightFormat;
+    for (const F format : {F::int8, F::int4, F::int5, F::int6, F::table4}) {
+        check_codes(kernels, teams, format, DType::i8, 64, 32);
+        check_codes(kernels, teams, format, DType::bf16, 32, 0);
+    }
+    check_codes(kernels, teams, F::int6, DType::i8, 16, 0);
+    check_codes(kernels, teams, F::e4m3, DType::bf16, 128, 0);
+    check_codes(kernels, teams, F::e5m2, DType::bf16, 128, 0);
+}
+
+}  // namespace headrace::driver
