@@ -24,9 +24,13 @@ bool whole_codes(WeightFormat format) {
 std::size_t scale_size(ScaleType type) { return scale_bytes(type, kSuper) / kPanel; }
 
 void check_codes(int cols, const PackOptions& options, bool minima) {
-    const int step = options.format == WeightFormat::int5 ? 32 : 16;  // input features that are decoded at once
-    if (options.group < 0 || options.group % step != 0 || options.span < 0 || options.span % step != 0) {
-        refuse("a group of such weights is a multiple of " + std::to_string(step));
+    // Formats with a plane of one bit are decoded 32 input features at a time; chunks of groups of 16 are whole units too.
+    const bool long_units = options.format == WeightFormat::int5 || options.format == WeightFormat::int3;
+    const bool short_groups = !long_units || (options.group == 16 && options.input == DType::i8);
+    const bool short_spans = !long_units || options.span == 16;
+    if (options.group < 0 || options.group % (short_groups ? 16 : 32) != 0 || options.span < 0 ||
+        options.span % (short_spans ? 16 : 32) != 0) {
+        refuse(long_units ? "a group of such weights is a multiple of 32" : "a group of such weights is a multiple of 16");
     }
     const int padded = round_up(cols, kInputAlign), group = options.group == 0 ? padded : options.group;
     if (options.span != 0 && group < padded && group % options.span != 0) refuse("a group of weights holds whole groups of activations");

@@ -39,7 +39,7 @@ struct BlockPart {
 struct PackOptions {
     WeightFormat format = WeightFormat::f32;
     DType input = DType::f32;  // how activations will be encoded
-    int group = 0;             // codes: features that share a scale, a multiple of 16 (int5: of 32); 0: all
+    int group = 0;             // codes: features that share a scale, a multiple of 16 (int5, int3: of 32, or 16); 0: all
     bool symmetric = true;     // from floats: int8 and int4 without zeros
     bool gate = false;         // the first half of the rows is the gate, the rest is up; they alternate by 16 features
     const float* bias = nullptr;  // of the parts' rows, one part after the other, or null

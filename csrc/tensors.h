@@ -10,7 +10,7 @@ namespace headrace {
 enum class DType : std::uint8_t { f32, bf16, f16, i8 };
 
 // How the numbers of a weight matrix are stored. From int8 on they are codes, see Matrix.
-enum class WeightFormat : std::uint8_t { f32, bf16, f16, int8, int4, int5, int6, table4, e4m3, e5m2 };
+enum class WeightFormat : std::uint8_t { f32, bf16, f16, int8, int6, int5, int4, int3, int2, table4, e4m3, e5m2 };
 
 // How the scales of codes are stored. k_minima and k_signed are the K-quants' super-blocks of kSuper input features.
 enum class ScaleType : std::uint8_t { f16, bf16, f32, e8m0, k_minima, k_signed };
@@ -45,6 +45,8 @@ constexpr int code_bits(WeightFormat format) {
         case WeightFormat::int5: return 5;
         case WeightFormat::int4:
         case WeightFormat::table4: return 4;
+        case WeightFormat::int3: return 3;
+        case WeightFormat::int2: return 2;
     }
     return 0;
 }

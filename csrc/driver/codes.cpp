@@ -105,7 +105,7 @@ void run_codes(const Kernels& kernels, const Teams& teams) {
         check_blocks(kernels, teams, *type, scales);
     }
     using F = WeightFormat;
-    for (const F format : {F::int8, F::int4, F::int5, F::int6, F::table4}) {
+    for (const F format : {F::int8, F::int6, F::int5, F::int4, F::int3, F::int2, F::table4}) {
         check_codes(kernels, teams, format, DType::i8, 64, 32);
         check_codes(kernels, teams, format, DType::bf16, 32, 0);
     }

@@ -41,29 +41,27 @@ struct BytesFormat {
     HEADRACE_INLINE float number(const Matrix&, std::uint8_t code) { return code; }
 };
 
-// Codes of 4 bits, or 4 + kHigh of them: lines of nibbles (low ones are features 8 j to 8 j + 3 of their column, high ones
-// 8 j + 4 to 8 j + 7), then a line with the higher bits: kHigh of a byte for each vector, the first one lowest.
-template <int kHigh>
+// Codes of kLow (4 or 2) bits, or kLow + kHigh of them. First lines with the low bits of all codes: kLow bits of a byte for
+// each vector, the first one lowest; then, if there are higher bits, one line that holds kHigh bits of each vector alike.
+template <int kLow, int kHigh>
 struct PlanesFormat {
-    static constexpr int kFeatures = kHigh == 0 ? 8 : 32 / kHigh, kVectors = kFeatures / 4;
-    static constexpr int kNibbleLines = kVectors / 2, kLines = kNibbleLines + (kHigh > 0);
+    static constexpr int kFeatures = 32 / (kHigh == 0 ? kLow : kHigh), kVectors = kFeatures / 4;
+    static constexpr int kLineVectors = 8 / kLow, kLowLines = kVectors / kLineVectors, kLines = kLowLines + (kHigh > 0);
     static constexpr bool kWhole = true, kSmall = true, kAsStored = false;
-    static constexpr int kBits = (1 << kHigh) - 1;
+    static constexpr int kLowBits = (1 << kLow) - 1, kHighBits = (1 << kHigh) - 1;
     HEADRACE_INLINE PlanesFormat of(const Matrix&) { return {}; }
 
     template <int kVector>
-    HEADRACE_INLINE void add_high(Codes high, Codes (&out)[kVectors]) {
-        out[kVector] = out[kVector] | shifted<4 - kHigh * kVector>(high, kBits << 4);
-        if constexpr (kVector + 1 < kVectors) add_high<kVector + 1>(high, out);
-    }
-    HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[kVectors]) const {
-        HEADRACE_UNROLL for (int line = 0; line < kNibbleLines; ++line) {
-            const Codes both = Codes::load(at + 64 * line);
-            out[2 * line] = low_nibbles(both);
-            out[2 * line + 1] = high_nibbles(both);
+    HEADRACE_INLINE void take_bits(const std::uint8_t* at, Codes (&out)[kVectors]) {
+        constexpr int kLine = kVector / kLineVectors, kPart = kVector % kLineVectors;
+        out[kVector] = shifted<-kLow * kPart>(Codes::load(at + 64 * kLine), kLowBits);
+        if constexpr (kHigh > 0) {
+            const Codes high = Codes::load(at + 64 * kLowLines);
+            out[kVector] = out[kVector] | shifted<kLow - kHigh * kVector>(high, kHighBits << kLow);
         }
-        if constexpr (kHigh > 0) add_high<0>(Codes::load(at + 64 * kNibbleLines), out);
+        if constexpr (kVector + 1 < kVectors) take_bits<kVector + 1>(at, out);
     }
+    HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[kVectors]) const { take_bits<0>(at, out); }
 
     struct Wide {
         BytePairs pairs;
@@ -82,30 +80,37 @@ struct PlanesFormat {
 
     HEADRACE_INLINE void put(std::uint8_t* unit, int column, const std::uint8_t* codes) {
         for (int j = 0; j < 4; ++j) {
+            std::uint8_t* at = unit + 4 * column + j;
             unsigned high = 0;
-            for (int v = 0; v < kVectors; v += 2) {
-                const unsigned first = codes[4 * v + j], second = codes[4 * v + 4 + j];
-                unit[32 * v + 4 * column + j] = static_cast<std::uint8_t>((first & 15U) | second << 4);
-                high |= (first >> 4) << (kHigh * v) | (second >> 4) << (kHigh * v + kHigh);
+            for (int line = 0; line < kLowLines; ++line) {
+                unsigned low = 0;
+                for (int part = 0; part < kLineVectors; ++part) {
+                    const int v = kLineVectors * line + part;
+                    const unsigned code = codes[4 * v + j];
+                    low |= (code & kLowBits) << (kLow * part);
+                    high |= code >> kLow << (kHigh * v);
+                }
+                at[64 * line] = static_cast<std::uint8_t>(low);
             }
-            if constexpr (kHigh > 0) unit[64 * kNibbleLines + 4 * column + j] = static_cast<std::uint8_t>(high);
+            if constexpr (kHigh > 0) at[64 * kLowLines] = static_cast<std::uint8_t>(high);
         }
     }
     HEADRACE_INLINE void get(const std::uint8_t* unit, int column, std::uint8_t* codes) {
         for (int i = 0; i < kFeatures; ++i) {
-            const int v = i / 4, at = 4 * column + i % 4;
-            const int nibble = unit[64 * (v / 2) + at] >> 4 * (v % 2) & 15;
-            const int high = kHigh == 0 ? 0 : unit[64 * (kLines - 1) + at] >> kHigh * v & kBits;
-            codes[i] = static_cast<std::uint8_t>(nibble | high << 4);
+            const int v = i / 4;
+            const std::uint8_t* at = unit + 4 * column + i % 4;
+            const int low = at[64 * (v / kLineVectors)] >> (kLow * (v % kLineVectors)) & kLowBits;
+            const int high = kHigh == 0 ? 0 : at[64 * (kLines - 1)] >> (kHigh * v) & kHighBits;
+            codes[i] = static_cast<std::uint8_t>(low | high << kLow);
         }
     }
     HEADRACE_INLINE float number(const Matrix&, std::uint8_t code) { return code; }
 };
 
-using NibblesFormat = PlanesFormat<0>;
+using NibblesFormat = PlanesFormat<4, 0>;
 
 template <>
-struct PlanesFormat<0>::Wide {  // without the way over bytes
+struct PlanesFormat<4, 0>::Wide {  // without the way over bytes
     NibblePairs pairs;
     HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {NibblePairs::of(zeros)}; }
     HEADRACE_METHOD void operator()(const std::uint8_t* at, Pairs (&out)[4]) const {
@@ -215,8 +220,10 @@ template <typename Visit>
 HEADRACE_INLINE auto with_format(WeightFormat format, Visit visit) {
     switch (format) {
         case WeightFormat::int4: return visit.template operator()<NibblesFormat>();
-        case WeightFormat::int5: return visit.template operator()<PlanesFormat<1>>();
-        case WeightFormat::int6: return visit.template operator()<PlanesFormat<2>>();
+        case WeightFormat::int6: return visit.template operator()<PlanesFormat<4, 2>>();
+        case WeightFormat::int5: return visit.template operator()<PlanesFormat<4, 1>>();
+        case WeightFormat::int3: return visit.template operator()<PlanesFormat<2, 1>>();
+        case WeightFormat::int2: return visit.template operator()<PlanesFormat<2, 0>>();
         case WeightFormat::table4: return visit.template operator()<TableFormat>();
         case WeightFormat::e4m3: return visit.template operator()<E4M3Format>();
         case WeightFormat::e5m2: return visit.template operator()<E5M2Format>();

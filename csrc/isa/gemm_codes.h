@@ -223,12 +223,11 @@ static void chunk_tile(const CodeTile& tile, int row, Chunk<P>& chunk, const std
 
 template <bool kSmall, int R, int P>
 HEADRACE_INLINE void chunk_tile_of(const CodeTile& tile, int rows, int row, Chunk<P>& chunk, const std::uint8_t* ask) {
-    if constexpr (R > kCodeRows / 2) {  // more rows than kDirectRows are divided into passes of half a tile at least
+    if constexpr (R > 1) {
         if (rows < R) return chunk_tile_of<kSmall, R - 1, P>(tile, rows, row, chunk, ask);
     }
     chunk_tile<kSmall, R, P>(tile, row, chunk, ask);
 }
-static_assert(kDirectRows + 1 > kCodeRows / 2);
 
 HEADRACE_INLINE Decode decoder_of(WeightFormat format) {  // null: the panels hold what products read
     return with_format(format, []<class Format>() -> Decode {
@@ -253,7 +252,7 @@ HEADRACE_INLINE void load_chunk(const CodeTile& tile, int begin, Decode decode, 
     }
 }
 
-// `rows` (more than kDirectRows, up to kChunkRows) rows by P panels; `next`: the panels that follow, or null.
+// `rows` (up to kChunkRows) rows by P panels; `next`: the panels that follow, or null.
 template <bool kSmall, int P>
 static void chunk_panels(CodeTile tile, int rows, const std::uint8_t* next) {
     const Matrix& w = *tile.weight;
@@ -284,7 +283,6 @@ HEADRACE_INLINE void panels_of_chunks(CodeTile tile, int rows, const std::uint8_
     }
     for (int some; rows > 0; rows -= some, tile.row += some, tile.out += some * tile.out_stride) {
         some = least(rows, kChunkRows);
-        if (rows > some && rows - some <= kDirectRows) some -= kDirectRows;  // what is left is a tile
         run(tile, some, next);
     }
 }
@@ -296,12 +294,14 @@ HEADRACE_INLINE void panels_of_chunks(CodeTile tile, int rows, const std::uint8_
 static void gemm_whole_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                              std::size_t out_stride, int next_panel) {
     CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
-    const int width = rows <= kDirectRows ? 1 : kCodePanels;
+    const int unit = with_format(weight.format, []<class Format>() { return Format::kFeatures; });
+    const bool direct = rows <= kDirectRows && weight.span % unit == 0;
+    const int width = direct ? 1 : kCodePanels;
     for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
         taken = panels >= width ? width : 1;
         const int following = panels > taken ? tile.panel + taken : next_panel;
         const std::uint8_t* next = following < 0 ? nullptr : tile.codes(following - tile.panel);
-        if (rows <= kDirectRows) {
+        if (direct) {
             direct_panel(tile, rows, next);
         } else if (taken == 1) {
             panels_of_chunks<1>(tile, rows, next);

@@ -64,9 +64,9 @@ class Team:
 class PackedMatrix:
     """A weight matrix in the form that products read, see csrc/tensors.h.
 
-    `format`: "f32", "bf16", "f16", or codes: "int8", "int4", "int5", "int6", "table4", "e4m3", "e5m2". `input`: how
-    activations are to be encoded, "f32" (with floats), "bf16" (with "bf16" and codes) or "i8" (with codes other than
-    "e4m3" and "e5m2").
+    `format`: "f32", "bf16", "f16", or codes: "int8", "int6", "int5", "int4", "int3", "int2", "table4", "e4m3", "e5m2".
+    `input`: how activations are to be encoded, "f32" (with floats), "bf16" (with "bf16" and codes) or "i8" (with codes
+    other than "e4m3" and "e5m2").
     `parts` are put below each other: arrays [rows, cols] of float32, float16 or bfloat16 (as uint16), or
     (address, "f32" | "bf16" | "f16", rows, cols) of memory that lives as long as the call. With `gate` the first half
     of all rows is the gate and the rest is up. Floats are rounded to "int8" and "int4" only, `group` (a multiple of 32)
@@ -111,7 +111,8 @@ class PackedMatrix:
         is the code, the entry of `table` ("table4": sixteen int8 with "i8" activations, bfloat16 as uint16 with "bf16"),
         or the float of 8 bits. Scales are float16, float32, bfloat16 as uint16, or powers of two as uint8: 2^(s - 127).
         Zeros are uint8, minima of the scales' type, for "i8" activations only; without either the zero is `middle`,
-        None: half of the codes' range. Groups are multiples of 16, of "int5" of 32. Codes of NaN or infinity make
+        None: half of the codes' range. Groups are multiples of 16, of "int5" and "int3" of 32, or 16 with "i8"
+        activations. Codes of NaN or infinity make
         their group's scale NaN. `order` [cols] is the input feature that each column multiplies (GPTQ's activation order).
         """
     @staticmethod

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 31, 64, 107)
-BITS = {"int8": 8, "int4": 4, "int5": 5, "int6": 6, "table4": 4, "e4m3": 8, "e5m2": 8}
+BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4, "int3": 3, "int2": 2, "table4": 4, "e4m3": 8, "e5m2": 8}
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,12 @@ CASES = [
     Case("int5", 32),
     Case("int5", 64, "f32", "minima", span=32),
     Case("int5", 96, "f16", "zeros", "bf16"),
+    Case("int5", 16, "bf16", "minima"),
+    Case("int3", 16),
+    Case("int3", 128, "f16", "zeros", span=16),
+    Case("int3", 64, "f32", "zeros", "bf16"),
+    Case("int2", 16, "f32", "minima"),
+    Case("int2", 128, "bf16", "none", "bf16"),
     Case("int6", 16, "f16"),
     Case("int6", 128, "bf16", "zeros", span=16),
     Case("int6", 64, "f32", "none", "bf16"),
@@ -261,7 +267,8 @@ def test_what_does_not_fit_is_refused(team: Any) -> None:
 
     pack("int5")
     for format, options, why in (
-        ("int5", {"group": 16, "scales": np.ones((16, 8), np.float16)}, "multiple of 32"),
+        ("int5", {"group": 48, "scales": np.ones((16, 3), np.float16)}, "multiple of 32"),
+        ("int3", {"group": 16, "scales": np.ones((16, 8), np.float16), "input": "bf16"}, "multiple of 32"),
         ("int4", {"span": 24}, "multiple of 16"),
         ("int4", {"span": 64}, "whole groups of activations"),
         ("int4", {"third": scales, "input": "bf16"}, "minima"),
