@@ -59,7 +59,8 @@ CodePart code_part_of(nb::handle item, PackOptions& options, bool first) {
     if (scale_type_of(scales) != options.scale_type) throw nb::type_error("the parts of a matrix differ in their scales' type");
     CodePart part{codes.data(), scales.data(), nullptr, nullptr, static_cast<int>(codes.shape(0)),
                   static_cast<int>(codes.shape(1))};
-    const std::size_t groups = options.group <= 0 ? 1 : (part.cols + options.group - 1) / options.group;
+    const std::size_t cols = codes.shape(1), group = options.group <= 0 ? cols : options.group;
+    const std::size_t groups = cols == 0 ? 1 : (cols + group - 1) / group;
     const auto check_shape = [&](const auto& array) {
         if (array.shape(0) != codes.shape(0) || array.shape(1) != groups) {
             throw nb::value_error("scales, zeros and minima are [rows, groups]");

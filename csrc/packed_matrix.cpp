@@ -223,7 +223,7 @@ std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const Pac
     if (is_codes(m.format)) {
         m.group = options.group == 0 || options.group > m.cols_padded ? m.cols_padded : options.group;
         m.groups = (m.cols_padded + m.group - 1) / m.group;
-        m.span = options.span == 0 ? m.group : options.span;
+        m.span = options.span == 0 || options.span > m.group ? m.group : options.span;
         // Table entries are whole numbers around 128; floats have no zero, and codes with minima need none.
         const bool floats = !whole_codes(m.format) || (m.format == WeightFormat::table4 && m.input == DType::bf16);
         const int half = m.format == WeightFormat::table4 ? 128 : 1 << (code_bits(m.format) - 1);
