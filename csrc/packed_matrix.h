@@ -47,7 +47,7 @@ struct PackOptions {
     int middle = -1;           // codes without zeros and minima: the code of 0; -1: half of the codes' range
     ScaleType scale_type = ScaleType::f16;
     float unit = 1;            // every scale is multiplied by it: a power of two
-    CodeTable table;           // table4
+    CodeTable table = {};      // table4
     const std::int32_t* order = nullptr;  // from codes: [cols] the input feature of each column; null: as they are
 };
 

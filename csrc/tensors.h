@@ -102,7 +102,7 @@ struct Matrix {
     const void* scales = nullptr;      // [panels][groups, or super-blocks] of scale_bytes(scale_type, group)
     const std::uint8_t* zeros = nullptr;  // [panels][groups][16], or null
     const void* minima = nullptr;      // as scales, or null; k_minima hold their own
-    CodeTable table;                   // table4
+    CodeTable table = {};              // table4
     const std::int32_t* order = nullptr;  // [cols] the input feature that a column multiplies (activation order), or null
     const float* bias = nullptr;       // [panels * 16], or null
 };
