@@ -145,7 +145,7 @@ def test_codes_that_do_not_fit_are_refused(team):
         with pytest.raises(ValueError):
             pack(*wrong)
     with pytest.raises(TypeError):
-        pack(codes, scales.astype(np.float32))
+        pack(codes, scales.astype(np.float64))
     with pytest.raises(ValueError, match="65536"):
         native.PackedMatrix(kernels, team, "int8", [np.zeros((1, 65537), np.float32)], input="i8")
 
