@@ -5,6 +5,7 @@
 //   kVectors    kFeatures / 4: vectors of 16 columns by 4 features, as products of whole numbers read them
 //   kWhole      decode() exists: codes are whole numbers, and meet int8 activations
 //   kSmall      they are at most 128
+//   kUsual      products of it are compiled for tiles of every shape
 //   kAsStored   decode() changes nothing: the panel itself is read
 //   of(matrix)  what decoding needs
 //   decode()    a unit as whole numbers, from 0 to 255
@@ -20,7 +21,7 @@ namespace headrace::HEADRACE_ISA {
 // Codes of 8 bits.
 struct BytesFormat {
     static constexpr int kFeatures = 4, kLines = 1, kVectors = 1;
-    static constexpr bool kWhole = true, kSmall = false, kAsStored = true;
+    static constexpr bool kWhole = true, kSmall = false, kAsStored = true, kUsual = true;
     HEADRACE_INLINE BytesFormat of(const Matrix&) { return {}; }
     HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[1]) const { out[0] = Codes::load(at); }
 
@@ -48,6 +49,7 @@ struct PlanesFormat {
     static constexpr int kFeatures = 32 / (kHigh == 0 ? kLow : kHigh), kVectors = kFeatures / 4;
     static constexpr int kLineVectors = 8 / kLow, kLowLines = kVectors / kLineVectors, kLines = kLowLines + (kHigh > 0);
     static constexpr bool kWhole = true, kSmall = true, kAsStored = false;
+    static constexpr bool kUsual = kLow == 4 && kHigh == 0;
     static constexpr int kLowBits = (1 << kLow) - 1, kHighBits = (1 << kHigh) - 1;
     HEADRACE_INLINE PlanesFormat of(const Matrix&) { return {}; }
 
@@ -120,7 +122,7 @@ struct PlanesFormat<4, 0>::Wide {  // without the way over bytes
 
 // Nibbles that a table of the matrix translates.
 struct TableFormat : NibblesFormat {
-    static constexpr bool kSmall = false;
+    static constexpr bool kSmall = false, kUsual = false;
     ByteTable table;
     HEADRACE_INLINE TableFormat of(const Matrix& w) {
         TableFormat format;
@@ -148,7 +150,7 @@ struct TableFormat : NibblesFormat {
 // Floats of 8 bits: exact in bf16.
 template <int kMantissa, int kPower>
 struct Float8Format : BytesFormat {
-    static constexpr bool kWhole = false;
+    static constexpr bool kWhole = false, kUsual = false;
     struct Wide {
         Float8Pairs<kMantissa, kPower> pairs;
         HEADRACE_INLINE Wide of(const Matrix&, I32x16) { return {}; }

@@ -26,6 +26,23 @@ HEADRACE_INLINE int chunk_end(int begin, int size, int cols_padded) {
     return least(least(begin + kChunkFeatures, (begin / size + 1) * size), cols_padded);
 }
 
+// The usual side, f16 scales of groups that are spans, is read in place by products that pass over a panel once.
+HEADRACE_INLINE bool in_place(const Matrix& w, int size) {
+    return w.scale_type == ScaleType::f16 && w.unit == 1 && size == w.group && w.minima == nullptr;
+}
+HEADRACE_INLINE F32x16 scales_of(const Matrix& w, int panel, int group) {
+    return load_f16(static_cast<const f16_t*>(w.scales) + (static_cast<std::size_t>(panel) * w.groups + group) * kPanel);
+}
+
+// As chunk_end, for products that keep nothing of the chunk but its side, or (kInPlace) not even that.
+template <bool kInPlace>
+HEADRACE_INLINE int side_end(const Matrix& w, int begin, int size) {
+    if constexpr (kInPlace) return w.cols_padded;
+    if (is_super(w.scale_type)) return chunk_end(begin, size, w.cols_padded);
+    return size > w.cols_padded / kChunkParts ? least(begin + size, w.cols_padded)
+                                              : least(begin + kChunkParts * size, w.cols_padded);
+}
+
 // each(part, group) for the parts of [begin, end).
 template <typename Each>
 HEADRACE_INLINE void for_parts(const Matrix& w, int begin, int end, int size, Each each) {

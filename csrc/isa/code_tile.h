@@ -59,6 +59,7 @@ struct CodeTile {
     }
 };
 
+constexpr int kDirectRows = kCodePanels == 1 ? 0 : 4;  // up to so many rows always decode in registers
 constexpr int kCodesAhead = 4096;  // bytes of a panel that are prefetched before they are needed
 
 // Where the codes of a panel's feature k begin; k is a multiple of the format's unit.

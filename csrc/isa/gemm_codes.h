@@ -2,8 +2,8 @@
 // scaled into the row's accumulator. The order is the same for one row as for many.
 //
 // Few rows read a panel as it lies, and decode in registers: they wait for memory, which is read fastest as one stream.
-// For more rows a chunk of some panels is decoded once, in the first cache, and the rows pass over it; that part is the
-// same for all formats.
+// With the usual formats and sides more rows do so too. With the others a chunk of some panels is decoded once, in the
+// first cache, and the rows pass over it; that part is compiled once for all of them.
 #pragma once
 
 #include "code_formats.h"
@@ -11,7 +11,6 @@
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int kDirectRows = 4;    // up to so many rows decode in registers
 constexpr int kChunkRows = 96;    // rows that pass over a decoded chunk
 
 // acc[c] += sum over j of (codes[c][j] - offset) * four[j], with the offset of offset_of().
@@ -49,23 +48,29 @@ struct RowSpans {
     }
 };
 
-// ---- Few rows ----
+// ---- Codes that are decoded in registers ----
 
-// sums[r] += sum over the next `features` (a multiple of 16 and of the format's unit) of (code - offset) * activation.
-// Whole numbers may be added in any order: few rows have several sums each, which do not wait for each other.
-template <class Format, int R>
+// sums[r][p] += sum over the next `features` (a multiple of 16 and of the format's unit) of (code - offset) * activation.
+// Whole numbers may be added in any order: a small tile has several sums for each of its own, which do not wait for each
+// other.
+template <class Format, int R, int P>
 HEADRACE_INLINE void add_products(const Format& format, int features, RowPointers& a, const std::uint8_t*& b,
-                                  const std::uint8_t*& ask, std::size_t ask_step, I32x16 (&sums)[R]) {
-    constexpr int kWays = kCodePanels == 1 ? 1 : R >= 8 ? 1 : R >= 4 ? 2 : 4;
+                                  std::size_t panel_bytes, const std::uint8_t*& ask, std::size_t ask_step,
+                                  I32x16 (&sums)[R][P]) {
+    constexpr int kWays = R * P >= 8 || kCodePanels == 1 ? 1 : R * P >= 4 ? 2 : 4;
     constexpr int kUnits = Format::kVectors >= kWays ? 1 : kWays / Format::kVectors;  // a turn
-    I32x16 more[kWays][R];
+    I32x16 more[kWays][R][P];
     HEADRACE_UNROLL for (int way = 1; way < kWays; ++way) {
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) more[way][r] = I32x16::zero();
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) more[way][r][p] = I32x16::zero();
+        }
     }
     for (int left = features; left > 0; left -= Format::kFeatures * kUnits) {
         HEADRACE_UNROLL for (int unit = 0; unit < kUnits; ++unit) {
-            Codes codes[Format::kVectors];
-            format.decode(b + 64 * Format::kLines * unit, codes);
+            Codes codes[P][Format::kVectors];
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                format.decode(b + p * panel_bytes + 64 * Format::kLines * unit, codes[p]);
+            }
             HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
                 HEADRACE_PREFETCH(ask);
                 ask += ask_step;
@@ -73,9 +78,11 @@ HEADRACE_INLINE void add_products(const Format& format, int features, RowPointer
             HEADRACE_UNROLL for (int v = 0; v < Format::kVectors; ++v) {
                 const int way = (Format::kVectors * unit + v) % kWays;
                 HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                    I32x16& sum = way == 0 ? sums[r] : more[way][r];
-                    const auto* four = static_cast<const std::int8_t*>(a.at(r)) + Format::kFeatures * unit + 4 * v;
-                    sum = dot_codes<Format::kSmall>(sum, codes[v], four);
+                    HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                        I32x16& sum = way == 0 ? sums[r][p] : more[way][r][p];
+                        const auto* four = static_cast<const std::int8_t*>(a.at(r)) + Format::kFeatures * unit + 4 * v;
+                        sum = dot_codes<Format::kSmall>(sum, codes[p][v], four);
+                    }
                 }
             }
         }
@@ -83,69 +90,124 @@ HEADRACE_INLINE void add_products(const Format& format, int features, RowPointer
         b += 64 * Format::kLines * kUnits;
     }
     HEADRACE_UNROLL for (int way = 1; way < kWays; ++way) {
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r] = sums[r] + more[way][r];
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = sums[r][p] + more[way][r][p];
+        }
     }
 }
 
-// R rows by one panel.
-template <class Format, int R>
+// R rows by P panels.
+template <class Format, bool kInPlace, int R, int P>
 static void direct_tile(const CodeTile& tile) {
     const Matrix& w = *tile.weight;
     const Format format = Format::of(w);
     constexpr int kOffset = offset_of(Format::kSmall);
-    const bool minima = has_minima(w);
-    F32x16 acc[R];
-    HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r] = F32x16::zero();
+    F32x16 acc[R][P];
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
+    }
     const std::uint8_t *ask = tile.ask, *codes = tile.codes(0);
     RowSpans rows = RowSpans::of(*tile.in, tile.row, 0, 0);
-    Side side;
+    Side side[kInPlace ? 1 : P];
     for (int begin = 0, end, span = 0; begin < w.cols_padded; begin = end) {
-        // Nothing is stored here but the sides, so that a chunk may hold any one span.
-        end = w.span < kChunkFeatures ? chunk_end(begin, w.span, w.cols_padded) : least(begin + w.span, w.cols_padded);
-        load_side(w, tile.panel, begin, end, w.span, &kOffset, side);
+        end = side_end<kInPlace>(w, begin, w.span);
+        if constexpr (!kInPlace) {
+            for (int p = 0; p < P; ++p) load_side(w, tile.panel + p, begin, end, w.span, &kOffset, side[p]);
+        }
         for (int k = begin, part = 0; k < end; k += w.span, ++part, ++span) {
             if (span == tile.turn_span) ask = tile.turn;
             // Starting from -(zero - offset) * sum of activations gives the sum of (code - zero) * activation.
-            const I32x16 start = I32x16::load(side.starts[part]);
-            I32x16 sums[R];
-            HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r] = rows.total(r) * start;
-            add_products<Format, R>(format, least(w.span, end - k), rows.codes, codes, ask, tile.ask_step, sums);
-            const F32x16 scale = F32x16::load(side.scales[part]);
-            HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r] = add_scaled(acc[r], sums[r], scale, rows.scale(r));
-            if (minima) {
-                const F32x16 minimum = F32x16::load(side.minima[part]);
+            I32x16 sums[R][P];
+            if (kInPlace && w.zeros == nullptr) {
+                const I32x16 start = I32x16::broadcast(kOffset - w.middle);
                 HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                    acc[r] = add_minimum(acc[r], rows.total(r), minimum, rows.scale(r));
+                    const I32x16 product = rows.total(r) * start;
+                    HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = product;
+                }
+            } else {
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                    I32x16 start;
+                    if constexpr (kInPlace) {
+                        start = I32x16::broadcast(kOffset) - zeros_of(w, tile.panel + p, span);
+                    } else {
+                        start = I32x16::load(side[p].starts[part]);
+                    }
+                    HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r][p] = rows.total(r) * start;
+                }
+            }
+            const int features = least(w.span, end - k);
+            add_products<Format, R, P>(format, features, rows.codes, codes, w.panel_bytes, ask, tile.ask_step, sums);
+            F32x16 scales[P];
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                if constexpr (kInPlace) {
+                    scales[p] = scales_of(w, tile.panel + p, span);
+                } else {
+                    scales[p] = F32x16::load(side[p].scales[part]);
+                }
+            }
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                const F32x16 scale = rows.scale(r);
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = add_scaled(acc[r][p], sums[r][p], scales[p], scale);
+            }
+            if (!kInPlace && has_minima(w)) {
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                    const F32x16 minimum = F32x16::load(side[kInPlace ? 0 : p].minima[part]);
+                    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                        acc[r][p] = add_minimum(acc[r][p], rows.total(r), minimum, rows.scale(r));
+                    }
                 }
             }
             rows.next();
         }
     }
-    HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r].store(tile.out + r * tile.out_stride);
-}
-
-template <class Format, int R>
-HEADRACE_INLINE void direct_tile_of(const CodeTile& tile, int rows) {  // for 1 to R rows
-    if constexpr (R > 1) {
-        if (rows < R) return direct_tile_of<Format, R - 1>(tile, rows);
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p].store(tile.out + r * tile.out_stride + kPanel * p);
     }
-    direct_tile<Format, R>(tile);
 }
 
-// Prefetches the panel itself, and then the first lines of the next one.
-static void direct_panel(CodeTile tile, int rows, const std::uint8_t* next) {
+template <class Format, bool kInPlace, int kLeast, int R, int P>
+HEADRACE_INLINE void direct_tile_of(const CodeTile& tile, int rows) {  // for kLeast to R rows
+    if constexpr (R > kLeast) {
+        if (rows < R) return direct_tile_of<Format, kInPlace, kLeast, R - 1, P>(tile, rows);
+    }
+    direct_tile<Format, kInPlace, R, P>(tile);
+}
+
+// A single pass prefetches its own panels, and then the first lines of the next ones.
+template <class Format>
+static void direct_panel(CodeTile tile, int rows, bool usual, const std::uint8_t* next) {
     const Matrix& w = *tile.weight;
-    tile.ask = tile.codes(0) + kCodesAhead;
+    // Decoding for many rows takes longest between two lines: there twice the distance was measured to be faster.
+    const std::int64_t early = !Format::kAsStored && rows > 4 ? 2 * kCodesAhead : kCodesAhead;
+    tile.ask = tile.codes(0) + early;
     tile.ask_step = 64;
     tile.turn = next == nullptr ? tile.codes(0) : next;
     const std::int64_t spans = spans_of(w), bytes = static_cast<std::int64_t>(w.panel_bytes);
-    tile.turn_span = largest(0, static_cast<int>(spans - (kCodesAhead * spans + bytes - 1) / bytes));
-    with_format(w.format, [&]<class Format>() {
-        if constexpr (Format::kWhole) direct_tile_of<Format, kDirectRows>(tile, rows);
-    });
+    tile.turn_span = largest(0, static_cast<int>(spans - (early * spans + bytes - 1) / bytes));
+    if constexpr (Format::kUsual) {
+        if (usual) return direct_tile_of<Format, true, 1, kCodeRows, 1>(tile, rows);
+    }
+    if constexpr (kDirectRows > 0) direct_tile_of<Format, false, 1, kDirectRows, 1>(tile, rows);
 }
 
-// ---- More rows ----
+// More rows are divided evenly into passes, which find their panels in the second cache; each prefetches its part of the
+// next ones.
+template <class Format, int P>
+static void direct_passes(CodeTile tile, int rows, const std::uint8_t* next) {
+    const int passes = ceil_div(rows, kCodeRows);
+    tile.ask = next == nullptr ? tile.codes(0) : next;
+    tile.ask_step = next == nullptr ? 0 : ceil_div(64 * P, passes);
+    for (int left = passes; left > 0; --left) {
+        const int some = ceil_div(rows, left);
+        direct_tile_of<Format, true, kCodeRows / 2, kCodeRows, P>(tile, some);  // two passes of 9 rows have 5 and 4
+        rows -= some;
+        tile.row += some;
+        tile.out += some * tile.out_stride;
+        tile.ask += tile.weight->panel_bytes / 64 * tile.ask_step;
+    }
+}
+
+// ---- Codes that are decoded a chunk at a time ----
 
 // What a chunk of P panels becomes, and what tiles leave there for the next chunk of the same span.
 template <int P>
@@ -276,7 +338,7 @@ static void chunk_panels(CodeTile tile, int rows, const std::uint8_t* next) {
 }
 
 template <int P>
-HEADRACE_INLINE void panels_of_chunks(CodeTile tile, int rows, const std::uint8_t* next) {
+static void panels_of_chunks(CodeTile tile, int rows, const std::uint8_t* next) {
     auto run = chunk_panels<false, P>;
     if constexpr (offset_of(true) != offset_of(false)) {  // else all codes are multiplied alike
         if (small_codes(tile.weight->format)) run = chunk_panels<true, P>;
@@ -287,28 +349,46 @@ HEADRACE_INLINE void panels_of_chunks(CodeTile tile, int rows, const std::uint8_
     }
 }
 
+// Up to so many rows read panels as they lie.
+template <class Format>
+HEADRACE_INLINE int most_direct_rows(const Matrix& w) {
+    if (Format::kUsual && in_place(w, w.span)) return kCodeRows;
+    return w.span % Format::kFeatures == 0 ? kDirectRows : 0;
+}
+
 // out[r, 16p + c] = sum over k of in[row + r, k] * W[16 (panel + p) + c, k], for `rows` rows and `panels` panels.
 // `next_panel`: the panels that follow, or -1.
 // `in` is encoded as weight.input says, i8 in the weight's spans. Rows and panels may be divided in any way: no bit changes.
 // A span has up to 2^16 input features (a sum of theirs has to fit into 32 bits).
-static void gemm_whole_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
-                             std::size_t out_stride, int next_panel) {
-    CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
-    const int unit = with_format(weight.format, []<class Format>() { return Format::kFeatures; });
-    const bool direct = rows <= kDirectRows && weight.span % unit == 0;
-    const int width = direct ? 1 : kCodePanels;
+template <class Format>
+static void multiply_codes(CodeTile tile, int rows, int panels, int next_panel) {
+    const Matrix& w = *tile.weight;
+    const bool usual = Format::kUsual && in_place(w, w.span), few = rows <= most_direct_rows<Format>(w);
+    const int width = few ? 1 : kCodePanels;
     for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
         taken = panels >= width ? width : 1;
         const int following = panels > taken ? tile.panel + taken : next_panel;
         const std::uint8_t* next = following < 0 ? nullptr : tile.codes(following - tile.panel);
-        if (direct) {
-            direct_panel(tile, rows, next);
-        } else if (taken == 1) {
-            panels_of_chunks<1>(tile, rows, next);
-        } else {
-            panels_of_chunks<kCodePanels>(tile, rows, next);
+        if (few) {
+            direct_panel<Format>(tile, rows, usual, next);
+            continue;
         }
+#if !HEADRACE_TILES
+        auto run = taken == 1 ? panels_of_chunks<1> : panels_of_chunks<kCodePanels>;
+        if constexpr (Format::kUsual) {
+            if (usual) run = taken == 1 ? direct_passes<Format, 1> : direct_passes<Format, kCodePanels>;
+        }
+        run(tile, rows, next);
+#endif
     }
+}
+
+static void gemm_whole_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
+                             std::size_t out_stride, int next_panel) {
+    const CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
+    with_format(weight.format, [&]<class Format>() {
+        if constexpr (Format::kWhole) multiply_codes<Format>(tile, rows, panels, next_panel);
+    });
 }
 
 }  // namespace headrace::HEADRACE_ISA

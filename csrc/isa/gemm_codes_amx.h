@@ -128,10 +128,10 @@ static void multiply_code_block(const CodeBlock& block) {
 
 // With the same bits as gemm_codes.h for int8 activations: their sums are whole numbers, and scales are applied in the same
 // order. So few such rows are left to it; they read memory as fast without tiles.
-constexpr int kFewCodeRows = 8;
 static void gemm_codes_amx(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                            std::size_t out_stride, int next_panel) {
-    if (in.type == DType::i8 && rows <= kFewCodeRows) {
+    const int few = with_format(weight.format, [&]<class Format>() { return most_direct_rows<Format>(weight); });
+    if (in.type == DType::i8 && rows <= few) {
         gemm_whole_codes(in, row, rows, weight, panel, panels, out, out_stride, next_panel);
         return;
     }

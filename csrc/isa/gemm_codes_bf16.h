@@ -7,43 +7,60 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// One row by P panels: codes become pairs in registers.
-template <class Format, int P>
+// R rows by P panels: codes become pairs in registers.
+template <class Format, bool kInPlace, int R, int P>
 static void direct_pairs_tile(const CodeTile& tile) {
     const Matrix& w = *tile.weight;
     constexpr int kPairs = 2 * Format::kVectors;
-    const bf16_t* a = tile.activations<bf16_t>(0, 0);
-    F32x16 acc[P];
-    HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[p] = F32x16::zero();
-    Side side[P];
+    F32x16 acc[R][P];
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
+    }
+    Side side[kInPlace ? 1 : P];
     for (int begin = 0, end, group = 0; begin < w.cols_padded; begin = end) {
-        end = w.group < kChunkFeatures ? chunk_end(begin, w.group, w.cols_padded) : least(begin + w.group, w.cols_padded);
-        for (int p = 0; p < P; ++p) load_side(w, tile.panel + p, begin, end, w.group, nullptr, side[p]);
+        end = side_end<kInPlace>(w, begin, w.group);
+        if constexpr (!kInPlace) {
+            for (int p = 0; p < P; ++p) load_side(w, tile.panel + p, begin, end, w.group, nullptr, side[p]);
+        }
         for (int k = begin, part = 0; k < end; k += w.group, ++part, ++group) {
             typename Format::Wide decoders[P];
-            F32x16 sums[P];
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                decoders[p] = Format::Wide::of(w, zeros_of(w, tile.panel + p, group));
-                sums[p] = F32x16::zero();
+            F32x16 sums[R][P];
+            const bf16_t* a[R];
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) decoders[p] = Format::Wide::of(w, zeros_of(w, tile.panel + p, group));
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                a[r] = tile.activations<bf16_t>(r, k);
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = F32x16::zero();
             }
-            const int stop = least(k + w.group, end);
-            for (int i = k; i < stop; i += Format::kFeatures) {
+            const int features = least(w.group, end - k);
+            const std::uint8_t* at = codes_of<Format>(w, tile.panel, k);
+            for (int i = 0; i < features; i += Format::kFeatures, at += 64 * Format::kLines) {
                 HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                    const std::uint8_t* at = codes_of<Format>(w, tile.panel + p, i);
                     HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
-                        HEADRACE_PREFETCH(at + kCodesAhead + 64 * line);
+                        HEADRACE_PREFETCH(at + p * w.panel_bytes + kCodesAhead + 64 * line);
                     }
                     Pairs pairs[kPairs];
-                    decoders[p](at, pairs);
+                    decoders[p](at + p * w.panel_bytes, pairs);
                     HEADRACE_UNROLL for (int j = 0; j < kPairs; ++j) {
-                        sums[p] = dot(sums[p], pairs[j], Pairs::broadcast(a + i + 2 * j));
+                        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                            sums[r][p] = dot(sums[r][p], pairs[j], Pairs::broadcast(a[r] + i + 2 * j));
+                        }
                     }
                 }
             }
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[p] = fma(sums[p], F32x16::load(side[p].scales[part]), acc[p]);
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                F32x16 scale;
+                if constexpr (kInPlace) {
+                    scale = scales_of(w, tile.panel + p, group);
+                } else {
+                    scale = F32x16::load(side[p].scales[part]);
+                }
+                HEADRACE_UNROLL for (int r = 0; r < R; ++r) acc[r][p] = fma(sums[r][p], scale, acc[r][p]);
+            }
         }
     }
-    HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[p].store(tile.out + kPanel * p);
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p].store(tile.out + r * tile.out_stride + kPanel * p);
+    }
 }
 
 // Many rows: a chunk of P panels becomes pairs once, in the first cache, and all rows pass.
@@ -130,12 +147,30 @@ static void chunk_pairs(const CodeTile& tile, int rows) {
     }
 }
 
+// Few rows decode in registers, each pass anew: with the usual formats and sides fewer than a tile's, otherwise one.
+// Whether it has multiplied, by P panels.
+template <class Format, int P>
+static bool multiply_pairs_directly(CodeTile tile, int rows) {
+    if constexpr (Format::kUsual) {
+        if (rows < kCodeRows && in_place(*tile.weight, tile.weight->group)) {
+            for (int some; rows > 0; rows -= some, tile.row += some, tile.out += some * tile.out_stride) {
+                some = rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+                const auto run = some == 4   ? direct_pairs_tile<Format, true, 4, P>
+                                 : some == 2 ? direct_pairs_tile<Format, true, 2, P>
+                                             : direct_pairs_tile<Format, true, 1, P>;
+                run(tile);
+            }
+            return true;
+        }
+    }
+    if (kDirectRows == 0 || rows > 1) return false;
+    if constexpr (kDirectRows > 0) direct_pairs_tile<Format, false, 1, P>(tile);
+    return true;
+}
+
 template <int P>
 static void panels_of_pairs(CodeTile tile, int rows) {
-    if (rows == 1) {
-        with_format(tile.weight->format, [&]<class Format>() { direct_pairs_tile<Format, P>(tile); });
-        return;
-    }
+    if (with_format(tile.weight->format, [&]<class Format>() { return multiply_pairs_directly<Format, P>(tile, rows); })) return;
     for (int some; rows > 0; rows -= some, tile.row += some, tile.out += some * tile.out_stride) {
         some = least(rows, kPairRows);
         chunk_pairs<P>(tile, some);
