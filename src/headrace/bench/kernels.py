@@ -23,6 +23,7 @@ from headrace.bench.roofline import Roofline, Work, buffer_bytes
 from headrace.bench.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
 from headrace.bench.work import SliceShape, visible
 from headrace.core.types import Retention
+from headrace.models.packing import pack_floats
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.ops.cpu_features import detect
 from headrace.plan.hardware import this_machine
@@ -105,10 +106,7 @@ class KernelBench:
     def _pack(self, product: Product, weights: WeightFormat) -> Any:
         half = product.rows // 2 if product.gated else product.rows
         parts = [self._weights(half, product.cols)] * (2 if product.gated else 1)
-        return self._native.PackedMatrix(
-            self._kernels, self._team, weights.storage, parts, gate=product.gated, group=weights.group or 0,
-            input=_ROWS[weights.activations], symmetric=weights.symmetric,
-        )  # fmt: skip
+        return pack_floats(self._kernels, self._team, parts, weights, gate=product.gated)
 
     def _weights(self, rows: int, cols: int) -> NDArray[np.uint16]:
         """bfloat16 of either sign between 2^-7 and 2^-5; the same numbers at every call for the same shape."""
@@ -139,7 +137,7 @@ class KernelBench:
             tape = self._tape(count, 1)
             x = tape.add_rows("f32", cols)
             encoded = tape.add_rows(
-                _ROWS[weights.activations], cols, weights.group or -(-cols // INPUT_ALIGN) * INPUT_ALIGN
+                _ROWS[weights.activations], cols, weights.span or -(-cols // INPUT_ALIGN) * INPUT_ALIGN
             )
             tape.embed(self._table(cols), x)
             for _ in range(16):
@@ -255,7 +253,7 @@ class KernelBench:
 
 def _group(weights: WeightFormat, matrix: Any) -> int:
     """Features of activations that share a scale."""
-    return int(matrix.group) if weights.activations == "int8" else 0
+    return int(matrix.span) if weights.activations == "int8" else 0
 
 
 def kernel_rows(

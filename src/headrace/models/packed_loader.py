@@ -7,13 +7,15 @@ Imported only where the native kernels are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._native import Kernels, PackedMatrix, Team
+from headrace.errors import CheckpointError
 from headrace.models.families import weight_names
+from headrace.models.packing import pack_codes, pack_floats
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_weights
@@ -22,9 +24,6 @@ from headrace.models.weights import Progress, Projection, Weights, check_tensors
 from headrace.program.lower import lower
 from headrace.program.records import WeightRef
 from headrace.quant.format import WeightFormat, WeightFormats
-from headrace.quant.native import native_codes
-
-_INPUTS: dict[str, Literal["f32", "bf16", "i8"]] = {"f32": "f32", "bf16": "bf16", "int8": "i8"}
 
 
 def load_packed(
@@ -125,39 +124,23 @@ class _Packer:
     def _pack(
         self,
         parts: Sequence[NDArray[Any]],
-        weights: WeightFormat,
+        target: WeightFormat,
         *,
         gate: bool,
         bias: NDArray[np.float32] | None,
     ) -> Projection:
-        matrix = PackedMatrix(
-            self._kernels,
-            self._team,
-            weights.storage,
-            list(parts),
-            gate=gate,
-            input=_INPUTS[weights.activations],
-            group=weights.group or 0,
-            symmetric=weights.symmetric,
-            bias=bias,
-        )
-        return Projection(matrix, format=weights.name)
+        packed = pack_floats(self._kernels, self._team, parts, target, gate=gate, bias=bias)
+        return Projection(packed, format=target.name)
 
     def _pack_codes(
-        self, names: Sequence[str], weights: WeightFormat, *, gate: bool, bias: NDArray[np.float32] | None
+        self, names: Sequence[str], target: WeightFormat, *, gate: bool, bias: NDArray[np.float32] | None
     ) -> Projection:
-        """The stored codes, unchanged but for bits and groups that the kernels do not have."""
-        matrix = PackedMatrix.from_codes(
-            self._kernels,
-            self._team,
-            weights.storage,
-            [native_codes(part, weights) for part in self._tensors.coded(names)],
-            gate=gate,
-            input=_INPUTS[weights.activations],
-            group=weights.group or 0,
-            bias=bias,
-        )
-        return Projection(matrix, format=weights.name)
+        parts = self._tensors.coded(names)
+        try:
+            packed = pack_codes(self._kernels, self._team, parts, target, gate=gate, bias=bias)
+        except CheckpointError as error:
+            raise CheckpointError(f"{', '.join(names)}: {error}") from None
+        return Projection(packed, format=target.name)
 
     def _finish(self, names: Sequence[str]) -> None:
         self._tensors.done(names)

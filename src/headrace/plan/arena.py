@@ -40,7 +40,8 @@ def _places(program: Program, weights: WeightFormats, kv_dtype: str) -> tuple[Pl
     def read_as(weight: WeightRef) -> Encoding:
         one = weights.of(weight.name)
         type = _TYPES[one.activations]
-        return (type, 0) if type != "i8" else (type, one.group or _round(weight.columns, INPUT_ALIGN))
+        span = (one.span or _round(weight.columns, INPUT_ALIGN)) if type == "i8" else 0
+        return type, span, one.ordered
 
     calls = place(program, read_as, "f32" if kv_dtype == "float32" else "bf16")
     return tuple(dict.fromkeys(out for call in calls for out in call.outputs))

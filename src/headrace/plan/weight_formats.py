@@ -89,7 +89,8 @@ def _kept_format(parts: list[CodeFormat | None], activations: Activations) -> We
     """The format that holds the exact codes of all parts of one product, if there is one."""
     formats = [None if part is None else native_format(part, activations) for part in parts]
     known = [one for one in formats if one is not None]
-    return common_format(known) if len(known) == len(parts) else None
+    orders = {part.order for part in parts if part is not None}
+    return common_format(known) if len(known) == len(parts) and len(orders) == 1 else None
 
 
 def _float_format(parts: list[CodeFormat | None], dtype: str, usual: WeightFormat) -> WeightFormat:

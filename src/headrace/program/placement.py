@@ -10,8 +10,8 @@ from headrace.program.records import Buffer, Op, Part, Program, WeightRef
 
 Type = Literal["f32", "bf16", "i8"]
 
-Encoding = tuple[Type, int]
-"""How a matrix reads its input: the type and, for i8, the features that share a scale; else 0."""
+Encoding = tuple[Type, int, bool]
+"""How a matrix reads its input: the type; for i8 the features that share a scale, else 0; whether in its own order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: 
     calls = []
     for op in program.ops:
         inputs = tuple(places[buffer] for buffer in op.inputs)
-        read: Encoding = ("f32", 0) if op.reader is None else encoding(op.reader)
+        read: Encoding = ("f32", 0, False) if op.reader is None else encoding(op.reader)
         outputs = tuple(_place(buffer, read, queries) for buffer in op.outputs)
         if op.kind == "encode" and inputs[0].type == outputs[0].type:
             places[op.outputs[0]] = inputs[0]
@@ -55,11 +55,12 @@ def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: 
 
 
 def _place(buffer: Buffer, read: Encoding, queries: Type) -> Place:
-    type, group = read
+    type, group, ordered = read
     if buffer.form == "encoded":
         return Place(buffer.name, "rows", type, buffer.columns, group, buffer.part)
     if buffer.form == "direct":
-        return Place(buffer.name, "rows", "f32" if type == "i8" else type, buffer.columns, 0, buffer.part)
+        direct: Type = "f32" if type == "i8" or ordered else type
+        return Place(buffer.name, "rows", direct, buffer.columns, 0, buffer.part)
     if buffer.form == "queries":
         return Place(buffer.name, "queries", queries, buffer.columns, 0, buffer.part)
     kind = "rows" if buffer.form == "float" else buffer.form

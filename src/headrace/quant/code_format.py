@@ -5,21 +5,23 @@ Standard library only, because planning reads it. `quant.coded` says what codes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from headrace.quant.format import F32, GROUPS, WIDE_BF16, Activations, Storage, WeightFormat, dense_format
+from headrace.quant.format import (
+    F32,
+    GROUP_STEP,
+    WIDE_BF16,
+    Activations,
+    Scale,
+    Storage,
+    Table,
+    WeightFormat,
+    dense_format,
+)
 
-Table = Literal["integer", "nf4", "fp4", "e2m1", "e4m3", "e5m2"]
-"""What a code stands for before it is scaled.
-
-integer: a whole number. nf4: quantiles of a normal distribution (Dettmers et al. 2023, appendix E). fp4: the 4-bit
-floats of bitsandbytes. e2m1: the 4-bit floats of OCP Microscaling (MX) 1.0. e4m3, e5m2: the 8-bit floats of OCP
-OFP8; e4m3 has no infinities.
-"""
-Scale = Literal["f16", "bf16", "f32", "e8m0"]
-"""Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1)."""
 Zero = Literal["none", "integer", "minimum"]
 
 MAX_GROUP = 1 << 20
@@ -34,7 +36,8 @@ class CodeFormat:
 
     bits: of a code. zero: "integer" is a code that stands for 0, "minimum" a float that is subtracted.
     group: input features with a common scale; None: all of them. rows: output features with a common scale; None: all.
-    permuted: groups are runs of the input features in another order (activation order).
+    order: groups are runs of the input features in another order (activation order), whose checksum this is; 0: in
+    their own order.
     """
 
     bits: int
@@ -43,14 +46,14 @@ class CodeFormat:
     zero: Zero = "none"
     group: int | None = None
     rows: int | None = 1
-    permuted: bool = False
+    order: int = 0
 
     @property
     def name(self) -> str:
         """For reports: "4-bit integers with zeros, f16 scale a group of 128"."""
         codes = f"{self.bits}-bit integers" if self.table == "integer" else self.table
         zeros = {"none": "", "integer": " with zeros", "minimum": " with minima"}[self.zero]
-        order = " in activation order" if self.permuted else ""
+        order = " in activation order" if self.order else ""
         return f"{codes}{zeros}, {self.scale} scale a {self._block()}{order}"
 
     def _block(self) -> str:
@@ -62,33 +65,60 @@ class CodeFormat:
 
 
 def native_format(stored: CodeFormat, activations: Activations) -> WeightFormat | None:
-    """The packed format that holds exactly the weights of `stored`, or None where there is none.
+    """The packed format that holds the codes of `stored`, or None where there is none.
 
-    Codes of 2 and 3 bits become int4, those of 5 to 7 int8. Groups are cut into those that the kernels have.
+    The weights are exactly the same, but for the tables of NF4 and of bitsandbytes' FP4, whose entries are bfloat16.
+    Floats of 8 bits and those two tables meet bf16 activations only.
     """
-    if stored.table != "integer" or stored.zero == "minimum" or stored.scale != "f16" or stored.permuted:
+    if stored.zero == "minimum" or (stored.group is not None and stored.group % GROUP_STEP):
         return None
-    group = None
-    if stored.group is not None:
-        group = next((size for size in reversed(GROUPS) if stored.group % size == 0), 0)
-    if stored.rows not in (1, None) or group == 0:
-        return None
-    storage: Storage = "int4" if stored.bits <= 4 else "int8"
-    return WeightFormat(storage, group, stored.zero == "none", activations)
+    storage: Storage
+    table: Literal["nf4", "fp4", "e2m1"] | None = None
+    if stored.table == "integer":
+        storage = _integers(stored, activations)
+    elif stored.table == "e4m3" or stored.table == "e5m2":
+        storage, activations = stored.table, "bf16"
+    else:
+        storage, table = "table4", stored.table
+        activations = activations if table == "e2m1" else "bf16"
+    return WeightFormat(
+        storage, stored.group, stored.zero == "none", activations, stored.scale, table, bool(stored.order)
+    )
 
 
-def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
-    """The narrowest packed format that holds the weights of all of these, which differ in codes, groups, zeros.
+def _integers(stored: CodeFormat, activations: Activations) -> Storage:
+    """The narrowest storage: planes of odd bits need groups of 32, or of 16 with int8 activations."""
+    group = stored.group or 32
+    plane = group % 32 == 0 or (group == 16 and activations == "int8")
+    names: dict[int, Storage] = {2: "int2", 3: "int3" if plane else "int4", 4: "int4"}
+    names |= {5: "int5" if plane else "int6", 6: "int6"}
+    return names.get(stored.bits, "int8")
 
-    Parts of one product, such as q, k and v, are packed together.
+
+def common_format(formats: Sequence[WeightFormat]) -> WeightFormat | None:
+    """The narrowest packed format that holds the weights of all of these, or None where there is none.
+
+    Parts of one product, such as q, k and v, are packed together: whole numbers that differ in bits, groups, zeros or
+    float scales.
     """
-    groups = [one.group for one in formats]
-    known = [size for size in groups if size is not None]
+    if len(set(formats)) == 1:
+        return formats[0]
+    scales = {one.scale for one in formats}
+    integers = all(one.storage.startswith("int") for one in formats)
+    if not integers or (len(scales) > 1 and "e8m0" in scales) or any(one.ordered for one in formats):
+        return None
+    groups = [one.group for one in formats if one.group is not None]
+    group = math.gcd(*groups) if groups else None
     widest = max(formats, key=lambda one: one.bits)
+    storage = widest.storage
+    if storage in ("int3", "int5") and group is not None and group % 32:
+        storage = "int4" if storage == "int3" else "int6"
     return replace(
         widest,
-        group=min(known) if known else None,
+        storage=storage,
+        group=group,
         symmetric=all(one.symmetric for one in formats),
+        scale=scales.pop() if len(scales) == 1 else "f32",
     )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.quant.code_format import CodeFormat, Table
+from headrace.quant.code_format import CodeFormat
+from headrace.quant.format import Table
 
 CHUNK = 1 << 20
 """Weights decoded at once: their temporary arrays stay in the cache."""
@@ -44,7 +45,17 @@ class Coded:
         assert self.codes.dtype == np.uint8 and self.scales.shape == blocks
         assert (self.zeros is None) == (self.format.zero == "none")
         assert self.zeros is None or self.zeros.shape == blocks
-        assert (self.permutation is None) != self.format.permuted
+        assert (self.permutation is None) == (self.format.order == 0)
+
+    def float_scales(self) -> NDArray[np.float32]:
+        """The scales as numbers, in their shape."""
+        scales = self.scales
+        if self.format.scale == "bf16":
+            scales = (scales.astype(np.uint32) << 16).view(np.float32)
+        elif self.format.scale == "e8m0":
+            scales = _E8M0[scales]
+        numbers: NDArray[np.float32] = scales.astype(np.float32, copy=False)
+        return numbers
 
 
 def dequantize(matrix: Coded) -> NDArray[np.float32]:
@@ -52,7 +63,7 @@ def dequantize(matrix: Coded) -> NDArray[np.float32]:
     rows, columns = matrix.codes.shape
     out = np.empty((rows, columns), dtype=np.float32)
     values = _values(matrix.format)
-    scales = scales_as_float32(matrix)
+    scales = matrix.float_scales()
     step = max(1, CHUNK // max(1, columns))
     block = matrix.format.rows or max(1, rows)
     for first in range(0, rows, step):
@@ -72,17 +83,6 @@ def dequantize(matrix: Coded) -> NDArray[np.float32]:
         else:
             out[part, matrix.permutation] = decoded
     return out
-
-
-def scales_as_float32(matrix: Coded) -> NDArray[np.float32]:
-    """The scales as numbers, in their shape."""
-    scales = matrix.scales
-    if matrix.format.scale == "bf16":
-        scales = (scales.astype(np.uint32) << 16).view(np.float32)
-    elif matrix.format.scale == "e8m0":
-        scales = _E8M0[scales]
-    numbers: NDArray[np.float32] = scales.astype(np.float32, copy=False)
-    return numbers
 
 
 def _spread(blocks: NDArray[Any], group: int | None, columns: int) -> NDArray[Any]:

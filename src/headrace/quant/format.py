@@ -5,17 +5,31 @@ The layout itself is described in docs/kernels.md. Standard library only.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from headrace.errors import ConfigError
 
-Storage = Literal["f32", "bf16", "f16", "int8", "int4"]
+Storage = Literal[
+    "f32", "bf16", "f16", "int8", "int6", "int5", "int4", "int3", "int2", "table4", "e4m3", "e5m2"
+]
+"""Floats, whole numbers, entries of a table of sixteen, and 8-bit floats."""
 Activations = Literal["f32", "bf16", "int8"]
+
+Table = Literal["integer", "nf4", "fp4", "e2m1", "e4m3", "e5m2"]
+"""What a code stands for before it is scaled.
+
+integer: a whole number. nf4: quantiles of a normal distribution (Dettmers et al. 2023, appendix E). fp4: the 4-bit
+floats of bitsandbytes. e2m1: the 4-bit floats of OCP Microscaling (MX) 1.0. e4m3, e5m2: the 8-bit floats of OCP
+OFP8; e4m3 has no infinities.
+"""
+Scale = Literal["f16", "bf16", "f32", "e8m0"]
+"""Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1)."""
 
 PANEL = 16
 """Output features that lie side by side in a packed matrix."""
@@ -26,17 +40,27 @@ PAGE = 4096
 """Bytes of the system's memory pages; packed matrices are page-aligned."""
 
 GROUPS = (32, 64, 128)
-"""Sizes of a group of input features that share a scale."""
+"""Sizes of a group of input features that share a scale, where weights are rounded to whole numbers."""
+GROUP_STEP = 16
+"""Groups of codes are multiples of this."""
 
-_BITS: dict[str, int] = {"f32": 32, "bf16": 16, "f16": 16, "int8": 8, "int4": 4}
+_BITS: dict[str, int] = {"f32": 32, "bf16": 16, "f16": 16, "table4": 4, "e4m3": 8, "e5m2": 8}
+_BITS |= {f"int{bits}": bits for bits in (2, 3, 4, 5, 6, 8)}
 _FLOATS = (("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32"))  # storage, activations
 # int8 is grouped because its activations are: one large value in a row then coarsens 128 features, not the whole row.
 # docs/quantization.md has the figures.
 _DEFAULT_GROUP = 128
-_SCALE_BYTES, _ZERO_BYTES, _BIAS_BYTES = 2, 1, 4
+_SPAN = (
+    128  # most features that share a scale of int8 activations, where weights do not share one for the row
+)
+_SCALE_BYTES: dict[Scale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
+_ZERO_BYTES, _ORDER_BYTES, _BIAS_BYTES = 1, 4, 4
 
 _NAME = re.compile(r"(int8|int4)(?:-(channel|g(?:32|64|128)))?(-asym)?(-a16)?")
-GRAMMAR = "int8 or int4, then -g32, -g64, -g128 or -channel, then -asym, then -a16, each of them optional"
+GRAMMAR = (
+    "int8 or int4, then -g32, -g64, -g128 or -channel, then -asym, then -a16, each of them optional; "
+    "or nf4, fp8, mxfp4 or mxfp4-a16"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,41 +69,67 @@ class WeightFormat:
 
     group: input features that share a scale (and a zero), or None for one scale an output feature.
     symmetric: the zero lies in the middle of the codes; else every group has a zero of its own.
-    activations: how the other factor is encoded: "int8" has a scale a row and group, "bf16" keeps it wider. Floats of
+    activations: how the other factor is encoded: "int8" has a scale a row and span, "bf16" keeps it wider. Floats of
     16 bits that meet "f32" are widened, which is exact: the result is that of f32 storage, bit for bit.
+    scale: the type of the scales of codes. table: what codes of "table4" stand for, else None.
+    ordered: columns are in an order of their own (activation order), which the matrix holds.
     """
 
     storage: Storage
     group: int | None = None
     symmetric: bool = True
     activations: Activations = "int8"
+    scale: Scale = "f16"
+    table: Literal["nf4", "fp4", "e2m1"] | None = None
+    ordered: bool = False
 
     def __post_init__(self) -> None:
-        if self.quantized:
-            if self.group is not None and self.group not in GROUPS:
-                raise ConfigError(f"weights are grouped by 32, 64 or 128 input features, not by {self.group}")
-            if self.activations not in ("int8", "bf16"):
-                raise ConfigError(f"{self.storage} weights take int8 or bf16 activations")
-        elif self.group is not None or not self.symmetric or (self.storage, self.activations) not in _FLOATS:
-            raise ConfigError(f"{self.storage} weights have no groups, zeros or other activations")
+        if not self.quantized:
+            plain = self.group is None and self.symmetric and self.scale == "f16" and not self.ordered
+            if not plain or (self.storage, self.activations) not in _FLOATS:
+                raise ConfigError(f"{self.storage} weights have no groups, zeros or other activations")
+            return
+        if self.group is not None and (self.group <= 0 or self.group % GROUP_STEP):
+            raise ConfigError(
+                f"weights are grouped by multiples of {GROUP_STEP} input features, not by {self.group}"
+            )
+        if self.activations not in ("int8", "bf16"):
+            raise ConfigError(f"{self.storage} weights take int8 or bf16 activations")
+        integers = self.storage.startswith("int")
+        if (self.table is None) == (self.storage == "table4") or not (integers or self.symmetric):
+            raise ConfigError(f"{self.storage} weights have another table, or no zeros")
+        if self.activations == "int8" and not (integers or self.table == "e2m1"):
+            raise ConfigError(f"{self.table or self.storage} weights take bf16 activations")
 
     @property
     def quantized(self) -> bool:
-        return self.storage in ("int8", "int4")
+        return self.storage not in ("f32", "bf16", "f16")
+
+    @property
+    def span(self) -> int | None:
+        """Input features of int8 activations that share a scale; None: a whole row."""
+        return None if self.group is None else math.gcd(self.group, _SPAN)
 
     @property
     def name(self) -> str:
-        """As `parse_format` reads it: "int4-g64-asym-a16", without defaults; floats as in `FLOAT_FORMATS`."""
+        """As `parse_format` reads it: "int4-g64-asym-a16", without defaults; floats as in `FLOAT_FORMATS`.
+
+        Formats that only checkpoints have may end in the type of their scales, and in "ordered".
+        """
         if not self.quantized:
             return "bf16-a32" if (self.storage, self.activations) == ("bf16", "f32") else self.storage
-        parts: list[str] = [self.storage]
-        if self.group != _DEFAULT_GROUP:
+        stem = _STEMS.get(self.table or self.storage, self.storage)
+        usual = OTHER_FORMATS.get(stem, _USUAL)
+        parts: list[str] = [stem]
+        if self.group != usual.group:
             parts.append("channel" if self.group is None else f"g{self.group}")
         if not self.symmetric:
             parts.append("asym")
-        if self.activations == "bf16":
+        if self.activations == "bf16" and usual.activations != "bf16":
             parts.append("a16")
-        return "-".join(parts)
+        if self.scale != usual.scale:
+            parts.append(f"{self.scale}-scales")
+        return "-".join([*parts, "ordered"] if self.ordered else parts)
 
     @property
     def bits(self) -> int:
@@ -89,7 +139,7 @@ class WeightFormat:
     @property
     def bits_per_weight(self) -> float:
         """With scales and zeros, for a matrix of many input features and no padding."""
-        side = _SCALE_BYTES + (0 if self.symmetric else _ZERO_BYTES)
+        side = _SCALE_BYTES[self.scale] + (0 if self.symmetric else _ZERO_BYTES)
         return self.bits + (0.0 if self.group is None else 8 * side / self.group)
 
     def packed_bytes(self, rows: int, cols: int, *, gated: bool = False, bias: bool = False) -> int:
@@ -102,9 +152,11 @@ class WeightFormat:
         arrays = [panels * PANEL * padded * self.bits // 8]
         if self.quantized:
             groups = 1 if self.group is None else -(-padded // self.group)
-            arrays.append(panels * PANEL * groups * _SCALE_BYTES)
+            arrays.append(panels * PANEL * groups * _SCALE_BYTES[self.scale])
             if not self.symmetric:
                 arrays.append(panels * PANEL * groups * _ZERO_BYTES)
+            if self.ordered:
+                arrays.append(cols * _ORDER_BYTES)
         if bias:
             arrays.append(panels * PANEL * _BIAS_BYTES)
         return sum(-(-size // PAGE) * PAGE for size in arrays)
@@ -119,7 +171,8 @@ class WeightFormat:
             return kind if widened else f"{self.bits}-bit floats"
         grouped = "one scale an output feature" if self.group is None else f"groups of {self.group}"
         zeros = "symmetric" if self.symmetric else "with zero points"
-        return f"{self.bits}-bit codes, {grouped}, {zeros}, {self.activations} activations"
+        kind = _STEMS.get(self.table or self.storage, "codes")
+        return f"{self.bits}-bit {kind}, {grouped}, {zeros}, {self.activations} activations"
 
 
 @dataclass(frozen=True)
@@ -166,6 +219,20 @@ ACTIVATION_NAMES: Mapping[str, Activations] = {"a8": "int8", "a16": "bf16"}
 """Values of the option `quantization` that only say how activations meet the codes of a quantised checkpoint."""
 
 
+_STEMS = {"nf4": "nf4", "fp4": "fp4", "e2m1": "mxfp4", "e4m3": "fp8", "e5m2": "fp8-e5m2"}
+_USUAL = WeightFormat("int4", _DEFAULT_GROUP)
+
+OTHER_FORMATS = {
+    "nf4": WeightFormat("table4", 64, activations="bf16", table="nf4"),
+    "fp4": WeightFormat("table4", 64, activations="bf16", table="fp4"),
+    "mxfp4": WeightFormat("table4", 32, scale="e8m0", table="e2m1"),
+    "fp8": WeightFormat("e4m3", None, activations="bf16", scale="f32"),
+    "fp8-e5m2": WeightFormat("e5m2", None, activations="bf16", scale="f32"),
+}
+"""Formats of codes that are no whole numbers, by name."""
+_ROUNDED = {name: OTHER_FORMATS[name] for name in ("nf4", "fp8", "mxfp4")}
+_ROUNDED["mxfp4-a16"] = replace(_ROUNDED["mxfp4"], activations="bf16")
+
 F32 = WeightFormat("f32", activations="f32")
 BF16 = WeightFormat("bf16", activations="bf16")
 WIDE_BF16 = WeightFormat("bf16", activations="f32")
@@ -194,8 +261,10 @@ def parse_format(text: str) -> WeightFormat:
     """A quantised format from its name: the codes, then the group, then -asym, then -a16.
 
     "int8" and "int4" have groups of 128; -channel has one scale an output feature; -a16 keeps activations in bf16.
-    Raises ConfigError for any other text.
+    "nf4" has groups of 64, "mxfp4" of 32, "fp8" one scale an output feature. Raises ConfigError for any other text.
     """
+    if text in _ROUNDED:
+        return _ROUNDED[text]
     match = _NAME.fullmatch(text)
     if match is None:
         raise ConfigError(f"quantization {text!r:.80} is none of the formats here: {GRAMMAR}")

@@ -60,7 +60,7 @@ def compile_tape(
 
 def _encoding(weights: Weights, weight: WeightRef) -> Encoding:
     matrix = _packed(weights, weight)
-    return cast(Type, matrix.input), matrix.span if matrix.input == "i8" else 0
+    return cast(Type, matrix.input), matrix.span if matrix.input == "i8" else 0, matrix.ordered
 
 
 def _packed(weights: Weights, weight: WeightRef) -> PackedMatrix:

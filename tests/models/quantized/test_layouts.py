@@ -133,7 +133,7 @@ def test_powers_of_two_are_those_of_torch() -> None:
 @pytest.mark.parametrize("permuted", [False, True])
 def test_dequantize_weight_by_weight(rows: Any, group: Any, zero: Any, permuted: bool) -> None:
     draw = np.random.default_rng(0)
-    format = CodeFormat(5, scale="f32", zero=zero, group=group, rows=rows, permuted=permuted)
+    format = CodeFormat(5, scale="f32", zero=zero, group=group, rows=rows, order=int(permuted))
     shape = (-(-7 // (rows or 7)), -(-12 // (group or 12)))
     codes = draw.integers(0, 32, (7, 12)).astype(np.uint8)
     scales = draw.normal(size=shape).astype(np.float32)

@@ -18,8 +18,9 @@ from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.quantized.gptq import read_group
 from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, names_module
-from headrace.quant.code_format import CodeFormat, Scale
+from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import Coded
+from headrace.quant.format import Scale
 from headrace.quant.unpack import fields_of_words
 
 EACH = 8

@@ -23,10 +23,20 @@ from numpy.typing import NDArray
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.config_reader import ConfigReader
-from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, sort_by_group
+from headrace.models.quantized.layout import (
+    FLOATS,
+    Layout,
+    Matrix,
+    Method,
+    Stored,
+    groups_of,
+    order_number,
+    sort_by_group,
+)
 from headrace.models.quantized.patterns import check_patterns, matches
-from headrace.quant.code_format import MAX_GROUP, CodeFormat, Scale, Table
+from headrace.quant.code_format import MAX_GROUP, CodeFormat
 from headrace.quant.coded import Coded
+from headrace.quant.format import Scale, Table
 from headrace.quant.unpack import fields_of_words, nibbles, stream_of_words
 
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
@@ -98,7 +108,7 @@ class Compressed:
             "none" if self._zeros(matrix) is None else "integer",
             self.group,
             self.rows,
-            permuted=self._order(matrix) is not None,
+            order=order_number(self._order(matrix)),
         )
 
     def decode(self, matrix: Matrix) -> Coded:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from headrace.errors import CheckpointError
 from headrace.models.config_reader import ConfigReader
 from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, names_module
-from headrace.quant.code_format import MAX_GROUP, CodeFormat, Scale, Table
+from headrace.quant.code_format import MAX_GROUP, CodeFormat
 from headrace.quant.coded import Coded
+from headrace.quant.format import Scale, Table
 
 _TABLES: dict[str, Table] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
 _SCALES: dict[str, Scale] = {**FLOATS, "F8_E8M0": "e8m0", "U8": "e8m0"}

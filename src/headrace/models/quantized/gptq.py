@@ -17,10 +17,20 @@ from numpy.typing import NDArray
 
 from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
-from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, sort_by_group
+from headrace.models.quantized.layout import (
+    FLOATS,
+    Layout,
+    Matrix,
+    Method,
+    Stored,
+    groups_of,
+    order_number,
+    sort_by_group,
+)
 from headrace.models.quantized.patterns import check_patterns, matches
-from headrace.quant.code_format import MAX_GROUP, CodeFormat, Scale
+from headrace.quant.code_format import MAX_GROUP, CodeFormat
 from headrace.quant.coded import Coded
+from headrace.quant.format import Scale
 from headrace.quant.unpack import stream_of_words
 
 BITS = (2, 3, 4, 8)
@@ -58,7 +68,7 @@ class GPTQ:
             scale=scale,
             zero="none" if centred else "integer",
             group=self.group,
-            permuted=self._order(matrix) is not None,
+            order=order_number(self._order(matrix)),
         )
 
     def decode(self, matrix: Matrix) -> Coded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 from headrace.errors import CheckpointError
 from headrace.models.floats import to_float32
 from headrace.models.weight_files import TensorEntry
-from headrace.quant.code_format import CodeFormat, Scale
+from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import Coded
-from headrace.quant.format import Activations
+from headrace.quant.format import Activations, Scale
 
 FLOATS: dict[str, Scale] = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
 """Types of stored scales, with their names in a `CodeFormat`."""
@@ -113,6 +114,11 @@ def sort_by_group(
     if not np.array_equal(of_feature[order], expected):
         raise matrix.error(suffix, f"does not put {group} input features into each group")
     return order
+
+
+def order_number(order: NDArray[np.int64] | None) -> int:
+    """What tells orders apart in a `CodeFormat`."""
+    return 0 if order is None else zlib.crc32(order.tobytes()) | 1 << 32
 
 
 def _fit_float16(scales: NDArray[Any]) -> bool:

@@ -1,0 +1,72 @@
+"""Packs one matrix for the native kernels, from floats or from codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._native import Kernels, PackedMatrix, Team
+from headrace.models.floats import to_float32
+from headrace.quant.coded import Coded
+from headrace.quant.format import WeightFormat
+from headrace.quant.native import common_order, native_codes, native_table
+from headrace.quant.rounding import encode
+
+INPUTS: dict[str, Literal["f32", "bf16", "i8"]] = {"f32": "f32", "bf16": "bf16", "int8": "i8"}
+"""The names of activations in the extension."""
+
+
+def pack_floats(
+    kernels: Kernels,
+    team: Team,
+    parts: Sequence[NDArray[Any]],
+    target: WeightFormat,
+    *,
+    gate: bool = False,
+    bias: NDArray[np.float32] | None = None,
+) -> PackedMatrix:
+    """Floats, parts below each other, in a format of `parse_format`, or as floats; rounded where it has fewer bits."""
+    if target.quantized and target.storage not in ("int8", "int4"):
+        coded = [encode(to_float32(part), target) for part in parts]
+        return pack_codes(kernels, team, coded, target, gate=gate, bias=bias)
+    return PackedMatrix(
+        kernels,
+        team,
+        target.storage,
+        list(parts),
+        gate=gate,
+        input=INPUTS[target.activations],
+        group=target.group or 0,
+        symmetric=target.symmetric,
+        bias=bias,
+    )
+
+
+def pack_codes(
+    kernels: Kernels,
+    team: Team,
+    parts: Sequence[Coded],
+    target: WeightFormat,
+    *,
+    gate: bool = False,
+    bias: NDArray[np.float32] | None = None,
+) -> PackedMatrix:
+    """Codes, unchanged but for bits and groups that the parts do not share."""
+    table, unit = native_table(target)
+    return PackedMatrix.from_codes(
+        kernels,
+        team,
+        target.storage,
+        [native_codes(part, target) for part in parts],
+        gate=gate,
+        input=INPUTS[target.activations],
+        group=target.group or 0,
+        span=target.span or 0 if target.activations == "int8" else 0,
+        unit=unit,
+        table=table,
+        order=common_order(parts),
+        bias=bias,
+    )
