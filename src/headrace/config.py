@@ -40,8 +40,8 @@ class EngineConfig:
     dtype: compute type of embeddings, dense weights and activations.
     kv_cache_dtype: stored keys and values; only the native CPU kernels take another type than dtype, or int8.
     quantization: weights in fewer bits, rounded at load: int8 or int4, then -g32, -g64, -g128 or -channel for the
-    group, -asym for zero points, -a16 to keep activations in bf16; see quant.format. "a8" and "a16" keep
-    the codes of a quantised checkpoint, with activations in int8 or bf16.
+    group, -asym for zero points, -a16 to keep activations in bf16; or nf4, fp8, mxfp4; see quant.format. "a8" and
+    "a16" keep the codes of a quantised checkpoint, with activations in int8 or bf16.
     max_model_len: longest sequence, prompt and output, in tokens.
     max_num_seqs, max_num_batched_tokens: most sequences and tokens of one step.
     kv_cache_memory: bytes, or text such as "512MiB" or "2GB"; num_kv_blocks: blocks of each KV group instead.

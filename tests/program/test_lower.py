@@ -110,12 +110,15 @@ def test_each_matrix_may_have_its_own_encoding() -> None:
     """As tensors of different formats in one file do: memory is shared where it is alike, and only there."""
     program = lower(model(ATTENTION, ATTENTION, ATTENTION))
 
-    def mixed(weight: WeightRef) -> tuple[str, int]:
-        return ("i8", 64) if weight.name in ("1.out", "head") else ("bf16", 0)
+    def mixed(weight: WeightRef) -> tuple[str, int, bool]:
+        return ("i8", 64, False) if weight.name in ("1.out", "head") else ("bf16", 0, weight.name == "1.down")
 
     calls = place(program, mixed, "bf16")  # type: ignore[arg-type]
     encoded = {(call.op.name, call.op.layer): call.outputs[0] for call in calls if call.op.reader is not None}
     assert encoded["encode_out", 1].type == "i8" and ("encode_out", 0) not in encoded  # nothing to encode
+    assert (
+        encoded["encode_down", 1].type == "bf16" and ("encode_down", 0) not in encoded
+    )  # to put into its order
     assert encoded["attention", 0].type == "bf16" and encoded["attention", 1].type == "f32"
     assert encoded["norm", None].type == "i8" and encoded["norm", 0] == encoded["norm", 1]
     assert calls[0].op.kind == "embed" and [call.op for call in calls if call.op.kind == "linear"] == list(

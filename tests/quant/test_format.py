@@ -48,7 +48,15 @@ def test_every_format_has_one_name() -> None:
     assert parse_format("int8-g128") == parse_format("int8")
 
 
-@pytest.mark.parametrize("text", ["", "int3", "INT4", "int4-g16", "int4-asym-g32", "int4 ", "bf16", "int4-"])
+@pytest.mark.parametrize("name", ["nf4", "fp8", "mxfp4", "mxfp4-a16"])
+def test_names_of_tables(name: str) -> None:
+    assert parse_format(name).name == name
+    assert parse_format(name).bits_per_weight == {"nf4": 4.25, "fp8": 8.0}.get(name, 4.25)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nf4-a16", "fp8-g32", "int3", "INT4", "int4-g16", "int4-asym-g32", "int4 ", "bf16", "int4-"]
+)
 def test_other_names_are_refused_with_the_grammar(text: str) -> None:
     with pytest.raises(ConfigError, match="-g32, -g64, -g128 or -channel"):
         parse_format(text)
@@ -56,7 +64,14 @@ def test_other_names_are_refused_with_the_grammar(text: str) -> None:
 
 def test_impossible_formats() -> None:
     for wrong in (
-        ("int4", 16),
+        ("int4", 24),
+        ("int4", 0),
+        ("table4", 32),
+        ("table4", 32, False, "bf16", "f16", "nf4"),
+        ("table4", 32, True, "int8", "f16", "nf4"),
+        ("e4m3", 32, True, "int8"),
+        ("e4m3", 32, False, "bf16"),
+        ("bf16", None, True, "bf16", "f32"),
         ("int4", 64, True, "f32"),
         ("bf16", 32),
         ("bf16", None, True, "int8"),

@@ -117,7 +117,7 @@ def check_memory(fit: Fit) -> None:
     hint = "" if fit.stored.element_bytes == 2 else ", or halve it with --dtype bfloat16"
     if fit.stored.weights is not None:
         each = f"in {fit.stored.weights.main.name}"
-        four = fit.stored.weights.main.storage == "int4"
+        four = fit.stored.weights.main.bits <= 4
         hint = "" if four else ", or store them in 4 bits with --quantization int4"
     raise ConfigError(
         f"the weights need {format_bytes(fit.weight_bytes)} {each}, but "

@@ -1,7 +1,7 @@
 """Writes quantised matrices the way the methods' own packages lay them out, bit by bit, without the package's code.
 
 Every packer draws codes, scales and zeros at random, and gives the tensors of a checkpoint with the weights that
-they mean.
+they mean. Matrices of the same input features have one activation order, as those of one product do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Case:
 
     config: dict[str, Any]
     pack: Pack
-    native: str | None = None  # the packed format that keeps the codes, None where they are decoded
     exact: bool = True  # the weights are equal to the last bit; else to a few parts in a million
 
 
@@ -73,7 +72,7 @@ def spread(values: Any, blocks: tuple[int, int], shape: tuple[int, int]) -> NDAr
 
 def gptq(
     bits: int, group: int, *, symmetric: bool = True, order: bool = False, version: int = 1,
-    dtype: torch.dtype = torch.float16, native: str | None = None,
+    dtype: torch.dtype = torch.float16,
 ) -> Case:  # fmt: skip
     def pack(rows: int, columns: int, draw: np.random.Generator) -> Packed:
         size = columns if group == -1 else group
@@ -84,7 +83,7 @@ def gptq(
             zeros = draw.integers(0, top + 1, (groups, rows))
         group_of = np.arange(columns) // size
         if order:
-            group_of = draw.permutation(group_of)
+            group_of = np.random.default_rng(columns).permutation(group_of)
         scales = scales_of((groups, rows), dtype, draw, bits)
         stored = (zeros - 1) & top if version == 1 else zeros
         weights = np.empty((rows, columns), dtype=np.float32)
@@ -102,7 +101,7 @@ def gptq(
         "quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": order,
         "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
     }  # fmt: skip
-    return Case(config, pack, native)
+    return Case(config, pack)
 
 
 # ---- AWQ ----
@@ -110,7 +109,7 @@ def gptq(
 _GEMM_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output feature of each place in a word
 
 
-def awq(group: int, version: str = "GEMM", *, native: str | None = None) -> Case:
+def awq(group: int, version: str = "GEMM") -> Case:
     def interleaved(codes: NDArray[Any]) -> NDArray[np.int32]:
         return fields(
             np.concatenate(
@@ -154,7 +153,7 @@ def awq(group: int, version: str = "GEMM", *, native: str | None = None) -> Case
         "zero_point": True,
         "version": version.lower(),
     }
-    return Case(config, pack, native)
+    return Case(config, pack)
 
 
 # ---- compressed-tensors ----
@@ -162,7 +161,7 @@ def awq(group: int, version: str = "GEMM", *, native: str | None = None) -> Case
 
 def compressed(
     kind: str, bits: int, strategy: str, *, group: int | None = None, symmetric: bool = True, order: bool = False,
-    dtype: torch.dtype = torch.bfloat16, block: tuple[int, int] | None = None, native: str | None = None,
+    dtype: torch.dtype = torch.bfloat16, block: tuple[int, int] | None = None,
     activations: dict[str, Any] | None = None, targets: tuple[str, ...] = ("Linear",), dense: bool = False,
 ) -> Case:  # fmt: skip
     store = words if dense else fields  # newer and older versions differ for 3, 5, 6 and 7 bits
@@ -182,7 +181,7 @@ def compressed(
         zeros = np.zeros(shape) if symmetric else draw.integers(-middle, middle, shape)
         group_of = np.arange(columns)
         if order:
-            group_of = draw.permutation(columns)
+            group_of = np.random.default_rng(columns).permutation(columns)
         if floats:
             floats8 = torch.from_numpy(draw.normal(0, 60, (rows, columns))).to(torch.float8_e4m3fn)
             codes = floats8.float().numpy()
@@ -224,7 +223,7 @@ def compressed(
         },
         "ignore": ["lm_head"], "kv_cache_scheme": None,
     }  # fmt: skip
-    return Case(config, pack, native)
+    return Case(config, pack)
 
 
 # ---- FP8, MXFP4 ----
@@ -269,7 +268,7 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 def _mxfp4(rows: int, columns: int, draw: np.random.Generator, codes_name: str, scales_name: str) -> Packed:
     codes = draw.integers(0, 16, (rows, columns))
-    scales = draw.integers(121, 125, (rows, columns // 32))
+    scales = draw.integers(120, 123, (rows, columns // 32))
     weights = np.array(E2M1)[codes] * 2.0 ** (np.repeat(scales, 32, axis=1) - 127.0)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4
     return {
@@ -344,7 +343,7 @@ def four_bits(kind: str, *, nested: bool, block: int = 64, storage: torch.dtype 
 def eight_bits() -> Case:
     def pack(rows: int, columns: int, draw: np.random.Generator) -> Packed:
         codes = draw.integers(-127, 128, (rows, columns))
-        most = draw.uniform(0.1, 0.4, rows).astype(np.float32)
+        most = draw.uniform(0.05, 0.2, rows).astype(np.float32)
         weights = codes * most[:, None].astype(np.float64) / 127
         tensors = {
             ".weight": tensor(codes.astype(np.int8)), ".SCB": tensor(most),
@@ -356,54 +355,38 @@ def eight_bits() -> Case:
 
 
 CASES: dict[str, Case] = {
-    "gptq-4": gptq(4, 32, native="int4-g32"),
-    "gptq-4-row": gptq(4, -1, native="int4-channel"),
-    "gptq-4-asym": gptq(4, 32, symmetric=False, native="int4-g32-asym"),
-    "gptq-4-v2-asym": gptq(4, 32, symmetric=False, version=2, native="int4-g32-asym"),
+    "gptq-4": gptq(4, 32),
+    "gptq-4-row": gptq(4, -1),
+    "gptq-4-asym": gptq(4, 32, symmetric=False),
+    "gptq-4-v2-asym": gptq(4, 32, symmetric=False, version=2),
     "gptq-4-act-order": gptq(4, 32, order=True),
     "gptq-4-act-order-asym": gptq(4, 32, order=True, symmetric=False),
-    "gptq-4-bf16-scales": gptq(4, 32, dtype=torch.bfloat16, native="int4-g32"),
+    "gptq-4-bf16-scales": gptq(4, 32, dtype=torch.bfloat16),
     "gptq-4-f32-scales": gptq(4, 32, dtype=torch.float32),
-    "gptq-2": gptq(2, 32, native="int4-g32"),
-    "gptq-3": gptq(3, 32, native="int4-g32"),
-    "gptq-3-asym": gptq(3, 32, symmetric=False, native="int4-g32-asym"),
-    "gptq-8": gptq(8, 32, native="int8-g32"),
-    "gptq-8-asym": gptq(8, 32, symmetric=False, native="int8-g32-asym"),
-    "awq-gemm": awq(32, native="int4-g32-asym"),
-    "awq-gemv": awq(32, "GEMV", native="int4-g32-asym"),
-    "ct-int8-channel": compressed("int-quantized", 8, "channel", native="int8-channel"),
-    "ct-int8-tensor-f16": compressed(
-        "int-quantized", 8, "tensor", dtype=torch.float16, native="int8-channel"
-    ),
-    "ct-int8-asym": compressed(
-        "int-quantized", 8, "channel", symmetric=False, dtype=torch.float16, native="int8-channel-asym"
-    ),
-    "ct-int4-group": compressed(
-        "pack-quantized", 4, "group", group=32, dtype=torch.float16, native="int4-g32"
-    ),
+    "gptq-4-groups-of-8": gptq(4, 8),
+    "gptq-2": gptq(2, 32),
+    "gptq-3": gptq(3, 32),
+    "gptq-3-asym": gptq(3, 32, symmetric=False),
+    "gptq-8": gptq(8, 32),
+    "gptq-8-asym": gptq(8, 32, symmetric=False),
+    "awq-gemm": awq(32),
+    "awq-gemv": awq(32, "GEMV"),
+    "ct-int8-channel": compressed("int-quantized", 8, "channel"),
+    "ct-int8-tensor-f16": compressed("int-quantized", 8, "tensor", dtype=torch.float16),
+    "ct-int8-asym": compressed("int-quantized", 8, "channel", symmetric=False, dtype=torch.float16),
+    "ct-int4-group": compressed("pack-quantized", 4, "group", group=32, dtype=torch.float16),
     "ct-int4-group-asym": compressed(
-        "pack-quantized", 4, "group", group=32, symmetric=False, dtype=torch.float16, native="int4-g32-asym"
+        "pack-quantized", 4, "group", group=32, symmetric=False, dtype=torch.float16
     ),
     "ct-int4-act-order": compressed("pack-quantized", 4, "group", group=32, order=True),
-    "ct-int4-channel": compressed("pack-quantized", 4, "channel", dtype=torch.float16, native="int4-channel"),
-    "ct-int3": compressed("pack-quantized", 3, "group", group=32, dtype=torch.float16, native="int4-g32"),
+    "ct-int4-channel": compressed("pack-quantized", 4, "channel", dtype=torch.float16),
+    "ct-int3": compressed("pack-quantized", 3, "group", group=32, dtype=torch.float16),
     "ct-int3-dense-asym": compressed(
-        "pack-quantized",
-        3,
-        "group",
-        group=32,
-        symmetric=False,
-        dense=True,
-        dtype=torch.float16,
-        native="int4-g32-asym",
+        "pack-quantized", 3, "group", group=32, symmetric=False, dense=True, dtype=torch.float16
     ),
-    "ct-int6-dense": compressed(
-        "pack-quantized", 6, "channel", dense=True, dtype=torch.float16, native="int8-channel"
-    ),
-    "ct-int5": compressed("pack-quantized", 5, "group", group=32, dtype=torch.float16, native="int8-g32"),
-    "ct-int8-packed": compressed(
-        "pack-quantized", 8, "group", group=32, dtype=torch.float16, native="int8-g32"
-    ),
+    "ct-int6-dense": compressed("pack-quantized", 6, "channel", dense=True, dtype=torch.float16),
+    "ct-int5": compressed("pack-quantized", 5, "group", group=32, dtype=torch.float16),
+    "ct-int8-packed": compressed("pack-quantized", 8, "group", group=32, dtype=torch.float16),
     "ct-fp8-channel": compressed("float-quantized", 8, "channel"),
     "ct-fp8-tensor": compressed("float-quantized", 8, "tensor"),
     "ct-fp8-block": compressed("naive-quantized", 8, "block", block=(32, 16)),
@@ -421,3 +404,22 @@ CASES: dict[str, Case] = {
     "bnb-fp4": four_bits("fp4", nested=False),
     "bnb-int8": eight_bits(),
 }
+
+NATIVE = {
+    "gptq-4": "int4-g32", "gptq-4-row": "int4-channel", "gptq-4-asym": "int4-g32-asym",
+    "gptq-4-v2-asym": "int4-g32-asym",
+    "gptq-4-act-order": "int4-g32-ordered", "gptq-4-act-order-asym": "int4-g32-asym-ordered",
+    "gptq-4-bf16-scales": "int4-g32", "gptq-4-f32-scales": "int4-g32-f32-scales", "gptq-2": "int2-g32",
+    "gptq-3": "int3-g32", "gptq-3-asym": "int3-g32-asym", "gptq-8": "int8-g32", "gptq-8-asym": "int8-g32-asym",
+    "awq-gemm": "int4-g32-asym", "awq-gemv": "int4-g32-asym",
+    "ct-int8-channel": "int8-channel", "ct-int8-tensor-f16": "int8-channel", "ct-int8-asym": "int8-channel-asym",
+    "ct-int4-group": "int4-g32", "ct-int4-group-asym": "int4-g32-asym", "ct-int4-act-order": "int4-g32-ordered",
+    "ct-int4-channel": "int4-channel", "ct-int3": "int3-g32", "ct-int3-dense-asym": "int3-g32-asym",
+    "ct-int6-dense": "int6-channel", "ct-int5": "int5-g32", "ct-int8-packed": "int8-g32",
+    "ct-fp8-channel": "fp8-bf16-scales", "ct-fp8-tensor": "fp8-bf16-scales", "ct-fp8-block": "fp8-g16-bf16-scales",
+    "ct-mxfp4": "mxfp4", "fp8-block": "fp8-g128", "fp8-small-blocks": "fp8-g16-bf16-scales",
+    "fp8-e8m0": "fp8-g16-e8m0-scales", "fp8-channel": "fp8", "fp8-tensor": "fp8", "fp8-e5m2": "fp8-e5m2",
+    "modelopt-fp8": "fp8", "bnb-nf4": "nf4-g32-f32-scales", "bnb-nf4-nested": "nf4-g32-f32-scales",
+    "bnb-nf4-in-bf16": "nf4-g32-f32-scales", "bnb-fp4": "fp4-g32-f32-scales", "bnb-int8": "int8-channel-f32-scales",
+}  # fmt: skip
+"""The packed formats that keep the codes, without "-a16", for rows of 96 features. The others are decoded."""

@@ -9,17 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from headrace.models.config_reader import ConfigReader
-from headrace.models.quantized.layout import Layout, Matrix
-from headrace.models.quantized.methods import quantization_of, read_method
-from headrace.models.quantized.mxfp4 import MXFP4
-from headrace.models.safetensors_reader import Checkpoint
-from headrace.quant.code_format import common_format, native_format
-from headrace.quant.coded import TABLES, Coded, CodeFormat, dequantize
-from headrace.quant.native import native_codes
-from tests.models.quantized.packers import CASES, gpt_oss
+from tests import needs
+
+native = needs.native()
+
+from headrace.models.config_reader import ConfigReader  # noqa: E402
+from headrace.models.packing import pack_codes  # noqa: E402
+from headrace.models.quantized.layout import Layout, Matrix  # noqa: E402
+from headrace.models.quantized.methods import quantization_of, read_method  # noqa: E402
+from headrace.models.quantized.mxfp4 import MXFP4  # noqa: E402
+from headrace.models.safetensors_reader import Checkpoint  # noqa: E402
+from headrace.quant.code_format import common_format, native_format  # noqa: E402
+from headrace.quant.coded import TABLES, Coded, CodeFormat, dequantize  # noqa: E402
+from headrace.quant.format import Activations, WeightFormat  # noqa: E402
+from tests.models.quantized.packers import CASES, NATIVE, gpt_oss  # noqa: E402
 
 MODULE = "model.layers.0.self_attn.q_proj"
 ROWS, COLUMNS = 64, 96
@@ -62,33 +68,40 @@ def test_the_weights_are_read_back(name: str, tmp_path: Path) -> None:
     else:
         np.testing.assert_allclose(decoded, weights.numpy(), rtol=1e-5, atol=1e-7)
     packed = native_format(coded.format, "bf16")
-    assert (None if packed is None else packed.name.removesuffix("-a16")) == case.native
+    assert (None if packed is None else packed.name.replace("-a16", "")) == NATIVE.get(name)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.native])
-@pytest.mark.parametrize("wider", [False, True])
-def test_native_codes_mean_the_same_weights(name: str, wider: bool, tmp_path: Path) -> None:
-    """Also when they are packed with a matrix of more bits, smaller groups and zeros."""
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_kernels_hold_the_same_weights(name: str, activations: Activations, tmp_path: Path) -> None:
+    """As they read them back, row by row; also packed with whole numbers of more bits, smaller groups and zeros."""
     case = CASES[name]
     tensors, weights = case.pack(ROWS, COLUMNS, np.random.default_rng(2))
     layout = layout_of(case.config)
     assert layout is not None
     coded = layout.decode(stored(tmp_path, layout, tensors))
-    target = native_format(coded.format, "int8")
+    target = native_format(coded.format, activations)
     assert target is not None
-    if wider:
-        other = native_format(CodeFormat(8, zero="integer", group=32), "int8")
+    check(coded, target, weights.numpy())
+    if coded.format.table == "integer" and not target.ordered:
+        other = native_format(CodeFormat(8, zero="integer", group=16), activations)
         assert other is not None
-        target = common_format([target, other])
-        assert (target.storage, target.group, target.symmetric) == ("int8", 32, False)
-    codes, scales, zeros = native_codes(coded, target)
-    size = target.group or COLUMNS
-    middle = np.full(scales.shape, 1 << (target.bits - 1), dtype=np.uint8) if zeros is None else zeros
-    assert codes.max() < 1 << target.bits and (zeros is None) == target.symmetric
-    for column in range(COLUMNS):
-        group = column // size
-        meant = scales[:, group].astype(np.float32) * (codes[:, column].astype(np.float32) - middle[:, group])
-        assert np.array_equal(meant, weights[:, column].numpy())
+        wider = common_format([target, other])
+        assert wider is not None and (wider.storage, wider.group, wider.symmetric) == ("int8", 16, False)
+        check(coded, wider, weights.numpy())
+
+
+def check(coded: Coded, target: WeightFormat, weights: NDArray[np.float32]) -> None:
+    kernels, team = native.Kernels("portable"), native.Team(1)
+    matrix = pack_codes(kernels, team, [coded], target)
+    assert matrix.nbytes == target.packed_bytes(ROWS, COLUMNS)
+    assert matrix.ordered == target.ordered and (matrix.input != "i8" or matrix.span == (target.span or 128))
+    out = np.empty((ROWS, COLUMNS), dtype=np.float32)
+    native.embed(kernels, team, np.arange(ROWS), matrix, out)
+    if target.table in ("nf4", "fp4"):  # the table's entries are rounded to bfloat16
+        np.testing.assert_allclose(out, weights, rtol=2**-8)
+    else:
+        np.testing.assert_allclose(out, weights, rtol=1e-6)
 
 
 def test_experts_of_gpt_oss(tmp_path: Path) -> None:
