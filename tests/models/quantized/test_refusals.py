@@ -6,19 +6,26 @@ import json
 import random
 import re
 import shutil
+import tracemalloc
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from headrace.errors import HeadraceError, ModelError
-from headrace.models.quantized.layout import Method
-from headrace.models.quantized.methods import METHODS, quantization_of, read_method
-from headrace.models.source import resolve_model
-from headrace.models.stored import open_weights, stored_spec
-from tests.models.quantized.models import FOUR, change, describe, family, quantize
-from tests.models.quantized.packers import CASES
+from tests import needs
+
+needs.native()
+
+from headrace.errors import HeadraceError, ModelError  # noqa: E402
+from headrace.models.quantized.layout import Method  # noqa: E402
+from headrace.models.quantized.methods import METHODS, quantization_of, read_method  # noqa: E402
+from headrace.models.source import resolve_model  # noqa: E402
+from headrace.models.stored import open_weights, stored_spec  # noqa: E402
+from tests.models.quantized.models import FOUR, change, describe, family, quantize  # noqa: E402
+from tests.models.quantized.packers import CASES  # noqa: E402
+from tests.models.quantized.test_models import load  # noqa: E402
 
 Q = "model.layers.1.self_attn.q_proj"
 
@@ -200,22 +207,28 @@ HOSTILE = [
 ]
 
 
+def mutate_settings(settings: dict[str, Any], draw: random.Random) -> Any:
+    """A config with one to three fields replaced by something else, at any depth."""
+    config = json.loads(json.dumps(settings))
+    for _ in range(draw.randint(1, 3)):
+        table = config
+        while True:
+            key = draw.choice([*table, "dynamic", "ignore", "modules_to_not_convert"])
+            if isinstance(table.get(key), dict) and table[key] and draw.random() < 0.7:
+                table = table[key]
+                continue
+            table[key] = deepcopy(draw.choice(HOSTILE))
+            break
+    return config
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_mutated_settings(seed: int) -> None:
     """Every field replaced by something else, alone and with others: a method, or one sentence."""
     draw = random.Random(seed)
     for case in CASES.values():
         for _ in range(20):
-            config = json.loads(json.dumps(case.config))
-            for _ in range(draw.randint(1, 3)):
-                table = config
-                while True:
-                    key = draw.choice([*table, "dynamic", "ignore", "modules_to_not_convert"])
-                    if isinstance(table.get(key), dict) and table[key] and draw.random() < 0.7:
-                        table = table[key]
-                        continue
-                    table[key] = draw.choice(HOSTILE)
-                    break
+            config = mutate_settings(case.config, draw)
             try:
                 method = read_settings(config)
                 layout = None if method is None else method.layout(Q)
@@ -246,9 +259,11 @@ def mutate(raw: bytes, draw: random.Random) -> bytes:
     return size.to_bytes(8, "little") + bytes(header) + raw[8 + length :]
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "count", [200, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(3000)])]
+)
 def test_mutated_files(written: Any, tmp_path: Path, count: int) -> None:
-    """A load that is right, or a typed error; nothing larger than the file is allocated on the way."""
+    """A load that is right, or a typed error, with no more memory than a few times the file."""
     draw = random.Random(count)
     methods = [
         "gptq-4-act-order",
@@ -259,19 +274,35 @@ def test_mutated_files(written: Any, tmp_path: Path, count: int) -> None:
         "bnb-int8",
         "ct-mxfp4",
     ]
-    refused = 0
+    refused, broken = 0, tmp_path / "model"
+    broken.mkdir()
     for number in range(count):
         folder = written(methods[number % len(methods)])
-        broken = tmp_path / "model"
-        broken.mkdir(exist_ok=True)
-        (broken / "config.json").write_bytes((folder / "config.json").read_bytes())
-        (broken / "model.safetensors").write_bytes(mutate((folder / "model.safetensors").read_bytes(), draw))
+        raw, config = (
+            (folder / "model.safetensors").read_bytes(),
+            json.loads((folder / "config.json").read_text()),
+        )
+        if number % 3:
+            raw = mutate(raw, draw)
+        if number % 3 != 1:
+            config["quantization_config"] = mutate_settings(config["quantization_config"], draw)
+        (broken / "config.json").write_text(json.dumps(config))
+        (broken / "model.safetensors").write_bytes(raw)
+        room = 12 * len(raw) + (
+            2 << 20
+        )  # codes of a bit less than a byte each become floats, one matrix at a time
+        tracemalloc.start()
         try:
             read(broken)
+            load(broken)
         except ModelError as error:
             refused += 1
             assert len(str(error)) < 1500 and "\n" not in str(error)
-    assert refused > count // 2
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < room
+    assert count // 2 < refused < count
 
 
 def test_every_method_is_packed_by_a_test() -> None:
