@@ -34,7 +34,7 @@ FAMILIES = (
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 
-KEPT = {"Q8_0": "int8-g32-a16", "Q5_0": "int8-g32-a16", "Q4_0": "int4-g32-a16"}
+KEPT = {"Q8_0": "int8-g32-a16", "Q5_0": "int5-g32-a16", "Q4_0": "int4-g32-a16"}
 """Types whose codes the kernels read, and the formats that they do it in."""
 
 PROMPTS = ["Once upon a time", "The little dog", "Anna and Tom went to the"]
