@@ -105,15 +105,15 @@ class PackedMatrix:
         order: NDArray[np.int32] | None = None,
         bias: NDArray[np.float32] | None = None,
     ) -> PackedMatrix:
-        """From codes chosen elsewhere: each part is (codes [rows, cols], scales [rows, groups], zeros | minima | None).
+        """From codes chosen elsewhere. Each part is (codes [rows, cols], scales [rows, groups], zeros | minima | None).
 
-        weight = unit * scale * (number - zero), or unit * scale * number + minimum. `unit` is a power of two. The number
-        is the code, the entry of `table` ("table4": sixteen int8 with "i8" activations, bfloat16 as uint16 with "bf16"),
-        or the float of 8 bits. Scales are float16, float32, bfloat16 as uint16, or powers of two as uint8: 2^(s - 127).
-        Zeros are uint8, minima of the scales' type, for "i8" activations only; without either the zero is `middle`,
-        None: half of the codes' range. Groups are multiples of 16, of "int5" and "int3" of 32, or 16 with "i8"
-        activations. Codes of NaN or infinity make
-        their group's scale NaN. `order` [cols] is the input feature that each column multiplies (GPTQ's activation order).
+        weight = unit * scale * (number - zero), or unit * scale * number + minimum. `unit` is a power of two. The
+        number is the code, the entry of `table` ("table4": sixteen int8 with "i8" activations, bfloat16 as uint16 with
+        "bf16"), or the float of 8 bits. Scales are float16, float32, bfloat16 as uint16, or powers of two as uint8:
+        2^(s - 127). Zeros are uint8, minima of the scales' type, for "i8" activations only; without either the zero is
+        `middle`, None: half of the codes' range. Groups are multiples of 16, of "int5" and "int3" of 32, or 16 with
+        "i8" activations. Codes of NaN or infinity make their group's scale NaN. `order` [cols] is the input feature
+        that each column multiplies (GPTQ's activation order).
         """
     @staticmethod
     def from_blocks(

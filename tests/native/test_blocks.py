@@ -64,7 +64,12 @@ def test_rows_equal_the_package(team: Any, name: str, type: str) -> None:
     raw, weights = blocks(type, 83, 768)
     for parts in ([raw], [raw[:20].copy(), raw[20:].copy()], [(raw.ctypes.data, 83, 768)]):
         matrix = native.PackedMatrix.from_blocks(native.Kernels(name), team, type, parts)
-        assert (matrix.rows, matrix.cols, matrix.group, matrix.span) == (83, 768, TYPES[type][2], TYPES[type][2])
+        assert (matrix.rows, matrix.cols, matrix.group, matrix.span) == (
+            83,
+            768,
+            TYPES[type][2],
+            TYPES[type][2],
+        )
         out = np.zeros((83, 768), np.float32)
         native.embed(native.Kernels(name), team, np.arange(83), matrix, out)
         np.testing.assert_array_equal(out, weights)

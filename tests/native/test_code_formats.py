@@ -263,7 +263,9 @@ def test_what_does_not_fit_is_refused(team: Any) -> None:
 
     def pack(format: str, third: Array | None = None, scales: Array = scales, **options: Any) -> None:
         options = {"input": "i8", "group": 32, **options}
-        native.PackedMatrix.from_codes(native.Kernels("portable"), team, format, [(codes, scales, third)], **options)
+        native.PackedMatrix.from_codes(
+            native.Kernels("portable"), team, format, [(codes, scales, third)], **options
+        )
 
     pack("int5")
     for format, options, why in (
