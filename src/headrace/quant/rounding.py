@@ -76,7 +76,7 @@ def _nearest(values: NDArray[np.float32], table: str) -> NDArray[np.uint8]:
     return codes | np.where(np.signbit(values), np.uint8(0x08), np.uint8(0))
 
 
-def _count_below(limits: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.uint8]:
+def _count_below(limits: NDArray[Any], values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """How many of a few limits each value is above; comparing with all of them is faster than a search."""
     counts = np.zeros(values.shape, dtype=np.uint8)
     for limit in limits:
