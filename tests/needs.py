@@ -80,6 +80,8 @@ class _Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest looks at every name of a module that it collects
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
 

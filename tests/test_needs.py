@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -53,3 +54,11 @@ def test_every_need_is_required_somewhere() -> None:
     places = (ROOT / ".ci" / "run").read_text() + (ROOT / "Makefile").read_text()
     required = re.findall(r"(?:require\+?=|HEADRACE_REQUIRE \?= )([a-z,]+)", places)
     assert {name for names in required for name in names.split(",") if name} == set(NEEDS)
+
+
+def test_a_lazy_package_is_not_imported_by_looking_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    lazy = needs.lazily("colorsys")
+    assert not hasattr(lazy, "__wrapped__") and not hasattr(lazy, "_mock_name")
+    assert "colorsys" not in sys.modules
+    assert lazy.rgb_to_hsv(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
