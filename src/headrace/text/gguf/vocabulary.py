@@ -129,7 +129,10 @@ def read_vocabulary(metadata: Mapping[str, Any], with_merges: bool = True) -> Vo
     """
     model = _string(metadata, "model")
     if model is None:
-        raise TokenizerError("the GGUF file has no tokenizer: tokenizer.ggml.model is missing.")
+        raise TokenizerError(
+            "the GGUF file has no tokenizer: tokenizer.ggml.model is missing; put the original model's tokenizer.json "
+            "beside the file."
+        )
     tokens, ids = _tokens(metadata)
     named = _named(metadata, model, len(tokens))
     adds = {end: _flag(metadata, f"add_{end}_token") for end in ("bos", "eos")}
@@ -182,7 +185,10 @@ def read_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _tokens(metadata: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, int]]:
     key = _PREFIX + "tokens"
     if key not in metadata:
-        raise TokenizerError(f"the GGUF file has no vocabulary: {key} is missing.")
+        raise TokenizerError(
+            f"the GGUF file has no vocabulary: {key} is missing; put the original model's tokenizer.json "
+            "beside the file."
+        )
     listed = _strings(metadata[key], key, MAX_TOKENS, together=MAX_VOCABULARY_CHARS)
     if not listed:
         raise TokenizerError(f"the GGUF file has no vocabulary: {key} is empty.")
