@@ -1,16 +1,10 @@
-"""Finding a model by name, without a network."""
+"""Finding a model by name, without a network. Names of the hub are in hub/test_fetch.py."""
 
 from __future__ import annotations
 
-import json
-import socket
 from pathlib import Path
-from typing import Any
 
-import httpx
-import huggingface_hub
 import pytest
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from headrace.models.safetensors_reader import Checkpoint
@@ -126,94 +120,3 @@ def test_oversized_config(tmp_path: Path) -> None:
         file.truncate(1 << 30)  # sparse
     with pytest.raises(CheckpointError, match="larger than"):
         resolve_model(str(tmp_path))
-
-
-@pytest.fixture
-def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub cache as huggingface_hub lays it out, holding org/known, and no network."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    model = tmp_path / "models--org--known"
-    snapshot = model / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (model / "refs").mkdir()
-    (model / "refs" / "main").write_text(commit)
-    (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return tmp_path
-
-
-def test_hub_model_in_the_cache(hub_cache: Path) -> None:
-    source = resolve_model("org/known")
-    assert source.kind == "hub" and source.name == "org/known"
-    assert source.path is not None and source.path.is_relative_to(hub_cache)
-    assert source.config == {"model_type": "llama"}
-
-
-def test_hub_model_not_in_the_cache(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[object] = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: tried.append(args) or [])
-    monkeypatch.setattr(socket.socket, "connect", lambda *args: tried.append(args))
-    with pytest.raises(ModelNotFound, match="not in the local cache and HF_HUB_OFFLINE is set"):
-        resolve_model("org/unknown")
-    assert tried == []  # the network is left alone
-
-
-def test_hub_cache_from_hf_home(hub_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "hub").symlink_to(hub_cache)
-    monkeypatch.delenv("HF_HUB_CACHE")
-    monkeypatch.setenv("HF_HOME", str(home))
-    assert resolve_model("org/known").config == {"model_type": "llama"}
-
-
-_ANSWER = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid"))
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (GatedRepoError("no", response=_ANSWER), "accept its terms"),
-        (RepositoryNotFoundError("no", response=_ANSWER), "no public hub model org/known"),
-        (LocalEntryNotFoundError("no"), "the hub cannot be reached"),
-        (httpx.ReadTimeout("timed out\nafter long"), "cannot be fetched: timed out$"),
-        (httpx.ConnectError(""), "cannot be fetched: ConnectError$"),
-    ],
-)
-def test_hub_errors_name_the_remedy(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def fail(repository: str, **options: Any) -> str:
-        asked.update(options)
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with pytest.raises(ModelNotFound, match=words):
-        resolve_model("org/known")
-    assert not asked["local_files_only"]
-    assert not {"*.bin", "*.pt", "*.py", "*"} & set(asked["allow_patterns"])
-
-
-def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repositories such as Mistral's hold a second copy of all weights, as large as the first."""
-    asked: dict[str, Any] = {}
-
-    def fail(repository: str, **options: Any) -> str:
-        asked.update(options)
-        raise LocalEntryNotFoundError("no")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ModelNotFound):
-        resolve_model("org/known")
-    expected = [
-        "config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json",
-        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "chat_template.jinja",
-    ]  # fmt: skip
-    others = [
-        "consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/consolidated.00.pth",
-        "original/params.json", "nested/consolidated.safetensors", "pytorch_model.bin", "modeling.py",
-    ]  # fmt: skip
-    rules = {name: asked.get(name) for name in ("allow_patterns", "ignore_patterns")}
-    assert list(huggingface_hub.utils.filter_repo_objects([*expected, *others], **rules)) == expected

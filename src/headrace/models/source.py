@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from headrace.gguf.files import models_in
+from headrace.models.hub.fetch import locate
+from headrace.models.hub.reference import parse_reference
 from headrace.models.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -26,21 +27,11 @@ BUNDLED_FOLDER = Path(__file__).resolve().parents[1] / "bundled"
 SHAPE_PREFIX = "shape:"
 MAX_JSON_BYTES = 16_000_000
 
-HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.txt", "*.jinja")
-"""Files fetched from a hub repository: never pickled weights, never code."""
-
-TOKENIZER_FILES = tuple(name for name in HUB_FILES if name != "*.safetensors")
-
-HUB_SECOND_COPIES = ("consolidated*.safetensors", "*/consolidated*.safetensors", "original/*")
-"""Files that are skipped: copies of the weights under names that only their authors' code reads."""
-
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"}
 """Pickled files that a training run leaves in a model's folder."""
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _GGUF = ".gguf"
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 SourceKind = Literal["bundled", "folder", "hub", "shape"]
 
@@ -73,10 +64,11 @@ _DEFAULT_HUB = HubOptions()
 
 
 def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
-    """Find a model by bundled name, folder, GGUF file, `shape:NAME` or hub id "org/name", in this order.
+    """Find a model by bundled name, folder, GGUF file, `shape:NAME` or hub reference, in this order.
 
-    Raises ModelNotFound where there is none, UnsupportedModel for a file format that is not implemented, and
-    CheckpointError for a folder without a readable config.json or GGUF file.
+    A reference is "org/name", then ":Q4_K_M", "@revision" or both, see `models.hub.reference`. Raises ModelNotFound
+    where there is none, UnsupportedModel for a file format that is not implemented, and CheckpointError for a folder
+    without a readable config.json or GGUF file.
     """
     if name in BUNDLED:
         return _from_folder("bundled", name, BUNDLED_FOLDER / name)
@@ -93,10 +85,12 @@ def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
         raise UnsupportedModel(
             f"{name} is a file; give a GGUF file, or the folder that holds config.json and model.safetensors"
         )
-    if is_gguf:
+    reference = parse_reference(name)
+    if is_gguf and (reference is None or reference.tag is None):
         raise ModelNotFound(f"there is no file {name!r:.200}")
-    if _HUB_ID.fullmatch(name):
-        return _from_folder("hub", name, _fetch(name, hub, HUB_FILES))
+    if reference is not None:
+        located = locate(reference, revision=hub.revision, download_dir=hub.download_dir)
+        return _from_folder("hub", name, located) if located.is_dir() else _from_gguf("hub", name, located)
     raise ModelNotFound(
         f"there is no model {name!r:.200}: give a bundled name ({', '.join(BUNDLED)}), a folder, a GGUF file, "
         "shape:NAME or a hub id"
@@ -115,8 +109,8 @@ def tokenizer_folder(name: str, hub: HubOptions = _DEFAULT_HUB) -> Path:
         return path
     if name.lower().endswith(_GGUF) and os.path.isfile(path):  # noqa: PTH113
         return path
-    if _HUB_ID.fullmatch(name):
-        return _fetch(name, hub, TOKENIZER_FILES)
+    if (reference := parse_reference(name)) and reference.tag is None:
+        return locate(reference, revision=hub.revision, download_dir=hub.download_dir, weights=False)
     raise ModelNotFound(
         f"there is no tokenizer {name!r:.200}: give a bundled name, a folder, a GGUF file or a hub id"
     )
@@ -124,8 +118,9 @@ def tokenizer_folder(name: str, hub: HubOptions = _DEFAULT_HUB) -> Path:
 
 def is_at_hand(name: str) -> bool:
     """`resolve_model` will find it, or not, without a download."""
-    is_local = name in BUNDLED or name.lower().endswith(_GGUF) or os.path.isdir(os.path.expanduser(name))  # noqa: PTH112
-    return is_local or not _HUB_ID.fullmatch(name)
+    return (
+        name in BUNDLED or os.path.exists(os.path.expanduser(name)) or parse_reference(name) is None  # noqa: PTH110
+    )
 
 
 def _from_shape(name: str) -> ModelSource:
@@ -214,52 +209,3 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
     return content
-
-
-def _fetch(repository: str, hub: HubOptions, files: Sequence[str]) -> Path:
-    """The local snapshot of a hub repository, downloaded if need be.
-
-    Offline mode and the cache folder are read from the environment here, because huggingface_hub reads them
-    when it is first imported, perhaps before the caller set them.
-    """
-    # Importing it takes half a second, so only for hub ids.
-    import huggingface_hub
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
-    try:
-        folder = huggingface_hub.snapshot_download(
-            repository,
-            revision=hub.revision,
-            allow_patterns=list(files),
-            ignore_patterns=list(HUB_SECOND_COPIES),
-            cache_dir=hub.download_dir or _cache_folder(),
-            local_files_only=offline,
-        )
-    except RevisionNotFoundError as error:
-        raise ModelNotFound(f"hub model {repository} has no revision {hub.revision!r:.200}") from error
-    except GatedRepoError as error:
-        raise ModelNotFound(
-            f"hub model {repository} is gated: accept its terms on its page, then run `hf auth login`"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelNotFound(f"there is no public hub model {repository}; check the name or log in") from error
-    except LocalEntryNotFoundError as error:
-        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
-        raise ModelNotFound(f"hub model {repository} is not in the local cache and {why}") from error
-    except Exception as error:  # the hub's HTTP and transfer clients have no common base exception
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelNotFound(f"hub model {repository} cannot be fetched: {why:.300}") from error
-    return Path(folder)
-
-
-def _cache_folder() -> str | None:
-    if cache := os.environ.get("HF_HUB_CACHE"):
-        return cache
-    home = os.environ.get("HF_HOME")
-    return None if home is None else str(Path(home).expanduser() / "hub")
