@@ -57,11 +57,14 @@ SAMPLING: Mapping[str, str] = {
 ENVIRONMENT: Mapping[str, str] = {
     "HEADRACE_API_KEY": "`headrace serve`: one more API key, with all rights; then removed from the environment",
     "HEADRACE_NATIVE": "installation: `OFF` builds no C++ kernels",
+    "HF_ENDPOINT": "address of the hub, where it is not Hugging Face's own",
     "HF_HOME": "where Hugging Face keeps its cache; the hub's models are below it",
     "HF_HUB_CACHE": "folder of downloaded models, before `HF_HOME`",
     "HF_HUB_OFFLINE": "`1`: no download; models of the hub come from the cache",
+    "HUGGINGFACE_HUB_CACHE": "the older name of `HF_HUB_CACHE`",
     "OPENAI_API_KEY": "`headrace bench serve`: the key that is sent where `--api-key` is not given",
     "OTEL_SERVICE_NAME": "the service name of traces (default: `headrace`); the other `OTEL_…` variables apply as well",
+    "XDG_CACHE_HOME": "folder of caches; without `HF_HOME`, Hugging Face's is in it (default: `~/.cache`)",
 }
 
 

@@ -25,6 +25,7 @@ Headrace runs open-weight language models on the hardware you own.
   headrace generate "Once upon a time"           one completion, streamed
   headrace chat                                  talk to the bundled model
   headrace serve tale                            a server: APIs of OpenAI, Anthropic and Ollama
+  headrace pull owner/name:Q4_K_M                download a model; list and rm manage what is here
   headrace run-batch in.jsonl out.jsonl          a file of requests, answered offline
   headrace inspect shape:llama-3.1-8b            memory, settings and ops, each with its reason
 """
@@ -41,6 +42,9 @@ COMMANDS = (
     Command("chat", "headrace.cli.chat", "talk to a model in the terminal"),
     Command("serve", "headrace.cli.serve", "serve a model over HTTP"),
     Command("run-batch", "headrace.cli.run_batch", "answer a file of requests in OpenAI's batch format"),
+    Command("pull", "headrace.cli.pull", "download a model of the hub"),
+    Command("list", "headrace.cli.list_models", "list the models on this machine"),
+    Command("rm", "headrace.cli.rm", "delete a model from the hub's cache"),
     Command(
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
     ),

@@ -108,6 +108,15 @@ def add_number(
     )  # fmt: skip
 
 
+def add_cache_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for the folder of the hub's cache."""
+    parser.add_argument(
+        "--download-dir",
+        metavar="PATH",
+        help="folder of the cache (default: Hugging Face's, see HF_HUB_CACHE)",
+    )
+
+
 def check_range(flag: str, value: float | None, low: float, high: float) -> None:
     """Raises ConfigError for a value out of its range; None, which is no value, is in every range."""
     if value is not None and not low <= value <= high:
