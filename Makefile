@@ -1,6 +1,7 @@
 # Every target does its own set-up in .venv; `make help` lists them.
 #   PYTHON=python3.12    the interpreter that .venv is made from
 #   HEADRACE_NATIVE=OFF  install without the C++ kernels
+#   HEADRACE_KERNELS=all  build the kernels of every CPU for demo and serve, too
 #   WORKERS=4            processes that `make test` shares the tests between
 #   ARGS="..."           more arguments for the command that demo, serve, test or test-long runs
 
@@ -14,9 +15,9 @@ WORKERS := $(shell echo $$(($$(nproc) + 1))) # servers under test wait for much 
 # one that has finished takes half of what another has left.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-# An installed set is up to date until the project file, the C++ sources, the set of Python modules or this folder's
-# place changes. (An editable install follows changes inside modules by itself, but maps each module to its file.)
-TREE := $(shell { pwd -P; find src -name '*.py' | LC_ALL=C sort; } | cksum | cut -d' ' -f1)
+# An installed set is up to date until the project file, the C++ sources, the set of Python modules, this folder's
+# place or the CPU changes. (An editable install follows changes inside modules by itself, but maps each module to its file.)
+TREE := $(shell { pwd -P; grep -m1 ^flags /proc/cpuinfo; find src -name '*.py' | LC_ALL=C sort; } | cksum | cut -d' ' -f1)
 SOURCES := pyproject.toml CMakeLists.txt tools/setup.sh $(shell find csrc -type f)
 SERVER := .venv/.installed-server-$(TREE)
 DEV := .venv/.installed-dev-$(TREE)

@@ -14,15 +14,11 @@ namespace headrace {
     extern const Kernels table; \
     }
 HEADRACE_SET(portable)
-#if HEADRACE_AMX_EMULATED
 HEADRACE_SET(amx_emulated)
-#endif
-#if HEADRACE_X86_KERNELS
 HEADRACE_SET(avx2)
 HEADRACE_SET(avx512_vnni)
 HEADRACE_SET(avx512)
 HEADRACE_SET(amx)
-#endif
 #undef HEADRACE_SET
 
 namespace {
@@ -33,21 +29,26 @@ struct Candidate {
 };
 
 const std::vector<Candidate>& candidates() {  // best first; the emulation last, since it is slow
-#if HEADRACE_X86_KERNELS
 #define HEADRACE_AVX512 "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"
-#endif
     static const std::vector<Candidate> all = {
-#if HEADRACE_X86_KERNELS
+#if HEADRACE_HAVE_AMX
         {&amx::table, {HEADRACE_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}},
+#endif
+#if HEADRACE_HAVE_AVX512
         {&avx512::table, {HEADRACE_AVX512, "avx512_bf16"}},
+#endif
+#if HEADRACE_HAVE_AVX512_VNNI
         {&avx512_vnni::table, {HEADRACE_AVX512}},
+#endif
+#if HEADRACE_HAVE_AVX2
         {&avx2::table, {"avx2", "fma", "f16c"}},
 #endif
         {&portable::table, {}},
-#if HEADRACE_AMX_EMULATED
+#if HEADRACE_HAVE_AMX_EMULATED
         {&amx_emulated::table, {}},
 #endif
     };
+#undef HEADRACE_AVX512
     return all;
 }
 

@@ -141,7 +141,9 @@ fi
 # is incremental. CMake and Ninja come as wheels where the machine has none.
 install_lines 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' || no_tools
 install_lines 'from scikit_build_core.build import get_requires_for_build_editable as f; [print(r) for r in f()]' || no_tools
-[ "$extras" != dev ] || export HEADRACE_AMX_EMULATED=ON
+# Each instruction set takes about 20 CPU seconds to build. The stamp in .venv depends on the CPU: on another one the
+# set-up runs again.
+if [ "$extras" = dev ]; then export HEADRACE_AMX_EMULATED=ON; else export HEADRACE_KERNELS="${HEADRACE_KERNELS-this-cpu}"; fi
 rm -f "$venv"/.installed-*
 step python -m pip install -qq --no-build-isolation -e ".[$extras]" ||
     fail "the installation failed; the lines above say why. Without the C++ kernels: HEADRACE_NATIVE=OFF make ..."
