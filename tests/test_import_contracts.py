@@ -42,6 +42,8 @@ LATE_IMPORTS = {
     "headrace.text.grammars": "loads llguidance, which only structured output needs",
     "huggingface_hub": "only a model named by hub id needs it, and it loads an HTTP stack",
     "numpy": "the server's process reads headers of safetensors, and no array",
+    "headrace.models.gguf.checkpoint": "reads weights with numpy",
+    "headrace.text.gguf.build": "reads vocabularies with numpy",
     "transformers": "a baseline of the benchmarks",
     "triton": "comes with torch on CUDA machines only",
     "ray": "only for more than one machine",

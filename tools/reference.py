@@ -57,6 +57,8 @@ SAMPLING: Mapping[str, str] = {
 ENVIRONMENT: Mapping[str, str] = {
     "HEADRACE_API_KEY": "`headrace serve`: one more API key, with all rights; then removed from the environment",
     "HEADRACE_NATIVE": "installation: `OFF` builds no C++ kernels",
+    "HEADRACE_KERNELS": "installation: `all` builds the kernels of every CPU, which is the default of pip; `this-cpu` "
+    "the best ones of this machine, as `make demo` and `make serve` do",
     "HF_ENDPOINT": "address of the hub, where it is not Hugging Face's own",
     "HF_HOME": "where Hugging Face keeps its cache; the hub's models are below it",
     "HF_HUB_CACHE": "folder of downloaded models, before `HF_HOME`",
