@@ -23,7 +23,8 @@ void bind_kernels(nb::module_& m) {
                 new (self) KernelSet{table};
             },
             nb::arg("name"))
-        .def_prop_ro("name", [](const KernelSet& self) { return std::string(self.table->name); });
+        .def_prop_ro("name", [](const KernelSet& self) { return std::string(self.table->name); })
+        .def_prop_ro("layout", [](const KernelSet& self) { return std::string(self.table->layout); });
 }
 
 }  // namespace headrace

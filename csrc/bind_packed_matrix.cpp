@@ -100,6 +100,24 @@ CodeTable table_of(const Table& array) {
     return table;
 }
 
+void check_table(const std::optional<Table>& table, const PackOptions& options) {
+    if (table.has_value() != (options.format == WeightFormat::table4)) {
+        throw nb::value_error("table4 weights have a table, and no others");
+    }
+    if (table && (table->dtype() == nb::dtype<std::int8_t>()) != (options.input == DType::i8)) {
+        throw nb::value_error("a table holds int8 for i8 activations, bfloat16 for bf16");
+    }
+}
+
+// Of scales that are arrays beside the codes.
+ScaleType scale_type_named(const std::string& name) {
+    if (name == "f16") return ScaleType::f16;
+    if (name == "bf16") return ScaleType::bf16;
+    if (name == "f32") return ScaleType::f32;
+    if (name == "e8m0") return ScaleType::e8m0;
+    throw nb::value_error(("there are no scales of type " + name).c_str());
+}
+
 // A uint8 array [rows, bytes of a row], or (address, rows, columns) of memory that stays valid during the call.
 BlockPart block_part_of(nb::handle item, const BlockType& type) {
     if (nb::isinstance<nb::tuple>(item)) {
@@ -199,12 +217,7 @@ void bind_packed_matrix(nb::module_& m) {
                                     .gate = gate, .span = span, .unit = unit};
                 if (!is_codes(options.format)) throw nb::value_error("weights of that format are no codes");
                 if (middle && (*middle < 0 || *middle > 255)) throw nb::value_error("the code of 0 is below 256");
-                if (table.has_value() != (options.format == WeightFormat::table4)) {
-                    throw nb::value_error("table4 weights have a table, and no others");
-                }
-                if (table && (table->dtype() == nb::dtype<std::int8_t>()) != (options.input == DType::i8)) {
-                    throw nb::value_error("a table holds int8 for i8 activations, bfloat16 for bf16");
-                }
+                check_table(table, options);
                 options.middle = middle.value_or(-1);
                 if (table) options.table = table_of(*table);
                 std::vector<CodePart> parts;
@@ -243,6 +256,31 @@ void bind_packed_matrix(nb::module_& m) {
             },
             nb::rv_policy::take_ownership, nb::arg("kernels"), nb::arg("team"), nb::arg("type"), nb::arg("parts"),
             nb::kw_only(), nb::arg("gate") = false, nb::arg("bias") = nb::none())
+        .def_static(
+            "mapped",
+            [](nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> kept, const std::string& format,
+               int rows, int cols, bool gate, const std::string& input, int group, int span, float unit,
+               std::optional<Table> table, const std::string& scales, bool zeros, bool minima, bool ordered, bool bias) {
+                PackOptions options{.format = weight_format_of(format), .input = dtype_of(input), .group = group,
+                                    .gate = gate, .span = span, .scale_type = scale_type_named(scales), .unit = unit};
+                check_table(table, options);
+                if (table) options.table = table_of(*table);
+                return new PackedMatrix(
+                    KeptMatrix{kept.data(), kept.size(), rows, cols, zeros, minima, ordered, bias}, options);
+            },
+            nb::rv_policy::take_ownership, nb::keep_alive<0, 1>(), nb::arg("kept").noconvert(), nb::arg("format"),
+            nb::kw_only(), nb::arg("rows"), nb::arg("cols"), nb::arg("gate") = false, nb::arg("input"),
+            nb::arg("group") = 0, nb::arg("span") = 0, nb::arg("unit") = 1.0F, nb::arg("table") = nb::none(),
+            nb::arg("scales") = "f16", nb::arg("zeros") = false, nb::arg("minima") = false, nb::arg("ordered") = false,
+            nb::arg("bias") = false)
+        .def_prop_ro("pieces",
+                     [](nb::handle self) {
+                         nb::list views;
+                         for (const WeightMemory::Piece& piece : nb::cast<const PackedMatrix&>(self).pieces()) {
+                             views.append(view<std::uint8_t>(self, piece.start, {piece.bytes}));
+                         }
+                         return views;
+                     })
         .def_prop_ro("panels",
                      [](nb::handle self) {
                          const Matrix& m = matrix_of(self);

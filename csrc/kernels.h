@@ -156,8 +156,13 @@ struct WeighArgs {
     float floor = 0;
 };
 
+// The layout of packed matrices as tensors.h describes it: files that hold such matrices state it. Whatever changes the bytes of
+// a packed matrix, for one instruction set or for all, gives the layout another name.
+constexpr const char* kPackedLayout = "panels-of-16.1";
+
 struct Kernels {
     const char* name;                // "amx", "avx512", "avx512_vnni", "avx2", "portable"
+    const char* layout;              // of packed matrices; sets with equal layouts read the same bytes
     void (*linear)(const LinearArgs&, Team&);
     void (*encode)(const EncodeArgs&, Team&);
     void (*embed)(const EmbedArgs&, Team&);

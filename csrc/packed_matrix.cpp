@@ -23,6 +23,15 @@ bool whole_codes(WeightFormat format) {
 // Of the scales or minima of one group and output feature; super-blocks have other arrays.
 std::size_t scale_size(ScaleType type) { return scale_bytes(type, kSuper) / kPanel; }
 
+void check_order(const std::int32_t* order, int cols) {
+    std::vector<bool> taken(cols, false);
+    for (int i = 0; i < cols; ++i) {
+        const std::int32_t feature = order[i];
+        if (feature < 0 || feature >= cols || taken[feature]) refuse("an order of columns names each input feature once");
+        taken[feature] = true;
+    }
+}
+
 void check_codes(int cols, const PackOptions& options, bool minima) {
     // Formats with a plane of one bit are decoded 32 input features at a time; chunks of groups of 16 are whole units too.
     const bool long_units = options.format == WeightFormat::int5 || options.format == WeightFormat::int3;
@@ -40,14 +49,6 @@ void check_codes(int cols, const PackOptions& options, bool minima) {
     int exponent = 0;
     if (std::frexp(options.unit, &exponent) != 0.5F) refuse("the unit of scales is a power of two");
     if (minima && options.input != DType::i8) refuse("weights with minima meet i8 activations only");
-    if (options.order != nullptr) {
-        std::vector<bool> taken(cols, false);
-        for (int i = 0; i < cols; ++i) {
-            const std::int32_t feature = options.order[i];
-            if (feature < 0 || feature >= cols || taken[feature]) refuse("an order of columns names each input feature once");
-            taken[feature] = true;
-        }
-    }
     constexpr int kMostInSum = 1 << 16;  // products of two bytes whose sum fits into 32 bits
     if (options.input == DType::i8 && (options.span != 0 ? options.span : options.group == 0 ? cols : group) > kMostInSum) {
         refuse("more than 65536 input features cannot share a scale");
@@ -207,7 +208,8 @@ struct BlockRows {
 
 }  // namespace
 
-std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const PackOptions& options, Beside beside) {
+std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const PackOptions& options, Beside beside,
+                                       bool ordered, bool bias) {
     check(parts, options, beside == Beside::minima || options.scale_type == ScaleType::k_minima);
     const std::vector<int> order = order_of_rows(parts, options.gate);
     gated_ = options.gate;
@@ -237,17 +239,32 @@ std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const Pac
         if (beside == Beside::zeros) m.zeros = memory_.take_array<std::uint8_t>(records * kPanel);
         if (beside == Beside::minima) m.minima = memory_.take(records * scale_bytes(m.scale_type, m.group));
     }
-    if (options.order != nullptr) {
-        auto* features = memory_.take_array<std::int32_t>(m.cols);
-        std::memcpy(features, options.order, sizeof(std::int32_t) * m.cols);
-        m.order = features;
-    }
-    if (options.bias) {
-        float* bias = memory_.take_array<float>(order.size());
-        for (std::size_t row = 0; row < order.size(); ++row) bias[row] = order[row] < 0 ? 0.0F : options.bias[order[row]];
-        m.bias = bias;
-    }
+    if (ordered) m.order = memory_.take_array<std::int32_t>(m.cols);
+    if (bias) m.bias = memory_.take_array<float>(order.size());
     return order;
+}
+
+void PackedMatrix::fill(const std::vector<int>& order, const PackOptions& options) {
+    if (options.order != nullptr) {
+        check_order(options.order, matrix_.cols);
+        std::memcpy(const_cast<std::int32_t*>(matrix_.order), options.order, sizeof(std::int32_t) * matrix_.cols);
+    }
+    if (options.bias == nullptr) return;
+    float* packed = const_cast<float*>(matrix_.bias);
+    for (std::size_t row = 0; row < order.size(); ++row) packed[row] = order[row] < 0 ? 0.0F : options.bias[order[row]];
+}
+
+PackedMatrix::PackedMatrix(const KeptMatrix& kept, PackOptions options) : memory_(kept.data, kept.bytes) {
+    if (kept.zeros && kept.minima) refuse("weights have zeros or minima, not both");
+    if (!is_codes(options.format) && (kept.zeros || kept.minima || kept.ordered)) refuse("floats have no zeros, minima or order");
+    if (kept.minima && (is_super(options.scale_type) || options.scale_type == ScaleType::e8m0)) refuse("such scales have no minima beside them");
+    lay_out({{kept.data, DType::f32, kept.rows, kept.cols}}, options,
+            kept.zeros ? Beside::zeros : kept.minima ? Beside::minima : Beside::nothing, kept.ordered, kept.bias);
+    if (memory_.left() != 0) refuse("a matrix of this shape and format is smaller than its memory");
+    if (!kept.ordered) return;
+    order_.assign(matrix_.order, matrix_.order + matrix_.cols);
+    check_order(order_.data(), matrix_.cols);
+    matrix_.order = order_.data();
 }
 
 PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts,
@@ -261,7 +278,9 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector
         refuse("floats are rounded to int8 and int4 here, and to no other codes");
     }
     if (codes && options.group % 32 != 0) refuse("a group of weights that are rounded here is a multiple of 32");
-    const std::vector<int> order = lay_out(parts, options, codes && !options.symmetric ? Beside::zeros : Beside::nothing);
+    const std::vector<int> order =
+        lay_out(parts, options, codes && !options.symmetric ? Beside::zeros : Beside::nothing, false, options.bias != nullptr);
+    fill(order, options);
     std::vector<const void*> sources;
     for (const Part& part : parts) {
         const std::size_t stride = part.cols * dtype_bytes(part.type);
@@ -290,7 +309,9 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector
     }
     if (minima && options.scale_type == ScaleType::e8m0) refuse("minima are no powers of two");
     options.symmetric = !zeros;
-    const std::vector<int> order = lay_out(shapes, options, zeros ? Beside::zeros : minima ? Beside::minima : Beside::nothing);
+    const std::vector<int> order = lay_out(shapes, options, zeros ? Beside::zeros : minima ? Beside::minima : Beside::nothing,
+                                           options.order != nullptr, options.bias != nullptr);
+    fill(order, options);
     const std::size_t groups = (matrix_.cols + matrix_.group - 1) / matrix_.group, size = scale_size(matrix_.scale_type);
     ArrayRows from{std::vector<ArrayRows::Row>(order.size()), matrix_};
     for (std::size_t i = 0; i < order.size(); ++i) {
@@ -326,7 +347,9 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const BlockType& 
         }
         shapes.push_back({part.data, DType::i8, part.rows, part.cols});
     }
-    const std::vector<int> order = lay_out(shapes, all, type.minima ? Beside::minima : Beside::nothing);
+    const std::vector<int> order = lay_out(shapes, all, type.minima ? Beside::minima : Beside::nothing, false,
+                                           options.bias != nullptr);
+    fill(order, all);
     const std::size_t row_bytes = static_cast<std::size_t>(matrix_.cols / type.features) * type.bytes;
     BlockRows from{std::vector<const std::uint8_t*>(order.size()), type, matrix_};
     for (std::size_t i = 0; i < order.size(); ++i) {

@@ -1,7 +1,9 @@
-// A weight matrix that owns its memory, filled once from rows of a checkpoint, or from their codes.
+// A weight matrix in its own memory, filled once from rows of a checkpoint or from their codes, or in a mapped file that holds
+// what such a matrix held.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "gguf_blocks.h"
@@ -36,6 +38,19 @@ struct BlockPart {
     int cols = 0;  // a multiple of the block's features
 };
 
+// A matrix that was packed before: `bytes` bytes at `data`, its `pieces` one after the other. They are neither copied nor
+// changed, but for the order, and stay valid while the matrix lives. zeros, minima, ordered, bias: which of those it has.
+struct KeptMatrix {
+    const void* data = nullptr;
+    std::size_t bytes = 0;
+    int rows = 0;
+    int cols = 0;
+    bool zeros = false;
+    bool minima = false;
+    bool ordered = false;
+    bool bias = false;
+};
+
 struct PackOptions {
     WeightFormat format = WeightFormat::f32;
     DType input = DType::f32;  // how activations will be encoded
@@ -63,8 +78,12 @@ public:
     PackedMatrix(const Kernels& kernels, Team& team, const BlockType& type, const std::vector<BlockPart>& parts,
                  const PackOptions& options);
 
+    // In packed form already, see KeptMatrix. `options.bias` and `options.order` are not read.
+    PackedMatrix(const KeptMatrix& kept, PackOptions options);
+
     const Matrix& matrix() const { return matrix_; }
     std::size_t bytes() const { return memory_.bytes(); }
+    const std::vector<WeightMemory::Piece>& pieces() const { return memory_.pieces(); }
     bool gated() const { return gated_; }
 
 private:
@@ -72,11 +91,16 @@ private:
 
     // Takes memory for the parts; returns, for each row of the packed matrix, its index in the concatenated parts,
     // or -1 for a row of zeros.
-    std::vector<int> lay_out(const std::vector<Part>& parts, const PackOptions& options, Beside beside);
+    std::vector<int> lay_out(const std::vector<Part>& parts, const PackOptions& options, Beside beside, bool ordered,
+                             bool bias);
+
+    // Writes the bias and the order of columns.
+    void fill(const std::vector<int>& order, const PackOptions& options);
 
     WeightMemory memory_;
     Matrix matrix_;
     bool gated_ = false;
+    std::vector<std::int32_t> order_;  // of a kept matrix: checked, and out of the reach of who changes the file
 };
 
 }  // namespace headrace

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <stdexcept>
 
 namespace headrace {
 
@@ -69,9 +70,24 @@ void unmap(Chunks::Chunk* chunk) {
 
 }  // namespace
 
+WeightMemory::WeightMemory(const void* kept, std::size_t bytes)
+    : kept_(static_cast<const char*>(kept)), kept_bytes_(bytes) {
+    if (kept == nullptr || reinterpret_cast<std::uintptr_t>(kept) % kPage != 0) {
+        throw std::invalid_argument("kept memory begins at a page");
+    }
+}
+
 void* WeightMemory::take(std::size_t bytes) {
     const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), kPage);
+    if (kept_ != nullptr) {
+        if (rounded > left()) throw std::invalid_argument("a matrix of this shape and format is larger than its memory");
+        const char* start = kept_ + bytes_;
+        pieces_.push_back({start, rounded});
+        bytes_ += rounded;
+        return const_cast<char*>(start);
+    }
     pieces_.reserve(pieces_.size() + 1);
+    chunks_.reserve(chunks_.size() + 1);
     Chunks& chunks = Chunks::all();
     const std::lock_guard<std::mutex> alone(chunks.one);
     Chunk* chunk = chunks.open;
@@ -86,15 +102,17 @@ void* WeightMemory::take(std::size_t bytes) {
     void* start = chunk->start + chunk->used;
     chunk->used += rounded;
     ++chunk->pieces;
-    pieces_.push_back(chunk);
+    pieces_.push_back({start, rounded});
+    chunks_.push_back(chunk);
     bytes_ += rounded;
     return start;
 }
 
 WeightMemory::~WeightMemory() {
+    if (chunks_.empty()) return;
     Chunks& chunks = Chunks::all();
     const std::lock_guard<std::mutex> alone(chunks.one);
-    for (Chunk* chunk : pieces_) {
+    for (Chunk* chunk : chunks_) {
         if (--chunk->pieces > 0) continue;
         if (chunks.open == chunk) chunks.open = nullptr;  // used pages hold codes, not zeros: it cannot be filled again
         unmap(chunk);

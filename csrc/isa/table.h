@@ -16,6 +16,7 @@ namespace headrace::HEADRACE_ISA {
 extern const Kernels table;
 const Kernels table = {
     .name = HEADRACE_ISA_NAME,
+    .layout = kPackedLayout,
     .linear = linear,
     .encode = encode,
     .embed = embed,

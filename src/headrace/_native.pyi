@@ -1,7 +1,7 @@
 """The C++ extension (csrc/). Absent where it could not be built: import it inside try."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,9 @@ class Kernels:
     def __init__(self, name: str) -> None: ...
     @property
     def name(self) -> str: ...
+    @property
+    def layout(self) -> str:
+        """Of packed matrices: sets with equal layouts read the same bytes."""
 
 @final
 class Team:
@@ -130,6 +133,32 @@ class PackedMatrix:
         `type`: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs or mxfp4. Nothing is
         rounded. Activations are i8, in the type's groups.
         """
+    @staticmethod
+    def mapped(
+        kept: NDArray[np.uint8],
+        format: str,
+        *,
+        rows: int,
+        cols: int,
+        gate: bool = False,
+        input: str,
+        group: int = 0,
+        span: int = 0,
+        unit: float = 1.0,
+        table: NDArray[Any] | None = None,
+        scales: str = "f16",
+        zeros: bool = False,
+        minima: bool = False,
+        ordered: bool = False,
+        bias: bool = False,
+    ) -> PackedMatrix:
+        """In packed form already: `kept` holds the `pieces` of such a matrix, and is not copied. It begins at a page.
+
+        Raises ValueError where a matrix of this shape and format takes another number of bytes.
+        """
+    @property
+    def pieces(self) -> list[NDArray[np.uint8]]:
+        """All memory of the matrix, in whole pages: what `mapped` takes, one after the other. Read-only."""
     @property
     def panels(self) -> NDArray[np.uint8]:
         """The packed form itself, [panels, bytes of a panel], read-only as the two below."""
