@@ -175,7 +175,7 @@ def test_the_quickstart_runs(served: str, tmp_path: Path) -> None:
     scripts = [
         block for block in blocks("bash", text) if not re.search(r"apt-get|make|pip|headrace serve", block)
     ]
-    assert sum(len(commands(f"```bash\n{script}```")) for script in scripts) == 11
+    assert sum(len(commands(f"```bash\n{script}```")) for script in scripts) == 14
     for script in scripts:
         here = script.replace("http://127.0.0.1:8000/v1", served)
         done = run(["bash", "-ec", here], stdin="Hello!\n/exit\n", cwd=tmp_path)

@@ -12,8 +12,11 @@ from headrace.config_resolve import resolve
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
+from headrace.errors import ConfigError
 from headrace.models.generation_config import chosen_defaults
 from headrace.models.identity import weights_identity
+from headrace.models.packed.folder import new_folder, write_model_files
+from headrace.models.packed.header import PackedHeader, is_packed, read_header
 from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import stored_spec
@@ -25,7 +28,7 @@ from headrace.plan.kv import streaming_spec
 from headrace.plan.kv_identity import kv_identity
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
-from headrace.runner.backend import load_executor
+from headrace.runner.backend import load_executor, save_weights
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tokenizer_source import open_tokenizer
@@ -59,17 +62,23 @@ class EngineParts:
     sampling_defaults: Mapping[str, Any]  # fields of SamplingParams, for calls that leave them out
 
 
-def survey(config: EngineConfig) -> Survey:
+def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     """Find the model and resolve every option; reads no weights.
 
-    Raises ModelError if the model cannot be used and ConfigError if an option is wrong.
+    mapped: weights may be larger than memory, as those of a packed folder may. Raises ModelError if the model cannot
+    be used and ConfigError if an option is wrong.
     """
     source = resolve_model(config.model, HubOptions(config.revision, config.download_dir))
     if config.hf_overrides:
         source = replace(source, config={**source.config, **config.hf_overrides})
+    header = read_header(source.path) if source.path is not None and is_packed(source.path) else None
+    if header is not None:
+        config = _as_packed(config, header)
     stored = stored_spec(source)
     machine = this_machine()
-    resolved = resolve(config, stored, machine)
+    resolved = resolve(config, stored, machine, mapped=mapped or header is not None)
+    if header is not None:
+        resolved = _explained(resolved, header)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
     weights = resolved.weight_formats
     ops = DEFAULT_TABLE.select(
@@ -80,6 +89,57 @@ def survey(config: EngineConfig) -> Survey:
         force=resolved.ops_force,
     )
     return Survey(source, spec, resolved, ledger(spec, resolved), ops)
+
+
+def _as_packed(config: EngineConfig, header: PackedHeader) -> EngineConfig:
+    """The config with the types of a packed folder. Raises ConfigError where an option asks for others."""
+    facts = header.facts
+    if config.quantization not in (None, facts.quantization):
+        raise ConfigError(
+            f"{config.model} is packed with {header.formats}: leave "
+            f"--quantization out, or pack the model again with --quantization {config.quantization}"
+        )
+    if config.dtype not in ("auto", facts.dtype):
+        raise ConfigError(
+            f"{config.model} is packed for {facts.dtype}: leave --dtype out, or pack the model again with "
+            f"--dtype {config.dtype}"
+        )
+    return replace(config, quantization=facts.quantization, dtype=facts.dtype)
+
+
+def _explained(resolved: ResolvedConfig, header: PackedHeader) -> ResolvedConfig:
+    """With the packed folder as the reason for its types. Raises ConfigError where no native kernels can run it."""
+    reasons = dict(resolved.reasons)
+    if resolved.kernels is None:
+        raise ConfigError(f"{header.folder} is packed for the native CPU kernels, but {reasons['kernels']}")
+    packed = dict.fromkeys(
+        ("dtype", "quantization", "weight_formats"), "what the packed folder was made with"
+    )
+    return replace(resolved, reasons=tuple(sorted((reasons | packed).items())))
+
+
+def pack(config: EngineConfig, folder: Path, progress: Progress | None = None) -> Survey:
+    """Write a model into a new folder, its weights as the kernels here read them; `folder` appears when it is
+    complete.
+
+    It is then a model like any other, see `models.packed`. Memory is needed for one weight at a time. `progress`
+    is called with (tensors read, total). Raises ModelError and ConfigError as `survey` does, and where the folder
+    cannot be written.
+    """
+    plan = survey(config, mapped=True)
+    if plan.source.path is not None and is_packed(plan.source.path):
+        raise ConfigError(f"{config.model} is packed already")
+    tokenizer = find_tokenizer(config, plan.source)
+    if tokenizer is None:
+        raise ConfigError(f"{config.model} has no tokenizer: name one with --tokenizer, such as tale")
+    if tokenizer.is_file():
+        raise ConfigError(
+            f"the tokenizer of {config.model} lies in a GGUF file: name one in a folder with --tokenizer"
+        )
+    with new_folder(folder, plan.ledger.weight_bytes) as fresh:
+        write_model_files(fresh, plan.source, tokenizer)
+        save_weights(plan.source, plan.spec, plan.resolved, fresh, progress)
+    return plan
 
 
 def find_tokenizer(config: EngineConfig, source: ModelSource) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
@@ -70,9 +70,16 @@ _PASSED: dict[str, str] = {
 
 
 def resolve(
-    config: EngineConfig, spec: ModelSpec, machine: Machine, dtypes: DtypeInfo | None = None
+    config: EngineConfig,
+    spec: ModelSpec,
+    machine: Machine,
+    dtypes: DtypeInfo | None = None,
+    *,
+    mapped: bool = False,
 ) -> ResolvedConfig:
     """Resolve every open option. A pure function of its arguments; `dtypes` None: by the machine's CPU flags.
+
+    mapped: weights lie in a packed folder, and may be larger than memory.
 
     Weights, activations and KV pools together stay within `machine.memory_available`, and the pools hold at
     least one sequence of max_model_len tokens. Raises ConfigError if that or an option is impossible.
@@ -112,8 +119,10 @@ def resolve(
         kv_bytes=config.kv_cache_bytes,
         kv_blocks=config.num_kv_blocks,
         kv_default_most=defaults.kv_most,
+        mapped=mapped,
     )
     check_memory(fit)
+    weights_from, reasons["weights_from"] = _weights_from(fit)
     length, counts = _length(config, spec, fit, defaults.kv_percent, reasons)
     demands = fit.demands(length)
     groups = kv_groups(demands, counts)
@@ -131,6 +140,7 @@ def resolve(
         dtype=dtype,
         weights_dtype=stored,
         weight_formats=kernels.weights,
+        weights_from=weights_from,
         kv_cache_dtype=kv_dtype,
         max_model_len=length,
         max_num_seqs=fit.max_num_seqs,
@@ -162,6 +172,19 @@ def _why_formats(config: EngineConfig, spec: ModelSpec, formats: WeightFormats |
 
 
 _FIELD_DEFAULTS = {entry.name: entry.default for entry in fields(EngineConfig)}
+
+
+def _weights_from(fit: Fit) -> tuple[Literal["memory", "file", "disk"], str]:
+    if not fit.mapped:
+        return "memory", "loaded at start; `headrace pack` writes a folder that is mapped instead"
+    if fit.weight_bytes <= fit.resident_bytes:
+        return "file", "mapped from the packed folder, and shared by all processes that run it"
+    room = f"{format_bytes(fit.resident_bytes)} of {format_bytes(fit.weight_bytes)}"
+    return (
+        "disk",
+        f"memory has room for {room} of weights: the rest is read from the packed folder again in every step, which is "
+        "as slow as the disk",
+    )
 
 
 def _is_default(config: EngineConfig, name: str) -> bool:

@@ -68,6 +68,7 @@ def test_explain_names_every_field_once(decide: Decide) -> None:
         "kernels",
         "weights_dtype",
         "weight_formats",
+        "weights_from",
     }
     assert len(dict(resolved.reasons)) == len(resolved.reasons) == len(names)
     for name, value, reason in explained:

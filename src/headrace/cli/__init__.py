@@ -45,6 +45,7 @@ COMMANDS = (
     Command("pull", "headrace.cli.pull", "download a model of the hub"),
     Command("list", "headrace.cli.list_models", "list the models on this machine"),
     Command("rm", "headrace.cli.rm", "delete a model from the hub's cache"),
+    Command("pack", "headrace.cli.pack", "write a model as the kernels read it, to be mapped at start"),
     Command(
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from headrace.models.packed.header import is_packed, read_header
 from headrace.models.source import ModelSource
 from headrace.models.stored import open_files
 
@@ -15,11 +16,15 @@ EXCERPT_BYTES = 256
 def weights_identity(source: ModelSource, seed: int) -> bytes:
     """SHA-256 that identifies the weights of a model; `seed` is that of random ones.
 
-    For a checkpoint: of each tensor its name, type, shape and some of its bytes, and of each file its size and the time
-    of its last change. So a change of any tensor gives another identity, as does a copy that does not keep that time.
-    Raises CheckpointError where the files cannot be read.
+    For a checkpoint: of each tensor its name, type, shape and some of its bytes, and of each file its size and the
+    time of its last change. So a change of any tensor gives another identity, as does a copy that does not keep that
+    time. For a packed folder: its header, which holds a checksum of every weight. Raises CheckpointError where the
+    files cannot be read.
     """
     found = hashlib.sha256()
+    if source.path is not None and is_packed(source.path):  # its header holds a checksum of every weight
+        found.update(b"packed" + read_header(source.path).digest)
+        return found.digest()
     checkpoint = open_files(source)
     if checkpoint is None:
         found.update(repr(("random", source.name, sorted(source.config.items()), seed)).encode())

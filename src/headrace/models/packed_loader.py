@@ -20,9 +20,9 @@ from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_weights
 from headrace.models.tensor_sources import CheckpointTensors, RandomSource, TensorSource
-from headrace.models.weights import Progress, Projection, Weights, check_tensors, make_weights
+from headrace.models.weights import Maker, Progress, Projection, Weights, check_tensors, make_weights
 from headrace.program.lower import lower
-from headrace.program.records import WeightRef
+from headrace.program.records import Program, WeightRef
 from headrace.quant.format import WeightFormat, WeightFormats
 
 
@@ -47,6 +47,24 @@ def load_packed(
     checked before the first is read. Raises CheckpointError, naming the tensor, where the checkpoint does not hold
     what `spec` needs.
     """
+    program, maker = open_packer(
+        source, spec, dtype=dtype, weights=weights, kernels=kernels, team=team, seed=seed, progress=progress
+    )
+    return make_weights(program, maker)
+
+
+def open_packer(
+    source: ModelSource,
+    spec: ModelSpec,
+    *,
+    dtype: str,
+    weights: WeightFormats,
+    kernels: Kernels,
+    team: Team,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Program, Maker]:
+    """What `load_packed` loads with, which has checked the source and read nothing yet."""
     names = weight_names(spec)
     program = lower(spec, names)
     expected = tuple(program.tensors())
@@ -57,7 +75,7 @@ def load_packed(
         stored = open_weights(source, spec)
         check_tensors(stored.checkpoint, program, names, stored.coded, stored.parts | {*stored.ignored})
         tensors = CheckpointTensors(stored, expected)
-    return make_weights(program, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress))
+    return program, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress)
 
 
 class _Packer:

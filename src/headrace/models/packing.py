@@ -70,3 +70,26 @@ def pack_codes(
         order=common_order(parts),
         bias=bias,
     )
+
+
+def map_matrix(
+    kept: NDArray[np.uint8], form: WeightFormat, rows: int, columns: int, *, gate: bool, bias: bool
+) -> PackedMatrix:
+    """A matrix that one of the others packed, in place. Raises ValueError where `kept` holds no such matrix."""
+    table, unit = native_table(form)
+    return PackedMatrix.mapped(
+        kept,
+        form.storage,
+        rows=rows,
+        cols=columns,
+        gate=gate,
+        input=INPUTS[form.activations],
+        group=form.group or 0,
+        span=form.span or 0 if form.quantized and form.activations == "int8" else 0,
+        unit=unit,
+        table=table,
+        scales=form.scale,
+        zeros=not form.symmetric,
+        ordered=form.ordered,
+        bias=bias,
+    )

@@ -10,7 +10,7 @@ from typing import Literal
 
 from headrace.core.types import Retention
 from headrace.quant.code_format import CodeFormat
-from headrace.quant.format import Activations
+from headrace.quant.format import Activations, WeightFormats
 
 NormPlacement = Literal["pre"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -108,6 +108,7 @@ class ModelSpec:
         None  # type of all matrices that are stored as floats, where the files were read
     )
     codes: StoredCodes | None = None  # the others
+    packed: WeightFormats | None = None  # how a packed folder holds all matrices
 
     @property
     def stored_dtype(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CheckpointError
 from headrace.models.families import read_spec, weight_names
+from headrace.models.packed.header import is_packed, read_header
 from headrace.models.quantized.matrices import find_coded, ignored_tensors
 from headrace.models.quantized.methods import quantization_of, read_method
 from headrace.models.safetensors_reader import Checkpoint
@@ -93,12 +94,16 @@ def stored_spec(source: ModelSource) -> ModelSpec:
     """`read_spec` of a resolved model, with the types that its files store matrices in.
 
     Configs name a type but are sometimes wrong, and 16-bit storage must be exact. For a folder without readable
-    weights the config decides; loading them reports the error. Raises as `read_spec` and, for quantised weights and
-    GGUF files, `open_weights` do.
+    weights the config decides; loading them reports the error. A packed folder states its types. Raises as
+    `read_spec` and, for quantised weights and GGUF files, `open_weights` do, and CheckpointError for a packed folder
+    whose header cannot be used.
     """
     spec = read_spec(source.config, source.generation_config)
     if source.path is None:
         return spec
+    if is_packed(source.path):
+        header = read_header(source.path)
+        return replace(spec, matrix_dtype=header.facts.stored_dtype, packed=header.formats)
     if source.files is None and quantization_of(source.config, source.path) is None:
         return _with_types(spec, source)
     weights = open_weights(source, spec)

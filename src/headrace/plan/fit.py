@@ -22,11 +22,15 @@ from headrace.program.records import Program
 KV_PERCENT_LIMIT = 90
 """Most of the free memory, in percent, that KV of open size may take: the process needs some room too."""
 
+MAPPED_PERCENT = 75
+"""Most of the memory, in percent, that the plan keeps for the pages of mapped weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Everything that sizes the KV pools except the longest sequence, `length` below, in tokens.
 
+    mapped: weights lie in a file that is mapped, and need not all be in memory at once.
     memory: bytes for weights, activations and KV together; stored: their formats.
     block_size: None is the contiguous layout, one block of `length` tokens a sequence.
     batched_tokens: most tokens of a step, or None for `default_tokens`, raised where more are needed;
@@ -45,10 +49,18 @@ class Fit:
     kv_bytes: int | None
     kv_blocks: int | None
     kv_default_most: int | None
+    mapped: bool = False
 
     @property
     def weight_bytes(self) -> int:
         return total_weight_bytes(self.program, self.stored)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights that memory is kept for: all, or of a mapped file as much as leaves room for the rest."""
+        return (
+            min(self.weight_bytes, self.memory * MAPPED_PERCENT // 100) if self.mapped else self.weight_bytes
+        )
 
     def step_tokens(self, length: int) -> int:
         """Most tokens of one step."""
@@ -61,7 +73,7 @@ class Fit:
         step = activation_bytes(
             self.program, self.step_tokens(length), self.max_num_seqs, self.stored, self.demands(length)
         )
-        return max(0, self.memory - self.weight_bytes - step)
+        return max(0, self.memory - self.resident_bytes - step)
 
     def demands(self, length: int) -> tuple[KVDemand, ...]:
         """What the KV groups need for sequences of up to `length` tokens."""
@@ -104,12 +116,12 @@ class Fit:
 
 def check_memory(fit: Fit) -> None:
     """Raise ConfigError when weights and the activations of one step leave nothing for KV."""
-    left = fit.memory - fit.weight_bytes
+    left = fit.memory - fit.resident_bytes
     if fit.free(1) > 0:
         return
     if left > 0:
         raise ConfigError(
-            f"weights of {format_bytes(fit.weight_bytes)} leave {format_bytes(left)} of "
+            f"weights of {format_bytes(fit.resident_bytes)} leave {format_bytes(left)} of "
             f"{format_bytes(fit.memory)}, too little for the activations of a step; "
             "lower --max-num-batched-tokens or --max-num-seqs"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from headrace.core.types import KVGroupSpec
 from headrace.plan.formats import MemoryFormat, memory_format
@@ -18,6 +18,8 @@ class ResolvedConfig:
 
     kv_cache_memory: bytes of all KV pools together; num_kv_blocks: blocks of the largest of them.
     weights_dtype: embeddings, and matrices that are not quantised, as stored in memory.
+    weights_from: "memory": copied into this process; "file": a packed folder, mapped and shared; "disk": the same,
+    with more weights than memory has room for, so that pages are read again in every step.
     kernels: instruction set of the native kernels that run the model, None where torch does.
     quantization: as `quant.format.WeightFormat.name`, or one of `quant.format.ACTIVATION_NAMES`.
     weight_formats: how the native kernels' matrices are packed; None where torch runs on plain tensors.
@@ -30,6 +32,7 @@ class ResolvedConfig:
     dtype: str
     weights_dtype: str
     weight_formats: WeightFormats | None
+    weights_from: Literal["memory", "file", "disk"]
     kv_cache_dtype: str
     max_model_len: int
     max_num_seqs: int

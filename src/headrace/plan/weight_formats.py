@@ -36,10 +36,13 @@ def stored_type(spec: ModelSpec, dtype: str, *, native: bool = True) -> tuple[st
 def weight_formats(
     spec: ModelSpec, program: Program, dtype: str, quantization: str | None
 ) -> WeightFormats | None:
-    """The formats that the option `quantization` asks for, else the checkpoint's; None: kernels have none.
+    """The formats that the option `quantization` asks for, else the checkpoint's; None: kernels have none. Those of
+    a packed folder are what they are.
 
     Raises ConfigError for a name that is unknown, or that needs a quantised checkpoint.
     """
+    if spec.packed is not None:
+        return spec.packed
     if quantization is not None and quantization not in ACTIVATION_NAMES:
         return WeightFormats(parse_format(quantization))
     if quantization is not None and spec.codes is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from headrace.core.executor import Executor
-from headrace.errors import MissingDependency
+from headrace.errors import ConfigError, MissingDependency
 from headrace.extras import install_command
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
@@ -11,6 +13,25 @@ from headrace.models.weights import Progress
 from headrace.ops.table import Selection
 from headrace.plan.resolved import ResolvedConfig
 from headrace.text.grammar_store import GrammarStore
+
+
+def save_weights(
+    source: ModelSource,
+    spec: ModelSpec,
+    resolved: ResolvedConfig,
+    folder: Path,
+    progress: Progress | None = None,
+) -> None:
+    """Write a model's weights into a folder as the native kernels read them, with a header; see `models.packed`.
+
+    Raises ConfigError where the native kernels do not run the model, and CheckpointError as `load_executor` does.
+    """
+    if resolved.kernels is None:
+        why = dict(resolved.reasons)["kernels"]
+        raise ConfigError(f"packed weights are for the native CPU kernels, but {why}")
+    from headrace.runner import native_backend
+
+    native_backend.save_weights(source, spec, resolved, folder, progress)
 
 
 def load_executor(
@@ -23,8 +44,8 @@ def load_executor(
 ) -> Executor:
     """Load the weights and build what runs them.
 
-    Raises CheckpointError where the checkpoint does not hold what `spec` needs, and MissingDependency where the native
-    kernels cannot run the model and torch is not installed.
+    Raises CheckpointError where the checkpoint does not hold what `spec` needs, and MissingDependency where the
+    native kernels cannot run the model and torch is not installed.
     """
     if resolved.kernels is not None:
         from headrace.runner import native_backend

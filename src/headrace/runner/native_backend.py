@@ -5,17 +5,25 @@ Imported only where that path is used: it needs the C++ extension.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import __version__
 from headrace._native import Kernels, Team
+from headrace.errors import CheckpointError
 from headrace.models.families import weight_names
-from headrace.models.packed_loader import load_packed
+from headrace.models.packed.data import PackedWriter
+from headrace.models.packed.header import VERSION, PackedFacts, PackedHeader, is_packed, read_header
+from headrace.models.packed.store import map_packed, save_packed
+from headrace.models.packed_loader import load_packed, open_packer
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
-from headrace.models.weights import Progress
+from headrace.models.weights import Progress, Weights
 from headrace.plan.resolved import ResolvedConfig
 from headrace.program.lower import lower
+from headrace.program.records import Program
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
@@ -39,17 +47,20 @@ def load_executor(
     assert resolved.kernels is not None and resolved.weight_formats is not None
     kernels = Kernels(resolved.kernels)
     team = Team(resolved.num_threads, resolved.pin_threads)
-    weights = load_packed(
-        source,
-        spec,
-        dtype=resolved.weights_dtype,
-        weights=resolved.weight_formats,
-        kernels=kernels,
-        team=team,
-        seed=resolved.seed,
-        progress=progress,
-    )
     program = lower(spec, weight_names(spec))
+    if source.path is not None and is_packed(source.path):
+        weights = _map(read_header(source.path), program, resolved, kernels, progress)
+    else:
+        weights = load_packed(
+            source,
+            spec,
+            dtype=resolved.weights_dtype,
+            weights=resolved.weight_formats,
+            kernels=kernels,
+            team=team,
+            seed=resolved.seed,
+            progress=progress,
+        )
     kv = NativeKV(program.kv, resolved.kv_groups, resolved.kv_cache_dtype)
     limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
     decoder = NativeDecoder(program, weights, kv, resolved.kv_groups, kernels, team, limits)
@@ -57,3 +68,66 @@ def load_executor(
     return ModelExecutor(
         decoder, sampler, resolved.kv_groups, max_seqs=resolved.max_num_seqs, grammars=GrammarRunner(grammars)
     )
+
+
+def _map(
+    header: PackedHeader,
+    program: Program,
+    resolved: ResolvedConfig,
+    kernels: Kernels,
+    progress: Progress | None,
+) -> Weights:
+    weights = resolved.weight_formats
+    assert weights is not None
+    if header.facts.layout != kernels.layout:
+        raise CheckpointError(
+            f"{header.folder} was packed in the layout {header.facts.layout!r:.80} (by {header.facts.kernels!r:.80}), "
+            f"and the kernels here, {kernels.name}, read {kernels.layout}: pack the model again with `headrace pack`"
+        )
+    prefetch = resolved.weights_from != "disk"
+    return map_packed(
+        header, program, weights.of, resolved.weights_dtype, prefetch=prefetch, progress=progress
+    )
+
+
+def save_weights(
+    source: ModelSource,
+    spec: ModelSpec,
+    resolved: ResolvedConfig,
+    folder: Path,
+    progress: Progress | None = None,
+) -> None:
+    """Pack a model's weights into a folder, one after the other, as `load_executor` would pack them into memory.
+
+    Raises CheckpointError where the checkpoint does not hold what `spec` needs, and OSError where it cannot be
+    written.
+    """
+    assert resolved.kernels is not None and resolved.weight_formats is not None
+    kernels = Kernels(resolved.kernels)
+    program, maker = open_packer(
+        source,
+        spec,
+        dtype=resolved.weights_dtype,
+        weights=resolved.weight_formats,
+        kernels=kernels,
+        team=Team(resolved.num_threads, resolved.pin_threads),
+        seed=resolved.seed,
+        progress=progress,
+    )
+    writer = PackedWriter(folder)
+    try:
+        save_packed(program, maker, writer, resolved.weight_formats.of)
+        writer.finish(
+            PackedFacts(
+                version=VERSION,
+                headrace=__version__,
+                model=source.name,
+                layout=kernels.layout,
+                kernels=kernels.name,
+                dtype=resolved.dtype,
+                stored_dtype=spec.stored_dtype,
+                quantization=resolved.quantization,
+            )
+        )
+    finally:
+        writer.close()

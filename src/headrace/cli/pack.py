@@ -1,0 +1,97 @@
+"""`headrace pack`: write a model as the kernels read it, into a folder that is mapped at start."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.engine_flags import add_engine_flags, engine_config
+from headrace.cli.parser import add_command, typed
+from headrace.errors import CheckpointError, ConfigError
+
+EXAMPLES = """\
+examples:
+  headrace pack ./my-model ./my-model-int4 --quantization int4
+  headrace pack tale ./tale-packed
+  headrace pack ./tale-packed --verify                 compare its weights with their checksums
+Then: headrace serve ./my-model-int4
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "pack", "[options] MODEL [FOLDER]", examples=EXAMPLES,
+        summary="write a model as the kernels read it, to be mapped at start",
+        description="Write a model into a new folder with its weights packed, and quantized if asked for. A start maps "
+        "that folder instead of packing again, processes that run it share its pages, and it may be larger than "
+        "memory: then each step reads from the disk, which is slower. It is for this version's layout of weights; "
+        "what it was made with is in its packed.json.",
+    )  # fmt: skip
+    parser.add_argument("model", metavar="MODEL", help="bundled name, folder, hub id or shape:NAME")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", help="where to write; it must not be there yet"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="read MODEL, a packed folder, and check every weight of it"
+    )
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.verify == (args.folder is not None):
+        raise ConfigError("give a folder to write, or --verify with a folder that is packed")
+    return _verify(Path(args.model)) if args.verify else _pack(args)
+
+
+def _pack(args: argparse.Namespace) -> int:
+    from headrace.build import pack
+    from headrace.plan.units import format_bytes
+
+    target = Path(args.folder).expanduser()
+    with _Bar(f"packing {args.model}", "tensor") as bar:
+        plan = pack(engine_config(args), target, bar)
+    print(f"{target}: {format_bytes(plan.ledger.weight_bytes)} of weights for {plan.resolved.kernels}")
+    print(typed(f'Next: `headrace generate -m {shlex.quote(str(target))} "Once upon a time"`'))
+    return 0
+
+
+def _verify(folder: Path) -> int:
+    from headrace.models.packed.data import verify
+    from headrace.models.packed.header import is_packed, read_header
+
+    if not is_packed(folder):
+        raise CheckpointError(f"{folder} is no packed folder")
+    header = read_header(folder)
+    with _Bar(f"reading {folder}", "B") as bar:
+        verify(header, bar)
+    print(f"{folder}: {len(header.entries)} weights are what was written")
+    return 0
+
+
+class _Bar:
+    """A progress bar on a terminal; called with (done, total)."""
+
+    def __init__(self, title: str, unit: str) -> None:
+        self._title, self._unit = title, unit
+        self._bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            large = self._unit == "B"
+            self._bar = tqdm(
+                total=total, desc=self._title, unit=self._unit, unit_scale=large, disable=None, leave=False
+            )
+        self._bar.update(done - self._bar.n)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            sys.stderr.flush()

@@ -1,0 +1,68 @@
+"""The folder around packed weights: made under another name, with the model's config and tokenizer, and renamed
+at the end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.errors import ConfigError, ModelError
+from headrace.models.hub.files import INDEX, side_files
+from headrace.models.packed.header import HEADER_FILE
+from headrace.models.source import ModelSource
+
+_OWN = ("config.json", "generation_config.json")  # written from what was read, with overrides
+_MARGIN = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def new_folder(folder: Path, size: int) -> Iterator[Path]:
+    """A folder that gets the name `folder` if the block ends without an exception, and is removed else.
+
+    `size`: bytes that will be written, about. Raises ConfigError where the folder cannot be made, before the block
+    runs, and ModelError where the disk is full.
+    """
+    if folder.is_symlink() or folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already: name a folder that is not")
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh.mkdir()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
+    try:
+        free = shutil.disk_usage(fresh).free
+        if size + _MARGIN > free:
+            raise ModelError(f"{folder} needs {size / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free")
+        yield fresh
+        fresh.rename(folder)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise ModelError(f"the disk of {folder} is full; nothing was kept") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_model_files(folder: Path, source: ModelSource, tokenizer: Path) -> None:
+    """Everything of a model but its weights: configs as they are in effect, the files of the tokenizer as they
+    are."""
+    _write_json(folder / "config.json", dict(source.config))
+    if source.generation_config:
+        _write_json(folder / "generation_config.json", dict(source.generation_config))
+    found = [path for rule in ("*", "*/*") for path in tokenizer.glob(rule) if path.is_file()]
+    names = [path.relative_to(tokenizer).as_posix() for path in found]
+    for name in side_files(names):
+        if name not in (*_OWN, INDEX, HEADER_FILE):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(tokenizer / name, folder / name)
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,270 @@
+"""packed.json: what it says of each weight, read and checked by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from headrace.errors import CheckpointError, ConfigError
+from headrace.quant.format import (
+    ACTIVATION_NAMES,
+    BF16,
+    PAGE,
+    Activations,
+    Scale,
+    Storage,
+    WeightFormat,
+    WeightFormats,
+    parse_format,
+)
+
+HEADER_FILE, DATA_FILE = "packed.json", "packed.weights"
+VERSION = 1
+MAX_HEADER_BYTES = 100_000_000
+MAX_TEXT_CHARS = 4096
+MAX_SIZE = 2**62
+
+ARRAY_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Types of tables and vectors."""
+
+Facts = TypeVar("Facts", "PackedFacts", "ArrayForm", "MatrixForm", "Entry")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFacts:
+    """What holds for all weights of a folder.
+
+    layout: `headrace._native.Kernels.layout`. kernels: the instruction set that packed them, which matters for
+    nothing. dtype: the compute type that they were packed for; stored_dtype: of the checkpoint's matrices;
+    quantization: the option's value.
+    """
+
+    version: int
+    headrace: str
+    model: str
+    layout: str
+    kernels: str
+    dtype: str
+    stored_dtype: str
+    quantization: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayForm:
+    """A table [rows, columns] or a vector [rows]: its type, as in ARRAY_BYTES."""
+
+    dtype: str
+    rows: int
+    columns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixForm:
+    """A packed matrix: the fields of its `WeightFormat`, its shape, and whether it has a gate and a bias."""
+
+    storage: str
+    group: int | None
+    symmetric: bool
+    activations: str
+    scale: str
+    table: str | None
+    ordered: bool
+    rows: int
+    columns: int
+    gate: bool
+    bias: bool
+
+    @property
+    def format(self) -> WeightFormat:
+        """Raises ConfigError where there is no such format."""
+        names: Any = (self.storage, self.activations, self.scale, self.table)
+        if not all(name in known for name, known in zip(names, _KNOWN, strict=True)):
+            raise ConfigError(f"there is no format of {', '.join(map(str, names))}")
+        storage, activations, scale, table = names
+        return WeightFormat(storage, self.group, self.symmetric, activations, scale, table, self.ordered)
+
+
+_KNOWN = (get_args(Storage), get_args(Activations), get_args(Scale), (None, "nf4", "fp4", "e2m1"))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A piece of the data: of the weight `name`, as an array or as a matrix; the other form is None."""
+
+    name: str
+    offset: int
+    bytes: int
+    sha256: str
+    array: ArrayForm | None
+    matrix: MatrixForm | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHeader:
+    """A folder's packed.json, checked. `arrays` and `matrices` by the weight's name; a tied weight may be in both.
+
+    formats: of the matrices, by the names that they are packed under.
+    """
+
+    folder: Path
+    facts: PackedFacts
+    entries: tuple[Entry, ...]
+    arrays: Mapping[str, Entry]
+    matrices: Mapping[str, Entry]
+    formats: WeightFormats
+    digest: bytes
+
+    @property
+    def data(self) -> Path:
+        return self.folder / DATA_FILE
+
+    @property
+    def bytes(self) -> int:
+        """Of the data."""
+        last = self.entries[-1]
+        return whole_pages(last.offset + last.bytes)
+
+
+def is_packed(folder: Path | None) -> bool:
+    """Whether a model's folder holds packed weights."""
+    return folder is not None and (folder / HEADER_FILE).is_file()
+
+
+def read_header(folder: Path) -> PackedHeader:
+    """Read and check packed.json. Raises CheckpointError in one sentence, naming the weight where it is one's
+    fault."""
+    path = folder / HEADER_FILE
+    try:
+        if path.stat().st_size > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{path} is larger than {MAX_HEADER_BYTES} bytes")
+        raw = path.read_bytes()
+        content = json.loads(raw)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} holds no valid JSON: {error!s:.200}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):
+        raise CheckpointError(f"{path} describes no packed weights")
+    if content["facts"].get("version") != VERSION:
+        raise CheckpointError(
+            f"{folder} was packed in version {content['facts'].get('version')!r:.40} of the format, and this is "
+            f"version {VERSION}: pack the model again with `headrace pack`"
+        )
+    where = f"{HEADER_FILE} of {folder}"
+    facts = _record(PackedFacts, content["facts"], where)
+    for dtype in (facts.dtype, facts.stored_dtype):
+        if dtype not in ARRAY_BYTES:
+            raise CheckpointError(
+                f"{where} names the type {dtype!r:.80}, not one of {', '.join(ARRAY_BYTES)}"
+            )
+    listed = content.get("weights")
+    if not isinstance(listed, list) or not listed:
+        raise CheckpointError(f"{where} lists no weights")
+    entries = tuple(_entry(one, where) for one in listed)
+    _check_cover(entries, folder)
+    arrays = _by_name((entry for entry in entries if entry.array is not None), where)
+    matrices = _by_name((entry for entry in entries if entry.matrix is not None), where)
+    formats = _formats(facts, matrices, where)
+    return PackedHeader(folder, facts, entries, arrays, matrices, formats, hashlib.sha256(raw).digest())
+
+
+# ---- Checks ----
+
+
+def _record(kind: type[Facts], content: Any, where: str) -> Facts:
+    """A record from JSON with exactly its fields, each of the type that it declares."""
+    names = [field.name for field in fields(kind)]
+    if not isinstance(content, dict) or set(content) != set(names):
+        raise CheckpointError(f"{where} has a {kind.__name__} without exactly the fields {', '.join(names)}")
+    for field in fields(kind):
+        value = content[field.name]
+        if value is None and "None" in str(field.type):
+            continue
+        wanted = next((name for name in _TYPES if str(field.type).startswith(name)), None)
+        if wanted is not None and not _TYPES[wanted](value):
+            raise CheckpointError(f"{where} has {field.name} {value!r:.80}")
+    return kind(**content)
+
+
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE,
+    "str": lambda value: isinstance(value, str) and len(value) <= MAX_TEXT_CHARS,
+    "bool": lambda value: isinstance(value, bool),
+}
+
+
+def _entry(content: Any, where: str) -> Entry:
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{where} lists something that is no weight: {content!r:.80}")
+    where = f"weight {content.get('name')!r:.200} in {where}"
+    array, matrix = content.get("array"), content.get("matrix")
+    if (array is None) == (matrix is None):
+        raise CheckpointError(f"{where} is not described either as an array or as a matrix")
+    flat = _record(Entry, {**content, "array": None, "matrix": None}, where)
+    form = None if array is None else _record(ArrayForm, array, where)
+    packed = None if matrix is None else _record(MatrixForm, matrix, where)
+    if form is not None:
+        if form.dtype not in ARRAY_BYTES:
+            raise CheckpointError(
+                f"{where} has the type {form.dtype!r:.80}, not one of {', '.join(ARRAY_BYTES)}"
+            )
+        shape = (form.rows,) if form.columns is None else (form.rows, form.columns)
+        if math.prod(shape) * ARRAY_BYTES[form.dtype] != flat.bytes:
+            raise CheckpointError(f"{where} of shape {list(shape)} does not fill its {flat.bytes} bytes")
+    elif flat.bytes % PAGE:
+        raise CheckpointError(f"{where} is a matrix of {flat.bytes} bytes, which are not whole pages")
+    return Entry(flat.name, flat.offset, flat.bytes, flat.sha256, form, packed)
+
+
+def _formats(facts: PackedFacts, matrices: Mapping[str, Entry], where: str) -> WeightFormats:
+    asked = None
+    if facts.quantization not in (None, *ACTIVATION_NAMES):
+        try:
+            asked = parse_format(str(facts.quantization))
+        except ConfigError as error:
+            raise CheckpointError(f"{where}: {error}") from error
+    formats: dict[str, WeightFormat] = {}
+    for name, entry in matrices.items():
+        assert entry.matrix is not None
+        try:
+            formats[name] = entry.matrix.format
+        except ConfigError as error:
+            raise CheckpointError(f"weight {name!r:.200} in {where}: {error!s:.200}") from error
+        if asked not in (None, formats[name]):
+            raise CheckpointError(
+                f"weight {name!r:.200} in {where} is packed as {formats[name].name}, not as {facts.quantization}"
+            )
+    found = list(dict.fromkeys(formats.values()))
+    floats = [one for one in found if not one.quantized]
+    usual = (floats or found)[0] if floats or len(found) == 1 else BF16
+    return WeightFormats(usual, tuple((name, one) for name, one in formats.items() if one != usual))
+
+
+def _check_cover(entries: Sequence[Entry], folder: Path) -> None:
+    """Entries follow each other from the start of the data, each from a page on, and none is empty."""
+    at = 0
+    for entry in entries:
+        if entry.offset != at or entry.bytes == 0:
+            raise CheckpointError(
+                f"weight {entry.name!r:.200} in {HEADER_FILE} of {folder} has {entry.bytes} bytes at {entry.offset}, "
+                f"where {at} is the next page"
+            )
+        at = whole_pages(at + entry.bytes)
+
+
+def _by_name(entries: Any, where: str) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.name in found:
+            raise CheckpointError(f"{where} lists weight {entry.name!r:.200} twice")
+        found[entry.name] = entry
+    return found
+
+
+def whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE

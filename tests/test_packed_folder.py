@@ -1,0 +1,322 @@
+"""A packed folder as a model: the same bits as its source, shared between processes, and larger than memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import LLM, CheckpointError, ConfigError, ModelError, SamplingParams
+from headrace.build import pack, survey
+from headrace.cli import main
+from headrace.config import EngineConfig
+from headrace.config_resolve import resolve
+from headrace.models.families import read_spec
+from headrace.models.packed.header import DATA_FILE, HEADER_FILE, read_header
+from headrace.models.shapes import SHAPES
+from headrace.plan.hardware import this_machine
+from headrace.plan.ledger import ledger
+from headrace.plan.report import summary
+from headrace.plan.units import GIB
+from headrace.program.lower import lower
+from tests import needs
+from tests.models.quantized.models import family, quantize
+from tests.models.quantized.packers import CASES
+from tests.places import TALE
+
+native = needs.native()
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3, prompt_logprobs=2)
+PROMPTS = ["Once upon a time", "The fox said that"]
+
+
+def outputs(model: str | Path, **options: Any) -> Any:
+    llm = LLM(str(model), show_progress=False, num_threads=1, max_model_len=128, **options)
+    return [
+        (output.prompt_logprobs, output.outputs[0].token_ids, output.outputs[0].logprobs)
+        for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    ]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("packed") / "tale-int4"
+    pack(EngineConfig("tale", quantization="int4", num_threads=1), folder)
+    yield folder
+
+
+def test_the_bits_of_its_source(packed: Path) -> None:
+    assert outputs(packed) == outputs("tale", quantization="int4")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "float32"}, {"quantization": "int8-g32-asym-a16"}], ids=str
+)
+def test_the_bits_of_its_source_in_other_formats(tmp_path: Path, options: dict[str, Any]) -> None:
+    pack(EngineConfig("tale", num_threads=1, **options), tmp_path / "packed")
+    assert outputs(tmp_path / "packed") == outputs("tale", **options)
+
+
+@pytest.mark.parametrize("method", ["gptq-4-asym", "bnb-nf4-nested"])
+@pytest.mark.parametrize("options", [{}, {"quantization": "a8"}], ids=str)
+def test_the_bits_of_a_quantised_checkpoint(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
+    """Each matrix keeps its format: codes where kernels hold them, else floats."""
+    source, target = tmp_path / "source", tmp_path / "packed"
+    quantize(source, family("qwen2-full").build(source), CASES[method])
+    pack(EngineConfig(str(source), tokenizer="tale", num_threads=1, **options), target)
+    plans = [survey(EngineConfig(str(folder), **options)) for folder in (source, target)]
+    one, other = (plan.resolved.weight_formats for plan in plans)
+    assert one is not None and other is not None
+    assert all(one.of(weight.name) == other.of(weight.name) for weight in lower(plans[0].spec).weights)
+    assert plans[0].ledger.weight_bytes == plans[1].ledger.weight_bytes
+    made = []
+    for folder in (source, target):
+        llm = LLM(
+            str(folder), tokenizer="tale", show_progress=False, num_threads=1, max_model_len=64, **options
+        )
+        made.append([one.prompt_logprobs for one in llm.generate([[5, 6, 7, 8]], GREEDY, use_tqdm=False)])
+    assert made[0] == made[1]
+    with pytest.raises(ConfigError, match=r"is packed with .*: leave --quantization out"):
+        survey(EngineConfig(str(target), quantization="int4"))
+
+
+def test_every_instruction_set_runs_it(packed: Path) -> None:
+    """The layout is one for all of them, so any may run what the best one packed, with the bits that it gives
+    itself."""
+    dtype = read_header(packed).facts.dtype
+    for name in native.available_kernels():
+        if name != "amx-emulated":
+            expected = outputs("tale", quantization="int4", ops_force=name, dtype=dtype)
+            assert outputs(packed, ops_force=name) == expected, name
+
+
+def test_options_that_contradict_it(packed: Path) -> None:
+    for options, said in (
+        ({"quantization": "int8"}, "is packed with int4: leave --quantization out, or pack the model again"),
+        ({"dtype": "float16"}, "is packed for "),
+        (
+            {"ops_force": "torch"},
+            "quantization int4 needs the native CPU kernels|ops_force torch cannot serve",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said) as caught:
+            survey(EngineConfig(str(packed), **options))
+        assert "\n" not in str(caught.value)
+    assert survey(EngineConfig(str(packed), quantization="int4")).resolved.quantization == "int4"
+
+
+def test_another_layout_or_version_is_refused(packed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(packed, folder)
+    text = (folder / HEADER_FILE).read_text()
+    layout = native.Kernels(native.available_kernels()[0]).layout
+    (folder / HEADER_FILE).write_text(text.replace(layout, "tiles.7"))
+    said = r"packed in the layout 'tiles\.7' .*: pack the model again with `headrace pack`"
+    with pytest.raises(CheckpointError, match=said):
+        LLM(str(folder), show_progress=False)
+    (folder / HEADER_FILE).write_text(text.replace('"version": 1', '"version": 9'))
+    with pytest.raises(CheckpointError, match="packed in version 9 of the format, and this is version 1"):
+        LLM(str(folder), show_progress=False)
+
+
+def test_inspect_explains_it(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(packed)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "file" in lines["weights_from"] and "shared by all processes" in lines["weights_from"]
+    assert "int4" in lines["quantization"] and "what the packed folder was made with" in lines["quantization"]
+
+
+# ---- Sharing ----
+
+CHILD = """
+import sys
+from headrace import LLM, SamplingParams
+llm = LLM(sys.argv[1], show_progress=False, num_threads=1, max_model_len=64)
+llm.generate(["Once upon a time"], SamplingParams(max_tokens=2, temperature=0.0), use_tqdm=False)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def mapping(pid: int, path: Path) -> dict[str, int]:
+    """The lines of /proc/PID/smaps for the mappings of a file, added up, in KiB."""
+    sums: dict[str, int] = {}
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if not name.replace("_", "").isalnum() or " " in name:  # the head of a mapping
+            inside = line.endswith(str(path))
+        elif inside and rest.endswith("kB"):
+            sums[name] = sums.get(name, 0) + int(rest.split()[0])
+    return sums
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads Linux's /proc")
+def test_processes_share_its_pages(packed: Path) -> None:
+    """Two processes that have run it hold the same pages: each is charged with half of them, and none is private."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(packed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        size = (packed / DATA_FILE).stat().st_size // 1024
+        matrices = sum(entry.bytes for entry in read_header(packed).matrices.values()) // 1024
+        for child in children:
+            found = mapping(child.pid, packed / DATA_FILE)
+            assert found["Size"] == size
+            assert found["Rss"] >= matrices  # all of them were read, and some rows of the embeddings
+            assert found["Pss"] <= 0.55 * found["Rss"]
+            assert found["Private_Dirty"] == found["Shared_Dirty"] == found["Anonymous"] == 0
+    finally:
+        for child in children:
+            child.communicate("\n")
+
+
+# ---- Larger than memory ----
+
+
+@pytest.fixture
+def decide() -> Callable[..., Any]:
+    spec = read_spec(SHAPES["llama-3.1-8b"])
+
+    def run(memory: int, **options: Any) -> Any:
+        machine = replace(
+            this_machine(),
+            memory_total=memory,
+            memory_available=memory,
+            kernels=("avx2",),
+            flags=frozenset({"avx2", "fma"}),
+        )
+        config = EngineConfig("m", quantization="int4", max_model_len=1024)
+        return spec, resolve(config, spec, machine, **options)
+
+    return run
+
+
+def test_weights_larger_than_memory_run_from_the_file_and_the_plan_says_so(
+    decide: Callable[..., Any],
+) -> None:
+    with pytest.raises(ConfigError, match=r"the weights need .* but 3\.00 GiB of memory is available"):
+        decide(3 * GIB)
+    spec, resolved = decide(3 * GIB, mapped=True)
+    assert resolved.weights_from == "disk"
+    said = dict(resolved.reasons)["weights_from"]
+    assert "memory has room for 2.25 GiB of" in said and "as slow as the disk" in said
+    costs = ledger(spec, resolved)
+    assert summary(resolved, costs).endswith(said)
+    assert costs.weight_bytes > 3 * GIB  # the plan states all of them
+    assert costs.kv_pool_bytes + costs.activation_bytes <= 0.75 * GIB
+    spec, resolved = decide(64 * GIB, mapped=True)
+    assert resolved.weights_from == "file" and "disk" not in summary(resolved, ledger(spec, resolved))
+    assert decide(64 * GIB)[1].weights_from == "memory"
+
+
+LIMITED = """
+import resource, sys
+from headrace import LLM, SamplingParams
+from headrace.plan import hardware
+import headrace.build as build
+machine = hardware.this_machine()
+small = build.replace(machine, memory_available=int(sys.argv[2]))
+build.this_machine = lambda: small
+llm = LLM(sys.argv[1], show_progress=False, num_threads=1, max_model_len=32, max_num_seqs=1, max_num_batched_tokens=32)
+out = llm.generate(["Once upon a time"], SamplingParams(max_tokens=8, temperature=0.0), use_tqdm=False)[0]
+print(llm.parts.resolved.weights_from, out.outputs[0].token_ids)
+"""
+
+
+def test_it_runs_with_less_memory_than_weights(tmp_path: Path) -> None:
+    """A machine whose memory has no room for weights and KV cache: the folder runs, with the same tokens."""
+    packed = tmp_path / "packed"
+    pack(EngineConfig("tale", dtype="float32", num_threads=1), packed)
+    size = (packed / DATA_FILE).stat().st_size
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", LIMITED, str(packed), str(memory)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for memory in (size * 5 // 4, 8 * GIB)
+    ]
+    assert all(run.returncode == 0 for run in runs), runs[0].stderr + runs[1].stderr
+    (small, *tokens), (large, *expected) = (run.stdout.split(maxsplit=1) for run in runs)
+    assert (small, large) == ("disk", "file") and tokens == expected
+
+
+# ---- The command ----
+
+
+def test_pack_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "deep" / "tale"
+    assert main(["pack", "tale", str(target), "--num-threads", "1"]) == 0
+    said = capsys.readouterr().out
+    assert str(target) in said and "generate -m" in said
+    assert {path.name for path in target.iterdir()} >= {
+        HEADER_FILE, DATA_FILE, "config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json",
+    }  # fmt: skip
+    assert not list(target.glob("*.safetensors"))
+    assert main(["pack", str(target), "--verify"]) == 0
+    assert "weights are what was written" in capsys.readouterr().out
+    with (target / DATA_FILE).open("r+b") as file:
+        file.write(b"\x55")
+    assert main(["pack", str(target), "--verify"]) == 1
+    assert "is damaged: its SHA-256 differs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pack", "tale"], "give a folder to write, or --verify"),
+        (["pack", "tale", "{tmp}/x", "--verify"], "give a folder to write, or --verify"),
+        (["pack", "{tmp}", "--verify"], "is no packed folder"),
+        (["pack", "tale", "{tmp}/full"], "is there already"),
+        (["pack", "tale", "{tmp}/file"], "is there already"),
+        (["pack", "tale", "{tmp}/file/x"], "cannot be made"),
+        (
+            ["pack", "tale", "{tmp}/x", "--ops-force", "torch"],
+            "packed weights are for the native CPU kernels, but",
+        ),
+        (["pack", "shape:tiny", "{tmp}/x"], "has no tokenizer: name one with --tokenizer"),
+    ],
+)
+def test_refusals(tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert main([word.format(tmp=tmp_path) for word in words]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("headrace: error: ") and said in shown and shown.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(ModelError, match=r"GB, but its disk has 0\.00 GB free"):
+        pack(EngineConfig("tale", num_threads=1), tmp_path / "packed")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_that_breaks_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(TALE, source)
+    os.truncate(source / "model.safetensors", 100_000)
+    with pytest.raises(CheckpointError):
+        pack(EngineConfig(str(source), num_threads=1), tmp_path / "packed")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
