@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,38 @@ from headrace.gguf.values import Metadata
 
 MAX_PARTS = 1000
 
-_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-_NO_MODEL = re.compile(r"(mmproj|imatrix|ggml-vocab)[-_.].*|.*[-_.](mmproj|imatrix)", re.IGNORECASE)
-"""Names, without the ending, of files that come with models: vision encoders, statistics, vocabularies."""
+_PART = re.compile(
+    r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>\.gguf)", re.ASCII | re.IGNORECASE
+)
+_NO_MODEL = re.compile(r"(?:^|[-_.])(?:mmproj|imatrix)[-_.]|^ggml-vocab[-_.]", re.IGNORECASE)
+"""In names of files that come with models: vision encoders, statistics, vocabularies."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """A file's name as that of part `number` of `count`, counted from 1; `name` is what all parts begin with."""
+
+    name: str
+    number: int
+    count: int
+    ending: str  # ".gguf", in any case
+
+    def other(self, number: int) -> str:
+        """The name of another part."""
+        return f"{self.name}-{number:05}-of-{self.count:05}{self.ending}"
+
+
+def part_name(name: str) -> PartName | None:
+    """What the name of a file, or its path, says of a part of a split model; None where it is no part."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return None
+    return PartName(match["name"], int(match["number"]), int(match["count"]), match["ending"])
+
+
+def names_model(name: str) -> bool:
+    """Whether a file of that name, without its folders, holds a GGUF model or a part of one."""
+    return name.lower().endswith(".gguf") and _NO_MODEL.search(name) is None
 
 
 class GGUFModel:
@@ -76,32 +106,30 @@ class GGUFModel:
 
 def part_paths(path: Path) -> list[Path]:
     """All files of the model that `path` is a file of, in order. Raises CheckpointError where one is missing."""
-    match = _PART.fullmatch(path.name)
-    if match is None:
+    part = part_name(path.name)
+    if part is None:
         return [path]
-    number, count = int(match["number"]), int(match["count"])
-    if not 1 <= number <= count <= MAX_PARTS:
+    if not 1 <= part.number <= part.count <= MAX_PARTS:
         raise CheckpointError(
-            f"{path.name} says that it is part {number} of {count}; up to {MAX_PARTS} parts can be read"
+            f"{path.name} says that it is part {part.number} of {part.count}; up to {MAX_PARTS} parts can be read"
         )
-    ending = path.name[match.end("count") :]
-    parts = [
-        path.with_name(f"{match['name']}-{part:05}-of-{count:05}{ending}") for part in range(1, count + 1)
-    ]
-    for index, part in enumerate(parts, 1):
-        if not part.is_file():
-            raise CheckpointError(f"part {index} of {count} is missing: {part.name} is not in {path.parent}")
-    return parts
+    paths = [path.with_name(part.other(number)) for number in range(1, part.count + 1)]
+    for number, one in enumerate(paths, 1):
+        if not one.is_file():
+            raise CheckpointError(
+                f"part {number} of {part.count} is missing: {one.name} is not in {path.parent}"
+            )
+    return paths
 
 
 def models_in(names: Sequence[str]) -> list[str]:
     """Of a folder's file names those that each stand for one GGUF model: split models by their first part."""
     found = []
     for name in sorted(names):
-        if not name.lower().endswith(".gguf") or _NO_MODEL.fullmatch(name[: -len(".gguf")]):
+        if not names_model(name):
             continue
-        match = _PART.fullmatch(name)
-        if match is None or int(match["number"]) == 1:
+        part = part_name(name)
+        if part is None or part.number == 1:
             found.append(name)
     return found
 

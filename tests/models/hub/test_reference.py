@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ModelNotFound
+from headrace.gguf.files import models_in
 from headrace.models.hub.files import PREFERRED, gguf_models, is_safe, needed_files
 from headrace.models.hub.reference import Reference, parse_reference
 
@@ -76,6 +77,20 @@ def test_the_default_is_the_nearest_that_there_is() -> None:
         "IQ2_XXS",
     ]  # the last of them runs nowhere here
     assert len(set(PREFERRED)) == len(PREFERRED)
+
+
+def test_files_beside_models_are_no_models() -> None:
+    """The same names as in a folder: see gguf.files."""
+    beside = [
+        "m-mmproj-F16.gguf",
+        "m.imatrix.gguf",
+        "mmproj-m-Q8_0.gguf",
+        "m-mmproj.gguf",
+        "ggml-vocab-m.gguf",
+    ]
+    for tag in ("F16", None):
+        assert needed_files("o/r", [*beside, "x/m-mmproj-Q4_0.gguf", "m-F16.gguf"], tag) == ("m-F16.gguf",)
+    assert models_in([*beside, "m-F16.gguf"]) == ["m-F16.gguf"]
 
 
 def test_safetensors_win_where_no_quantisation_is_named() -> None:

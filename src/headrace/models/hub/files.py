@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from headrace.errors import ModelNotFound
+from headrace.gguf.files import PartName, names_model, part_name
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -30,14 +31,12 @@ PREFERRED = (
 """Quantisations that run here, in the order in which one is taken where none is named: about 4 bits, then more, then
 fewer, then floats."""
 
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})", re.ASCII)
 # The last part of a file's name: an optional prefix of a publisher, then the type.
 _LABEL = re.compile(
     r"(?:^|[-._/])((?:UD-|i1-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4\w*|BF16|F16|F32|FP16|FP32))$",
     re.ASCII | re.IGNORECASE,
 )
 _SPELLINGS = {"FP16": "F16", "FP32": "F32"}
-_NO_MODELS = ("mmproj", "imatrix")  # a part for images, and data that quantisation was made with
 _MAX_SHOWN = 24
 
 
@@ -65,12 +64,10 @@ def gguf_models(names: Iterable[str]) -> list[GgufModel]:
     """The models in the GGUF files among `names`, in order of their names."""
     found: dict[tuple[str, int], dict[int, str]] = {}
     for name in sorted(names):
-        if not name.lower().endswith(".gguf") or name.rsplit("/", 1)[-1].lower().startswith(_NO_MODELS):
+        if not names_model(name.rsplit("/", 1)[-1]):
             continue
-        stem, part, parts = name[: -len(".gguf")], 1, 1
-        if split := _SPLIT.fullmatch(stem):
-            stem, part, parts = split["stem"], int(split["part"]), int(split["parts"])
-        found.setdefault((stem, parts), {})[part] = name
+        part = part_name(name) or PartName(name[: -len(".gguf")], 1, 1, ".gguf")
+        found.setdefault((part.name, part.count), {})[part.number] = name
     models = []
     for (stem, parts), files in found.items():
         absent = next((part for part in range(1, parts + 1) if part not in files), None)
