@@ -50,6 +50,8 @@ def test_a_bare_command_shows_its_help(words: list[str], capsys: pytest.CaptureF
         (["generate", "x", "--temprature", "0"], "generate [options] [PROMPT ...]", "arguments: --temprature 0"),
         (["generate", "--temperature", "warm"], "generate [options] [PROMPT ...]", "invalid float value: 'warm'"),
         (["serve", "--prot", "1"], "serve [options] [MODEL]", "unrecognized arguments: --prot"),
+        (["chat", "--model", "x"], "chat [options] [MODEL]", "--model; give the model without --model"),
+        (["bench", "latency", "--batch", "1"], "bench latency [options]", "unrecognized arguments: --batch 1"),
         (["bench", "latency", "--bach", "1"], "bench latency [options]", "unrecognized arguments: --bach 1"),
         (["bench", "latncy"], "bench KIND ...", "invalid choice: 'latncy'"),
         (["run-batch", "in.jsonl"], "run-batch [options] IN OUT", "required: OUT"),

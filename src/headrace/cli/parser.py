@@ -46,9 +46,15 @@ def typed(text: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints the usage of the command that was called where its arguments are wrong, and help where it has none."""
+    """Prints the usage of the command that was called where its arguments are wrong, and help where it has none.
+
+    Options are not abbreviated: `headrace chat --model X` would be `--model-loader-extra-config X`, and start `tale`.
+    """
 
     _takes_command = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def add_subparsers(self, **options: Any) -> Any:
         self._takes_command = True
@@ -62,7 +68,8 @@ class Parser(argparse.ArgumentParser):
         if (
             unknown
         ):  # argparse itself leaves them to the outermost parser, whose usage names none of the options
-            self.error(f"unrecognized arguments: {shlex.join(unknown)}")
+            hint = "; give the model without --model" if unknown[0].partition("=")[0] == "--model" else ""
+            self.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
         return found, unknown
 
     def _print_message(self, message: str, file: Any = None) -> None:
