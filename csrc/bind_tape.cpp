@@ -151,18 +151,20 @@ public:
     }
 
     void linear(int source, const PackedMatrix& weight, int out, const std::string& epilogue, const std::string& gate,
-                const std::string& scope, const std::string& name, int layer) {
+                int column, const std::string& scope, const std::string& name, int layer) {
         const Rows& to = at(buffers_, out);
         const Matrix& m = weight.matrix();
         LinearArgs args = product(source, m);
         args.epilogue = epilogue_of(epilogue);
         args.gate = gate_of(gate);
         args.out_type = to.type;
-        args.out = to.data;
         args.out_stride = to.stride;
         const bool gated = args.epilogue == Epilogue::gate;
         const std::size_t features = gated ? m.panels * kPanel / 2 : m.rows;
-        require(to.stride >= features * dtype_bytes(to.type), "the product does not fit its buffer");
+        const std::size_t before = static_cast<std::size_t>(column) * dtype_bytes(to.type);
+        require(column >= 0 && to.stride >= before + features * dtype_bytes(to.type),
+                "the product does not fit its buffer");
+        args.out = static_cast<std::byte*>(to.data) + before;
         require(to.type == DType::f32 || (to.type == DType::bf16 && args.epilogue != Epilogue::add),
                 "a product is written as f32 or bf16, and added to f32 only");
         require(!gated || args.gate != Gate::none, "a gated product needs a gate");
@@ -373,7 +375,7 @@ void bind_tape(nb::module_& m) {
              "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1,
              "reader"_a.none() = nb::none(), nb::keep_alive<1, 10>())
         .def("linear", &BoundTape::linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "epilogue"_a = "store",
-             "gate"_a = "none", "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
+             "gate"_a = "none", "column"_a = 0, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("rope", &BoundTape::rope, "qkv"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a, "rotated"_a,
              "rotation"_a, "sink_rotation"_a = nb::none(), "q_sink"_a = nb::none(), "q_norm"_a.noconvert() = nb::none(),
              "k_norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "layer"_a = -1)

@@ -299,10 +299,12 @@ class Tape:
         *,
         epilogue: str = "store",
         gate: str = "none",
+        column: int = 0,
         scope: str = "tokens",
         name: str,
         layer: int = -1,
-    ) -> None: ...
+    ) -> None:
+        """`column`: where in a row of `out` the product begins."""
     def rope(
         self,
         qkv: int,

@@ -9,11 +9,12 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from headrace.core.types import Retention
-from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
+from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec, StoredCodes
 from headrace.program.lower import lower
-from headrace.program.placement import place
+from headrace.program.placement import Call, place
 from headrace.program.records import Buffer, Program, WeightRef
 from headrace.program.work import operations_per_row
+from headrace.quant.code_format import CodeFormat
 
 ATTENTION = AttentionSpec(4, 2, 16, scale=0.25, rope=RopeSpec(theta=1e4, dim=16))
 MLP = MLPSpec(intermediate_size=72)
@@ -124,6 +125,44 @@ def test_each_matrix_may_have_its_own_encoding() -> None:
     assert calls[0].op.kind == "embed" and [call.op for call in calls if call.op.kind == "linear"] == list(
         program.of_kind("linear")
     )
+
+
+def test_parts_that_are_stored_differently_are_matrices_of_their_own() -> None:
+    """q and k of layer 0 alike and v otherwise, all three of layer 1 alike, k of layer 2 otherwise."""
+    four, six = CodeFormat(4, group=32), CodeFormat(6, group=16)
+    kinds = {0: (four, four, six), 1: (six, six, six), 2: (four, six, four)}
+    stored = tuple(
+        (f"model.layers.{layer}.self_attn.{part}_proj.weight", kind)
+        for layer, parts in kinds.items()
+        for part, kind in zip("qkv", parts, strict=True)
+    )
+    spec = replace(model(ATTENTION, ATTENTION, ATTENTION), codes=StoredCodes("mixed", stored, None))
+    program = lower(spec)
+    roles = ["qk", "v", "qkv", "q", "k", "v"]
+    products = [op for op in program.of_kind("linear") if op.outputs[0].name == "qkv"]
+    assert [op.name for op in products] == roles
+    assert [op.attributes.column for op in products] == [0, 96, 0, 0, 64, 96]
+    assert [op.attributes.epilogue for op in products] == [
+        "none", "append", "none", "none", "append", "append",
+    ]  # fmt: skip
+    assert {op.outputs[0].columns for op in products} == {128}
+    assert program.tensors() == lower(replace(spec, codes=None)).tensors()
+
+    def encodings(weight: WeightRef) -> tuple[str, int, bool]:
+        return "i8", 16 if weight.name in ("0.v", "2.k") else 32, weight.name == "2.v"
+
+    calls = place(program, encodings, "bf16")  # type: ignore[arg-type]
+    assert [call.outputs[0].group for call in input_norms(calls)] == [32, 16, 32, 32, 16, 32]
+    reads = [call.inputs[0].group for call in calls if call.op in products]
+    assert reads == [32, 16, 32, 32, 16, 32]
+    alike = place(program, lambda weight: ("i8", 32, False), "bf16")
+    assert len(input_norms(alike)) == 3  # what q reads is what k and v read
+
+
+def input_norms(calls: tuple[Call, ...]) -> list[Call]:
+    return [
+        call for call in calls if call.op.kind == "norm" and call.op.weights[0].name.endswith("input_norm")
+    ]
 
 
 def test_needs_the_standard_library_only() -> None:

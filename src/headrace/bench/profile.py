@@ -21,9 +21,6 @@ from headrace.runner.executor import ModelExecutor
 OVERHEAD = "engine overhead"
 STEP = "step"
 
-WEIGHT_OPS = frozenset({"qkv", "out", "gate_up", "down", "head"})
-"""Products with weights; all other products are in float32."""
-
 Cost = tuple[str, int, float, float, float]
 """(name, layer or -1, seconds, bytes, operations) of one call of the tape."""
 
@@ -157,7 +154,8 @@ def _rows(subject: Subject, profile: _Profile, batch: int) -> Iterator[Row]:
 def _product(subject: Subject, op: str) -> str:
     if op == "attention":
         return subject.work.attention_product
-    return subject.work.weight_product if op in WEIGHT_OPS else "f32"
+    with_weights = {one.name for one in subject.work.program.ops if one.kind in ("linear", "logits")}
+    return subject.work.weight_product if op in with_weights else "f32"
 
 
 def _mean(steps: Sequence[Mapping[str, OpCost]]) -> dict[str, OpCost]:

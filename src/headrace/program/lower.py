@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from headrace.models.names import HF_NAMES, WeightNames
@@ -52,6 +54,7 @@ class _Lowering:
     def __init__(self, spec: ModelSpec, names: WeightNames) -> None:
         self.ops: list[Op[Any]] = []
         self._spec, self._names = spec, names
+        self._stored = {} if spec.codes is None else dict(spec.codes.formats)
         self._layer: int | None = None
         self._rows: Rows = "tokens"  # "selected" once they are gathered
         self._stream = Buffer("stream", spec.hidden_size, "tokens", "float", "hidden")
@@ -94,13 +97,21 @@ class _Lowering:
         names, hidden, index = self._names, self._spec.hidden_size, self._layer
         assert index is not None
         width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        stacked = {names.query: width, names.key: kv_width, names.value: kv_width}
-        qkv = self._matrix("qkv", "attention", stacked, hidden, spec.qkv_bias, shard="row")
+        stacked = {names.query: ("q", width), names.key: ("k", kv_width), names.value: ("v", kv_width)}
         out = self._matrix("out", "attention", {names.out: hidden}, width, spec.out_bias, shard="column")
 
-        self._norm("input_norm", names.input_norm, qkv)
-        both = self._buffer("qkv", qkv.rows, "float", "attention")
-        self._add("linear", "qkv", self.ops[-1].outputs, both, qkv, attributes=Linear("none"))
+        qkv = self._buffer("qkv", width + 2 * kv_width, "float", "attention")
+        column = 0
+        for run in self._runs(stacked):
+            role, rows = "".join(stacked[name][0] for name in run), {name: stacked[name][1] for name in run}
+            weight = self._matrix(role, "attention", rows, hidden, spec.qkv_bias, shard="row")
+            self._norm("input_norm", names.input_norm, weight)
+            inputs = (*self.ops[-1].outputs, *((qkv,) if column else ()))
+            self._add(
+                "linear", role, inputs, qkv, weight,
+                attributes=Linear("append" if column else "none", column=column),
+            )  # fmt: skip
+            column += weight.rows
 
         limit = sink_position(spec)
         rotations = [self._rotation(spec.rope, None)]
@@ -115,7 +126,7 @@ class _Lowering:
         heads = Heads(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, self._spec.norm_eps, cache=index
         )
-        self._add("rope", "rope", (both, *rotations), queries, *head_norms, attributes=heads)
+        self._add("rope", "rope", (qkv, *rotations), queries, *head_norms, attributes=heads)
 
         mixed = self._buffer("mixed", width, "float" if gather else "direct", "attention")
         attends = Attention(
@@ -138,6 +149,11 @@ class _Lowering:
         gate = Linear("gate", spec.activation)
         self._add("linear", "gate_up", self.ops[-1].outputs, inner, gate_up, attributes=gate, reader=down)
         self._project("down", inner, down)
+
+    def _runs(self, tensors: Iterable[str]) -> list[list[str]]:
+        """Tensors of one product in runs that the checkpoint stores alike: each run is one matrix."""
+        stored = itertools.groupby(tensors, lambda name: self._stored.get(f"{self._tensor(name)}.weight"))
+        return [list(run) for _, run in stored]
 
     # ---- Ops that recur ----
 

@@ -87,10 +87,12 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """epilogue: "none" writes the product, "add" adds it to the output, "gate" multiplies activation(gate) with up."""
+    """epilogue: "none" writes the product, "add" adds it to the output, "gate" multiplies activation(gate) with up,
+    "append" writes the product after the columns of the output that are there, from `column` on."""
 
-    epilogue: Literal["none", "add", "gate"]
+    epilogue: Literal["none", "add", "gate", "append"]
     activation: Activation | None = None
+    column: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Op(Generic[Attributes]):
     norm           stream -> encoded                  Norm
     encode         direct -> encoded                  None    nothing to do where the two have one type
     gather         rows of tokens -> selected rows    None
-    linear         encoded[, sum] -> floats, sum      Linear
+    linear         encoded[, sum] -> floats, sum      Linear  sum: what is added to, or appended to
     rope           qkv, rotations -> queries          Heads   writes keys and values of every token
     attention      queries -> direct                  Attention
     logits         encoded -> logits                  Head

@@ -95,7 +95,7 @@ class _Step:
         return (x[self._batch.selected_rows],)
 
     def linear(
-        self, op: Op[Linear], x: torch.Tensor, stream: torch.Tensor | None = None
+        self, op: Op[Linear], x: torch.Tensor, before: torch.Tensor | None = None
     ) -> tuple[torch.Tensor]:
         matrix = self._weights.matrices[op.weights[0].name]
         if op.attributes.epilogue == "gate":
@@ -103,7 +103,11 @@ class _Step:
             gated = self._ops.gated_linear[matrix.format]
             return (gated(x, matrix.weight, op.attributes.activation, matrix.bias),)
         product = self._product(matrix, x)
-        return (product if stream is None else stream + product,)
+        if before is None:
+            return (product,)
+        if op.attributes.epilogue == "append":
+            return (torch.cat((before, product), dim=-1),)
+        return (before + product,)
 
     def rope(self, op: Op[Heads], qkv: torch.Tensor, *rotations: Any) -> tuple[torch.Tensor, ...]:
         heads, ops = op.attributes, self._ops

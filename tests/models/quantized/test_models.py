@@ -146,8 +146,8 @@ def test_each_matrix_has_its_own_format(tmp_path: Path) -> None:
     assert error(logits(tmp_path, prompt()), theirs) < 1e-2
 
 
-def test_parts_of_one_product_are_brought_to_one_format(tmp_path: Path) -> None:
-    """q and k of 4 bits, v of 8: the product of all three has 8."""
+def test_parts_of_different_formats_are_matrices_of_their_own(tmp_path: Path) -> None:
+    """q and k of 4 bits, v of 8."""
     model = family(FOUR[0]).build(tmp_path)
     quantize(tmp_path, model, CASES["gptq-4-asym"])
     eight, state = CASES["gptq-8"], model.state_dict()
@@ -163,7 +163,8 @@ def test_parts_of_one_product_are_brought_to_one_format(tmp_path: Path) -> None:
     )
     plan, loaded = load(tmp_path)
     assert (
-        loaded.matrices["0.qkv"].format == "int8-g32-asym-a16"
+        loaded.matrices["0.qk"].format == "int4-g32-asym-a16"
+        and loaded.matrices["0.v"].format == "int8-g32-a16"
         and loaded.matrices["0.out"].format == "int4-g32-asym-a16"
     )
     assert plan.spec.codes is not None and {one.bits for _, one in plan.spec.codes.formats} == {4, 8}
@@ -171,8 +172,8 @@ def test_parts_of_one_product_are_brought_to_one_format(tmp_path: Path) -> None:
     assert error(logits(tmp_path, prompt()), theirs) < 1e-2
 
 
-def test_different_activation_orders_in_one_product_are_decoded(tmp_path: Path) -> None:
-    """q, k and v read one row of activations, which has one order; GPTQ gives them the same."""
+def test_parts_of_different_activation_orders_are_matrices_of_their_own(tmp_path: Path) -> None:
+    """GPTQ gives q, k and v the same order, because they read the same activations."""
     model = family(FOUR[0]).build(tmp_path)
     quantize(tmp_path, model, CASES["gptq-4-act-order"])
     module = "model.layers.0.self_attn.k_proj"
@@ -181,9 +182,12 @@ def test_different_activation_orders_in_one_product_are_decoded(tmp_path: Path) 
     change(tmp_path, {module + suffix: part for suffix, part in parts.items()})
     plan, loaded = load(tmp_path)
     assert (
-        loaded.matrices["0.qkv"].format == "f32" and loaded.matrices["1.qkv"].format == "int4-g32-a16-ordered"
+        loaded.matrices["0.q"].format
+        == loaded.matrices["0.k"].format
+        == loaded.matrices["1.qkv"].format
+        == "int4-g32-a16-ordered"
     )
-    assert plan.resolved.weight_formats is not None and len(plan.resolved.weight_formats.decoded) == 1
+    assert plan.resolved.weight_formats is not None and not plan.resolved.weight_formats.decoded
 
 
 @pytest.mark.parametrize("name", ["nf4", "fp8", "mxfp4", "mxfp4-a16"])
