@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from headrace.gguf.types import TYPES
+from headrace.models.gguf.encode import encode
 from tests import needs
 
 Choose = Callable[[str], str]
@@ -64,8 +66,18 @@ def _add_tensor(gguf: Any, writer: Any, name: str, values: NDArray[np.float32], 
     if values.ndim == 1:
         writer.add_tensor(name, values)
         return
-    kind = gguf.GGMLQuantizationType[choose(name)]
-    writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    kind = choose(name)
+    writer.add_tensor(name, rounded(values, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
+def rounded(values: NDArray[np.float32], kind: str) -> NDArray[Any]:
+    """As the file holds it: rounded by the package gguf, or here where it cannot."""
+    gguf = needs.package("gguf")
+    try:
+        raw: NDArray[Any] = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+        return raw
+    except NotImplementedError:
+        return encode(values, TYPES[kind])
 
 
 def _name(name: str) -> str:

@@ -16,7 +16,8 @@ from headrace.errors import ConfigError
 from headrace.ops.candidates import OPS_NAMES
 from headrace.plan.units import TIB, parse_bytes
 from headrace.plan.vllm_options import translate
-from headrace.quant.format import ACTIVATION_NAMES, parse_format
+from headrace.quant.block_formats import named_format
+from headrace.quant.format import ACTIVATION_NAMES
 
 MAX_LENGTH = 2**31 - 1  # tokens of a sequence, a window or a batch; lengths are int32
 MAX_SEQS = 65_536
@@ -114,7 +115,7 @@ class EngineConfig:
         if self.quantization is not None:
             _check_text("quantization", self.quantization)
             if self.quantization not in ACTIVATION_NAMES:
-                put(self, "quantization", parse_format(self.quantization).name)
+                put(self, "quantization", named_format(self.quantization).name)
         if self.speculative is not None:
             raise ConfigError("speculative is not available in this version; leave it out")
         for name in ("tokenizer", "revision", "download_dir", "generation_config"):

@@ -19,7 +19,7 @@ from headrace.config import EngineConfig
 from headrace.runner.torch_decoder import Decoder
 from tests import needs
 from tests.conformance.test_families import CASES, distance, expected_logits, prompt
-from tests.gguf_files import write_gguf
+from tests.gguf_files import rounded, write_gguf
 from tests.places import TALE
 
 gguf = needs.package("gguf")
@@ -32,10 +32,13 @@ FAMILIES = (
     "qwen2-full", "qwen2-tied", "qwen3-full", "qwen3-bias-tied", "qwen3-yarn",
 )  # fmt: skip
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+FLOATS = ("F32", "F16", "BF16")
+BLOCKS = (
+    "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+)  # fmt: skip
 
-KEPT = {"Q8_0": "int8-g32-a16", "Q5_0": "int5-g32-a16", "Q4_0": "int4-g32-a16"}
-"""Types whose codes the kernels read, and the formats that they do it in."""
+WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+"""Types whose codes meet activations of 8 bits only."""
 
 PROMPTS = ["Once upon a time", "The little dog", "Anna and Tom went to the"]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
@@ -61,7 +64,7 @@ def folder_of_floats(folder: Path, kind: str) -> Path:
         values = tensor.float().numpy()
         if values.ndim > 1:
             with np.errstate(all="ignore"):
-                values = gguf.quants.dequantize(gguf.quants.quantize(values, number), number)
+                values = gguf.quants.dequantize(rounded(values, kind), number)
         tensors[name] = torch.from_numpy(np.array(values, dtype=np.float32))
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((TALE / "config.json").read_text()) | {"torch_dtype": "float32"}
@@ -106,31 +109,33 @@ def seen(outputs: list[RequestOutput]) -> list[tuple[list[int], list[Mapping[int
     return [(list(out.outputs[0].token_ids), list(out.outputs[0].logprobs or [])) for out in outputs]
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*FLOATS, *BLOCKS])
 def test_tale_in_every_type(kind: str, tmp_path: Path) -> None:
     """The same tokens and bits of log-probabilities as from a checkpoint of the numbers that the file holds."""
     path = write_gguf(TALE, tmp_path / "tale.gguf", kind)
     # Where the kernels keep codes, activations are rounded too.
-    options = {"ops_force": "torch"} if kind in KEPT else {}
+    options = {"ops_force": "torch"} if kind in BLOCKS else {}
     floats = folder_of_floats(tmp_path / "floats", kind)
     assert seen(generate(path, **options)) == seen(generate(floats, **options))
 
 
-@pytest.mark.parametrize("kind", KEPT)
-def test_codes_that_are_kept(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_are_kept(kind: str, tmp_path: Path) -> None:
     """Distributions differ from those of the same weights as floats by as much as activations are rounded."""
     needs.native()
     path = write_gguf(TALE, tmp_path / "tale.gguf", kind)
-    config = EngineConfig(model=str(path), dtype="float32")
-    formats = survey(config).resolved.weight_formats
-    assert (
-        formats is not None
-        and {one.name for one in formats.all} == {KEPT[kind], "f32"}
-        and not formats.decoded
-    )
     floats = distributions(folder_of_floats(tmp_path / "floats", kind))
-    for options, limit in (({}, 1e-3), ({"quantization": "a8"}, 1e-2)):
-        assert divergence(floats, distributions(path, **options)) < limit
+    for quantization in (None, "a16"):
+        config = EngineConfig(model=str(path), dtype="float32", quantization=quantization)
+        formats = survey(config).resolved.weight_formats
+        assert formats is not None
+        if quantization == "a16" and kind in WITH_MINIMA:
+            assert formats.decoded and not formats.kept
+            continue
+        (name,) = {one.name for one in formats.all} - {"f32"}
+        assert name == kind.lower() if quantization is None else "-a16" in name
+        assert len(formats.kept) == 4 * 6 + 1
+        assert divergence(floats, distributions(path, quantization=quantization)) < 1e-3
 
 
 def test_mixed_types_in_split_files(tmp_path: Path) -> None:

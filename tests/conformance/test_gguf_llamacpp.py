@@ -1,7 +1,8 @@
 """The bundled model as GGUF files of many types, in llama.cpp and here: the same distributions and the same text.
 
-llama.cpp rounds activations to 8 bits where it multiplies with codes. Distributions differ by as much, and a greedy
-text may go another way only where the two tokens are about as likely.
+Both round activations to 8 bits where they multiply with codes: llama.cpp 256 or 32 features with one scale, the
+kernels here 32 or 16. Distributions differ by as much, and a greedy text may go another way only where the two tokens
+are about as likely.
 """
 
 from __future__ import annotations
@@ -77,12 +78,26 @@ class Theirs:
         return result
 
 
-def divergence(expected: NDArray[np.float64], found: dict[int, Any]) -> float:
-    """Kullback-Leibler divergence of the tokens that `found` names, and of all others together."""
-    theirs = np.exp(expected[list(found)])
-    ours = np.exp([one.logprob for one in found.values()])
-    theirs, ours = (np.append(each, max(1 - each.sum(), 1e-12)) for each in (theirs, ours))
-    return float((theirs * np.log(theirs / ours)).sum())
+def divergence(expected: NDArray[np.float64], found: Sequence[dict[int, float]]) -> float:
+    """Mean Kullback-Leibler divergence of the tokens that each of `found` names, and of all others together."""
+    each = []
+    for row, entry in zip(expected, found, strict=True):
+        theirs, ours = np.exp(row[list(entry)]), np.exp(list(entry.values()))
+        theirs, ours = (np.append(some, max(1 - some.sum(), 1e-12)) for some in (theirs, ours))
+        each.append((theirs * np.log(theirs / ours)).sum())
+    return float(np.mean(each))
+
+
+def generate(path: Path, **options: Any) -> tuple[Sequence[int], list[dict[int, float]], list[RequestOutput]]:
+    """(tokens of TEXT, the most likely tokens after each of them, greedy answers to PROMPTS)."""
+    llm = LLM(
+        str(path), tokenizer="tale", dtype="float32", max_logprobs=SHOWN, num_threads=1, show_progress=False, **options
+    )  # fmt: skip
+    (out,) = llm.generate([TEXT], SamplingParams(max_tokens=1, prompt_logprobs=SHOWN), use_tqdm=False)
+    assert out.prompt_logprobs is not None
+    found = [{token: one.logprob for token, one in entry.items()} for entry in out.prompt_logprobs if entry]
+    greedy = SamplingParams(max_tokens=TOKENS, temperature=0.0)
+    return out.prompt_token_ids, found, llm.generate(PROMPTS, greedy, use_tqdm=False)
 
 
 def check_greedy(theirs: Theirs, output: RequestOutput, tie: float) -> None:
@@ -93,22 +108,29 @@ def check_greedy(theirs: Theirs, output: RequestOutput, tie: float) -> None:
     assert behind.max() <= tie, (int(behind.argmax()), behind.max())
 
 
-@pytest.mark.parametrize(
-    ("kind", "quantization"),
-    [(kind, None) for kind in (*TYPES, *MIXES)] + [(kind, "a8") for kind in (*TYPES[3:], *MIXES)],
-)
-def test_distributions_and_greedy_text(kind: str, quantization: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [*TYPES, *MIXES])
+def test_distributions_and_greedy_text(kind: str, tmp_path: Path) -> None:
     path = write(kind, tmp_path)
     theirs = Theirs(path)
-    llm = LLM(
-        str(path), tokenizer="tale", dtype="float32", quantization=quantization, max_logprobs=SHOWN, num_threads=1,
-        show_progress=False,
-    )  # fmt: skip
-    (out,) = llm.generate([TEXT], SamplingParams(max_tokens=1, prompt_logprobs=SHOWN), use_tqdm=False)
-    assert out.prompt_logprobs is not None
-    ours = [entry for entry in out.prompt_logprobs if entry is not None]
-    expected = theirs.logprobs(out.prompt_token_ids)[:-1]
-    mean = np.mean([divergence(*pair) for pair in zip(expected, ours, strict=True)])
-    assert mean < (1e-5 if kind in EXACT else 1e-3), mean
-    for output in llm.generate(PROMPTS, SamplingParams(max_tokens=TOKENS, temperature=0.0), use_tqdm=False):
+    tokens, ours, outputs = generate(path)
+    expected = theirs.logprobs(tokens)[:-1]
+    _, exact, _ = generate(
+        path, ops_force="torch"
+    )  # the file's weights, and activations that are not rounded
+    own = divergence(expected, exact)
+    assert divergence(expected, ours) < (1e-5 if kind in EXACT else max(1e-3, 1.5 * own))
+    if kind not in EXACT:
+        assert own < 1e-3 and nearness(exact, ours) < 5e-4
+    for output in outputs:
         check_greedy(theirs, output, 0.0 if kind in EXACT else TIE)
+
+
+def nearness(exact: Sequence[dict[int, float]], ours: Sequence[dict[int, float]]) -> float:
+    """As `divergence`, of the tokens that both name."""
+    each = []
+    for one, other in zip(exact, ours, strict=True):
+        shared = [token for token in one if token in other]
+        p, q = (np.exp([entry[token] for token in shared]) for entry in (one, other))
+        p, q = (np.append(some, max(1 - some.sum(), 1e-12)) for some in (p, q))
+        each.append((p * np.log(p / q)).sum())
+    return float(np.mean(each))

@@ -17,6 +17,8 @@ from headrace.plan.ledger import ledger
 from headrace.program.lower import lower
 from headrace.quant.format import PAGE, WeightFormats, parse_format
 from tests import needs
+from tests.gguf_files import write_gguf
+from tests.places import TALE
 
 needs.native()
 
@@ -47,6 +49,35 @@ def test_the_ledger_is_what_is_allocated(model: str, options: dict[str, Any]) ->
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_ledger_of_other_types(restored: Callable[..., Path], dtype: str, tied: bool) -> None:
     check(str(restored(dtype, tied=tied)), {"ops_force": "avx2", "kv_cache_memory": "8MiB"})
+
+
+BLOCKS = (
+    "Q4_K",
+    "Q6_K",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q5_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+)
+
+
+@pytest.mark.parametrize(
+    "kind", [*BLOCKS[:2], *(pytest.param(kind, marks=pytest.mark.long) for kind in BLOCKS[2:])]
+)
+def test_the_ledger_of_gguf_blocks(kind: str, tmp_path: Path) -> None:
+    """Of a file of one type, and of one whose v and embeddings have another."""
+    check(str(write_gguf(TALE, tmp_path / "one.gguf", kind)), {"tokenizer": "tale"})
+    mixed = write_gguf(
+        TALE, tmp_path / "two.gguf", lambda name: "Q6_K" if "attn_v" in name or "embd" in name else kind
+    )
+    check(str(mixed), {"tokenizer": "tale", "dtype": "bfloat16"})
 
 
 def check(model: str, options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headrace._native import Kernels, PackedMatrix, Team
 from headrace.errors import CheckpointError
 from headrace.models.families import weight_names
-from headrace.models.packing import pack_codes, pack_floats
+from headrace.models.packing import pack_blocks, pack_codes, pack_floats
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_weights
@@ -98,7 +98,9 @@ class _Packer:
         self._done, self._total = 0, total
         self._progress = progress
 
-    def table(self, weight: WeightRef) -> NDArray[Any]:
+    def table(self, weight: WeightRef) -> NDArray[Any] | PackedMatrix:
+        if self._weights.keeps_table(weight.name):
+            return self.matrix(weight).weight
         ((name, rows),) = weight.parts
         table = self._tensors.table(name, rows, weight.columns, self._dtype)
         self._finish([name])
@@ -127,7 +129,7 @@ class _Packer:
 
     def tied(self, weight: WeightRef) -> tuple[NDArray[Any] | PackedMatrix, Projection]:
         target = self._weights.of(weight.name)
-        if not target.quantized:
+        if not target.quantized or self._weights.keeps_table(weight.name):
             both = self.matrix(weight)
             return both.weight, both
         ((name, rows),) = weight.parts
@@ -153,6 +155,10 @@ class _Packer:
     def _pack_codes(
         self, names: Sequence[str], target: WeightFormat, *, gate: bool, bias: NDArray[np.float32] | None
     ) -> Projection:
+        if target.blocks:
+            raw = self._tensors.blocks(names)
+            packed = pack_blocks(self._kernels, self._team, raw, target, gate=gate, bias=bias)
+            return Projection(packed, format=target.name)
         parts = self._tensors.coded(names)
         try:
             packed = pack_codes(self._kernels, self._team, parts, target, gate=gate, bias=bias)

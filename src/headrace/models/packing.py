@@ -1,4 +1,4 @@
-"""Packs one matrix for the native kernels, from floats or from codes."""
+"""Packs one matrix for the native kernels, from floats, from codes or from blocks of a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._native import Kernels, PackedMatrix, Team
+from headrace.gguf.types import TYPES
 from headrace.models.floats import to_float32
+from headrace.models.gguf.encode import encode as encode_blocks
 from headrace.quant.coded import Coded
 from headrace.quant.format import WeightFormat
 from headrace.quant.native import common_order, native_codes, native_table
@@ -29,6 +31,9 @@ def pack_floats(
     bias: NDArray[np.float32] | None = None,
 ) -> PackedMatrix:
     """Floats, parts below each other, in a format of `parse_format`, or as floats; rounded where it has fewer bits."""
+    if target.blocks:
+        blocks = [encode_blocks(to_float32(part), TYPES[target.blocks.upper()]) for part in parts]
+        return pack_blocks(kernels, team, blocks, target, gate=gate, bias=bias)
     if target.quantized and target.storage not in ("int8", "int4"):
         coded = [encode(to_float32(part), target) for part in parts]
         return pack_codes(kernels, team, coded, target, gate=gate, bias=bias)
@@ -93,3 +98,16 @@ def map_matrix(
         ordered=form.ordered,
         bias=bias,
     )
+
+
+def pack_blocks(
+    kernels: Kernels,
+    team: Team,
+    parts: Sequence[NDArray[np.uint8]],
+    target: WeightFormat,
+    *,
+    gate: bool = False,
+    bias: NDArray[np.float32] | None = None,
+) -> PackedMatrix:
+    """Blocks of the type that `target` names, uint8 [rows, bytes of a row], as they lie in a GGUF file."""
+    return PackedMatrix.from_blocks(kernels, team, target.blocks, [*parts], gate=gate, bias=bias)

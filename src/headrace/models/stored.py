@@ -79,7 +79,9 @@ def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
             name for one in program.weights if one.kind in ("table", "tied") for name, _ in one.parts
         }
         widened = looked_up & coded.keys()
-        return StoredWeights(source.files, source.files.method, coded, by_rows=True, widened=widened)
+        return StoredWeights(
+            source.files, source.files.method, coded, activations="int8", by_rows=True, widened=widened
+        )
     checkpoint = Checkpoint(source.path)
     named = quantization_of(source.config, source.path)
     method = None if named is None else read_method(*named)

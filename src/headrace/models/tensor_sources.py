@@ -39,6 +39,10 @@ class TensorSource(Protocol):
         """Matrices that are stored as codes, as such."""
         ...
 
+    def blocks(self, names: Sequence[str]) -> list[NDArray[np.uint8]]:
+        """Matrices that are stored as blocks of a GGUF file: rows as they lie in it. Valid until `done`."""
+        ...
+
     def done(self, names: Sequence[str]) -> None:
         """The tensors of these names have been used."""
         ...
@@ -75,6 +79,9 @@ class CheckpointTensors:
 
     def coded(self, names: Sequence[str]) -> list[Coded]:
         return [self._coded[name].decode() for name in names]
+
+    def blocks(self, names: Sequence[str]) -> list[NDArray[np.uint8]]:
+        return [self._coded[name].blocks() for name in names]
 
     def done(self, names: Sequence[str]) -> None:
         for name in names:
@@ -132,6 +139,9 @@ class RandomSource:
         return views
 
     def coded(self, names: Sequence[str]) -> list[Coded]:
+        raise AssertionError("random weights are floats")
+
+    def blocks(self, names: Sequence[str]) -> list[NDArray[np.uint8]]:
         raise AssertionError("random weights are floats")
 
     def done(self, names: Sequence[str]) -> None:

@@ -105,6 +105,10 @@ class CodedMatrix(Protocol):
         """The weights [R, C]."""
         ...
 
+    def blocks(self) -> NDArray[np.uint8]:
+        """Rows [R, bytes of a row] as they lie in the file, where `format.blocks` names their type."""
+        ...
+
 
 class SelfDescribedFiles(WeightFiles, Protocol):
     """Files in which each tensor says how it is stored, and which hold the model's config too."""

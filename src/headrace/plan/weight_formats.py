@@ -6,14 +6,15 @@ from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
 from headrace.ops.cpu.support import DTYPES
 from headrace.program.records import Program
+from headrace.quant.block_formats import BLOCK_FORMATS, named_format
 from headrace.quant.code_format import CodeFormat, common_format, float_format, native_format
 from headrace.quant.format import (
     ACTIVATION_NAMES,
+    SUPER,
     Activations,
     WeightFormat,
     WeightFormats,
     dense_format,
-    parse_format,
 )
 
 CODE_ACTIVATIONS: Activations = "bf16"
@@ -44,7 +45,7 @@ def weight_formats(
     if spec.packed is not None:
         return spec.packed
     if quantization is not None and quantization not in ACTIVATION_NAMES:
-        return WeightFormats(parse_format(quantization))
+        return _rounded(program, named_format(quantization))
     if quantization is not None and spec.codes is None:
         raise ConfigError(
             f"quantization {quantization} is about the codes of a quantised checkpoint, and this one is not quantised"
@@ -63,16 +64,28 @@ def weight_formats(
         parts = [stored.get(name) for name, _ in weight.parts]
         if not any(parts):
             continue
-        if weight.kind == "table":  # is looked up by row, in floats
+        packed = _kept_format(parts, activations, table=weight.kind == "table")
+        if weight.kind == "table" and packed is None:
             decoded.append((weight.name, _described(parts)))
             continue
-        packed = _kept_format(parts, activations)
         if packed is not None:
             kept.append(weight.name)
         else:
             decoded.append((weight.name, _described(parts)))
         others.append((weight.name, packed or _float_format(parts, dtype, usual)))
     return WeightFormats(usual, tuple(others), frozenset(kept), tuple(decoded))
+
+
+def _rounded(program: Program, format: WeightFormat) -> WeightFormats:
+    """One format for every matrix. Raises ConfigError, naming a matrix whose rows are no whole blocks."""
+    for weight in program.weights if format.blocks else ():
+        whole = SUPER if format.scale == "super" else format.group
+        if weight.kind in ("matrix", "tied") and whole is not None and weight.columns % whole:
+            raise ConfigError(
+                f"quantization {format.name} has blocks of {whole} input features, and {weight.parts[0][0]} has "
+                f"{weight.columns}"
+            )
+    return WeightFormats(format)
 
 
 def describe_formats(formats: WeightFormats, codes: str | None) -> str:
@@ -88,8 +101,16 @@ def describe_formats(formats: WeightFormats, codes: str | None) -> str:
     return text
 
 
-def _kept_format(parts: list[CodeFormat | None], activations: Activations) -> WeightFormat | None:
-    """The format that holds the exact codes of all parts of one product, if there is one."""
+def _kept_format(
+    parts: list[CodeFormat | None], activations: Activations, *, table: bool
+) -> WeightFormat | None:
+    """The format that holds the exact codes of all parts of one product, if there is one. Of codes only blocks are
+    looked up by row."""
+    kinds = {"" if part is None else part.blocks for part in parts}
+    if len(kinds) == 1 and "" not in kinds and (table or activations == "int8"):
+        return BLOCK_FORMATS[kinds.pop()]
+    if table:
+        return None
     formats = [None if part is None else native_format(part, activations) for part in parts]
     known = [one for one in formats if one is not None]
     orders = {part.order for part in parts if part is not None}

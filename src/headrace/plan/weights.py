@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.units import format_count
 from headrace.program.records import Part, Program, WeightRef
+from headrace.quant.format import WeightFormats
 
 _NORM_BYTES = 4  # beside packed matrices norms are float32
 
@@ -70,13 +71,20 @@ def total_weight_bytes(program: Program, memory: MemoryFormat) -> int:
 
 def held_bytes(weight: WeightRef, memory: MemoryFormat) -> dict[Part, int]:
     """Bytes of one weight, by part: a tied weight that is quantised for the head is held twice."""
-    if weight.kind == "tied" and memory.weights is not None and memory.weights.of(weight.name).quantized:
+    if weight.kind == "tied" and _is_held_twice(weight, memory.weights):
         return {"embeddings": table_bytes(weight, memory), "head": matrix_bytes(weight, memory)}
     return {weight.part: (table_bytes if weight.kind == "table" else matrix_bytes)(weight, memory)}
 
 
+def _is_held_twice(tied: WeightRef, formats: WeightFormats | None) -> bool:
+    """The head is quantised, and the table is not."""
+    return formats is not None and formats.of(tied.name).quantized and not formats.keeps_table(tied.name)
+
+
 def table_bytes(weight: WeightRef, memory: MemoryFormat) -> int:
     """Of a weight that is looked up by row."""
+    if memory.weights is not None and memory.weights.keeps_table(weight.name):
+        return matrix_bytes(weight, memory)
     return weight.elements * memory.table_bytes
 
 
@@ -93,7 +101,7 @@ def matrix_bytes(weight: WeightRef, memory: MemoryFormat) -> int:
 def _how(program: Program, part: WeightPart, memory: MemoryFormat) -> str:
     """How the bytes of a part come about."""
     formats, tied = memory.weights, _tied(program)
-    rounded = formats is not None and tied is not None and formats.of(tied.name).quantized
+    rounded = tied is not None and _is_held_twice(tied, formats)
     if formats is not None and rounded and tied is not None and part.name == "head":
         return f"{format_count(tied.elements)} in {formats.of(tied.name).name}: the embeddings once more, in fewer bits"
     if not part.parameters:
@@ -103,7 +111,8 @@ def _how(program: Program, part: WeightPart, memory: MemoryFormat) -> str:
         return f"{count} x {memory.element_bytes} B: {part.how}"
     if part.name == "norms":
         return f"{count} x {_NORM_BYTES} B: {part.how}"
-    if part.name == "embeddings" and (tied is None or rounded):
+    table = next(weight.name for weight in program.weights if weight.kind in ("table", "tied"))
+    if part.name == "embeddings" and (tied is None or rounded) and not formats.keeps_table(table):
         return f"{count} x {memory.table_bytes} B: {part.how}"
     names = [
         weight.name for weight in program.weights if weight.part == part.name and weight.kind != "vector"

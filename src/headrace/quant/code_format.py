@@ -37,7 +37,7 @@ class CodeFormat:
     bits: of a code. zero: "integer" is a code that stands for 0, "minimum" a float that is subtracted.
     group: input features with a common scale; None: all of them. rows: output features with a common scale; None: all.
     order: groups are runs of the input features in another order (activation order), whose checksum this is; 0: in
-    their own order.
+    their own order. blocks: the type, in lower case, of a GGUF file's blocks, which hold codes and scales together.
     """
 
     bits: int
@@ -47,6 +47,7 @@ class CodeFormat:
     group: int | None = None
     rows: int | None = 1
     order: int = 0
+    blocks: str = ""
 
     @property
     def name(self) -> str:

@@ -30,6 +30,8 @@ OFP8; e4m3 has no infinities.
 """
 Scale = Literal["f16", "bf16", "f32", "e8m0"]
 """Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1)."""
+NativeScale = Scale | Literal["super"]
+"""super: a number of one byte a group, times a float16 for each `SUPER` input features."""
 
 PANEL = 16
 """Output features that lie side by side in a packed matrix."""
@@ -43,6 +45,8 @@ GROUPS = (32, 64, 128)
 """Sizes of a group of input features that share a scale, where weights are rounded to whole numbers."""
 GROUP_STEP = 16
 """Groups of codes are multiples of this."""
+SUPER = 256
+"""Input features of a super-block."""
 
 _BITS: dict[str, int] = {"f32": 32, "bf16": 16, "f16": 16, "table4": 4, "e4m3": 8, "e5m2": 8}
 _BITS |= {f"int{bits}": bits for bits in (2, 3, 4, 5, 6, 8)}
@@ -53,13 +57,13 @@ _DEFAULT_GROUP = 128
 _SPAN = (
     128  # most features that share a scale of int8 activations, where weights do not share one for the row
 )
-_SCALE_BYTES: dict[Scale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
+_SCALE_BYTES: dict[NativeScale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
 _ZERO_BYTES, _ORDER_BYTES, _BIAS_BYTES = 1, 4, 4
 
 _NAME = re.compile(r"(int8|int4)(?:-(channel|g(?:32|64|128)))?(-asym)?(-a16)?")
 GRAMMAR = (
     "int8 or int4, then -g32, -g64, -g128 or -channel, then -asym, then -a16, each of them optional; "
-    "or nf4, fp8, mxfp4 or mxfp4-a16"
+    "or nf4, fp8, mxfp4 or mxfp4-a16; or q4_0, q4_1, q5_0, q5_1, q8_0, q2_k to q6_k, iq4_nl or iq4_xs"
 )
 
 
@@ -73,15 +77,19 @@ class WeightFormat:
     16 bits that meet "f32" are widened, which is exact: the result is that of f32 storage, bit for bit.
     scale: the type of the scales of codes. table: what codes of "table4" stand for, else None.
     ordered: columns are in an order of their own (activation order), which the matrix holds.
+    minima: every group has a float that is added. blocks: the type, in lower case, of the blocks of a GGUF file that
+    are packed as they are; "" for all others.
     """
 
     storage: Storage
     group: int | None = None
     symmetric: bool = True
     activations: Activations = "int8"
-    scale: Scale = "f16"
-    table: Literal["nf4", "fp4", "e2m1"] | None = None
+    scale: NativeScale = "f16"
+    table: Literal["nf4", "fp4", "e2m1", "iq4"] | None = None
     ordered: bool = False
+    minima: bool = False
+    blocks: str = ""
 
     def __post_init__(self) -> None:
         if not self.quantized:
@@ -98,7 +106,7 @@ class WeightFormat:
         integers = self.storage.startswith("int")
         if (self.table is None) == (self.storage == "table4") or not (integers or self.symmetric):
             raise ConfigError(f"{self.storage} weights have another table, or no zeros")
-        if self.activations == "int8" and not (integers or self.table == "e2m1"):
+        if self.activations == "int8" and not (integers or self.table in ("e2m1", "iq4")):
             raise ConfigError(f"{self.table or self.storage} weights take bf16 activations")
 
     @property
@@ -114,8 +122,11 @@ class WeightFormat:
     def name(self) -> str:
         """As `parse_format` reads it: "int4-g64-asym-a16", without defaults; floats as in `FLOAT_FORMATS`.
 
-        Formats that only checkpoints have may end in the type of their scales, and in "ordered".
+        Formats that only checkpoints have may end in the type of their scales, and in "ordered". Blocks of GGUF files
+        have the name of their type, "q4_k".
         """
+        if self.blocks:
+            return self.blocks
         if not self.quantized:
             return "bf16-a32" if (self.storage, self.activations) == ("bf16", "f32") else self.storage
         stem = _STEMS.get(self.table or self.storage, self.storage)
@@ -139,8 +150,10 @@ class WeightFormat:
     @property
     def bits_per_weight(self) -> float:
         """With scales and zeros, for a matrix of many input features and no padding."""
-        side = _SCALE_BYTES[self.scale] + (0 if self.symmetric else _ZERO_BYTES)
-        return self.bits + (0.0 if self.group is None else 8 * side / self.group)
+        if self.group is None:
+            return self.bits
+        features = self.group * SUPER  # whole groups and whole super-blocks
+        return self.bits + 8 * sum(self._beside(features)) / features
 
     def packed_bytes(self, rows: int, cols: int, *, gated: bool = False, bias: bool = False) -> int:
         """Bytes of a packed matrix [rows, cols], padding, scales, zeros and bias included, each in whole pages.
@@ -151,15 +164,21 @@ class WeightFormat:
         padded = -(-cols // INPUT_ALIGN) * INPUT_ALIGN
         arrays = [panels * PANEL * padded * self.bits // 8]
         if self.quantized:
-            groups = 1 if self.group is None else -(-padded // self.group)
-            arrays.append(panels * PANEL * groups * _SCALE_BYTES[self.scale])
-            if not self.symmetric:
-                arrays.append(panels * PANEL * groups * _ZERO_BYTES)
+            arrays += [panels * PANEL * size for size in self._beside(padded)]
             if self.ordered:
                 arrays.append(cols * _ORDER_BYTES)
         if bias:
             arrays.append(panels * PANEL * _BIAS_BYTES)
         return sum(-(-size // PAGE) * PAGE for size in arrays)
+
+    def _beside(self, columns: int) -> list[int]:
+        """Bytes of each array beside the codes, for one output feature: scales, then zeros or minima."""
+        groups = 1 if self.group is None else -(-columns // self.group)
+        if self.scale == "super":
+            return [(2 * columns // SUPER + groups) * (2 if self.minima else 1)]
+        size = _SCALE_BYTES[self.scale]
+        others = size if self.minima else 0 if self.symmetric else _ZERO_BYTES
+        return [groups * size] + ([groups * others] if others else [])
 
     def describe(self) -> str:
         """A description for reports."""
@@ -170,9 +189,10 @@ class WeightFormat:
             )
             return kind if widened else f"{self.bits}-bit floats"
         grouped = "one scale an output feature" if self.group is None else f"groups of {self.group}"
-        zeros = "symmetric" if self.symmetric else "with zero points"
+        zeros = "with minima" if self.minima else "symmetric" if self.symmetric else "with zero points"
         kind = _STEMS.get(self.table or self.storage, "codes")
-        return f"{self.bits}-bit {kind}, {grouped}, {zeros}, {self.activations} activations"
+        codes = f"{self.bits}-bit {kind}, {grouped}, {zeros}, {self.activations} activations"
+        return f"GGUF {self.blocks.upper()}: {codes}" if self.blocks else codes
 
 
 @dataclass(frozen=True)
@@ -192,6 +212,10 @@ class WeightFormats:
     def of(self, name: str) -> WeightFormat:
         """The format of the matrix with that name."""
         return self._by_name.get(name, self.usual)
+
+    def keeps_table(self, name: str) -> bool:
+        """Whether a table of that name, or the table that a head is too, is packed in the head's format."""
+        return bool(self.of(name).blocks) and name in self.kept
 
     @property
     def main(self) -> WeightFormat:

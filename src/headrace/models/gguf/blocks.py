@@ -7,7 +7,7 @@ are little-endian. Where a byte holds two codes of four bits, the low one is of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 """Twice what the codes of MXFP4 stand for (OCP Microscaling Formats 1.0, section 5.3.3), so that they are integers."""
 
 
-CODE_FORMATS: Mapping[str, CodeFormat] = {
+_FORMATS: Mapping[str, CodeFormat] = {
     "Q4_0": CodeFormat(4, group=32),
     "Q4_1": CodeFormat(4, zero="minimum", group=32),
     "Q5_0": CodeFormat(5, group=32),
@@ -49,6 +49,9 @@ CODE_FORMATS: Mapping[str, CodeFormat] = {
     "IQ4_NL": CodeFormat(8, group=32),
     "IQ4_XS": CodeFormat(8, scale="f32", group=32),
     "MXFP4": CodeFormat(8, scale="f32", group=32),
+}
+CODE_FORMATS: Mapping[str, CodeFormat] = {
+    name: replace(format, blocks=name.lower()) for name, format in _FORMATS.items()
 }
 """What each type is without its packing, by name: scales are products where a block has scales of scales, and codes
 what they stand for where a type has a table."""

@@ -153,16 +153,15 @@ class GGUFMatrix:
         return (entry,)
 
     def decode(self) -> Coded:
-        type, raw = self.blocks()
+        type, raw = self.files.blocks(self.name)
         return coded(raw, type)
 
     def floats(self) -> NDArray[np.float32]:
-        type, raw = self.blocks()
+        type, raw = self.files.blocks(self.name)
         return dequantize(raw, type)
 
-    def blocks(self) -> tuple[BlockType, Bytes]:
-        """See GGUFCheckpoint.blocks: for kernels that read the type as it is."""
-        return self.files.blocks(self.name)
+    def blocks(self) -> Bytes:
+        return self.files.blocks(self.name)[1]
 
 
 def _floats_as_stored(raw: Bytes, type: BlockType) -> NDArray[Any]:

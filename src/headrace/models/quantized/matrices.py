@@ -38,6 +38,9 @@ class LaidOut:
     def floats(self) -> NDArray[np.float32]:
         return dequantize(self.decode())
 
+    def blocks(self) -> NDArray[np.uint8]:
+        raise AssertionError("no method of safetensors files stores blocks")
+
 
 CodedMatrices = Mapping[str, LaidOut]
 """By the name that the matrix would have as floats, as in `WeightRef.parts`."""

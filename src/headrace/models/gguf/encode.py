@@ -1,0 +1,261 @@
+"""Weights as blocks of GGUF's quantised types, by rounding to the nearest code: the converse of `blocks`.
+
+Scales are those that the largest weight of a group needs; no search for better ones, and no calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.gguf.types import BlockType
+from headrace.models.gguf.blocks import CHUNK, IQ4_VALUES, Bytes, Floats
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
+
+
+def encode(values: Floats, type: BlockType) -> Bytes:
+    """uint8 [rows, bytes of a row] of weights [rows, columns], whose columns are whole blocks of a quantised type."""
+    rows, columns = values.shape
+    size = type.size(columns)
+    raw = np.empty((rows, size), dtype=np.uint8)
+    step = max(1, CHUNK // columns)
+    for row in range(0, rows, step):
+        blocks = np.ascontiguousarray(values[row : row + step], dtype=np.float32).reshape(-1, type.weights)
+        raw[row : row + step] = _ENCODERS[type.name](blocks).reshape(-1, size)
+    return raw
+
+
+# ---- Parts of blocks ----
+
+
+def _half(numbers: Floats) -> Floats:
+    """The nearest float16 that is not infinite, as float32."""
+    return np.clip(numbers, -65504, 65504).astype(np.float16).astype(np.float32)
+
+
+def _stored(numbers: Floats) -> Bytes:
+    """float16 numbers [N, 1] as bytes [N, 2]."""
+    return numbers.astype("<f2").view(np.uint8)
+
+
+def _over(values: Floats, scales: Floats) -> Floats:
+    """Quotients, and 0 where the scale is 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        quotients = values / scales
+    return np.where(scales == 0, np.float32(0), np.nan_to_num(quotients)).astype(np.float32)
+
+
+def _rounded(values: Floats, low: int, high: int) -> NDArray[np.int16]:
+    return np.clip(np.rint(values), low, high).astype(np.int16)
+
+
+def _extreme(values: Floats) -> Floats:
+    """The number of the largest magnitude along the last axis, which stays."""
+    at = np.abs(values).argmax(axis=-1, keepdims=True)
+    return np.take_along_axis(values, at, axis=-1)
+
+
+def _nibbles(codes: NDArray[Any], run: int) -> Bytes:
+    """Codes [N, W] of 4 bits in bytes: of each 2 `run` codes the first half in the low bits."""
+    low_high = codes.astype(np.uint8).reshape(len(codes), -1, 2, run)
+    packed: Bytes = (low_high[:, :, 0] | low_high[:, :, 1] << np.uint8(4)).reshape(len(codes), -1)
+    return packed
+
+
+def _pairs(codes: NDArray[Any], run: int) -> Bytes:
+    """Codes [N, W] of 2 bits in bytes: of each 4 `run` codes the first quarter in the lowest bits."""
+    parts = codes.astype(np.uint8).reshape(len(codes), -1, 4, run)
+    shifted = parts << np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
+    packed: Bytes = np.bitwise_or.reduce(shifted, axis=2).reshape(len(codes), -1)
+    return packed
+
+
+def _bits(bits: NDArray[Any], rows: int) -> Bytes:
+    """Bits [N, W] in bytes: bit b of byte i is number b * W / 8 + i (rows 8), or bits in order (rows 1)."""
+    if rows == 1:
+        return np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
+    return np.packbits(bits.astype(np.uint8).reshape(len(bits), 8, -1), axis=1, bitorder="little")[:, 0]
+
+
+def _six_bits(scales: NDArray[Any], minima: NDArray[Any]) -> Bytes:
+    """The 12 bytes that hold 8 scales and 8 minima, see blocks._six_bits."""
+    s, m = scales.astype(np.uint8), minima.astype(np.uint8)
+    high_s, high_m = s[:, 4:] >> 4 << 6, m[:, 4:] >> 4 << 6
+    return np.concatenate(
+        [s[:, :4] | high_s, m[:, :4] | high_m, (s[:, 4:] & 15) | (m[:, 4:] & 15) << 4], axis=1
+    )
+
+
+# ---- Types with blocks of 32 ----
+
+
+def _centred(blocks: Floats, levels: int) -> tuple[Floats, NDArray[np.int16]]:
+    """(d, codes from 0 on): the number of the largest magnitude becomes the lowest code."""
+    d = _half(_extreme(blocks) / np.float32(-levels))
+    return d, _rounded(_over(blocks, d), -levels, levels - 1) + np.int16(levels)
+
+
+def _with_minimum(blocks: Floats, levels: int) -> tuple[Floats, Floats, NDArray[np.int16]]:
+    low, high = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
+    d, m = _half((high - low) / levels), _half(low)
+    return d, m, _rounded(_over(blocks - m, d), 0, levels)
+
+
+def _q4_0(blocks: Floats) -> Bytes:
+    d, codes = _centred(blocks, 8)
+    return np.concatenate([_stored(d), _nibbles(codes, 16)], axis=1)
+
+
+def _q4_1(blocks: Floats) -> Bytes:
+    d, m, codes = _with_minimum(blocks, 15)
+    return np.concatenate([_stored(d), _stored(m), _nibbles(codes, 16)], axis=1)
+
+
+def _q5_0(blocks: Floats) -> Bytes:
+    d, codes = _centred(blocks, 16)
+    return np.concatenate([_stored(d), _bits(codes >> 4, 1), _nibbles(codes & 15, 16)], axis=1)
+
+
+def _q5_1(blocks: Floats) -> Bytes:
+    d, m, codes = _with_minimum(blocks, 31)
+    return np.concatenate([_stored(d), _stored(m), _bits(codes >> 4, 1), _nibbles(codes & 15, 16)], axis=1)
+
+
+def _q8_0(blocks: Floats) -> Bytes:
+    d = _half(np.abs(blocks).max(axis=1, keepdims=True) / 127)
+    codes = _rounded(_over(blocks, d), -127, 127).astype(np.int8)
+    return np.concatenate([_stored(d), codes.view(np.uint8)], axis=1)
+
+
+def _nearest(values: Floats, table: Floats) -> NDArray[np.intp]:
+    """Places of the nearest numbers of a rising table."""
+    return np.searchsorted((table[1:] + table[:-1]) / 2, values)
+
+
+_IQ4 = IQ4_VALUES.astype(np.float32)
+
+
+def _iq4_nl(blocks: Floats) -> Bytes:
+    d = _half(_extreme(blocks) / _IQ4[0])
+    return np.concatenate([_stored(d), _nibbles(_nearest(_over(blocks, d), _IQ4), 16)], axis=1)
+
+
+def _mxfp4(blocks: Floats) -> Bytes:
+    """The largest number lies in the highest binade of the codes, as OCP Microscaling 1.0 has it (section 6.3)."""
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    exponents = np.clip(np.frexp(largest)[1] - 1 - 2 + 127, 0, 254)
+    scaled = np.ldexp(blocks, 127 - exponents)
+    codes = _nearest(np.abs(scaled), _E2M1) | (scaled < 0) << 3
+    return np.concatenate([exponents.astype(np.uint8), _nibbles(codes, 16)], axis=1)
+
+
+# ---- Types with blocks of 256 ----
+
+
+def _signed_super(
+    blocks: Floats, groups: int, levels: int, most: int
+) -> tuple[Floats, NDArray[np.int16], Floats]:
+    """(d, scales [N, groups] from -most to most - 1, weights over their scales): the extreme weight is -levels."""
+    grouped = blocks.reshape(len(blocks), groups, -1)
+    wanted = _extreme(grouped)[:, :, 0] / np.float32(-levels)
+    d = _half(_extreme(wanted) / np.float32(-most))
+    scales = _rounded(_over(wanted, d), -most, most - 1)
+    over = _over(grouped, (d * scales.astype(np.float32))[:, :, None])
+    return d, scales, over.reshape(len(blocks), -1)
+
+
+def _super_with_minima(
+    blocks: Floats, groups: int, levels: int, most: int
+) -> tuple[Floats, Floats, NDArray[np.int16], NDArray[np.int16], NDArray[np.int16]]:
+    """(d, dmin, scales and minima [N, groups] from 0 to most, codes [N, 256] from 0 to levels)."""
+    grouped = blocks.reshape(len(blocks), groups, -1)
+    low = np.minimum(grouped.min(axis=2), 0)
+    high = np.maximum(grouped.max(axis=2), low)
+    d, scales = _steps((high - low) / levels, most)
+    dmin, minima = _steps(-low, most)
+    shifted = grouped + (dmin * minima.astype(np.float32))[:, :, None]
+    codes = _rounded(_over(shifted, (d * scales.astype(np.float32))[:, :, None]), 0, levels)
+    return d, dmin, scales, minima, codes.reshape(len(blocks), -1)
+
+
+def _steps(numbers: Floats, most: int) -> tuple[Floats, NDArray[np.int16]]:
+    """Numbers [N, groups], none negative, as multiples of one step each row: (step, how many)."""
+    step = _half(numbers.max(axis=1, keepdims=True) / most)
+    return step, _rounded(_over(numbers, step), 0, most)
+
+
+def _q2_k(blocks: Floats) -> Bytes:
+    d, dmin, scales, minima, codes = _super_with_minima(blocks, 16, 3, 15)
+    both = (scales | minima << 4).astype(np.uint8)
+    return np.concatenate([both, _pairs(codes, 32), _stored(d), _stored(dmin)], axis=1)
+
+
+def _q3_k(blocks: Floats) -> Bytes:
+    d, scales, over = _signed_super(blocks, 16, 4, 32)
+    codes, six = _rounded(over, -4, 3) + np.int16(4), scales + np.int16(32)
+    parts = [
+        _bits(codes >> 2, 8),
+        _pairs(codes & 3, 32),
+        _nibbles(six & 15, 8),
+        _pairs(six >> 4, 4),
+        _stored(d),
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _q4_k(blocks: Floats) -> Bytes:
+    d, dmin, scales, minima, codes = _super_with_minima(blocks, 8, 15, 63)
+    return np.concatenate([_stored(d), _stored(dmin), _six_bits(scales, minima), _nibbles(codes, 32)], axis=1)
+
+
+def _q5_k(blocks: Floats) -> Bytes:
+    d, dmin, scales, minima, codes = _super_with_minima(blocks, 8, 31, 63)
+    parts = [
+        _stored(d),
+        _stored(dmin),
+        _six_bits(scales, minima),
+        _bits(codes >> 4, 8),
+        _nibbles(codes & 15, 32),
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _q6_k(blocks: Floats) -> Bytes:
+    d, scales, over = _signed_super(blocks, 16, 32, 128)
+    codes = _rounded(over, -32, 31) + np.int16(32)
+    parts = [
+        _nibbles(codes & 15, 64),
+        _pairs(codes >> 4, 32),
+        scales.astype(np.int8).view(np.uint8),
+        _stored(d),
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _iq4_xs(blocks: Floats) -> Bytes:
+    d, scales, over = _signed_super(blocks, 8, 127, 32)
+    six, codes = scales + np.int16(32), _nearest(over, _IQ4)
+    return np.concatenate(
+        [_stored(d), _pairs(six >> 4, 1), _nibbles(six & 15, 1), _nibbles(codes, 16)], axis=1
+    )
+
+
+_ENCODERS: dict[str, Callable[[Floats], Bytes]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}
