@@ -100,7 +100,8 @@ class _Packer:
 
     def table(self, weight: WeightRef) -> NDArray[Any] | PackedMatrix:
         if self._weights.keeps_table(weight.name):
-            return self.matrix(weight).weight
+            packed: PackedMatrix = self.matrix(weight).weight
+            return packed
         ((name, rows),) = weight.parts
         table = self._tensors.table(name, rows, weight.columns, self._dtype)
         self._finish([name])

@@ -21,17 +21,17 @@ Storage = Literal[
 """Floats, whole numbers, entries of a table of sixteen, and 8-bit floats."""
 Activations = Literal["f32", "bf16", "int8"]
 
-Table = Literal["integer", "nf4", "fp4", "e2m1", "e4m3", "e5m2"]
+Table = Literal["integer", "nf4", "fp4", "e2m1", "e4m3", "e5m2", "iq4"]
 """What a code stands for before it is scaled.
 
 integer: a whole number. nf4: quantiles of a normal distribution (Dettmers et al. 2023, appendix E). fp4: the 4-bit
 floats of bitsandbytes. e2m1: the 4-bit floats of OCP Microscaling (MX) 1.0. e4m3, e5m2: the 8-bit floats of OCP
-OFP8; e4m3 has no infinities.
+OFP8; e4m3 has no infinities. iq4: the sixteen whole numbers of GGUF's IQ4_NL and IQ4_XS, in packed blocks only.
 """
-Scale = Literal["f16", "bf16", "f32", "e8m0"]
-"""Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1)."""
-NativeScale = Scale | Literal["super"]
-"""super: a number of one byte a group, times a float16 for each `SUPER` input features."""
+Scale = Literal["f16", "bf16", "f32", "e8m0", "super"]
+"""Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1). super, in packed blocks
+of GGUF only: a number of one byte a group, times a float16 for each `SUPER` input features.
+"""
 
 PANEL = 16
 """Output features that lie side by side in a packed matrix."""
@@ -57,7 +57,7 @@ _DEFAULT_GROUP = 128
 _SPAN = (
     128  # most features that share a scale of int8 activations, where weights do not share one for the row
 )
-_SCALE_BYTES: dict[NativeScale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
+_SCALE_BYTES: dict[Scale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
 _ZERO_BYTES, _ORDER_BYTES, _BIAS_BYTES = 1, 4, 4
 
 _NAME = re.compile(r"(int8|int4)(?:-(channel|g(?:32|64|128)))?(-asym)?(-a16)?")
@@ -85,7 +85,7 @@ class WeightFormat:
     group: int | None = None
     symmetric: bool = True
     activations: Activations = "int8"
-    scale: NativeScale = "f16"
+    scale: Scale = "f16"
     table: Literal["nf4", "fp4", "e2m1", "iq4"] | None = None
     ordered: bool = False
     minima: bool = False
