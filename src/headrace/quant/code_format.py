@@ -74,7 +74,7 @@ def native_format(stored: CodeFormat, activations: Activations) -> WeightFormat 
     if stored.zero == "minimum" or (stored.group is not None and stored.group % GROUP_STEP):
         return None
     storage: Storage
-    table: Literal["nf4", "fp4", "e2m1"] | None = None
+    table: Literal["nf4", "fp4", "e2m1", "iq4"] | None = None
     if stored.table == "integer":
         storage = _integers(stored, activations)
     elif stored.table == "e4m3" or stored.table == "e5m2":

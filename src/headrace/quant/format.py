@@ -29,8 +29,8 @@ floats of bitsandbytes. e2m1: the 4-bit floats of OCP Microscaling (MX) 1.0. e4m
 OFP8; e4m3 has no infinities. iq4: the sixteen whole numbers of GGUF's IQ4_NL and IQ4_XS, in packed blocks only.
 """
 Scale = Literal["f16", "bf16", "f32", "e8m0", "super"]
-"""Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1). super, in packed blocks
-of GGUF only: a number of one byte a group, times a float16 for each `SUPER` input features.
+"""Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1). super, in packed
+blocks of GGUF only: a number of one byte a group, times a float16 for each `SUPER` input features.
 """
 
 PANEL = 16
