@@ -273,6 +273,17 @@ void bind_packed_matrix(nb::module_& m) {
             nb::arg("group") = 0, nb::arg("span") = 0, nb::arg("unit") = 1.0F, nb::arg("table") = nb::none(),
             nb::arg("scales") = "f16", nb::arg("zeros") = false, nb::arg("minima") = false, nb::arg("ordered") = false,
             nb::arg("bias") = false)
+        .def_static(
+            "mapped_blocks",
+            [](nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> kept, const std::string& name,
+               int rows, int cols, bool gate, bool bias) {
+                const BlockType* type = find_block_type(name);
+                if (type == nullptr) throw nb::value_error(("there are no blocks of type " + name + " here").c_str());
+                return new PackedMatrix(
+                    KeptMatrix{.data = kept.data(), .bytes = kept.size(), .rows = rows, .cols = cols, .bias = bias}, *type, gate);
+            },
+            nb::rv_policy::take_ownership, nb::keep_alive<0, 1>(), nb::arg("kept").noconvert(), nb::arg("type"),
+            nb::kw_only(), nb::arg("rows"), nb::arg("cols"), nb::arg("gate") = false, nb::arg("bias") = false)
         .def_prop_ro("pieces",
                      [](nb::handle self) {
                          nb::list views;

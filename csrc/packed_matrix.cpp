@@ -206,6 +206,25 @@ struct BlockRows {
     }
 };
 
+// Everything that a type of blocks says.
+PackOptions with_type(PackOptions options, const BlockType& type) {
+    options.format = type.format;
+    options.input = DType::i8;
+    options.group = type.group;
+    options.scale_type = type.scale_type;
+    options.middle = type.middle;
+    options.unit = type.unit;
+    if (type.table != nullptr) {
+        for (int i = 0; i < 16; ++i) options.table.bytes[i] = static_cast<std::uint8_t>(type.table[i] + 128);
+    }
+    return options;
+}
+
+KeptMatrix with_minima(KeptMatrix kept, const BlockType& type) {
+    kept.minima = type.minima;
+    return kept;
+}
+
 }  // namespace
 
 std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const PackOptions& options, Beside beside,
@@ -266,6 +285,9 @@ PackedMatrix::PackedMatrix(const KeptMatrix& kept, PackOptions options) : memory
     check_order(order_.data(), matrix_.cols);
     matrix_.order = order_.data();
 }
+
+PackedMatrix::PackedMatrix(KeptMatrix kept, const BlockType& type, bool gate)
+    : PackedMatrix(with_minima(kept, type), with_type({.gate = gate}, type)) {}
 
 PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts,
                            const PackOptions& options) {
@@ -330,16 +352,7 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector
 PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const BlockType& type,
                            const std::vector<BlockPart>& parts, const PackOptions& options) {
     if (!kernels.pack_codes) refuse(std::string(kernels.name) + " cannot pack codes");
-    PackOptions all = options;
-    all.format = type.format;
-    all.input = DType::i8;
-    all.group = type.group;
-    all.scale_type = type.scale_type;
-    all.middle = type.middle;
-    all.unit = type.unit;
-    if (type.table != nullptr) {
-        for (int i = 0; i < 16; ++i) all.table.bytes[i] = static_cast<std::uint8_t>(type.table[i] + 128);
-    }
+    const PackOptions all = with_type(options, type);
     std::vector<Part> shapes;
     for (const BlockPart& part : parts) {
         if (part.cols % type.features != 0) {

@@ -81,6 +81,9 @@ public:
     // In packed form already, see KeptMatrix. `options.bias` and `options.order` are not read.
     PackedMatrix(const KeptMatrix& kept, PackOptions options);
 
+    // The same for what blocks were packed into: `type` says everything but `bias` and `gate`.
+    PackedMatrix(KeptMatrix kept, const BlockType& type, bool gate);
+
     const Matrix& matrix() const { return matrix_; }
     std::size_t bytes() const { return memory_.bytes(); }
     const std::vector<WeightMemory::Piece>& pieces() const { return memory_.pieces(); }

@@ -27,6 +27,7 @@ from headrace.plan.report import summary
 from headrace.plan.units import GIB
 from headrace.program.lower import lower
 from tests import needs
+from tests.gguf_files import write_gguf
 from tests.models.quantized.models import family, quantize
 from tests.models.quantized.packers import CASES
 from tests.places import TALE
@@ -85,6 +86,29 @@ def test_the_bits_of_a_quantised_checkpoint(tmp_path: Path, method: str, options
     assert made[0] == made[1]
     with pytest.raises(ConfigError, match=r"is packed with .*: leave --quantization out"):
         survey(EngineConfig(str(target), quantization="int4"))
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"quantization": "q4_0"}], ids=str)
+@pytest.mark.parametrize("tied", [False, True], ids=["two tables", "tied"])
+def test_the_bits_of_a_gguf_file(tmp_path: Path, options: dict[str, Any], tied: bool) -> None:
+    """Blocks of several types in one product, embeddings in blocks, and the same rounded anew."""
+    folder, source, target = TALE, tmp_path / "mixed.gguf", tmp_path / "packed"
+    types = {"attn_v": "Q6_K", "ffn_down": "IQ4_XS", "token_embd": "Q6_K"}
+    if not tied:
+        folder = tmp_path / "folder"
+        family("llama-gqa").build(folder)
+        types = {"attn_v": "Q8_0", "ffn_down": "Q5_1", "token_embd": "Q8_0"}
+    usual = "Q4_K" if tied else "Q4_0"
+    write_gguf(folder, source, lambda name: types.get(name.split(".")[-2], usual))
+    pack(EngineConfig(str(source), tokenizer="tale", num_threads=1, **options), target)
+    plans = [survey(EngineConfig(str(one), tokenizer="tale", **options)) for one in (source, target)]
+    assert plans[0].ledger.weight_bytes == plans[1].ledger.weight_bytes
+    assert plans[0].spec.codes is not None
+    made = []
+    for one in (source, target):
+        llm = LLM(str(one), tokenizer="tale", show_progress=False, num_threads=1, max_model_len=64, **options)
+        made.append([out.prompt_logprobs for out in llm.generate([[5, 6, 7, 8]], GREEDY, use_tqdm=False)])
+    assert made[0] == made[1]
 
 
 def test_every_instruction_set_runs_it(packed: Path) -> None:

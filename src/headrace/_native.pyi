@@ -156,6 +156,11 @@ class PackedMatrix:
 
         Raises ValueError where a matrix of this shape and format takes another number of bytes.
         """
+    @staticmethod
+    def mapped_blocks(
+        kept: NDArray[np.uint8], type: str, *, rows: int, cols: int, gate: bool = False, bias: bool = False
+    ) -> PackedMatrix:
+        """`mapped`, of what `from_blocks` packed from blocks of that type."""
     @property
     def pieces(self) -> list[NDArray[np.uint8]]:
         """All memory of the matrix, in whole pages: what `mapped` takes, one after the other. Read-only."""

@@ -81,6 +81,8 @@ def map_matrix(
     kept: NDArray[np.uint8], form: WeightFormat, rows: int, columns: int, *, gate: bool, bias: bool
 ) -> PackedMatrix:
     """A matrix that one of the others packed, in place. Raises ValueError where `kept` holds no such matrix."""
+    if form.blocks:
+        return PackedMatrix.mapped_blocks(kept, form.blocks, rows=rows, cols=columns, gate=gate, bias=bias)
     table, unit = native_table(form)
     return PackedMatrix.mapped(
         kept,

@@ -109,6 +109,7 @@ class ModelSpec:
     )
     codes: StoredCodes | None = None  # the others
     packed: WeightFormats | None = None  # how a packed folder holds all matrices
+    packed_names: tuple[str, ...] = ()  # of those matrices, which say whether q, k and v are one
 
     @property
     def stored_dtype(self) -> str:

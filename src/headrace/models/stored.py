@@ -105,7 +105,12 @@ def stored_spec(source: ModelSource) -> ModelSpec:
         return spec
     if is_packed(source.path):
         header = read_header(source.path)
-        return replace(spec, matrix_dtype=header.facts.stored_dtype, packed=header.formats)
+        return replace(
+            spec,
+            matrix_dtype=header.facts.stored_dtype,
+            packed=header.formats,
+            packed_names=tuple(header.matrices),
+        )
     if source.files is None and quantization_of(source.config, source.path) is None:
         return _with_types(spec, source)
     weights = open_weights(source, spec)

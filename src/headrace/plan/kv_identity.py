@@ -17,7 +17,8 @@ def kv_identity(weights: bytes, spec: ModelSpec, resolved: ResolvedConfig) -> by
 
     The instruction set is part of it: layouts differ, and so do the last bits of keys and values.
     """
-    shown = replace(spec, bos_id=None, eos_ids=())  # BOS and EOS change no key
+    # BOS and EOS change no key; a packed folder's formats are part of its header, and that of `weights`.
+    shown = replace(spec, bos_id=None, eos_ids=(), packed=None, packed_names=())
     parts = (
         LAYOUT, weights.hex(), shown, resolved.device, resolved.kernels or resolved.ops_force or "torch",
         resolved.dtype, resolved.weights_dtype, resolved.quantization, resolved.kv_cache_dtype, resolved.block_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from headrace.models.names import HF_NAMES, WeightNames
@@ -55,6 +55,7 @@ class _Lowering:
         self.ops: list[Op[Any]] = []
         self._spec, self._names = spec, names
         self._stored = {} if spec.codes is None else dict(spec.codes.formats)
+        self._packed = frozenset(spec.packed_names)
         self._layer: int | None = None
         self._rows: Rows = "tokens"  # "selected" once they are gathered
         self._stream = Buffer("stream", spec.hidden_size, "tokens", "float", "hidden")
@@ -102,7 +103,7 @@ class _Lowering:
 
         qkv = self._buffer("qkv", width + 2 * kv_width, "float", "attention")
         column = 0
-        for run in self._runs(stacked):
+        for run in self._runs({name: letter for name, (letter, _) in stacked.items()}):
             role, rows = "".join(stacked[name][0] for name in run), {name: stacked[name][1] for name in run}
             weight = self._matrix(role, "attention", rows, hidden, spec.qkv_bias, shard="row")
             self._norm("input_norm", names.input_norm, weight)
@@ -150,10 +151,28 @@ class _Lowering:
         self._add("linear", "gate_up", self.ops[-1].outputs, inner, gate_up, attributes=gate, reader=down)
         self._project("down", inner, down)
 
-    def _runs(self, tensors: Iterable[str]) -> list[list[str]]:
-        """Tensors of one product in runs that the checkpoint stores alike: each run is one matrix."""
-        stored = itertools.groupby(tensors, lambda name: self._stored.get(f"{self._tensor(name)}.weight"))
-        return [list(run) for _, run in stored]
+    def _runs(self, letters: Mapping[str, str]) -> list[list[str]]:
+        """Tensors of one product, each with its letter, in runs that the checkpoint stores alike: each is one matrix.
+
+        A packed folder names the matrices that it has.
+        """
+        if not self._packed:
+            stored = itertools.groupby(letters, lambda name: self._stored.get(f"{self._tensor(name)}.weight"))
+            return [list(run) for _, run in stored]
+        runs, rest = [], list(letters)
+        while rest:
+            sizes = range(len(rest), 0, -1)
+            size = next(
+                (
+                    n
+                    for n in sizes
+                    if self._in_layer("".join(letters[one] for one in rest[:n])) in self._packed
+                ),
+                len(rest),
+            )
+            runs.append(rest[:size])
+            rest = rest[size:]
+        return runs
 
     # ---- Ops that recur ----
 

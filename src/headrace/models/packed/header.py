@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from headrace.errors import CheckpointError, ConfigError
+from headrace.quant.block_formats import BLOCK_FORMATS, named_format
 from headrace.quant.format import (
     ACTIVATION_NAMES,
     BF16,
@@ -20,7 +21,6 @@ from headrace.quant.format import (
     Storage,
     WeightFormat,
     WeightFormats,
-    parse_format,
 )
 
 HEADER_FILE, DATA_FILE = "packed.json", "packed.weights"
@@ -74,6 +74,8 @@ class MatrixForm:
     scale: str
     table: str | None
     ordered: bool
+    minima: bool
+    blocks: str
     rows: int
     columns: int
     gate: bool
@@ -86,10 +88,25 @@ class MatrixForm:
         if not all(name in known for name, known in zip(names, _KNOWN, strict=True)):
             raise ConfigError(f"there is no format of {', '.join(map(str, names))}")
         storage, activations, scale, table = names
-        return WeightFormat(storage, self.group, self.symmetric, activations, scale, table, self.ordered)
+        format = WeightFormat(
+            storage,
+            self.group,
+            self.symmetric,
+            activations,
+            scale,
+            table,
+            self.ordered,
+            self.minima,
+            self.blocks,
+        )
+        if (self.blocks or self.minima or scale == "super" or table == "iq4") and (
+            BLOCK_FORMATS.get(self.blocks) != format
+        ):
+            raise ConfigError(f"{self.blocks!r:.80} is no type of blocks that are stored so")
+        return format
 
 
-_KNOWN = (get_args(Storage), get_args(Activations), get_args(Scale), (None, "nf4", "fp4", "e2m1"))
+_KNOWN = (get_args(Storage), get_args(Activations), get_args(Scale), (None, "nf4", "fp4", "e2m1", "iq4"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +186,7 @@ def read_header(folder: Path) -> PackedHeader:
     _check_cover(entries, folder)
     arrays = _by_name((entry for entry in entries if entry.array is not None), where)
     matrices = _by_name((entry for entry in entries if entry.matrix is not None), where)
-    formats = _formats(facts, matrices, where)
+    formats = _formats(facts, arrays, matrices, where)
     return PackedHeader(folder, facts, entries, arrays, matrices, formats, hashlib.sha256(raw).digest())
 
 
@@ -221,11 +238,13 @@ def _entry(content: Any, where: str) -> Entry:
     return Entry(flat.name, flat.offset, flat.bytes, flat.sha256, form, packed)
 
 
-def _formats(facts: PackedFacts, matrices: Mapping[str, Entry], where: str) -> WeightFormats:
+def _formats(
+    facts: PackedFacts, arrays: Mapping[str, Entry], matrices: Mapping[str, Entry], where: str
+) -> WeightFormats:
     asked = None
     if facts.quantization not in (None, *ACTIVATION_NAMES):
         try:
-            asked = parse_format(str(facts.quantization))
+            asked = named_format(str(facts.quantization))
         except ConfigError as error:
             raise CheckpointError(f"{where}: {error}") from error
     formats: dict[str, WeightFormat] = {}
@@ -242,7 +261,8 @@ def _formats(facts: PackedFacts, matrices: Mapping[str, Entry], where: str) -> W
     found = list(dict.fromkeys(formats.values()))
     floats = [one for one in found if not one.quantized]
     usual = (floats or found)[0] if floats or len(found) == 1 else BF16
-    return WeightFormats(usual, tuple((name, one) for name, one in formats.items() if one != usual))
+    blocks = frozenset(name for name, one in formats.items() if one.blocks and name not in arrays)
+    return WeightFormats(usual, tuple((name, one) for name, one in formats.items() if one != usual), blocks)
 
 
 def _check_cover(entries: Sequence[Entry], folder: Path) -> None:

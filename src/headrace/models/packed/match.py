@@ -55,12 +55,15 @@ def check_formats(
 
 
 def _forms(header: PackedHeader, weight: WeightRef) -> tuple[str, ...]:
-    """A tied weight is a matrix of floats, or a table and a matrix of codes."""
-    if weight.kind != "tied":
+    """A table is an array, or a matrix of blocks; a tied weight is a matrix, and a table beside one of codes unless
+    those are blocks that are looked up, too."""
+    if weight.kind in ("matrix", "vector"):
         return ("matrix",) if weight.kind == "matrix" else ("array",)
-    head = header.matrices.get(weight.name)
-    coded = head is not None and head.matrix is not None and head.matrix.format.quantized
-    return ("matrix", "array") if coded else ("matrix",)
+    kept = header.formats.keeps_table(weight.name)
+    if weight.kind == "table":
+        return ("matrix",) if kept and weight.name in header.matrices else ("array",)
+    coded = header.formats.of(weight.name).quantized
+    return ("matrix", "array") if coded and not kept else ("matrix",)
 
 
 def _asked(weight: WeightRef, form: str) -> Shape:

@@ -61,7 +61,9 @@ class _Mapped:
         self._done, self._total = 0, total
         self._progress = progress
 
-    def table(self, weight: WeightRef) -> NDArray[Any]:
+    def table(self, weight: WeightRef) -> Array:
+        if self._header.formats.keeps_table(weight.name):
+            return self.matrix(weight).weight
         return self._array(weight)
 
     def vector(self, weight: WeightRef) -> NDArray[Any]:
@@ -106,7 +108,11 @@ class _Saved:
         self._maker, self._writer, self._format_of = maker, writer, format_of
 
     def table(self, weight: WeightRef) -> None:
-        self._write_array(weight, self._maker.table(weight))
+        table = self._maker.table(weight)
+        if isinstance(table, PackedMatrix):
+            self._write_matrix(weight, Projection(table))
+        else:
+            self._write_array(weight, table)
 
     def vector(self, weight: WeightRef) -> None:
         self._write_array(weight, self._maker.vector(weight))
