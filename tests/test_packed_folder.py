@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -344,3 +346,37 @@ def test_a_source_that_breaks_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         pack(EngineConfig(str(source), num_threads=1), tmp_path / "packed")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """But not what another process writes at the same time, nor what belongs to another folder."""
+    killed, busy, other = (tmp_path / f".{name}.partial" for name in ("packed.1", "packed.2", "packed2.1"))
+    for one in (killed, busy, other):
+        one.mkdir()
+        (one / "packed.weights").write_bytes(b"half")
+    held = os.open(busy, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        pack(EngineConfig("tale", num_threads=1), tmp_path / "packed")
+    finally:
+        os.close(held)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [busy.name, other.name, "packed"]
+
+
+def test_a_process_that_is_killed_leaves_no_folder(tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from headrace.build import pack
+from headrace.config import EngineConfig
+from pathlib import Path
+
+def progress(done, total):
+    if done > total // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+pack(EngineConfig("tale", num_threads=1), Path({str(tmp_path / "packed")!r}), progress)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    assert [path.name.startswith(".packed.") for path in tmp_path.iterdir()] == [True]
+    pack(EngineConfig("tale", num_threads=1), tmp_path / "packed")
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]

@@ -4,6 +4,8 @@ at the end."""
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import json
 import os
 import shutil
@@ -26,17 +28,20 @@ def new_folder(folder: Path, size: int) -> Iterator[Path]:
     """A folder that gets the name `folder` if the block ends without an exception, and is removed else.
 
     `size`: bytes that will be written, about. Raises ConfigError where the folder cannot be made, before the block
-    runs, and ModelError where the disk is full.
+    runs, and ModelError where the disk is full. What killed processes have left of the same folder is removed first.
     """
     if folder.is_symlink() or folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already: name a folder that is not")
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
         fresh.mkdir()
+        held = os.open(fresh, os.O_RDONLY)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
     try:
+        _lock(held)
         free = shutil.disk_usage(fresh).free
         if size + _MARGIN > free:
             raise ModelError(f"{folder} needs {size / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free")
@@ -48,6 +53,30 @@ def new_folder(folder: Path, size: int) -> Iterator[Path]:
         raise ModelError(f"the disk of {folder} is full; nothing was kept") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+        os.close(held)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What processes that were killed while they wrote `folder` have left: nobody holds a lock on it."""
+    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
+        try:
+            held = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            if _lock(held):
+                shutil.rmtree(leftover, ignore_errors=True)
+        finally:
+            os.close(held)
+
+
+def _lock(opened: int) -> bool:
+    """Lock an open folder until it is closed; False where it is locked, or where the file system has no locks."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def write_model_files(folder: Path, source: ModelSource, tokenizer: Path) -> None:
