@@ -1,4 +1,5 @@
-"""The exactness matrix for weights that are stored as codes: by every format of the option, and by checkpoints.
+"""The exactness matrix for weights that are stored as codes: by every format of the option, by checkpoints, and by
+GGUF files.
 
 As in test_invariance.py, no logprob may depend on what else happens. Weights of the checkpoints are random codes.
 """
@@ -16,10 +17,13 @@ from tests import needs
 needs.native()
 
 from headrace.models.source import resolve_model  # noqa: E402
+from headrace.quant.block_formats import BLOCK_FORMATS  # noqa: E402
+from tests.gguf_files import write_gguf  # noqa: E402
 from tests.instruction_sets import BEST, SETS, parameters  # noqa: E402
 from tests.models.quantized.models import quantize  # noqa: E402
 from tests.models.quantized.packers import CASES as METHODS  # noqa: E402
 from tests.native.test_invariance import CASES, requests  # noqa: E402
+from tests.places import TALE  # noqa: E402
 from tests.test_exactness import Run, run  # noqa: E402
 
 STORED = [
@@ -73,3 +77,24 @@ def test_codes_of_a_checkpoint(method: str, kernels: str, tmp_path: Path) -> Non
     quantize(folder, Nothing(), METHODS[method])
     for activations in ("a16", "a8"):
         check(str(folder), kernels, quantization=activations)
+
+
+def check_blocks(kind: str, kernels: str, folder: Path) -> None:
+    """A file of one type but for v and the embeddings, so that q and k, and v, are matrices of their own."""
+    other = "Q5_0" if kind == "Q6_K" else "Q6_K"
+    path = write_gguf(
+        TALE, folder / "m.gguf", lambda name: other if "attn_v" in name or "embd" in name else kind
+    )
+    check(str(path), kernels, tokenizer="tale")
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+def test_blocks_of_a_gguf_file(kind: str, tmp_path: Path) -> None:
+    check_blocks(kind, BEST, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", parameters(SETS))
+@pytest.mark.parametrize("kind", [name.upper() for name in BLOCK_FORMATS])
+def test_blocks_of_every_type(kind: str, kernels: str, tmp_path: Path) -> None:
+    check_blocks(kind, kernels, tmp_path)

@@ -159,6 +159,17 @@ def test_parts_that_are_stored_differently_are_matrices_of_their_own() -> None:
     assert len(input_norms(alike)) == 3  # what q reads is what k and v read
 
 
+def test_what_another_order_overwrote_is_encoded_anew() -> None:
+    """v reads what q read, but between them k, in an order of its own, has used the same memory."""
+    usual = CodeFormat(4, group=32)
+    kinds = zip("qkv", (usual, replace(usual, order=7), usual), strict=True)
+    stored = tuple((f"model.layers.0.self_attn.{part}_proj.weight", kind) for part, kind in kinds)
+    program = lower(replace(model(ATTENTION), codes=StoredCodes("gptq", stored, None)))
+    calls = place(program, lambda weight: ("i8", 32, weight.name == "0.k"), "bf16")
+    readers = [call.op.reader.name for call in input_norms(calls) if call.op.reader is not None]
+    assert readers == ["0.q", "0.k", "0.v"]
+
+
 def input_norms(calls: tuple[Call, ...]) -> list[Call]:
     return [
         call for call in calls if call.op.kind == "norm" and call.op.weights[0].name.endswith("input_norm")

@@ -38,12 +38,12 @@ class Call:
 def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: Type) -> tuple[Call, ...]:
     """The calls of a step. `encoding` of each matrix; `queries`: the type that attention multiplies in.
 
-    An op that encodes what already has the right type makes no call, nor does a norm that a matrix before it has read
-    in the same encoding.
+    An op that encodes what already has the right type makes no call, nor does a norm whose result is there already,
+    because a matrix before it has read it in the same encoding.
     """
     places: dict[Buffer, Place] = {}
     calls = []
-    normed: set[tuple[tuple[WeightRef, ...], tuple[Place, ...]]] = set()
+    normed: dict[Place, tuple[WeightRef, ...]] = {}  # weights of the norm that a place holds, in the usual order
     for op in program.ops:
         inputs = tuple(places[buffer] for buffer in op.inputs)
         read: Encoding = ("f32", 0, False) if op.reader is None else encoding(op.reader)
@@ -52,10 +52,10 @@ def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: 
             places[op.outputs[0]] = inputs[0]
             continue
         places.update(zip(op.outputs, outputs, strict=True))
-        if not read[2]:  # two matrices may have different orders
-            if op.kind == "norm" and (op.weights, outputs) in normed:
-                continue
-            normed.add((op.weights, outputs))
+        is_norm = op.kind == "norm" and not read[2]  # two matrices may have different orders
+        if is_norm and normed.get(outputs[0]) == op.weights:
+            continue
+        normed.update(dict.fromkeys(outputs, op.weights if is_norm else ()))
         calls.append(Call(op, inputs, outputs))
     return tuple(calls)
 
