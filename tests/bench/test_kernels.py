@@ -37,11 +37,11 @@ def bench(path: Path, *words: str) -> Report:
 def test_every_op_and_format(tmp_path: Path) -> None:
     report = bench(
         tmp_path / "out.json", "--rows", "1", "5", "70", "--context", "40",
-        "--formats", "f32", "bf16", "int8", "int4", "int4-g32-asym-a16",
+        "--formats", "f32", "bf16", "int8", "int4", "int4-g32-asym-a16", "q5_1",
     )  # fmt: skip
     seen = {(row.labels["op"], row.labels["format"], row.labels["rows"]) for row in report.rows}
     for product in ("qkv", "out", "gate_up", "down"):
-        for name in ("f32", "bf16", "int8", "int4", "int4-g32-asym-a16"):
+        for name in ("f32", "bf16", "int8", "int4", "int4-g32-asym-a16", "q5_1"):
             assert {(product, name, rows) for rows in (1, 5, 70)} <= seen
     assert ("head", "bf16", 5) in seen and (
         "head",

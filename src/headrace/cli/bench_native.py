@@ -113,9 +113,10 @@ def _roofline(kernels: str, threads: int | None) -> Roofline:
 
 
 def _format(name: str) -> WeightFormat:
-    from headrace.quant.format import FLOAT_FORMATS, parse_format
+    from headrace.quant.block_formats import named_format
+    from headrace.quant.format import FLOAT_FORMATS
 
-    return FLOAT_FORMATS[name] if name in FLOAT_FORMATS else parse_format(name)
+    return FLOAT_FORMATS[name] if name in FLOAT_FORMATS else named_format(name)
 
 
 # ---- profile ----

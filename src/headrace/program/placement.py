@@ -43,7 +43,7 @@ def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: 
     """
     places: dict[Buffer, Place] = {}
     calls = []
-    normed: dict[Place, tuple[WeightRef, ...]] = {}  # weights of the norm that a place holds, in the usual order
+    normed: dict[Place, tuple[WeightRef, ...]] = {}  # weights of the norm whose result a place holds
     for op in program.ops:
         inputs = tuple(places[buffer] for buffer in op.inputs)
         read: Encoding = ("f32", 0, False) if op.reader is None else encoding(op.reader)
