@@ -22,7 +22,7 @@ NEEDS = {
     "browser": "Chromium",
     "npm": "node, npm and their package index",
     "index": "Python's package index",
-    "llamacpp": "llama-cpp-python, which gives ids for the vocabulary of a GGUF file",
+    "llamacpp": "llama-cpp-python, whose ids and logits of GGUF files are compared",
 }
 
 _AVX512 = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
