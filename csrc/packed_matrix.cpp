@@ -220,7 +220,13 @@ PackOptions with_type(PackOptions options, const BlockType& type) {
     return options;
 }
 
+void check_whole(const BlockType& type, int cols) {
+    if (cols % type.features == 0) return;
+    refuse(std::string("rows of ") + type.name + " hold whole blocks of " + std::to_string(type.features) + " weights");
+}
+
 KeptMatrix with_minima(KeptMatrix kept, const BlockType& type) {
+    check_whole(type, kept.cols);
     kept.minima = type.minima;
     return kept;
 }
@@ -355,9 +361,7 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const BlockType& 
     const PackOptions all = with_type(options, type);
     std::vector<Part> shapes;
     for (const BlockPart& part : parts) {
-        if (part.cols % type.features != 0) {
-            refuse(std::string("rows of ") + type.name + " hold whole blocks of " + std::to_string(type.features) + " weights");
-        }
+        check_whole(type, part.cols);
         shapes.push_back({part.data, DType::i8, part.rows, part.cols});
     }
     const std::vector<int> order = lay_out(shapes, all, type.minima ? Beside::minima : Beside::nothing, false,

@@ -204,7 +204,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "no version": (lambda h: h["facts"].pop("version"), "version None"),
     "type": (lambda h: h["facts"].update(dtype="int3"), "names the type 'int3'"),
     "quantization": (lambda h: h["facts"].update(quantization="int3"), "quantization 'int3' is none"),
-    "format": (lambda h: matrix(h)["matrix"].update(storage="int9"), "weight '0.qkv' .* there is no format of int9"),
+    "format": (lambda h: form(h).update(storage="int9"), "weight '0.qkv' .* has storage 'int9'"),
     "facts": (lambda h: h.update(facts=[]), "describes no packed weights"),
     "unknown fact": (lambda h: h["facts"].update(run="rm"), "without exactly the fields"),
     "no weights": (lambda h: h.update(weights=[]), "lists no weights"),
@@ -225,20 +225,27 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "rows": (lambda h: matrix(h)["matrix"].update(rows=16), "weight 0.qkv .* is 16 x 20 with a bias, but the config"),
     "bias": (lambda h: matrix(h)["matrix"].update(bias=False), "is 64 x 20, but .* 64 x 20 with a bias"),
     "gate": (lambda h: matrix(h)["matrix"].update(gate=True), "with a gate with a bias, but"),
-    "group": (lambda h: matrix(h)["matrix"].update(group=32), "is packed as int4-g32, not as int4"),
-    "group of millions": (lambda h: matrix(h)["matrix"].update(group=2**40), "is packed as int4-g1099511627776, not"),
-    "storage": (lambda h: matrix(h)["matrix"].update(storage="int8"), "is packed as int8, not as int4"),
-    "unknown storage": (lambda h: matrix(h)["matrix"].update(storage="__import__"), "there is no format of __import__"),
-    "input": (lambda h: matrix(h)["matrix"].update(activations="f32"), "int4 weights take int8 or bf16"),
+    "group": (lambda h: form(h).update(group=32), "is packed as int4-g32, not as int4"),
+    "group of millions": (lambda h: form(h).update(group=2**40), "is packed as int4-g1099511627776, not"),
+    "storage": (lambda h: form(h).update(storage="int8"), "is packed as int8, not as int4"),
+    "unknown storage": (lambda h: form(h).update(storage="__import__"), "has storage '__import__'"),
+    "input": (lambda h: form(h).update(activations="f32"), "int4 weights take int8 or bf16"),
     "name": (lambda h: matrix(h).update(name="9.qkv"), "lacks weight 0.qkv as matrix"),
     "long name": (lambda h: matrix(h).update(name="x" * 10**6), "has name 'xxx"),
     "one more": (lambda h: h["weights"].append(more(h)), "'extra' as array, which the config does not account for"),
+    "no format": (lambda h: matrix(h)["matrix"].update(format=None), "has a WeightFormat without exactly the fields"),
+    "a field of a format": (lambda h: form(h).pop("scale"), "has a WeightFormat without exactly the fields"),
     "half pages": (lambda h: matrix(h).update(bytes=matrix(h)["bytes"] - 1), "which are not whole pages"),
 }  # fmt: skip
 
 
 def matrix(header: dict[str, Any]) -> dict[str, Any]:
     return next(one for one in header["weights"] if one["name"] == "0.qkv")
+
+
+def form(header: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = matrix(header)["matrix"]["format"]
+    return found
 
 
 def table(header: dict[str, Any]) -> dict[str, Any]:

@@ -116,3 +116,29 @@ def test_bytes_that_are_no_blocks_are_refused(team: Any) -> None:
     for parts in ([], [np.zeros((0, 144), np.uint8)], [(0, -1, 256)], [(0, 4, 0)]):
         with pytest.raises(ValueError):
             native.PackedMatrix.from_blocks(kernels, team, "q4_k", parts)
+
+
+@types
+def test_packed_blocks_in_memory_that_is_kept(team: Any, type: str) -> None:
+    raw, _ = blocks(type, 82, 768)
+    set_ = native.Kernels(native.available_kernels()[0])
+    bias = np.arange(82, dtype=np.float32)
+    made = native.PackedMatrix.from_blocks(set_, team, type, [raw], gate=True, bias=bias)
+    whole = b"".join(piece.tobytes() for piece in made.pieces)
+    room = np.zeros(len(whole) + 4096, np.uint8)
+    start = -room.ctypes.data % 4096
+    kept = room[start : start + len(whole)]
+    kept[:] = np.frombuffer(whole, np.uint8)
+    shape: dict[str, Any] = {"rows": 82, "cols": 768, "gate": True, "bias": True}
+    again = native.PackedMatrix.mapped_blocks(kept, type, **shape)
+    for fact in ("format", "input", "rows", "cols", "group", "span", "nbytes"):
+        assert getattr(again, fact) == getattr(made, fact)
+    x = np.random.default_rng(0).standard_normal((3, 768)).astype(np.float32)
+    products = [native.linear(set_, team, x, one, epilogue="gate", gate="silu") for one in (made, again)]
+    assert products[0].tobytes() == products[1].tobytes()
+    with pytest.raises(ValueError, match="than its memory"):
+        native.PackedMatrix.mapped_blocks(kept, type, **{**shape, "bias": False})
+    with pytest.raises(ValueError, match="whole blocks"):
+        native.PackedMatrix.mapped_blocks(kept, type, **{**shape, "cols": 16})
+    with pytest.raises(ValueError, match="no blocks of type q9"):
+        native.PackedMatrix.mapped_blocks(kept, "q9", **shape)

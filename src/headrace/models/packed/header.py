@@ -7,8 +7,9 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from headrace.errors import CheckpointError, ConfigError
 from headrace.quant.block_formats import BLOCK_FORMATS, named_format
@@ -16,9 +17,6 @@ from headrace.quant.format import (
     ACTIVATION_NAMES,
     BF16,
     PAGE,
-    Activations,
-    Scale,
-    Storage,
     WeightFormat,
     WeightFormats,
 )
@@ -32,7 +30,7 @@ MAX_SIZE = 2**62
 ARRAY_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Types of tables and vectors."""
 
-Facts = TypeVar("Facts", "PackedFacts", "ArrayForm", "MatrixForm", "Entry")
+Facts = TypeVar("Facts", "PackedFacts", "ArrayForm", "MatrixForm", "Entry", WeightFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,48 +63,13 @@ class ArrayForm:
 
 @dataclass(frozen=True, slots=True)
 class MatrixForm:
-    """A packed matrix: the fields of its `WeightFormat`, its shape, and whether it has a gate and a bias."""
+    """A packed matrix: its format and shape, and whether it has a gate and a bias."""
 
-    storage: str
-    group: int | None
-    symmetric: bool
-    activations: str
-    scale: str
-    table: str | None
-    ordered: bool
-    minima: bool
-    blocks: str
+    format: WeightFormat
     rows: int
     columns: int
     gate: bool
     bias: bool
-
-    @property
-    def format(self) -> WeightFormat:
-        """Raises ConfigError where there is no such format."""
-        names: Any = (self.storage, self.activations, self.scale, self.table)
-        if not all(name in known for name, known in zip(names, _KNOWN, strict=True)):
-            raise ConfigError(f"there is no format of {', '.join(map(str, names))}")
-        storage, activations, scale, table = names
-        format = WeightFormat(
-            storage,
-            self.group,
-            self.symmetric,
-            activations,
-            scale,
-            table,
-            self.ordered,
-            self.minima,
-            self.blocks,
-        )
-        if (self.blocks or self.minima or scale == "super" or table == "iq4") and (
-            BLOCK_FORMATS.get(self.blocks) != format
-        ):
-            raise ConfigError(f"{self.blocks!r:.80} is no type of blocks that are stored so")
-        return format
-
-
-_KNOWN = (get_args(Storage), get_args(Activations), get_args(Scale), (None, "nf4", "fp4", "e2m1", "iq4"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,24 +157,35 @@ def read_header(folder: Path) -> PackedHeader:
 
 
 def _record(kind: type[Facts], content: Any, where: str) -> Facts:
-    """A record from JSON with exactly its fields, each of the type that it declares."""
+    """A record from JSON with exactly its fields, each of the type that it declares; records inside of it are made
+    already."""
+    record: Any = kind
     names = [field.name for field in fields(kind)]
     if not isinstance(content, dict) or set(content) != set(names):
         raise CheckpointError(f"{where} has a {kind.__name__} without exactly the fields {', '.join(names)}")
-    for field in fields(kind):
-        value = content[field.name]
-        if value is None and "None" in str(field.type):
-            continue
-        wanted = next((name for name in _TYPES if str(field.type).startswith(name)), None)
-        if wanted is not None and not _TYPES[wanted](value):
-            raise CheckpointError(f"{where} has {field.name} {value!r:.80}")
+    for name, declared in _declared(record).items():
+        if not _fits(content[name], declared):
+            raise CheckpointError(f"{where} has {name} {content[name]!r:.80}")
     return kind(**content)
 
 
-_TYPES: Mapping[str, Callable[[Any], bool]] = {
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE,
-    "str": lambda value: isinstance(value, str) and len(value) <= MAX_TEXT_CHARS,
-    "bool": lambda value: isinstance(value, bool),
+@cache
+def _declared(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    choices = get_args(declared)
+    if get_origin(declared) is Literal:
+        return isinstance(value, str) and value in choices
+    if choices:
+        return any(_fits(value, choice) for choice in choices)
+    return _TYPES[declared](value) if declared in _TYPES else isinstance(value, declared)
+
+
+_TYPES: Mapping[type, Callable[[Any], bool]] = {
+    int: lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE,
+    str: lambda value: isinstance(value, str) and len(value) <= MAX_TEXT_CHARS,
 }
 
 
@@ -224,7 +198,7 @@ def _entry(content: Any, where: str) -> Entry:
         raise CheckpointError(f"{where} is not described either as an array or as a matrix")
     flat = _record(Entry, {**content, "array": None, "matrix": None}, where)
     form = None if array is None else _record(ArrayForm, array, where)
-    packed = None if matrix is None else _record(MatrixForm, matrix, where)
+    packed = None if matrix is None else _matrix_form(matrix, where)
     if form is not None:
         if form.dtype not in ARRAY_BYTES:
             raise CheckpointError(
@@ -236,6 +210,18 @@ def _entry(content: Any, where: str) -> Entry:
     elif flat.bytes % PAGE:
         raise CheckpointError(f"{where} is a matrix of {flat.bytes} bytes, which are not whole pages")
     return Entry(flat.name, flat.offset, flat.bytes, flat.sha256, form, packed)
+
+
+def _matrix_form(content: Any, where: str) -> MatrixForm:
+    stated = content.get("format") if isinstance(content, dict) else None
+    try:
+        format = _record(WeightFormat, stated, where)
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: {error!s:.200}") from error
+    of_blocks = format.blocks or format.minima or format.scale == "super" or format.table == "iq4"
+    if of_blocks and BLOCK_FORMATS.get(format.blocks) != format:
+        raise CheckpointError(f"{where}: {format.blocks!r:.80} is no type of blocks that are stored so")
+    return _record(MatrixForm, {**content, "format": format}, where)
 
 
 def _formats(
@@ -250,10 +236,7 @@ def _formats(
     formats: dict[str, WeightFormat] = {}
     for name, entry in matrices.items():
         assert entry.matrix is not None
-        try:
-            formats[name] = entry.matrix.format
-        except ConfigError as error:
-            raise CheckpointError(f"weight {name!r:.200} in {where}: {error!s:.200}") from error
+        formats[name] = entry.matrix.format
         if asked not in (None, formats[name]):
             raise CheckpointError(
                 f"weight {name!r:.200} in {where} is packed as {formats[name].name}, not as {facts.quantization}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -135,7 +134,7 @@ class _Saved:
         matrix = made.weight
         assert isinstance(matrix, PackedMatrix)
         form = MatrixForm(
-            **asdict(self._format_of(weight.name)),
+            self._format_of(weight.name),
             rows=matrix.rows,
             columns=matrix.cols,
             gate=weight.gated,
