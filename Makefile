@@ -87,8 +87,13 @@ test: style
 
 # What these tests need is required; HEADRACE_REQUIRE= (empty) skips those of what this machine lacks.
 test-long: export HEADRACE_REQUIRE ?= native,isa,packages,npm,index,llamacpp
-test-long: $(DEV)
+test-long: $(DEV) .venv/.llamacpp
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m long --timeout 3600 --durations=25 $(ARGS)
+
+# GGUF models and their tokenizers are compared with llama.cpp's. Building it takes minutes.
+.venv/.llamacpp: | $(DEV)
+	$(BIN)/python -c 'import llama_cpp' 2>/dev/null || $(BIN)/python -m pip install -qq 'llama-cpp-python>=0.3.36,<0.4'
+	@touch $@
 
 sanitize: $(DEV)
 	@tools/sanitize.sh

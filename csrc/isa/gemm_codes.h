@@ -21,12 +21,9 @@ HEADRACE_INLINE I32x16 dot_codes(I32x16 acc, Codes codes, const std::int8_t* fou
 }
 constexpr int offset_of(bool small) { return small ? 0 : kByteOffset; }
 
-// acc = fma(float(sum), weight scale * activation scale, acc); minima add (sum of activations) * minimum.
+// acc = fma(float(sum), weight scale * activation scale, acc); minima add (sum of activations) * minimum, see RowSpans::sum.
 HEADRACE_INLINE F32x16 add_scaled(F32x16 acc, I32x16 sum, F32x16 weight_scale, F32x16 row_scale) {
     return fma(to_float(sum), weight_scale * row_scale, acc);
-}
-HEADRACE_INLINE F32x16 add_minimum(F32x16 acc, I32x16 total, F32x16 minimum, F32x16 row_scale) {
-    return fma(to_float(total) * row_scale, minimum, acc);
 }
 
 // What of the activations belongs to the spans that come: their codes, their sums and scales, for up to eight rows.
@@ -40,6 +37,14 @@ struct RowSpans {
     }
     HEADRACE_METHOD I32x16 total(int r) const {
         return I32x16::broadcast(*static_cast<const std::int32_t*>(totals.at(r)));
+    }
+    // The sum of the row's activations, as whole numbers times a number that all columns share, and as what they stand for.
+    HEADRACE_METHOD I32x16 total_times(int r, int number) const {
+        return I32x16::broadcast(*static_cast<const std::int32_t*>(totals.at(r)) * number);
+    }
+    HEADRACE_METHOD F32x16 sum(int r) const {
+        const float total = static_cast<float>(*static_cast<const std::int32_t*>(totals.at(r)));
+        return F32x16::broadcast(total * *static_cast<const float*>(scales.at(r)));
     }
     HEADRACE_METHOD F32x16 scale(int r) const { return F32x16::broadcast(*static_cast<const float*>(scales.at(r))); }
     HEADRACE_METHOD void next() {
@@ -118,10 +123,9 @@ static void direct_tile(const CodeTile& tile) {
             if (span == tile.turn_span) ask = tile.turn;
             // Starting from -(zero - offset) * sum of activations gives the sum of (code - zero) * activation.
             I32x16 sums[R][P];
-            if (kInPlace && w.zeros == nullptr) {
-                const I32x16 start = I32x16::broadcast(kOffset - w.middle);
+            if (w.zeros == nullptr) {
                 HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                    const I32x16 product = rows.total(r) * start;
+                    const I32x16 product = rows.total_times(r, kOffset - w.middle);
                     HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = product;
                 }
             } else {
@@ -153,7 +157,7 @@ static void direct_tile(const CodeTile& tile) {
                 HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
                     const F32x16 minimum = F32x16::load(side[kInPlace ? 0 : p].minima[part]);
                     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                        acc[r][p] = add_minimum(acc[r][p], rows.total(r), minimum, rows.scale(r));
+                        acc[r][p] = fma(rows.sum(r), minimum, acc[r][p]);
                     }
                 }
             }
@@ -236,10 +240,19 @@ static void chunk_tile(const CodeTile& tile, int row, Chunk<P>& chunk, const std
     std::size_t at = 0;
     for (int k = chunk.begin, part = 0; k < chunk.end; k += w.span, ++part) {
         I32x16 sums[R][P];
-        HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-            const I32x16 start = I32x16::load(chunk.side[p].starts[part]);
+        if (carried) {
             HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                sums[r][p] = carried ? I32x16::load(chunk.sums[row + r] + kPanel * p) : rows.total(r) * start;
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = I32x16::load(chunk.sums[row + r] + kPanel * p);
+            }
+        } else if (w.zeros == nullptr) {
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                const I32x16 product = rows.total_times(r, offset_of(kSmall) - w.middle);
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = product;
+            }
+        } else {
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
+                const I32x16 start = I32x16::load(chunk.side[p].starts[part]);
+                HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r][p] = rows.total(r) * start;
             }
         }
         for (int left = least(w.span, chunk.end - k); left > 0; left -= 4, at += 64) {
@@ -271,9 +284,8 @@ static void chunk_tile(const CodeTile& tile, int row, Chunk<P>& chunk, const std
             F32x16 lows[P];
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) lows[p] = F32x16::load(chunk.side[p].minima[part]);
             HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
-                    acc[r][p] = add_minimum(acc[r][p], rows.total(r), lows[p], rows.scale(r));
-                }
+                const F32x16 sum = rows.sum(r);
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = fma(sum, lows[p], acc[r][p]);
             }
         }
         rows.next();

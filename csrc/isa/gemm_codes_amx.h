@@ -83,7 +83,7 @@ static void add_part(const CodeBlock& block, const TileChunk& chunk, int part, i
                 const I32x16 start = total * I32x16::load(side.starts[part]);
                 const I32x16 whole = I32x16::load(reinterpret_cast<const std::int32_t*>(sums)) + start;
                 F32x16 after = add_scaled(before, whole, scale, row_scale);
-                if (minima) after = add_minimum(after, total, F32x16::load(side.minima[part]), row_scale);
+                if (minima) after = fma(to_float(total) * row_scale, F32x16::load(side.minima[part]), after);
                 after.store(out);
             }
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headrace import LLM, SamplingParams
@@ -41,6 +42,7 @@ def test_the_service_answers_chats_with_and_without_a_grammar(model: Path, expec
     try:
         client = server.openai()
         name = client.models.list().data[0].id
+        assert httpx.get(f"{server.url}/api/tags").json()["models"][0]["details"]["format"] == "gguf"
         answer = client.chat.completions.create(model=name, messages=CHAT, max_tokens=12, temperature=0.0)
         assert answer.choices[0].message.content == expected
         chosen = client.chat.completions.create(

@@ -118,4 +118,5 @@ def _facts(parts: EngineParts) -> ModelFacts:
         weight_format=resolved.dtype if resolved.weight_format is None else resolved.weight_format.name,
         weight_bytes=total_weight_bytes(program, resolved.memory_format),
         weights_id=weights_identity(parts.source, resolved.seed).hex(),
+        container="safetensors" if parts.source.files is None else "gguf",
     )

@@ -96,7 +96,8 @@ def describe_formats(formats: WeightFormats, codes: str | None) -> str:
     if formats.decoded:
         kinds = dict.fromkeys(how for _, how in formats.decoded)
         text += (
-            f"; floats for {len(formats.decoded)} of them, because no kernel reads {' or '.join(kinds)} yet"
+            f"; floats for {len(formats.decoded)} of them, because no kernel for these activations reads "
+            f"{' or '.join(kinds)}"
         )
     return text
 

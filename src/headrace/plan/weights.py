@@ -119,7 +119,9 @@ def _how(program: Program, part: WeightPart, memory: MemoryFormat) -> str:
     ]
     used = dict.fromkeys(formats.of(name).name for name in names)
     sources = dict.fromkeys(how for name, how in formats.decoded if name in names)
-    decoded = f"; decoded from {', '.join(sources)}, which no kernel reads yet" if sources else ""
+    decoded = (
+        f"; decoded from {', '.join(sources)}, which no kernel for these activations reads" if sources else ""
+    )
     return f"{count} in {', '.join(used)}: {part.how}{decoded}"
 
 

@@ -143,7 +143,7 @@ def _details(service: Service) -> OllamaDetails:
     facts = service.facts
     return {
         "parent_model": "",
-        "format": "safetensors",
+        "format": facts.container,
         "family": facts.family,
         "families": [facts.family],
         "parameter_size": _size(facts.num_parameters),

@@ -31,7 +31,8 @@ class ModelFacts:
     """`max_model_len` counts prompt and output tokens; None for streams whose every layer is bounded by a window.
     `tokenizer_folder` is None for models without a tokenizer. `sampling_defaults`: fields of SamplingParams where a
     request gives none. `family` is the model's architecture; `weight_format` how most weights are stored in memory,
-    `weight_bytes` what they take there; `weights_id` identifies their content, as hexadecimal digits."""
+    `weight_bytes` what they take there; `weights_id` identifies their content, as hexadecimal digits. `container` is
+    the kind of file that they were read from."""
 
     model: str
     vocab_size: int
@@ -49,6 +50,7 @@ class ModelFacts:
     weight_format: str = "float32"
     weight_bytes: int = 0
     weights_id: str = ""
+    container: str = "safetensors"
 
 
 MAX_ENDED = 512
