@@ -122,8 +122,27 @@ class Cursor:
         self._items += count
         if self._items > MAX_ITEMS:
             self._fail(f"has more than {MAX_ITEMS} strings in its arrays, the last in {key!r:.200}")
+        if kind == _STRING:
+            self._skip_strings(count, key)
+            return
         for _ in range(count):
             self._skip_value(kind, key, depth)
+
+    def _skip_strings(self, count: int, key: str) -> None:
+        """`_skip_string` so many times: vocabularies have hundreds of thousands."""
+        at, data, last, unpack = self.at, self._data, self._end - 8, _U64.unpack_from
+        for _ in range(count):
+            if at > last:
+                break
+            (length,) = unpack(data, at)
+            if length > MAX_STRING_BYTES or length > last - at:
+                break
+            at += 8 + length
+        else:
+            self.at = at
+            return
+        self.at = at
+        self._skip_string(key)  # says what is wrong with this one
 
     def _take(self, size: int) -> int:
         """The offset of the next `size` bytes; moves past them."""
@@ -178,6 +197,19 @@ class Metadata(Mapping[str, Any]):
                 f"{self._where} has a string in {key!r:.200} that is not UTF-8, at byte {begin}"
             ) from None
 
+    def _strings(self, count: int, begin: int, key: str) -> tuple[list[str], int]:
+        data, unpack = self._data, _U64.unpack_from
+        values = []
+        try:
+            for _ in range(count):
+                end = begin + 8 + unpack(data, begin)[0]
+                values.append(str(data[begin + 8 : end], "utf-8"))
+                begin = end
+        except UnicodeDecodeError:
+            self._string(begin, key)  # says where
+            raise
+        return values, begin
+
     def _array(self, begin: int, key: str) -> tuple[Any, int]:
         kind = int(_U32.unpack_from(self._data, begin)[0])
         count = int(_U64.unpack_from(self._data, begin + 4)[0])
@@ -188,6 +220,8 @@ class Metadata(Mapping[str, Any]):
             if sys.byteorder == "big":
                 numbers.byteswap()
             return [bool(number) for number in numbers] if kind == _BOOL else numbers, end
+        if kind == _STRING:
+            return self._strings(count, begin, key)
         values = []
         for _ in range(count):
             value, begin = self._value(kind, begin, key)

@@ -26,6 +26,8 @@ from headrace.models.tensor_sources import CheckpointTensors
 from headrace.program.lower import lower
 from headrace.quant.coded import dequantize as dequantize_coded
 from tests.gguf_bytes import HEADS, HIDDEN, KV_HEADS, VOCAB, File, Tensor, model
+from tests.gguf_files import write_gguf
+from tests.places import TALE
 
 
 def stored(file: File, name: str) -> NDArray[np.float32]:
@@ -246,6 +248,19 @@ def test_identities_differ_with_the_weights(tmp_path: Path) -> None:
     raw[-1] ^= 1
     path.write_bytes(raw)
     assert weights_identity(resolve_model(str(path)), 0) != first
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads Linux's /proc")
+def test_an_identity_keeps_no_pages(tmp_path: Path) -> None:
+    """Reading an excerpt maps the pages around it, which would count as memory of the process."""
+    path = tmp_path / "m.gguf"
+    write_gguf(TALE, path, "F32")
+    source = resolve_model(str(path))
+    weights_identity(source, 0)
+    mapping = Path("/proc/self/smaps").read_text().split(f"{path}\n")[1]
+    size, resident = (int(mapping.split(f"{key}:")[1].split()[0]) for key in ("Size", "Rss"))
+    assert resident < size / 20
+    assert source.files is not None
 
 
 def test_all_tensors_have_the_program_s_names(tmp_path: Path) -> None:
