@@ -28,6 +28,7 @@ from headrace.plan.ledger import ledger
 from headrace.plan.report import summary
 from headrace.plan.units import GIB
 from headrace.program.lower import lower
+from headrace.text.tokenizer_source import open_tokenizer
 from tests import needs
 from tests.gguf_files import write_gguf
 from tests.models.quantized.models import family, quantize
@@ -111,6 +112,29 @@ def test_the_bits_of_a_gguf_file(tmp_path: Path, options: dict[str, Any], tied: 
         llm = LLM(str(one), tokenizer="tale", show_progress=False, num_threads=1, max_model_len=64, **options)
         made.append([out.prompt_logprobs for out in llm.generate([[5, 6, 7, 8]], GREEDY, use_tqdm=False)])
     assert made[0] == made[1]
+
+
+def test_the_tokenizer_of_a_gguf_file_goes_along(tmp_path: Path) -> None:
+    source, target = tmp_path / "tale.gguf", tmp_path / "packed"
+    write_gguf(TALE, source, "Q8_0")
+    pack(EngineConfig(str(source), num_threads=1), target)
+    one, other = open_tokenizer(source), open_tokenizer(target)
+    for fact in ("vocab_size", "special_ids", "bos_id", "eos_id", "pad_id", "eos_ids", "template_names"):
+        assert getattr(one, fact) == getattr(other, fact), fact
+    assert one.chat_template_source() == other.chat_template_source() is not None
+    text = "Once upon a time <|end|> \u00e9\U0001f600  12,345"
+    for special in (False, True):
+        assert one.encode(text, special) == other.encode(text, special)
+    chat = [{"role": "user", "content": "Tell me a story."}]
+    assert one.apply_chat_template(chat) == other.apply_chat_template(chat)
+    assert one.decode(one.encode(text), skip_special_tokens=False) == other.decode(
+        other.encode(text), skip_special_tokens=False
+    )
+    said = []
+    for model in (source, target):
+        llm = LLM(str(model), show_progress=False, num_threads=1)
+        said.append(llm.generate("Once upon", GREEDY, use_tqdm=False)[0].outputs[0].text)
+    assert said[0] == said[1]
 
 
 def test_every_instruction_set_runs_it(packed: Path) -> None:

@@ -12,10 +12,10 @@ from headrace.config_resolve import resolve
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, TokenizerError
 from headrace.models.generation_config import chosen_defaults
 from headrace.models.identity import weights_identity
-from headrace.models.packed.folder import new_folder, write_model_files
+from headrace.models.packed.folder import copy_tokenizer, new_folder, write_configs
 from headrace.models.packed.header import PackedHeader, is_packed, read_header
 from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
 from headrace.models.spec import ModelSpec
@@ -132,14 +132,26 @@ def pack(config: EngineConfig, folder: Path, progress: Progress | None = None) -
     tokenizer = find_tokenizer(config, plan.source)
     if tokenizer is None:
         raise ConfigError(f"{config.model} has no tokenizer: name one with --tokenizer, such as tale")
-    if tokenizer.is_file():
-        raise ConfigError(
-            f"the tokenizer of {config.model} lies in a GGUF file: name one in a folder with --tokenizer"
-        )
+    opened = open_tokenizer(tokenizer) if tokenizer.is_file() else None
     with new_folder(folder, plan.ledger.weight_bytes) as fresh:
-        write_model_files(fresh, plan.source, tokenizer)
+        if opened is None:
+            write_configs(fresh, plan.source)
+            copy_tokenizer(fresh, tokenizer)
+        else:
+            write_configs(fresh, plan.source, opened.eos_ids | {*plan.spec.eos_ids})
+            _save_tokenizer(opened, fresh, config.model)
         save_weights(plan.source, plan.spec, plan.resolved, fresh, progress)
     return plan
+
+
+def _save_tokenizer(tokenizer: Tokenizer, folder: Path, model: str) -> None:
+    try:
+        tokenizer.save(folder)
+    except TokenizerError as error:
+        raise ConfigError(
+            f"the tokenizer of {model} lies in a GGUF file, and {str(error).rstrip('.')}: name one in a folder with "
+            "--tokenizer"
+        ) from error
 
 
 def find_tokenizer(config: EngineConfig, source: ModelSource) -> Path | None:

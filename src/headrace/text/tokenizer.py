@@ -22,6 +22,7 @@ from headrace.text.tokenizer_files import (
     TokenizerFiles,
     read_text,
     read_tokenizer_files,
+    write_tokenizer_config,
 )
 
 if TYPE_CHECKING:
@@ -170,6 +171,30 @@ class Tokenizer:
         """
         text: str = self._backend.to_str()
         return text
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, from which `from_folder` makes the same tokenizer, but for
+        `eos_ids`, which are in the model's configs.
+
+        Raises TokenizerError for one that such files cannot express, as that of a SentencePiece model in a GGUF file.
+        """
+        if self._encoder is not None:
+            raise TokenizerError(f"no tokenizer.json can hold this tokenizer ({self.source}).")
+        (folder / "tokenizer.json").write_text(self.to_json(), encoding="utf-8")
+        write_tokenizer_config(folder, self._files)
+        again = Tokenizer.from_folder(folder)
+        facts = ("vocab_size", "special_ids", "bos_id", "pad_id", "eos_id")
+        same = all(getattr(again, fact) == getattr(self, fact) for fact in facts)
+        files, read = self._files, again._files
+        if not same or (files.tokens, files.chat_templates, files.add_bos, files.add_eos) != (
+            read.tokens,
+            read.chat_templates,
+            read.add_bos,
+            read.add_eos,
+        ):
+            raise TokenizerError(
+                f"a tokenizer folder cannot hold all settings of this tokenizer ({self.source})."
+            )
 
     # ---- Chat ----
 

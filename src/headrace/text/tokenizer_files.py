@@ -83,6 +83,19 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     )
 
 
+def write_tokenizer_config(folder: Path, files: TokenizerFiles) -> None:
+    """Write a tokenizer_config.json with the special tokens, templates and flags of `files`."""
+    templates = [{"name": name, "template": source} for name, source in files.chat_templates.items()]
+    config = {
+        **{name: files.tokens.get(name) for name in SINGLE_TOKENS},
+        "extra_special_tokens": list(files.extra_special),
+        "add_bos_token": files.add_bos,
+        **({"chat_template": templates} if templates else {}),
+    }
+    text = json.dumps(config, ensure_ascii=False, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
 def read_text(path: Path, max_bytes: int) -> str | None:
     """A UTF-8 file's text, or None if there is no such file."""
     try:

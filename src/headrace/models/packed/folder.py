@@ -9,7 +9,7 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,12 +79,18 @@ def _lock(opened: int) -> bool:
     return True
 
 
-def write_model_files(folder: Path, source: ModelSource, tokenizer: Path) -> None:
-    """Everything of a model but its weights: configs as they are in effect, the files of the tokenizer as they
-    are."""
+def write_configs(folder: Path, source: ModelSource, eos_ids: Collection[int] | None = None) -> None:
+    """The configs of a model as they are in effect; `eos_ids` take the place of those in them."""
+    settings = dict(source.generation_config)
+    if eos_ids is not None:
+        settings["eos_token_id"] = sorted(eos_ids)
     _write_json(folder / "config.json", dict(source.config))
-    if source.generation_config:
-        _write_json(folder / "generation_config.json", dict(source.generation_config))
+    if settings:
+        _write_json(folder / "generation_config.json", settings)
+
+
+def copy_tokenizer(folder: Path, tokenizer: Path) -> None:
+    """The files of the tokenizer in another folder, as they are."""
     found = [path for rule in ("*", "*/*") for path in tokenizer.glob(rule) if path.is_file()]
     names = [path.relative_to(tokenizer).as_posix() for path in found]
     for name in side_files(names):
