@@ -94,7 +94,7 @@ def test_the_bits_of_a_quantised_checkpoint(tmp_path: Path, method: str, options
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"quantization": "q4_0"}], ids=str)
 @pytest.mark.parametrize("tied", [False, True], ids=["two tables", "tied"])
 def test_the_bits_of_a_gguf_file(tmp_path: Path, options: dict[str, Any], tied: bool) -> None:
-    """Blocks of several types in one product, embeddings in blocks, and the same rounded anew."""
+    """Blocks of several types in one product, embeddings in blocks, and the same rounded again."""
     folder, source, target = TALE, tmp_path / "mixed.gguf", tmp_path / "packed"
     types = {"attn_v": "Q6_K", "ffn_down": "IQ4_XS", "token_embd": "Q6_K"}
     if not tied:

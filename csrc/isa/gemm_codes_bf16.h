@@ -147,7 +147,7 @@ static void chunk_pairs(const CodeTile& tile, int rows) {
     }
 }
 
-// Few rows decode in registers, each pass anew: with the usual formats and sides fewer than a tile's, otherwise one.
+// Few rows decode in registers, once a pass: fewer rows than a tile's with the usual formats and sides, otherwise one.
 // Whether it has multiplied, by P panels.
 template <class Format, int P>
 static bool multiply_pairs_directly(CodeTile tile, int rows) {

@@ -157,7 +157,7 @@ class Cursor:
 
 
 class Metadata(Mapping[str, Any]):
-    """Typed values by key, each decoded anew when it is read.
+    """Typed values by key, each decoded whenever it is read.
 
     bool, int, float, str; a list of str for an array of strings, a list of bool, an `array.array` of numbers, and a
     list of such values for arrays of arrays. Reading raises CheckpointError for a string that is not UTF-8.

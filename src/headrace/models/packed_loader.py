@@ -41,7 +41,7 @@ def load_packed(
 
     Tied embeddings are packed once, unless the head is rounded to fewer bits. Matrices that the checkpoint stores
     as codes keep them where `weights` names the format of `code_format.common_format`; else they are decoded, and
-    rounded anew if their format is one of codes.
+    rounded again if their format is one of codes.
 
     Read from the model's files, or random with `seed` for a shape. Names, shapes and dtypes of all tensors are
     checked before the first is read. Raises CheckpointError, naming the tensor, where the checkpoint does not hold

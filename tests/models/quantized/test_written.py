@@ -1,6 +1,6 @@
 """Folders that the methods' own packages wrote, against the logits that transformers computed from them.
 
-tools/quantized_checkpoints.py made them; test_packages.py lets the packages write others, and runs those anew.
+tools/quantized_checkpoints.py made them; test_packages.py lets the packages write others, and runs those.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.gguf.types import TYPES, BlockType
 from headrace.quant.code_format import CodeFormat
-from headrace.quant.coded import Coded
+from headrace.quant.coded import TABLES, Coded
 
 CHUNK = 1 << 20
 """Weights decoded at once, so that temporaries stay small."""
@@ -31,7 +31,7 @@ IQ4_VALUES = np.array(
 )
 """What the codes of IQ4_NL and IQ4_XS stand for: finer near zero, where most weights are."""
 
-E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.int8)
+E2M1_DOUBLED = (2 * TABLES["e2m1"]).astype(np.int8)
 """Twice what the codes of MXFP4 stand for (OCP Microscaling Formats 1.0, section 5.3.3), so that they are integers."""
 
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from headrace.gguf.types import BlockType
 from headrace.models.gguf.blocks import CHUNK, IQ4_VALUES, Bytes, Floats
+from headrace.quant.coded import TABLES
 
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
+_E2M1 = TABLES["e2m1"][:8]
 
 
 def encode(values: Floats, type: BlockType) -> Bytes:

@@ -104,7 +104,7 @@ def needed_files(repository: str, names: Sequence[str], tag: str | None) -> tupl
     if tag is None and (weights := weight_shards(names)):
         return (*side_files(names), *weights)
     if tag is None and not models:
-        return tuple(side_files(names))  # whoever reads the folder says what it lacks
+        return tuple(side_files(names))  # reading the folder reports what is missing
     model = _tagged(repository, models, tag) if tag is not None else _default(models)
     if model.missing is not None:
         raise ModelNotFound(f"hub model {repository} lacks {model.missing:.200}, a part of {model.label}")
