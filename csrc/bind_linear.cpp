@@ -39,7 +39,7 @@ int features_out(const Matrix& weight, Epilogue epilogue) {
 
 Output linear(const KernelSet& kernels, Team& team, const Input& x, const PackedMatrix& matrix,
               const std::string& epilogue, const std::string& gate, std::optional<Output> out,
-              const std::string& out_dtype) {
+              const std::string& out_dtype, std::optional<Input> gates) {
     const Matrix& weight = matrix.matrix();
     LinearArgs args;
     args.weight = &weight;
@@ -56,6 +56,13 @@ Output linear(const KernelSet& kernels, Team& team, const Input& x, const Packed
         throw std::invalid_argument("gate needs a matrix of gate and up");
     }
     const std::size_t rows = x.shape(0), features = features_out(weight, args.epilogue);
+    if (args.epilogue == Epilogue::multiply) {
+        if (!gates || gates->shape(0) != rows || gates->shape(1) != features) {
+            throw std::invalid_argument("multiply needs a gate for each feature of the result");
+        }
+        args.gates = gates->data();
+        args.gates_stride = features * sizeof(float);
+    }
     if (!out) {
         const std::size_t bytes = rows * features * dtype_bytes(args.out_type);
         auto* memory = new char[bytes == 0 ? 1 : bytes];
@@ -91,7 +98,7 @@ Output linear(const KernelSet& kernels, Team& team, const Input& x, const Packed
 void bind_linear(nb::module_& m) {
     m.def("linear", &linear, nb::arg("kernels"), nb::arg("team"), nb::arg("x"), nb::arg("w"),
           nb::arg("epilogue") = "store", nb::arg("gate") = "none", nb::arg("out") = nb::none(),
-          nb::arg("out_dtype") = "f32");
+          nb::arg("out_dtype") = "f32", nb::arg("gates") = nb::none());
 }
 
 }  // namespace headrace

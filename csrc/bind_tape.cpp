@@ -151,7 +151,7 @@ public:
     }
 
     void linear(int source, const PackedMatrix& weight, int out, const std::string& epilogue, const std::string& gate,
-                int column, const std::string& scope, const std::string& name, int layer) {
+                std::optional<int> gates, int column, const std::string& scope, const std::string& name, int layer) {
         const Rows& to = at(buffers_, out);
         const Matrix& m = weight.matrix();
         LinearArgs args = product(source, m);
@@ -167,7 +167,15 @@ public:
         args.out = static_cast<std::byte*>(to.data) + before;
         require(to.type == DType::f32 || (to.type == DType::bf16 && args.epilogue != Epilogue::add),
                 "a product is written as f32 or bf16, and added to f32 only");
-        require(!gated || args.gate != Gate::none, "a gated product needs a gate");
+        const bool times = args.epilogue == Epilogue::multiply;
+        require(!(gated || times) || args.gate != Gate::none, "a gated product needs a gate");
+        require(times == gates.has_value(), "gates are for products that they multiply");
+        if (gates) {
+            const Rows& from = at(buffers_, *gates);
+            require(from.type == DType::f32 && from.stride >= m.rows * sizeof(float), "gates are rows of f32, as wide as the product");
+            args.gates = static_cast<const float*>(from.data);
+            args.gates_stride = from.stride;
+        }
         tape_.append(args, scope_of(scope), name, layer);
     }
 
@@ -375,7 +383,7 @@ void bind_tape(nb::module_& m) {
              "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1,
              "reader"_a.none() = nb::none(), nb::keep_alive<1, 10>())
         .def("linear", &BoundTape::linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "epilogue"_a = "store",
-             "gate"_a = "none", "column"_a = 0, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
+             "gate"_a = "none", "gates"_a = nb::none(), "column"_a = 0, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("rope", &BoundTape::rope, "qkv"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a, "rotated"_a,
              "rotation"_a, "sink_rotation"_a = nb::none(), "q_sink"_a = nb::none(), "q_norm"_a.noconvert() = nb::none(),
              "k_norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "layer"_a = -1)

@@ -13,8 +13,9 @@ namespace headrace {
 // out[t, :] = in[t, :] @ W^T + bias, then one of:
 //   store: written to out;  add: added to out (the residual stream, f32);
 //   gate: W holds 16 gate features and 16 up features in turn (panels 2i and 2i + 1), bias alike, and
-//         out[t, 16i + c] = gate(W_2i) * W_2i+1, so out has half as many features as W has panels * 16
-enum class Epilogue : std::uint8_t { store, add, gate };
+//         out[t, 16i + c] = gate(W_2i) * W_2i+1, so out has half as many features as W has panels * 16;
+//   multiply: times gate(gates[t, :]), where the gate is a product of its own
+enum class Epilogue : std::uint8_t { store, add, gate, multiply };
 
 struct LinearArgs {
     Rows in;
@@ -22,8 +23,10 @@ struct LinearArgs {
     int rows = 0;                    // T
     Epilogue epilogue = Epilogue::store;
     Gate gate = Gate::none;
-    DType out_type = DType::f32;     // f32 | bf16 (bf16 for store and gate only)
-    void* out = nullptr;             // [T, ...]; store and add write weight->rows features and nothing after them
+    const float* gates = nullptr;    // [T, weight->rows], for multiply
+    std::size_t gates_stride = 0;    // bytes
+    DType out_type = DType::f32;     // f32 | bf16 (bf16 not for add)
+    void* out = nullptr;             // [T, ...]; all but gate write weight->rows features and nothing after them
     std::size_t out_stride = 0;      // bytes
 };
 

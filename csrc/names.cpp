@@ -26,7 +26,7 @@ constexpr Entry<WeightFormat> kFormats[] = {{"f32", WeightFormat::f32},
 constexpr Entry<Gate> kGates[] = {
     {"none", Gate::none}, {"silu", Gate::silu}, {"gelu", Gate::gelu}, {"gelu_tanh", Gate::gelu_tanh}};
 constexpr Entry<Epilogue> kEpilogues[] = {
-    {"store", Epilogue::store}, {"add", Epilogue::add}, {"gate", Epilogue::gate}};
+    {"store", Epilogue::store}, {"add", Epilogue::add}, {"gate", Epilogue::gate}, {"multiply", Epilogue::multiply}};
 
 template <typename T, std::size_t N>
 T find(const Entry<T> (&entries)[N], const char* what, const std::string& name) {

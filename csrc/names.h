@@ -10,7 +10,7 @@ namespace headrace {
 DType dtype_of(const std::string& name);                // "f32", "bf16", "f16", "i8"
 WeightFormat weight_format_of(const std::string& name); // "f32", "bf16", "int8", "int4", ...
 Gate gate_of(const std::string& name);                  // "none", "silu", "gelu", "gelu_tanh"
-Epilogue epilogue_of(const std::string& name);          // "store", "add", "gate"
+Epilogue epilogue_of(const std::string& name);          // "store", "add", "gate", "multiply"
 
 const char* name_of(DType type);
 const char* name_of(WeightFormat format);

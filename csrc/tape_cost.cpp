@@ -40,7 +40,8 @@ struct Costs {
         const Matrix& m = *a.weight;
         const double features = a.epilogue == Epilogue::gate ? m.rows / 2.0 : m.rows;
         const double written = features * dtype_bytes(a.out_type) * (a.epilogue == Epilogue::add ? 2 : 1);
-        return {weight_bytes(m) + rows() * (row_bytes(a.in, m.cols) + written), 2.0 * rows() * m.rows * m.cols};
+        const double gates = a.gates == nullptr ? 0 : m.rows * sizeof(float);
+        return {weight_bytes(m) + rows() * (row_bytes(a.in, m.cols) + gates + written), 2.0 * rows() * m.rows * m.cols};
     }
     Cost operator()(const RotationArgs& a) const { return {2.0 * step.tokens * a.half * sizeof(float), 0}; }
     Cost operator()(const RopeArgs& a) const {

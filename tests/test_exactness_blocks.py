@@ -27,11 +27,12 @@ TYPES = [MIXED, *(name.upper() for name in BLOCK_FORMATS)]
 
 
 def mixed(name: str) -> str:
-    """Types as in Q4_K_M files: more bits for embeddings, and for v and down of every second layer."""
+    """Types as in Q4_K_M files: more bits for embeddings, and for v and down of every second layer. Up as well, so that
+    gate and up differ."""
     if name == "token_embd.weight":
         return "Q6_K"
     _, index, part, _ = name.split(".")
-    return "Q6_K" if part in ("attn_v", "ffn_down") and int(index) % 2 == 0 else "Q4_K"
+    return "Q6_K" if part in ("attn_v", "ffn_down", "ffn_up") and int(index) % 2 == 0 else "Q4_K"
 
 
 @pytest.fixture(scope="module")

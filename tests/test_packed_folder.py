@@ -100,7 +100,7 @@ def test_the_bits_of_a_gguf_file(tmp_path: Path, options: dict[str, Any], tied: 
     if not tied:
         folder = tmp_path / "folder"
         family("llama-gqa").build(folder)
-        types = {"attn_v": "Q8_0", "ffn_down": "Q5_1", "token_embd": "Q8_0"}
+        types = {"attn_v": "Q8_0", "ffn_up": "Q8_0", "ffn_down": "Q5_1", "token_embd": "Q8_0"}
     usual = "Q4_K" if tied else "Q4_0"
     write_gguf(folder, source, lambda name: types.get(name.split(".")[-2], usual))
     pack(EngineConfig(str(source), tokenizer="tale", num_threads=1, **options), target)

@@ -81,7 +81,13 @@ void multiply(const Kernels& kernels, Team& team, const Packed& packed, int rows
     args.weight = &w;
     args.rows = rows;
     args.epilogue = epilogue;
-    args.gate = epilogue == Epilogue::gate ? Gate::silu : Gate::none;
+    args.gate = epilogue == Epilogue::gate || epilogue == Epilogue::multiply ? Gate::silu : Gate::none;
+    Guarded<float> gates(epilogue == Epilogue::multiply ? out.size() : 0);
+    if (epilogue == Epilogue::multiply) {
+        gates.fill(0.5F);
+        args.gates = gates.data();
+        args.gates_stride = features * sizeof(float);
+    }
     args.out = out.data();
     args.out_stride = features * sizeof(float);
     if (epilogue == Epilogue::add) out.fill(1.0F);
@@ -110,7 +116,7 @@ void run_products(const Kernels& kernels, const Teams& teams) {
     };
     for (const Format& format : formats) {
         for (const auto& [features, cols] : {std::pair{77, 100}, {16, 64}, {1, 1}, {48, 2100}}) {
-            for (const Epilogue epilogue : {Epilogue::store, Epilogue::add, Epilogue::gate}) {
+            for (const Epilogue epilogue : {Epilogue::store, Epilogue::add, Epilogue::gate, Epilogue::multiply}) {
                 const bool gate = epilogue == Epilogue::gate;
                 const Packed packed(kernels, teams.many, format, features, cols, gate);
                 if (packed.groups == 0 && epilogue == Epilogue::store) {

@@ -1,4 +1,4 @@
-// What happens to a block of products on its way out: bias, then store, add to the residual stream, or gate.
+// What happens to a block of products on its way out: bias, then store, add to the residual stream, gate, or multiply by a gate.
 #pragma once
 
 #include "../kernels.h"
@@ -22,6 +22,13 @@ HEADRACE_INLINE void put(const LinearArgs& args, int row, int feature, F32x16 va
     n == kPanel ? value.store(at) : value.store(at, n);
 }
 
+// Of `n` features from `feature` on, where it is a product of its own.
+HEADRACE_INLINE F32x16 gate_of(const LinearArgs& args, int row, int feature, int n) {
+    const char* gates = reinterpret_cast<const char*>(args.gates) + row * args.gates_stride;
+    const float* at = reinterpret_cast<const float*>(gates) + feature;
+    return apply(args.gate, n == kPanel ? F32x16::load(at) : F32x16::load(at, n));
+}
+
 // products: [rows][c_stride] floats, the panels from first_panel on side by side.
 static void finish(const LinearArgs& args, int first_row, int rows, int first_panel, int panels, const float* products,
                    std::size_t c_stride) {
@@ -43,7 +50,9 @@ static void finish(const LinearArgs& args, int first_row, int rows, int first_pa
         const int n = least(kPanel, weight.rows - feature);
         const F32x16 bias = bias_of(weight, first_panel + p);
         for (int r = 0; r < rows; ++r) {
-            put(args, first_row + r, feature, F32x16::load(products + r * c_stride + kPanel * p) + bias, n);
+            F32x16 value = F32x16::load(products + r * c_stride + kPanel * p) + bias;
+            if (args.epilogue == Epilogue::multiply) value = gate_of(args, first_row + r, feature, n) * value;
+            put(args, first_row + r, feature, value, n);
         }
     }
 }

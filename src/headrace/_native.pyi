@@ -207,12 +207,14 @@ def linear(
     gate: str = "none",
     out: NDArray[np.float32] | NDArray[np.uint16] | None = None,
     out_dtype: str = "f32",
+    gates: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32] | NDArray[np.uint16]:
     """x [T, cols] @ w.T + bias -> [T, rows], `x` being encoded as `w.input` says.
 
-    `epilogue`: "store", "add" (to `out`, f32) or "gate" (`w` packed with gate=True: gate(x @ g.T) * (x @ u.T), one
-    feature for each two, rounded up to 16; `gate` is "none", "silu", "gelu" or "gelu_tanh"). `out_dtype`: "f32", or
-    "bf16" as uint16. Raises ValueError where shapes or names do not fit.
+    `epilogue`: "store", "add" (to `out`, f32), "gate" (`w` packed with gate=True: gate(x @ g.T) * (x @ u.T), one
+    feature for each two, rounded up to 16; `gate` is "none", "silu", "gelu" or "gelu_tanh") or "multiply" (by
+    gate(gates), `gates` being [T, rows]). `out_dtype`: "f32", or "bf16" as uint16. Raises ValueError
+    where shapes or names do not fit.
     """
 
 def encode(
@@ -304,12 +306,13 @@ class Tape:
         *,
         epilogue: str = "store",
         gate: str = "none",
+        gates: int | None = None,
         column: int = 0,
         scope: str = "tokens",
         name: str,
         layer: int = -1,
     ) -> None:
-        """`column`: where in a row of `out` the product begins."""
+        """`gates`: the buffer that "multiply" reads. `column`: where in a row of `out` the product begins."""
     def rope(
         self,
         qkv: int,

@@ -55,14 +55,15 @@ def test_every_family_matches_transformers(
     assert distance(ours, expected_logits(model, tokens)) < 1e-4
 
 
-def folder_of_floats(folder: Path, kind: str) -> Path:
-    """tale, its matrices rounded to the type by the package gguf, as a folder of float32."""
+def folder_of_floats(folder: Path, choose: str | Callable[[str], str]) -> Path:
+    """tale, its matrices rounded to the type (that of a tensor's name) by the package gguf, as a folder of float32."""
     folder.mkdir()
     tensors = {}
-    number = gguf.GGMLQuantizationType[kind]
     for name, tensor in load_file(TALE / "model.safetensors").items():
         values = tensor.float().numpy()
         if values.ndim > 1:
+            kind = choose if isinstance(choose, str) else choose(name)
+            number = gguf.GGMLQuantizationType[kind]
             with np.errstate(all="ignore"):
                 values = gguf.quants.dequantize(rounded(values, kind), number)
         tensors[name] = torch.from_numpy(np.array(values, dtype=np.float32))
@@ -150,6 +151,25 @@ def test_mixed_types_in_split_files(tmp_path: Path) -> None:
     parts = sorted(tmp_path.glob("split-0*.gguf"))
     assert len(parts) == 3
     assert seen(generate(parts[1])) == seen(generate(whole))
+
+
+@pytest.mark.parametrize(("gate", "up"), [("Q4_K", "Q6_K"), ("Q5_1", "Q4_0"), ("F16", "Q8_0")])
+def test_gate_and_up_of_different_types(gate: str, up: str, tmp_path: Path) -> None:
+    """Each keeps its type; both paths compute with the weights that the file holds."""
+    needs.native()
+
+    def choose(name: str) -> str:
+        return gate if "gate" in name else up if "up" in name else "F32"
+
+    path = write_gguf(TALE, tmp_path / "tale.gguf", choose)
+    folder = folder_of_floats(tmp_path / "floats", choose)
+    formats = survey(EngineConfig(model=str(path), dtype="float32")).resolved.weight_formats
+    assert formats is not None and not formats.decoded
+    names = [formats.of(f"0.{part}").name for part in ("gate", "up")]
+    assert names == ["f32" if gate == "F16" else gate.lower(), up.lower()]
+    floats = distributions(folder)
+    assert divergence(floats, distributions(path)) < 1e-3
+    assert divergence(floats, distributions(path, ops_force="torch")) < 1e-6
 
 
 def test_rounding_at_load(tmp_path: Path) -> None:

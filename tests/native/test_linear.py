@@ -183,6 +183,23 @@ def test_gate(team, name, gate, width):
 
 
 @sets
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("width", [40, 64])
+def test_gate_and_up_as_two_products_have_the_bits_of_one(team, name, gate, width):
+    kernels, x = native.Kernels(name), random(19, 100, seed=3)
+    g, u, bias = random(width, 100), random(width, 100, seed=1), random(2 * width, seed=2)
+    both = pack(name, team, [g, u], "f32", "f32", gate=True, bias=bias)
+    expected = native.linear(kernels, team, x, both, "gate", gate)[:, :width]
+    gates = native.linear(kernels, team, x, pack(name, team, g, "f32", "f32", bias=bias[:width]))
+    up = pack(name, team, u, "f32", "f32", bias=bias[width:])
+    np.testing.assert_array_equal(
+        native.linear(kernels, team, x, up, "multiply", gate, gates=gates), expected
+    )
+    narrow = native.linear(kernels, team, x, up, "multiply", gate, gates=gates, out_dtype="bf16")
+    np.testing.assert_array_equal(narrow, bf16(expected))
+
+
+@sets
 @pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
 def test_gates_are_right_far_from_zero_too(team, name, gate):
     """One input feature, so that the gate's argument is the input itself."""
@@ -215,6 +232,8 @@ def test_refusals(team):
         {"epilogue": "add"},
         {"epilogue": "gate"},
         {"epilogue": "divide"},
+        {"epilogue": "multiply"},
+        {"epilogue": "multiply", "gates": random(2, 7)},
         {"out_dtype": "f16"},
         {"out": random(3, 8)},
     ):

@@ -72,10 +72,11 @@ BLOCKS = (
     "kind", [*BLOCKS[:2], *(pytest.param(kind, marks=pytest.mark.long) for kind in BLOCKS[2:])]
 )
 def test_the_ledger_of_gguf_blocks(kind: str, tmp_path: Path) -> None:
-    """Of a file of one type, and of one whose v and embeddings have another."""
+    """Of a file of one type, and of one whose v, up and embeddings have another."""
     check(str(write_gguf(TALE, tmp_path / "one.gguf", kind)), {"tokenizer": "tale"})
+    other = ("attn_v", "ffn_up", "embd")
     mixed = write_gguf(
-        TALE, tmp_path / "two.gguf", lambda name: "Q6_K" if "attn_v" in name or "embd" in name else kind
+        TALE, tmp_path / "two.gguf", lambda name: "Q6_K" if any(part in name for part in other) else kind
     )
     check(str(mixed), {"tokenizer": "tale", "dtype": "bfloat16"})
 

@@ -159,6 +159,25 @@ def test_parts_that_are_stored_differently_are_matrices_of_their_own() -> None:
     assert len(input_norms(alike)) == 3  # what q reads is what k and v read
 
 
+def test_gate_and_up_that_are_stored_differently_are_two_products() -> None:
+    kinds = {"gate": CodeFormat(4, group=32), "up": CodeFormat(6, group=16)}
+    stored = tuple((f"model.layers.1.mlp.{part}_proj.weight", kind) for part, kind in kinds.items())
+    spec = replace(model(ATTENTION, ATTENTION), codes=StoredCodes("mixed", stored, None))
+    program = lower(spec)
+    gate_up, gate, up = [op for op in program.of_kind("linear") if "gate" in op.name or op.name == "up"]
+    assert (gate_up.name, gate.name, gate.attributes.epilogue) == ("gate_up", "gate", "none")
+    assert (up.attributes.epilogue, up.attributes.activation) == (
+        "multiply",
+        spec.layers[1].feed_forward.activation,
+    )
+    assert up.inputs[1:] == gate.outputs and up.outputs[0].name == gate_up.outputs[0].name == "wide"
+    assert up.reader is not None and up.reader.name == "1.down"
+    assert gate_up.weights[0].gated and not gate.weights[0].gated and gate.outputs[0].form == "float"
+    assert program.tensors() == lower(replace(spec, codes=None)).tensors()
+    packed = replace(spec, codes=None, packed_names=tuple(one.name for one in program.weights))
+    assert lower(packed).ops == program.ops
+
+
 def test_what_another_order_overwrote_is_encoded_anew() -> None:
     """v reads what q read, but between them k, in an order of its own, has used the same memory."""
     usual = CodeFormat(4, group=32)

@@ -40,7 +40,7 @@ def load_packed(
     """The weights of a resolved model, matrices packed as `weights` says, embeddings in `dtype`, norms in float32.
 
     Tied embeddings are packed once, unless the head is rounded to fewer bits. Matrices that the checkpoint stores
-    as codes keep them where `weights` names the format of `code_format.common_format`; else they are decoded, and
+    as codes keep them where `weights` names the format of `code_format.native_format`; else they are decoded, and
     rounded again if their format is one of codes.
 
     Read from the model's files, or random with `seed` for a shape. Names, shapes and dtypes of all tensors are

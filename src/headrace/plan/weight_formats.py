@@ -7,7 +7,7 @@ from headrace.models.spec import ModelSpec
 from headrace.ops.cpu.support import DTYPES
 from headrace.program.records import Program
 from headrace.quant.block_formats import BLOCK_FORMATS, named_format
-from headrace.quant.code_format import CodeFormat, common_format, float_format, native_format
+from headrace.quant.code_format import CodeFormat, float_format, native_format
 from headrace.quant.format import (
     ACTIVATION_NAMES,
     SUPER,
@@ -61,18 +61,16 @@ def weight_formats(
     kept: list[str] = []
     decoded: list[tuple[str, str]] = []
     for weight in program.weights:
-        parts = [stored.get(name) for name, _ in weight.parts]
-        if not any(parts):
+        codes = stored.get(weight.parts[0][0])  # the parts of a matrix are stored alike
+        if codes is None:
             continue
-        packed = _kept_format(parts, activations, table=weight.kind == "table")
-        if weight.kind == "table" and packed is None:
-            decoded.append((weight.name, _described(parts)))
-            continue
+        packed = _kept_format(codes, activations, table=weight.kind == "table")
         if packed is not None:
             kept.append(weight.name)
         else:
-            decoded.append((weight.name, _described(parts)))
-        others.append((weight.name, packed or _float_format(parts, dtype, usual)))
+            decoded.append((weight.name, codes.name))
+        if packed is not None or weight.kind != "table":
+            others.append((weight.name, packed or float_format(codes, dtype)))
     return WeightFormats(usual, tuple(others), frozenset(kept), tuple(decoded))
 
 
@@ -102,26 +100,8 @@ def describe_formats(formats: WeightFormats, codes: str | None) -> str:
     return text
 
 
-def _kept_format(
-    parts: list[CodeFormat | None], activations: Activations, *, table: bool
-) -> WeightFormat | None:
-    """The format that holds the exact codes of all parts of one product, if there is one. Of codes only blocks are
-    looked up by row."""
-    kinds = {"" if part is None else part.blocks for part in parts}
-    if len(kinds) == 1 and "" not in kinds and (table or activations == "int8"):
-        return BLOCK_FORMATS[kinds.pop()]
-    if table:
-        return None
-    formats = [None if part is None else native_format(part, activations) for part in parts]
-    known = [one for one in formats if one is not None]
-    orders = {part.order for part in parts if part is not None}
-    return common_format(known) if len(known) == len(parts) and len(orders) == 1 else None
-
-
-def _float_format(parts: list[CodeFormat | None], dtype: str, usual: WeightFormat) -> WeightFormat:
-    formats = {usual if part is None else float_format(part, dtype) for part in parts}
-    return formats.pop() if len(formats) == 1 else dense_format(dtype)
-
-
-def _described(parts: list[CodeFormat | None]) -> str:
-    return " beside ".join(dict.fromkeys("floats" if part is None else part.name for part in parts))
+def _kept_format(codes: CodeFormat, activations: Activations, *, table: bool) -> WeightFormat | None:
+    """The format that holds exactly these codes, if there is one. Of codes only blocks are looked up by row."""
+    if codes.blocks and (table or activations == "int8"):
+        return BLOCK_FORMATS[codes.blocks]
+    return None if table else native_format(codes, activations)

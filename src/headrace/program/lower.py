@@ -103,8 +103,8 @@ class _Lowering:
 
         qkv = self._buffer("qkv", width + 2 * kv_width, "float", "attention")
         column = 0
-        for run in self._runs({name: letter for name, (letter, _) in stacked.items()}):
-            role, rows = "".join(stacked[name][0] for name in run), {name: stacked[name][1] for name in run}
+        for role, run in self._runs({name: letter for name, (letter, _) in stacked.items()}):
+            rows = {name: stacked[name][1] for name in run}
             weight = self._matrix(role, "attention", rows, hidden, spec.qkv_bias, shard="row")
             self._norm("input_norm", names.input_norm, weight)
             inputs = (*self.ops[-1].outputs, *((qkv,) if column else ()))
@@ -142,37 +142,41 @@ class _Lowering:
 
     def _feed_forward(self, spec: MLPSpec) -> None:
         names, hidden, wide = self._names, self._spec.hidden_size, spec.intermediate_size
-        stacked = {names.gate: wide, names.up: wide}
-        gate_up = self._matrix("gate_up", "feed-forward", stacked, hidden, spec.bias, shard="row", gated=True)
         down = self._matrix("down", "feed-forward", {names.down: hidden}, wide, spec.bias, shard="column")
-        self._norm("post_norm", names.post_norm, gate_up)
         inner = self._buffer("wide", wide, "direct", "feed-forward")
-        gate = Linear("gate", spec.activation)
-        self._add("linear", "gate_up", self.ops[-1].outputs, inner, gate_up, attributes=gate, reader=down)
+        runs = self._runs({names.gate: "gate", names.up: "up"}, "_")
+        gates: tuple[Buffer, ...] = ()
+        for role, run in runs:
+            together = len(runs) == 1
+            weight = self._matrix(
+                role, "feed-forward", dict.fromkeys(run, wide), hidden, spec.bias, shard="row", gated=together
+            )
+            self._norm("post_norm", names.post_norm, weight)
+            inputs = (*self.ops[-1].outputs, *gates)
+            if together or gates:
+                gate = Linear("gate" if together else "multiply", spec.activation)
+                self._add("linear", role, inputs, inner, weight, attributes=gate, reader=down)
+            else:
+                gates = (self._buffer("gates", wide, "float", "feed-forward"),)
+                self._add("linear", role, inputs, gates[0], weight, attributes=Linear("none"))
         self._project("down", inner, down)
 
-    def _runs(self, letters: Mapping[str, str]) -> list[list[str]]:
-        """Tensors of one product, each with its letter, in runs that the checkpoint stores alike: each is one matrix.
-
-        A packed folder names the matrices that it has.
+    def _runs(self, roles: Mapping[str, str], between: str = "") -> list[tuple[str, list[str]]]:
+        """Tensors of one product, each with its role, in runs that the checkpoint stores alike: each is one matrix,
+        whose role joins theirs. A packed folder names the matrices that it has.
         """
         if not self._packed:
-            stored = itertools.groupby(letters, lambda name: self._stored.get(f"{self._tensor(name)}.weight"))
-            return [list(run) for _, run in stored]
-        runs, rest = [], list(letters)
-        while rest:
-            sizes = range(len(rest), 0, -1)
-            size = next(
-                (
-                    n
-                    for n in sizes
-                    if self._in_layer("".join(letters[one] for one in rest[:n])) in self._packed
-                ),
-                len(rest),
-            )
-            runs.append(rest[:size])
-            rest = rest[size:]
-        return runs
+            stored = itertools.groupby(roles, lambda name: self._stored.get(f"{self._tensor(name)}.weight"))
+            runs = [list(run) for _, run in stored]
+        else:
+            runs, rest = [], list(roles)
+            while rest:
+                joined = (between.join(map(roles.__getitem__, rest[:n])) for n in range(1, len(rest) + 1))
+                known = [n for n, role in enumerate(joined, 1) if self._in_layer(role) in self._packed]
+                size = max(known, default=len(rest))
+                runs.append(rest[:size])
+                rest = rest[size:]
+        return [(between.join(roles[name] for name in run), run) for run in runs]
 
     # ---- Ops that recur ----
 

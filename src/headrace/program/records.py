@@ -88,9 +88,10 @@ class Norm:
 @dataclass(frozen=True, slots=True)
 class Linear:
     """epilogue: "none" writes the product, "add" adds it to the output, "gate" multiplies activation(gate) with up,
-    "append" writes the product after the columns of the output that are there, from `column` on."""
+    which one matrix holds, "multiply" the product with activation(gate), whose matrix is another, "append" writes the
+    product after the columns of the output that are there, from `column` on."""
 
-    epilogue: Literal["none", "add", "gate", "append"]
+    epilogue: Literal["none", "add", "gate", "multiply", "append"]
     activation: Activation | None = None
     column: int = 0
 
@@ -146,7 +147,7 @@ class Op(Generic[Attributes]):
     norm           stream -> encoded                  Norm
     encode         direct -> encoded                  None    nothing to do where the two have one type
     gather         rows of tokens -> selected rows    None
-    linear         encoded[, sum] -> floats, sum      Linear  sum: what is added to, or appended to
+    linear         encoded[, other] -> floats, sum    Linear  other: what is added or appended to, or the gates
     rope           qkv, rotations -> queries          Heads   writes keys and values of every token
     attention      queries -> direct                  Attention
     logits         encoded -> logits                  Head

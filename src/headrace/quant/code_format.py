@@ -5,9 +5,7 @@ Standard library only, because planning reads it. `quant.coded` says what codes 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from headrace.quant.format import (
@@ -94,33 +92,6 @@ def _integers(stored: CodeFormat, activations: Activations) -> Storage:
     names: dict[int, Storage] = {2: "int2", 3: "int3" if plane else "int4", 4: "int4"}
     names |= {5: "int5" if plane else "int6", 6: "int6"}
     return names.get(stored.bits, "int8")
-
-
-def common_format(formats: Sequence[WeightFormat]) -> WeightFormat | None:
-    """The narrowest packed format that holds the weights of all of these, or None where there is none.
-
-    Parts of one product, such as q, k and v, are packed together: whole numbers that differ in bits, groups, zeros or
-    float scales.
-    """
-    if len(set(formats)) == 1:
-        return formats[0]
-    scales = {one.scale for one in formats}
-    integers = all(one.storage.startswith("int") for one in formats)
-    if not integers or (len(scales) > 1 and "e8m0" in scales) or any(one.ordered for one in formats):
-        return None
-    groups = [one.group for one in formats if one.group is not None]
-    group = math.gcd(*groups) if groups else None
-    widest = max(formats, key=lambda one: one.bits)
-    storage = widest.storage
-    if storage in ("int3", "int5") and group is not None and group % 32:
-        storage = "int4" if storage == "int3" else "int6"
-    return replace(
-        widest,
-        storage=storage,
-        group=group,
-        symmetric=all(one.symmetric for one in formats),
-        scale=scales.pop() if len(scales) == 1 else "f32",
-    )
 
 
 def float_format(stored: CodeFormat, dtype: str) -> WeightFormat:

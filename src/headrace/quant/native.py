@@ -17,24 +17,16 @@ CodeArrays = tuple[NDArray[np.uint8], NDArray[Any], NDArray[np.uint8] | None]
 
 
 def native_codes(matrix: Coded, target: WeightFormat) -> CodeArrays:
-    """The arrays of a matrix in the format that `code_format.native_format`, or `common_format`, gives."""
-    codes, scales, zeros = matrix.codes, matrix.scales, matrix.zeros
-    if target.scale == "f32" and matrix.format.scale != "f32":
-        scales = matrix.float_scales()
+    """The arrays of a matrix in the format that `code_format.native_format` gives."""
+    codes, zeros = matrix.codes, matrix.zeros
     if matrix.format.table == "integer":
-        middle, wanted = 1 << (matrix.format.bits - 1), 1 << (target.bits - 1)
-        shift = np.uint8(wanted - middle)
+        shift = np.uint8((1 << (target.bits - 1)) - (1 << (matrix.format.bits - 1)))
         codes = codes + shift if shift else codes
-        if zeros is not None:
-            zeros = zeros + shift
-        elif not target.symmetric:
-            zeros = np.full(scales.shape, wanted, dtype=np.uint8)
-    columns = codes.shape[1]
-    scales = _for_native(scales, matrix, target, columns)
+        zeros = zeros + shift if shift and zeros is not None else zeros
     return (
         np.ascontiguousarray(codes),
-        scales,
-        None if zeros is None else _for_native(zeros, matrix, target, columns),
+        _by_row(matrix.scales, matrix),
+        None if zeros is None else _by_row(zeros, matrix),
     )
 
 
@@ -63,13 +55,9 @@ def common_order(parts: Sequence[Coded]) -> NDArray[np.int32] | None:
     return first.astype(np.int32)
 
 
-def _for_native(blocks: NDArray[Any], matrix: Coded, target: WeightFormat, columns: int) -> NDArray[Any]:
+def _by_row(blocks: NDArray[Any], matrix: Coded) -> NDArray[Any]:
     """Numbers of a matrix's blocks as numbers of each row's groups [R, groups]."""
     rows = len(matrix.codes)
     if matrix.format.rows != 1:
         blocks = np.repeat(blocks, matrix.format.rows or rows, axis=0)[:rows]
-    if target.group is not None:
-        groups = -(-columns // target.group)
-        times = groups if matrix.format.group is None else min(groups, matrix.format.group // target.group)
-        blocks = np.repeat(blocks, times, axis=1)[:, :groups]
     return np.ascontiguousarray(blocks)

@@ -154,6 +154,7 @@ class _Compiler:
             self.buffer(call.outputs[0]),
             epilogue="store" if epilogue in ("none", "append") else epilogue,
             gate=op.attributes.activation or "none",
+            gates=self.buffer(call.inputs[1]) if epilogue == "multiply" else None,
             column=op.attributes.column,
             scope=_scope(op),
             name=op.name,

@@ -10,6 +10,7 @@ import torch
 from headrace.models.rope import inverse_frequencies
 from headrace.models.spec import RopeSpec
 from headrace.models.weights import Projection, Weights
+from headrace.ops.reference.dense import ACTIVATIONS
 from headrace.ops.table import Ops
 from headrace.program.records import Attention, Buffer, Head, Heads, Linear, Norm, Op, Program, Rotations
 from headrace.runner.batch import Batch, GroupBatch, LayerKV
@@ -95,19 +96,22 @@ class _Step:
         return (x[self._batch.selected_rows],)
 
     def linear(
-        self, op: Op[Linear], x: torch.Tensor, before: torch.Tensor | None = None
+        self, op: Op[Linear], x: torch.Tensor, other: torch.Tensor | None = None
     ) -> tuple[torch.Tensor]:
-        matrix = self._weights.matrices[op.weights[0].name]
+        matrix, activation = self._weights.matrices[op.weights[0].name], op.attributes.activation
         if op.attributes.epilogue == "gate":
-            assert op.attributes.activation is not None
+            assert activation is not None
             gated = self._ops.gated_linear[matrix.format]
-            return (gated(x, matrix.weight, op.attributes.activation, matrix.bias),)
+            return (gated(x, matrix.weight, activation, matrix.bias),)
         product = self._product(matrix, x)
-        if before is None:
+        if other is None:
             return (product,)
         if op.attributes.epilogue == "append":
-            return (torch.cat((before, product), dim=-1),)
-        return (before + product,)
+            return (torch.cat((other, product), dim=-1),)
+        if op.attributes.epilogue == "multiply":
+            assert activation is not None
+            return (ACTIVATIONS[activation](other) * product,)
+        return (other + product,)
 
     def rope(self, op: Op[Heads], qkv: torch.Tensor, *rotations: Any) -> tuple[torch.Tensor, ...]:
         heads, ops = op.attributes, self._ops
