@@ -42,7 +42,8 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kChunk = std::size_t{64} << 20;  // untouched pages of it take no memory
+// Untouched pages take no memory, but each chunk wastes half a huge page, and what its last piece did not fit into.
+constexpr std::size_t kChunk = std::size_t{256} << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t step) { return (bytes + step - 1) / step * step; }
 

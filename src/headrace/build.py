@@ -19,7 +19,7 @@ from headrace.models.packed.folder import copy_tokenizer, new_folder, write_conf
 from headrace.models.packed.header import PackedHeader, is_packed, read_header
 from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
 from headrace.models.spec import ModelSpec
-from headrace.models.stored import stored_spec
+from headrace.models.stored import open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
 from headrace.plan.hardware import this_machine
@@ -74,6 +74,7 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     header = read_header(source.path) if source.path is not None and is_packed(source.path) else None
     if header is not None:
         config = _as_packed(config, header)
+    source = open_source(source)
     stored = stored_spec(source)
     machine = this_machine()
     resolved = resolve(config, stored, machine, mapped=mapped or header is not None)

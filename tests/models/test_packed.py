@@ -81,9 +81,9 @@ def pack(folder: Path, target: Path, weights: WeightFormat, dtype: str) -> tuple
     spec = read_spec(source.config)
     options: Any = {"dtype": dtype, "weights": WeightFormats(weights), "kernels": KERNELS, "team": TEAM}
     target.mkdir()
-    program, maker = packed_loader.open_packer(source, spec, **options)
+    refs, maker = packed_loader.open_packer(source, spec, **options)
     writer = PackedWriter(target)
-    store.save_packed(program, maker, writer, lambda name: weights)
+    store.save_packed(refs, maker, writer, lambda name: weights)
     quantization = weights.name if weights.quantized else None
     writer.finish(
         PackedFacts(VERSION, "0", "m", KERNELS.layout, KERNELS.name, "float32", "float32", quantization)

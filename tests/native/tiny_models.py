@@ -93,7 +93,7 @@ class Random:
 
 
 def random_weights(spec: ModelSpec, scale: float = 0.15, seed: int = 7) -> Weights:
-    return make_weights(lower(spec), Random(torch.Generator().manual_seed(seed), scale))
+    return make_weights(lower(spec).weights, Random(torch.Generator().manual_seed(seed), scale))
 
 
 def torch_model(spec: ModelSpec, weights: Weights, block_size: int) -> TorchModel:
@@ -116,7 +116,7 @@ def native_model(
 ) -> NativeDecoder:
     table, team = _native.Kernels(kernels), _native.Team(threads)
     program = lower(spec)
-    packed = make_weights(program, _Packing(table, team, format, group, weights))
+    packed = make_weights(program.weights, _Packing(table, team, format, group, weights))
     groups = groups_of(spec, block_size)
     limits = TapeLimits(max_tokens=MAX_TOKENS, max_seqs=40)
     memory = NativeKV(spec.kv_shapes, groups, kv)

@@ -139,20 +139,25 @@ def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServeOptions]:
 
 
 def _serve(config: EngineConfig, options: ServeOptions, listener: socket.socket) -> int:
-    from headrace.build import survey
-    from headrace.models.source import is_at_hand
-    from headrace.plan.report import summary
     from headrace.server.run import serve
     from headrace.server.shutdown import held
 
     name = options.names[0] if options.names else config.model
     with held():
-        if is_at_hand(config.model):  # a model that does not fit is refused before a process is started
-            plan = survey(config)
-            say(f"headrace: loading {config.model}: {summary(plan.resolved, plan.ledger)}")
-        else:
-            say(f"headrace: loading {config.model}")
+        say(f"headrace: loading {config.model}{_plan(config)}")
         return serve(config, options, listener, lambda url: _announce(url, name))
+
+
+def _plan(config: EngineConfig) -> str:
+    """What a model at hand will need; one that does not fit is refused before a process is started."""
+    from headrace.build import survey
+    from headrace.models.source import is_at_hand
+    from headrace.plan.report import summary
+
+    if not is_at_hand(config.model):
+        return ""
+    plan = survey(config)  # goes with this call, and with it the model's open files
+    return f": {summary(plan.resolved, plan.ledger)}"
 
 
 def _announce(url: str, name: str) -> None:

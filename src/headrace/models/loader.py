@@ -66,7 +66,7 @@ def read_weights(
         if progress is not None:
             progress(done, total)
 
-    return make_weights(program, _TorchMaker(fill, dtype, torch.device(device)))
+    return make_weights(program.weights, _TorchMaker(fill, dtype, torch.device(device)))
 
 
 def random_weights(
@@ -83,7 +83,7 @@ def random_weights(
         )
 
     program = lower(spec, weight_names(spec))
-    return make_weights(program, _TorchMaker(fill, dtype, torch.device(device)))
+    return make_weights(program.weights, _TorchMaker(fill, dtype, torch.device(device)))
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:

@@ -22,7 +22,7 @@ from headrace.models.stored import open_weights
 from headrace.models.tensor_sources import CheckpointTensors, RandomSource, TensorSource
 from headrace.models.weights import Maker, Progress, Projection, Weights, check_tensors, make_weights
 from headrace.program.lower import lower
-from headrace.program.records import Program, WeightRef
+from headrace.program.records import WeightRef
 from headrace.quant.format import WeightFormat, WeightFormats
 
 
@@ -47,10 +47,11 @@ def load_packed(
     checked before the first is read. Raises CheckpointError, naming the tensor, where the checkpoint does not hold
     what `spec` needs.
     """
-    program, maker = open_packer(
-        source, spec, dtype=dtype, weights=weights, kernels=kernels, team=team, seed=seed, progress=progress
-    )
-    return make_weights(program, maker)
+    refs, maker = open_packer(
+        source, spec, dtype=dtype, weights=weights, kernels=kernels, team=team, seed=seed, progress=progress,
+        largest_first=True,
+    )  # fmt: skip
+    return make_weights(refs, maker)
 
 
 def open_packer(
@@ -63,11 +64,20 @@ def open_packer(
     team: Team,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[Program, Maker]:
-    """What `load_packed` loads with, which has checked the source and read nothing yet."""
+    largest_first: bool = False,
+) -> tuple[Sequence[WeightRef], Maker]:
+    """What `load_packed` loads with, which has checked the source and read nothing yet, and the weights in the order in
+    which it is to make them.
+
+    largest_first: while a weight is packed, its pages of the file are in memory too. This matters least for small ones
+    when all others are there, so a whole model takes the least memory in this order.
+    """
     names = weight_names(spec)
     program = lower(spec, names)
-    expected = tuple(program.tensors())
+    refs = program.weights
+    if largest_first and source.path is not None:
+        refs = tuple(sorted(refs, key=lambda weight: -weight.elements))
+    expected = tuple(name for weight in refs for name, _ in weight.tensors())
     tensors: TensorSource
     if source.path is None:
         tensors = RandomSource(seed, dtype)
@@ -75,7 +85,7 @@ def open_packer(
         stored = open_weights(source, spec)
         check_tensors(stored.checkpoint, program, names, stored.coded, stored.parts | {*stored.ignored})
         tensors = CheckpointTensors(stored, expected)
-    return program, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress)
+    return refs, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress)
 
 
 class _Packer:

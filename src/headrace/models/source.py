@@ -16,6 +16,7 @@ from headrace.models.hub.reference import parse_reference
 from headrace.models.shapes import SHAPES
 
 if TYPE_CHECKING:
+    from headrace.models.stored import StoredWeights
     from headrace.models.weight_files import SelfDescribedFiles
 
 BUNDLED = ("tale", "tale-draft")
@@ -41,7 +42,8 @@ class ModelSource:
     """The origin of a model.
 
     path: its folder, or its GGUF file, or None for a shape, which has random weights. files: those with its weights
-    where its config is in them too, as in GGUF; else they are opened when they are needed.
+    where its config is in them too, as in GGUF; else they are opened when they are needed. opened: its weights, once
+    `models.stored.open_source` has found them.
     """
 
     kind: SourceKind
@@ -50,6 +52,7 @@ class ModelSource:
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     files: SelfDescribedFiles | None = field(default=None, repr=False, compare=False)
+    opened: StoredWeights | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,17 +58,38 @@ def open_files(source: ModelSource) -> WeightFiles | None:
 
     Raises CheckpointError where there are none, or they contradict themselves.
     """
+    if source.opened is not None:
+        return source.opened.checkpoint
     if source.files is not None:
         return source.files
     return None if source.path is None else Checkpoint(source.path)
 
 
+def open_source(source: ModelSource) -> ModelSource:
+    """The source with its weights' files opened and its quantised matrices found, so that all who need them find them.
+
+    Random and packed weights have none. Raises as `open_weights` does, but for a folder of floats whose files cannot be
+    used, which is given back as it is: loading it reports the error.
+    """
+    if source.opened is not None or source.path is None or is_packed(source.path):
+        return source
+    try:
+        weights = open_weights(source, read_spec(source.config, source.generation_config))
+    except CheckpointError:
+        if source.files is None and quantization_of(source.config, source.path) is None:
+            return source
+        raise
+    return replace(source, opened=weights)
+
+
 def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
-    """Open the files of a model that has some, and find its quantised matrices.
+    """Open the files of a model that has some, unless they are, and find its quantised matrices.
 
     Raises CheckpointError, naming the tensor, where one is missing or does not fit `spec`, and UnsupportedModel for a
     method that is not implemented.
     """
+    if source.opened is not None:
+        return source.opened
     assert source.path is not None
     names = weight_names(spec)
     program = lower(spec, names)
@@ -111,20 +132,12 @@ def stored_spec(source: ModelSource) -> ModelSpec:
             packed=header.formats,
             packed_names=tuple(header.matrices),
         )
-    if source.files is None and quantization_of(source.config, source.path) is None:
-        return _with_types(spec, source)
-    weights = open_weights(source, spec)
+    weights = open_source(source).opened
+    if weights is None:
+        return spec
     formats = tuple((name, one.format) for name, one in weights.coded.items())
     return replace(
         spec,
         matrix_dtype=weights.checkpoint.matrix_dtype(weights.parts.difference(weights.widened)),
         codes=StoredCodes(weights.method, formats, weights.activations) if formats else None,
     )
-
-
-def _with_types(spec: ModelSpec, source: ModelSource) -> ModelSpec:
-    assert source.path is not None
-    try:
-        return replace(spec, matrix_dtype=Checkpoint(source.path).matrix_dtype())
-    except CheckpointError:
-        return spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,12 +69,12 @@ class Maker(Protocol):
         ...
 
 
-def make_weights(program: Program, make: Maker) -> Weights:
-    """Make all weights, one after the other, in the order of the program."""
+def make_weights(weights: Iterable[WeightRef], make: Maker) -> Weights:
+    """Make weights, one after the other."""
     tables: dict[str, Array] = {}
     vectors: dict[str, Array] = {}
     matrices: dict[str, Projection] = {}
-    for weight in program.weights:
+    for weight in weights:
         name = weight.name
         if weight.kind == "tied":
             tables[name], matrices[name] = make.tied(weight)

@@ -104,7 +104,7 @@ def save_weights(
     """
     assert resolved.kernels is not None and resolved.weight_formats is not None
     kernels = Kernels(resolved.kernels)
-    program, maker = open_packer(
+    refs, maker = open_packer(
         source,
         spec,
         dtype=resolved.weights_dtype,
@@ -116,7 +116,7 @@ def save_weights(
     )
     writer = PackedWriter(folder)
     try:
-        save_packed(program, maker, writer, resolved.weight_formats.of)
+        save_packed(refs, maker, writer, resolved.weight_formats.of)
         writer.finish(
             PackedFacts(
                 version=VERSION,

@@ -16,6 +16,8 @@ native = needs.native()
 
 from headrace.build import Survey, survey  # noqa: E402
 from headrace.config import EngineConfig  # noqa: E402
+from headrace.models import stored  # noqa: E402
+from headrace.models.identity import weights_identity  # noqa: E402
 from headrace.models.packed_loader import load_packed  # noqa: E402
 from headrace.models.weights import Weights  # noqa: E402
 from headrace.plan.weights import weight_bytes  # noqa: E402
@@ -96,6 +98,22 @@ def test_logits_match(name: str, method: str, tmp_path: Path) -> None:
                 ref.rows, ref.columns, gated=ref.gated, bias=bool(ref.biases)
             )
             assert loaded.matrices[ref.name].weight.nbytes == asked
+
+
+def test_a_start_opens_the_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To plan, to load, and for the identity of the weights; codes are found once too."""
+    quantize(tmp_path, family(FOUR[0]).build(tmp_path), CASES["gptq-4-asym"])
+    made: list[str] = []
+
+    def counted(name: str) -> None:
+        original = getattr(stored, name)
+        monkeypatch.setattr(stored, name, lambda *given: [made.append(name), original(*given)][1])
+
+    counted("Checkpoint")
+    counted("find_coded")
+    plan, _ = load(tmp_path)
+    weights_identity(plan.source, 0)
+    assert made == ["Checkpoint", "find_coded"]
 
 
 @pytest.mark.parametrize("method", ["gptq-4-asym", "ct-fp8-block", "bnb-nf4-nested"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -39,17 +39,17 @@ def map_packed(
     check_program(header, program)
     check_formats(header, program, format_of, table_dtype)
     data = PackedData(header)
-    weights = make_weights(program, _Mapped(header, data, len(program.weights), progress))
+    weights = make_weights(program.weights, _Mapped(header, data, len(program.weights), progress))
     if prefetch:
         data.prefetch()
     return weights
 
 
 def save_packed(
-    program: Program, maker: Maker, writer: PackedWriter, format_of: Callable[[str], WeightFormat]
+    weights: Iterable[WeightRef], maker: Maker, writer: PackedWriter, format_of: Callable[[str], WeightFormat]
 ) -> None:
     """Make every weight and write it, one after the other: memory is needed for one at a time."""
-    make_weights(program, _Saved(maker, writer, format_of))
+    make_weights(weights, _Saved(maker, writer, format_of))
 
 
 class _Mapped:
