@@ -116,7 +116,7 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
                               int head_dim, int block_size, std::optional<AnyArray> key_scales,
                               std::optional<AnyArray> value_scales, std::optional<Array<float, 1>> q_norm,
                               std::optional<Array<float, 1>> k_norm, float eps, std::optional<Array<float, 2>> sink_cos,
-                              std::optional<Array<float, 2>> sink_sin) {
+                              std::optional<Array<float, 2>> sink_sin, bool interleaved) {
     const Kernels& kernels = *set.table;
     RopeArgs args;
     args.kv = cache_of(keys, values, key_scales, value_scales, head_dim, block_size);
@@ -139,6 +139,7 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
     args.qkv_stride = qkv.shape(1) * sizeof(float);
     args.num_heads = num_heads;
     args.rotated = static_cast<int>(2 * cos.shape(1));
+    args.interleaved = interleaved;
     args.q_norm = q_norm ? q_norm->data() : nullptr;
     args.k_norm = k_norm ? k_norm->data() : nullptr;
     args.eps = eps;
@@ -169,7 +170,7 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
                             Array<std::int32_t, 1> dropped, int sink_blocks, int block_size, float scale, int window,
                             int sinks, float soft_cap, std::optional<AnyArray> q_sink,
                             std::optional<AnyArray> key_scales, std::optional<AnyArray> value_scales,
-                            const std::string& out_dtype) {
+                            const std::string& out_dtype, std::optional<Array<float, 1>> learned_sinks) {
     const Kernels& kernels = *set.table;
     require(q.ndim() == 4, "q must be [Hkv, T, G, D]");
     AttentionArgs args;
@@ -218,6 +219,10 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
     args.window = window;
     args.sinks = sinks;
     args.soft_cap = soft_cap;
+    if (learned_sinks) {
+        require(learned_sinks->shape(0) == static_cast<std::size_t>(args.num_heads), "there is one learned sink a head");
+        args.learned_sinks = learned_sinks->data();
+    }
     args.out_type = out_dtype == "f32" ? DType::f32 : DType::bf16;
     const std::size_t width = q.shape(0) * q.shape(2) * q.shape(3);
     Result out = make({tokens, width}, numpy_type(args.out_type));
@@ -241,12 +246,14 @@ void bind_attention(nb::module_& m) {
           nb::arg("values"), nb::arg("slots"), nb::arg("cos"), nb::arg("sin"), nb::kw_only(), nb::arg("num_heads"),
           nb::arg("head_dim"), nb::arg("block_size"), nb::arg("key_scales") = nb::none(),
           nb::arg("value_scales") = nb::none(), nb::arg("q_norm") = nb::none(), nb::arg("k_norm") = nb::none(),
-          nb::arg("eps") = 0.0f, nb::arg("sink_cos") = nb::none(), nb::arg("sink_sin") = nb::none());
+          nb::arg("eps") = 0.0f, nb::arg("sink_cos") = nb::none(), nb::arg("sink_sin") = nb::none(),
+          nb::arg("interleaved") = false);
     m.def("paged_attention", &bind_paged_attention, nb::arg("kernels"), nb::arg("team"), nb::arg("q"), nb::arg("keys"),
           nb::arg("values"), nb::kw_only(), nb::arg("cu_q"), nb::arg("kv_lens"), nb::arg("positions"),
           nb::arg("block_tables"), nb::arg("dropped"), nb::arg("sink_blocks"), nb::arg("block_size"), nb::arg("scale"),
           nb::arg("window") = 0, nb::arg("sinks") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("q_sink") = nb::none(),
-          nb::arg("key_scales") = nb::none(), nb::arg("value_scales") = nb::none(), nb::arg("out_dtype") = "f32");
+          nb::arg("key_scales") = nb::none(), nb::arg("value_scales") = nb::none(), nb::arg("out_dtype") = "f32",
+          nb::arg("learned_sinks") = nb::none());
 }
 
 }  // namespace headrace

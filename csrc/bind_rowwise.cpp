@@ -21,13 +21,13 @@ using Sums = nb::ndarray<std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cp
 // `out` [rows, bytes of a padded row]; `scales` and `sums` [rows, groups] for i8.
 void encode(const KernelSet& kernels, Team& team, const Matrix2& x, const std::string& type, const Encoded& out,
             std::optional<Floats> norm, float eps, int group, std::optional<Matrix2> scales, std::optional<Sums> sums,
-            std::optional<Longs> gather) {
+            std::optional<Longs> gather, std::optional<Floats> bias, bool centred, const std::string& gate) {
     EncodeArgs args;
     args.in = x.data();
     args.in_stride = x.shape(1) * sizeof(float);
     args.gather = gather ? gather->data() : nullptr;
-    args.norm = norm ? norm->data() : nullptr;
-    args.eps = eps;
+    args.norm = {norm ? norm->data() : nullptr, bias ? bias->data() : nullptr, centred, eps};
+    args.gate = gate_of(gate);
     args.rows = static_cast<int>(out.shape(0));
     args.cols = static_cast<int>(x.shape(1));
     args.out.type = dtype_of(type);
@@ -36,6 +36,7 @@ void encode(const KernelSet& kernels, Team& team, const Matrix2& x, const std::s
     args.cols_padded = static_cast<int>(out.shape(1) / dtype_bytes(args.out.type));
     if (args.cols_padded % kInputAlign != 0 || args.cols_padded < args.cols) throw nb::value_error("out is not padded");
     if ((gather ? gather->size() : x.shape(0)) != out.shape(0)) throw nb::value_error("out has another number of rows");
+    if (bias && bias->size() != x.shape(1)) throw nb::value_error("bias has another number of columns");
     if (norm && norm->size() != x.shape(1)) throw nb::value_error("norm has another number of columns");
     if (args.out.type == DType::i8) {
         if (!scales || !sums || group < 1) throw nb::value_error("i8 needs scales, sums and a group");
@@ -66,9 +67,9 @@ void argmax(const KernelSet& kernels, Team& team, const Matrix2& logits, const L
     kernels.table->argmax(args, team);
 }
 
-void soft_cap(const KernelSet& kernels, Team& team, const Matrix2& logits, float cap) {
+void soft_cap(const KernelSet& kernels, Team& team, const Matrix2& logits, float cap, float scale) {
     const SoftCapArgs args{logits.data(), logits.shape(1) * sizeof(float), static_cast<int>(logits.shape(0)),
-                           static_cast<int>(logits.shape(1)), cap};
+                           static_cast<int>(logits.shape(1)), cap, scale};
     const nb::gil_scoped_release released;
     kernels.table->soft_cap(args, team);
 }
@@ -79,10 +80,12 @@ void bind_rowwise(nb::module_& m) {
     using namespace nb::literals;
     m.def("encode", &encode, "kernels"_a, "team"_a, "x"_a.noconvert(), "type"_a, "out"_a.noconvert(), nb::kw_only(),
           "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "group"_a = 0, "scales"_a.noconvert() = nb::none(),
-          "sums"_a.noconvert() = nb::none(), "gather"_a.noconvert() = nb::none());
+          "sums"_a.noconvert() = nb::none(), "gather"_a.noconvert() = nb::none(), "bias"_a.noconvert() = nb::none(),
+          "centred"_a = false, "gate"_a = "none");
     m.def("embed", &embed, "kernels"_a, "team"_a, "ids"_a.noconvert(), "table"_a, "out"_a.noconvert());
     m.def("argmax", &argmax, "kernels"_a, "team"_a, "logits"_a.noconvert(), "out"_a.noconvert());
-    m.def("soft_cap", &soft_cap, "kernels"_a, "team"_a, "logits"_a.noconvert(), "cap"_a);
+    m.def("soft_cap", &soft_cap, "kernels"_a, "team"_a, "logits"_a.noconvert(), "cap"_a,
+          "scale"_a = 1.0F);
 }
 
 }  // namespace headrace

@@ -26,7 +26,8 @@ using Best = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using Hidden = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Group = std::tuple<Blocks, Ints, Longs>;  // block tables, dropped, slots
-using Final = std::tuple<int, Floats, double, Hidden>;  // buffer of the residual stream, final norm, its eps, output
+using Vectors = std::vector<Floats>;                     // of a norm: none, its weight, or weight and bias
+using Final = std::tuple<int, Vectors, bool, double, Hidden>;  // residual stream, final norm, is it centred, its eps, output
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
@@ -116,25 +117,30 @@ public:
     }
 
     // `table`: an array, or a PackedMatrix, which the tape keeps alive.
-    void embed(nb::object table, int out) {
+    void embed(nb::object table, int out, float scale, bool positions, const std::string& name) {
         const Rows& rows = at(buffers_, out);
         const Embeddings embeddings = embeddings_of(table);
         EmbedArgs args = embeddings.args;
         args.out = static_cast<float*>(rows.data);
         args.out_stride = rows.stride;
-        require(embeddings.rows >= tape_.sizes().vocab, "the embedding has too few rows");
+        args.scale = scale;
+        args.add = args.positions = positions;
+        if (positions) tape_.limit_positions(embeddings.rows);
+        require(!positions || args.packed == nullptr, "the embeddings of positions are a table");
+        require(positions || embeddings.rows >= tape_.sizes().vocab, "the embedding has too few rows");
         require(rows.type == DType::f32 && rows.stride >= args.cols * sizeof(float), "the embedding does not fit");
-        tape_.append(args, Scope::tokens, "embed", -1);
+        tape_.append(args, Scope::tokens, name, -1);
     }
 
     // `reader`: the matrix whose order of columns the rows take, or null.
-    void encode(int source, int out, int cols, std::optional<Floats> norm, float eps, const std::string& scope,
-                const std::string& name, int layer, const PackedMatrix* reader) {
+    void encode(int source, int out, int cols, const Vectors& norm, bool centred, float eps, const std::string& gate,
+                const std::string& scope, const std::string& name, int layer, const PackedMatrix* reader) {
         const Rows& from = at(buffers_, source);
         EncodeArgs args;
         args.in = static_cast<const float*>(from.data);
         args.in_stride = from.stride;
-        args.eps = eps;
+        args.norm = norm_of(norm, centred, eps, cols);
+        args.gate = gate_of(gate);
         args.cols = cols;
         require(reader == nullptr || reader->matrix().cols == cols, "the matrix that reads the rows has other columns");
         args.out = at(buffers_, out);
@@ -142,11 +148,41 @@ public:
         args.cols_padded = (cols + kInputAlign - 1) / kInputAlign * kInputAlign;
         require(from.type == DType::f32 && from.stride >= cols * sizeof(float), "encode reads rows of f32");
         require(args.out.stride >= args.cols_padded * dtype_bytes(args.out.type), "the encoded rows do not fit");
-        if (norm) {
-            require(static_cast<int>(norm->size()) == cols, "a norm has one weight a column");
-            args.norm = norm->data();
-            keep(*norm);
-        }
+        tape_.append(args, scope_of(scope), name, layer);
+    }
+
+    // Normalises columns first .. first + count of the rows, in place.
+    void norm_columns(int rows, int first, int count, const Vectors& norm, bool centred, float eps,
+                      const std::string& name, int layer) {
+        const Rows& buffer = at(buffers_, rows);
+        require(buffer.type == DType::f32 && first >= 0 && count > 0 && first % kPanel == 0 && count % kPanel == 0 &&
+                    buffer.stride >= static_cast<std::size_t>(first + count) * sizeof(float),
+                "the columns of a norm are whole vectors of rows of f32");
+        EncodeArgs args;
+        args.in = static_cast<const float*>(buffer.data) + first;
+        args.in_stride = buffer.stride;
+        args.norm = norm_of(norm, centred, eps, count);
+        args.cols = args.cols_padded = count;
+        args.out.data = static_cast<float*>(buffer.data) + first;
+        args.out.stride = buffer.stride;
+        tape_.append(args, Scope::tokens, name, layer);
+    }
+
+    void add_rows_to(int source, int out, int cols, float scale, const Vectors& norm, bool centred, float eps,
+                     const std::string& scope, const std::string& name, int layer) {
+        const Rows& from = at(buffers_, source);
+        const Rows& to = at(buffers_, out);
+        AddArgs args;
+        args.in = static_cast<const float*>(from.data);
+        args.in_stride = from.stride;
+        args.norm = norm_of(norm, centred, eps, cols);
+        args.scale = scale;
+        args.cols = cols;
+        args.out = static_cast<float*>(to.data);
+        args.out_stride = to.stride;
+        require(from.type == DType::f32 && to.type == DType::f32 && from.stride >= cols * sizeof(float) &&
+                    to.stride >= cols * sizeof(float),
+                "rows of f32 are added to rows of f32");
         tape_.append(args, scope_of(scope), name, layer);
     }
 
@@ -179,17 +215,23 @@ public:
         tape_.append(args, scope_of(scope), name, layer);
     }
 
-    void rope(int qkv, int cache, int q, int num_heads, int rotated, int rotation, std::optional<int> sink_rotation,
-              std::optional<int> q_sink, std::optional<Floats> q_norm, std::optional<Floats> k_norm, float eps,
-              int layer) {
+    void rope(int qkv, int cache, int q, int num_heads, int rotated, bool interleaved,
+              std::optional<std::tuple<double, std::int64_t, std::int64_t>> temperature, std::optional<int> rotation,
+              std::optional<int> sink_rotation, std::optional<int> q_sink, std::optional<Floats> q_norm,
+              std::optional<Floats> k_norm, float eps, int layer) {
         const Cache& to = at(caches_, cache);
         const Rows& from = at(buffers_, qkv);
-        const Rotation& own = at(rotations_, rotation);
+        const Rotation own = rotation ? at(rotations_, *rotation) : Rotation{};
         RopeArgs args;
         args.qkv = static_cast<const float*>(from.data);
         args.qkv_stride = from.stride;
         args.num_heads = num_heads;
         args.rotated = rotated;
+        args.interleaved = interleaved;
+        if (temperature) {
+            std::tie(args.temperature_beta, args.temperature_length, args.temperature_shift) = *temperature;
+            require(args.temperature_length > 0 && args.temperature_shift >= 0, "a temperature grows with positions");
+        }
         args.eps = eps;
         args.cos = own.cos;
         args.sin = own.sin;
@@ -215,7 +257,7 @@ public:
     }
 
     void attention(int q, std::optional<int> q_sink, int cache, int out, int num_heads, float scale, int window,
-                   int sinks, float soft_cap, int layer) {
+                   int sinks, float soft_cap, std::optional<Floats> learned_sinks, int layer) {
         const Cache& from = at(caches_, cache);
         const Rows& to = at(buffers_, out);
         AttentionArgs args;
@@ -228,6 +270,11 @@ public:
         args.window = window;
         args.sinks = sinks;
         args.soft_cap = soft_cap;
+        if (learned_sinks) {
+            require(static_cast<int>(learned_sinks->size()) == num_heads, "there is one learned sink a head");
+            args.learned_sinks = learned_sinks->data();
+            keep(*learned_sinks);
+        }
         args.out_type = to.type;
         args.out = to.data;
         args.out_stride = to.stride;
@@ -236,15 +283,15 @@ public:
         tape_.append(args, Scope::tokens, "attention", layer);
     }
 
-    void logits(int source, const PackedMatrix& head, float soft_cap) {
+    void logits(int source, const PackedMatrix& head, float soft_cap, float scale) {
         const Matrix& m = head.matrix();
         require(m.rows == tape_.sizes().vocab, "the head does not have one row a token");
         LinearArgs args = product(source, m);
         args.out = tape_.logits_buffer();
         args.out_stride = static_cast<std::size_t>(m.rows) * sizeof(float);
         tape_.append(args, Scope::head, "head", -1);
-        if (soft_cap > 0) {
-            const SoftCapArgs cap{tape_.logits_buffer(), args.out_stride, 0, m.rows, soft_cap};
+        if (soft_cap > 0 || scale != 1.0F) {
+            const SoftCapArgs cap{tape_.logits_buffer(), args.out_stride, 0, m.rows, soft_cap, scale};
             tape_.append(cap, Scope::head, "soft_cap", -1);
         }
     }
@@ -256,7 +303,7 @@ public:
         step.tokens = static_cast<int>(ids.size());
         step.seqs = static_cast<int>(kv_lens.size());
         step.wanted = static_cast<int>(wanted_rows.size());
-        step.logits = step.wanted - (hidden ? static_cast<int>(std::get<3>(*hidden).shape(0)) : 0);
+        step.logits = step.wanted - (hidden ? static_cast<int>(std::get<4>(*hidden).shape(0)) : 0);
         step.ids = ids.data();
         step.positions = positions.data();
         step.cu_q = cu_q.data();
@@ -314,6 +361,24 @@ private:
         kept_.push_back(nb::ndarray<nb::ro>(array));
     }
 
+    // Keeps the weights of a norm of `cols` features.
+    NormArgs norm_of(const Vectors& vectors, bool centred, float eps, int cols) {
+        const NormArgs args = viewed(vectors, centred, eps, cols);
+        for (const Floats& one : vectors) keep(one);
+        return args;
+    }
+
+    static NormArgs viewed(const Vectors& vectors, bool centred, float eps, int cols) {
+        require(vectors.size() <= 2, "a norm has a weight, and may have a bias");
+        for (const Floats& one : vectors) require(static_cast<int>(one.size()) == cols, "a norm has one weight a column");
+        NormArgs args;
+        if (!vectors.empty()) args.weight = vectors[0].data();
+        if (vectors.size() > 1) args.bias = vectors[1].data();
+        args.centred = centred;
+        args.eps = eps;
+        return args;
+    }
+
     static Scope scope_of(const std::string& name) {
         if (name == "tokens") return Scope::tokens;
         if (name == "gathered") return Scope::gathered;
@@ -323,18 +388,18 @@ private:
 
     // The final norm of the last wanted rows, which are in the residual stream after the layers have run.
     EncodeArgs final_norm_of(const Final& asked, const Step& step) const {
-        const auto& [source, norm, eps, out] = asked;
+        const auto& [source, norm, centred, eps, out] = asked;
+        require(!norm.empty(), "hidden states are normalised");
         const Rows& from = at(buffers_, source);
         EncodeArgs args;
-        args.cols = static_cast<int>(norm.size());
+        args.cols = static_cast<int>(norm[0].size());
         args.cols_padded = (args.cols + 15) / 16 * 16;
         require(step.logits >= 0, "there are more hidden states than wanted rows");
         require(from.type == DType::f32 && from.stride >= args.cols * sizeof(float), "hidden states are rows of f32");
         require(static_cast<int>(out.shape(1)) == args.cols_padded, "hidden states have columns rounded up to 16");
         args.in = static_cast<const float*>(from.data) + step.logits * (from.stride / sizeof(float));
         args.in_stride = from.stride;
-        args.norm = norm.data();
-        args.eps = static_cast<float>(eps);
+        args.norm = viewed(norm, centred, static_cast<float>(eps), args.cols);
         args.rows = step.wanted - step.logits;
         args.out.data = out.data();
         args.out.stride = args.cols_padded * sizeof(float);
@@ -378,18 +443,25 @@ void bind_tape(nb::module_& m) {
              nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "key_scales"_a.noconvert() = nb::none(),
              "value_scales"_a.noconvert() = nb::none())
         .def("rotations", &BoundTape::rotations, "frequencies"_a.noconvert(), "factor"_a, "limit"_a = nb::none())
-        .def("embed", &BoundTape::embed, "table"_a, "out"_a, nb::keep_alive<1, 2>())
+        .def("embed", &BoundTape::embed, "table"_a, "out"_a, nb::kw_only(), "scale"_a = 1.0F, "positions"_a = false,
+             "name"_a = "embed", nb::keep_alive<1, 2>())
         .def("encode", &BoundTape::encode, "source"_a, "out"_a, "cols"_a, nb::kw_only(),
-             "norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1,
-             "reader"_a.none() = nb::none(), nb::keep_alive<1, 10>())
+             "norm"_a = Vectors(), "centred"_a = false, "eps"_a = 0.0F, "gate"_a = "none", "scope"_a = "tokens",
+             "name"_a, "layer"_a = -1, "reader"_a.none() = nb::none(), nb::keep_alive<1, 12>())
+        .def("norm_columns", &BoundTape::norm_columns, "rows"_a, "first"_a, "count"_a, nb::kw_only(), "norm"_a,
+             "centred"_a = false, "eps"_a = 0.0F, "name"_a, "layer"_a = -1)
+        .def("add", &BoundTape::add_rows_to, "source"_a, "out"_a, "cols"_a, nb::kw_only(), "scale"_a = 1.0F,
+             "norm"_a = Vectors(), "centred"_a = false, "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1)
         .def("linear", &BoundTape::linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "epilogue"_a = "store",
              "gate"_a = "none", "gates"_a = nb::none(), "column"_a = 0, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("rope", &BoundTape::rope, "qkv"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a, "rotated"_a,
-             "rotation"_a, "sink_rotation"_a = nb::none(), "q_sink"_a = nb::none(), "q_norm"_a.noconvert() = nb::none(),
+             "interleaved"_a = false, "temperature"_a = nb::none(), "rotation"_a = nb::none(), "sink_rotation"_a = nb::none(), "q_sink"_a = nb::none(), "q_norm"_a.noconvert() = nb::none(),
              "k_norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "layer"_a = -1)
         .def("attention", &BoundTape::attention, "q"_a, "q_sink"_a.none(), "cache"_a, "out"_a, nb::kw_only(),
-             "num_heads"_a, "scale"_a, "window"_a = 0, "sinks"_a = 0, "soft_cap"_a = 0.0F, "layer"_a = -1)
-        .def("logits", &BoundTape::logits, "source"_a, "head"_a, "soft_cap"_a = 0.0F, nb::keep_alive<1, 3>())
+             "num_heads"_a, "scale"_a, "window"_a = 0, "sinks"_a = 0, "soft_cap"_a = 0.0F,
+             "learned_sinks"_a.noconvert() = nb::none(), "layer"_a = -1)
+        .def("logits", &BoundTape::logits, "source"_a, "head"_a, "soft_cap"_a = 0.0F, "scale"_a = 1.0F,
+             nb::keep_alive<1, 3>())
         .def("run", &BoundTape::run, "ids"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
              "kv_lens"_a.noconvert(), "groups"_a, "wanted_rows"_a.noconvert(), "best"_a.noconvert() = nb::none(),
              "hidden"_a.noconvert() = nb::none())

@@ -30,22 +30,41 @@ struct LinearArgs {
     std::size_t out_stride = 0;      // bytes
 };
 
-// Encodes f32 rows in the format that a matrix reads. With `norm`, the RMSNorm of the row is encoded:
-// x * rsqrt(mean(x^2) + eps) * norm. Features from `cols` to `cols_padded` are written as zeros.
-// i8: one scale a group, max|x| / 127, round to nearest even.
+// A norm of a row: x * rsqrt(mean(x^2) + eps) * weight. With `centred`, of x - mean(x), and `bias` is added if there is one.
+struct NormArgs {
+    const float* weight = nullptr;   // [cols], or null: no norm
+    const float* bias = nullptr;     // [cols], or null
+    bool centred = false;
+    float eps = 0;
+};
+
+// Encodes f32 rows in the format that a matrix reads, after a norm or a function of each feature if there is one.
+// Features from `cols` to `cols_padded` are written as zeros. i8: one scale a group, max|x| / 127, round to nearest even.
 struct EncodeArgs {
     const float* in = nullptr;
     std::size_t in_stride = 0;       // bytes
     const std::int64_t* gather = nullptr;  // [rows] rows of `in` to take, or null for 0, 1, 2, ...
-    const float* norm = nullptr;     // [cols], or null
-    float eps = 0;
+    NormArgs norm;
+    Gate gate = Gate::none;          // applied to every feature
     int rows = 0;
     int cols = 0;
     int cols_padded = 0;
     Rows out;                        // features in the order out.order, if it has one
 };
 
-// out[t, :] = table[ids[t], :] as f32. The table lies in rows, or is a packed matrix: of codes, or the head of a model that
+// out[t, :] += scale * in[t, :], or scale times its norm.
+struct AddArgs {
+    const float* in = nullptr;
+    std::size_t in_stride = 0;       // bytes
+    NormArgs norm;
+    float scale = 1;
+    int rows = 0;
+    int cols = 0;
+    float* out = nullptr;
+    std::size_t out_stride = 0;      // bytes
+};
+
+// out[t, :] = scale * table[ids[t], :] as f32; with `add` it is added to what is there. The table lies in rows, or is a packed matrix: of codes, or the head of a model that
 // ties the two.
 struct EmbedArgs {
     const std::int64_t* ids = nullptr;
@@ -53,20 +72,28 @@ struct EmbedArgs {
     int cols = 0;
     DType type = DType::f32;         // f32 | bf16 | f16: of the table, or of packed floats
     const void* table = nullptr;     // [vocab, cols], or null
-    const Matrix* packed = nullptr;  // where there is no table: without a gate
+    const Matrix* packed = nullptr;  // where there is no table: without a gate; `add` needs a table
+    float scale = 1;
+    bool add = false;
+    bool positions = false;          // a tape fills `ids` with the tokens' positions
     float* out = nullptr;
     std::size_t out_stride = 0;      // bytes
 };
 
 // Splits qkv [T, (Hq + 2 Hkv) * D] f32, normalises the heads of q and k if asked, rotates them by `cos` and `sin`
-// [T, R / 2] (half-split layout: x[i] pairs with x[i + R/2], features from R on stay), and writes
+// [T, R / 2] (x[i] pairs with x[i + R/2], features from R on stay; interleaved: the first R features are brought into that
+// order before, even ones first), and writes
 // q as [Hkv][T][G][D] of `q_type` (G = Hq / Hkv), k and v into the cache at the step's slots.
 // With sink tables, q rotated by them is written to q_sink, too.
 struct RopeArgs {
     const float* qkv = nullptr;
     std::size_t qkv_stride = 0;      // bytes
     int num_heads = 0;
-    int rotated = 0;                 // R
+    int rotated = 0;                 // R; 0: none
+    bool interleaved = false;
+    double temperature_beta = 0;     // queries are multiplied by 1 + beta * log(1 + floor((position + shift) / length))
+    std::int64_t temperature_length = 1;
+    std::int64_t temperature_shift = 0;
     const float* q_norm = nullptr;   // [D], or null
     const float* k_norm = nullptr;
     float eps = 0;
@@ -106,6 +133,7 @@ struct AttentionArgs {
     int window = 0;                  // keys at a distance >= window are hidden, but for the sinks; 0: no window
     int sinks = 0;
     float soft_cap = 0;              // 0: none
+    const float* learned_sinks = nullptr;  // [Hq]: a logit of each head that takes part in the softmax, without a value
     DType out_type = DType::f32;     // f32 | bf16
     void* out = nullptr;             // [T, Hq * D]
     std::size_t out_stride = 0;      // bytes
@@ -140,13 +168,14 @@ struct ArgmaxArgs {
     std::int64_t* out = nullptr;
 };
 
-// logits = cap * tanh(logits / cap), in place (Gemma 2).
+// logits = scale * logits, then cap * tanh(logits / cap) unless the cap is 0 (Gemma 2), in place.
 struct SoftCapArgs {
     float* logits = nullptr;
     std::size_t stride = 0;          // bytes
     int rows = 0;
     int cols = 0;
     float cap = 0;
+    float scale = 1;
 };
 
 // The sampler reads a row of logits in groups of this many.
@@ -168,6 +197,7 @@ struct Kernels {
     const char* layout;              // of packed matrices; sets with equal layouts read the same bytes
     void (*linear)(const LinearArgs&, Team&);
     void (*encode)(const EncodeArgs&, Team&);
+    void (*add)(const AddArgs&, Team&);
     void (*embed)(const EmbedArgs&, Team&);
     void (*rotations)(const RotationArgs&, Team&);
     void (*rope_and_write)(const RopeArgs&, Team&);

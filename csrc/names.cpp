@@ -24,7 +24,8 @@ constexpr Entry<WeightFormat> kFormats[] = {{"f32", WeightFormat::f32},
                                             {"e4m3", WeightFormat::e4m3},
                                             {"e5m2", WeightFormat::e5m2}};
 constexpr Entry<Gate> kGates[] = {
-    {"none", Gate::none}, {"silu", Gate::silu}, {"gelu", Gate::gelu}, {"gelu_tanh", Gate::gelu_tanh}};
+    {"none", Gate::none}, {"silu", Gate::silu}, {"gelu", Gate::gelu}, {"gelu_tanh", Gate::gelu_tanh},
+    {"relu", Gate::relu}, {"relu2", Gate::relu2}};
 constexpr Entry<Epilogue> kEpilogues[] = {
     {"store", Epilogue::store}, {"add", Epilogue::add}, {"gate", Epilogue::gate}, {"multiply", Epilogue::multiply}};
 

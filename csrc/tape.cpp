@@ -26,7 +26,7 @@ struct Player {
     int rows() const { return rows_of(scope, step); }
 
     void operator()(EmbedArgs& a) const {
-        a.ids = step.ids;
+        a.ids = a.positions ? step.positions : step.ids;
         a.rows = step.tokens;
         kernels.embed(a, team);
     }
@@ -34,6 +34,10 @@ struct Player {
         a.rows = rows();
         a.gather = scope == Scope::gathered ? step.wanted_rows : nullptr;
         kernels.encode(a, team);
+    }
+    void operator()(AddArgs& a) const {
+        a.rows = rows();
+        kernels.add(a, team);
     }
     void operator()(LinearArgs& a) const {
         a.rows = rows();
@@ -141,6 +145,7 @@ void Tape::check(const Step& step) const {
             refuse("token id " + std::to_string(step.ids[t]) + " is outside the vocabulary");
         }
         if (step.positions[t] < 0) refuse("a position is negative");
+        if (step.positions[t] >= positions_) refuse("a position has no embedding");
     }
     if (step.cu_q[0] != 0 || step.cu_q[step.seqs] != step.tokens) refuse("cu_q must go from 0 to the number of tokens");
     for (int s = 0; s < step.seqs; ++s) {

@@ -38,7 +38,7 @@ inline int rows_of(Scope scope, const Step& step) {
     return scope == Scope::tokens ? step.tokens : scope == Scope::head ? step.logits : step.wanted;
 }
 
-using Call = std::variant<EmbedArgs, EncodeArgs, LinearArgs, RotationArgs, RopeArgs, AttentionArgs, SoftCapArgs,
+using Call = std::variant<EmbedArgs, EncodeArgs, AddArgs, LinearArgs, RotationArgs, RopeArgs, AttentionArgs, SoftCapArgs,
                           ArgmaxArgs>;
 
 struct Instruction {
@@ -70,6 +70,9 @@ public:
     // Arguments that depend on the step (rows, ids, gather, step, scratch) are filled in at every run.
     void append(Call call, Scope scope, std::string name, int layer);
 
+    // Steps with a position from here on are refused.
+    void limit_positions(std::int64_t count) { positions_ = positions_ < count ? positions_ : count; }
+
     // Output of logits: [sizes.logits, vocab] floats.
     float* logits_buffer();
 
@@ -96,6 +99,7 @@ private:
     std::vector<KVGroup> groups_;
     std::vector<Instruction> instructions_;
     Step step_;
+    std::int64_t positions_ = INT64_MAX;
     float* logits_ = nullptr;
     std::size_t scratch_bytes_ = 0;
     void* scratch_ = nullptr;

@@ -34,7 +34,10 @@ struct Costs {
     }
     Cost operator()(const EncodeArgs& a) const {
         return {rows() * (a.cols * sizeof(float) + row_bytes(a.out, a.cols_padded)),
-                rows() * a.cols * (a.norm ? 4.0 : 0.0)};
+                rows() * a.cols * (a.norm.weight ? 4.0 : 0.0)};
+    }
+    Cost operator()(const AddArgs& a) const {
+        return {rows() * a.cols * 3.0 * sizeof(float), rows() * a.cols * (a.norm.weight ? 6.0 : 2.0)};
     }
     Cost operator()(const LinearArgs& a) const {
         const Matrix& m = *a.weight;

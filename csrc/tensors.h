@@ -15,7 +15,7 @@ enum class WeightFormat : std::uint8_t { f32, bf16, f16, int8, int6, int5, int4,
 // How the scales of codes are stored. k_minima and k_signed are the K-quants' super-blocks of kSuper input features.
 enum class ScaleType : std::uint8_t { f16, bf16, f32, e8m0, k_minima, k_signed };
 
-enum class Gate : std::uint8_t { none, silu, gelu, gelu_tanh };
+enum class Gate : std::uint8_t { none, silu, gelu, gelu_tanh, relu, relu2 };
 
 using bf16_t = std::uint16_t;  // bit patterns; arithmetic is in float
 using f16_t = std::uint16_t;

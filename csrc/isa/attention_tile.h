@@ -272,9 +272,18 @@ inline void finish(const AttentionArgs& args, const Tile& tile, const Partial& r
         const int row = tile.first_row + r;
         char* to = static_cast<char*>(args.out) + static_cast<std::size_t>(tile.first_token + row / group) * args.out_stride;
         const std::size_t column = static_cast<std::size_t>(tile.head * group + row % group) * dim;
-        const F32x16 sum = F32x16::broadcast(result.sum[r]);
+        F32x16 sum = F32x16::broadcast(result.sum[r]), factor = F32x16::broadcast(1.0f);
+        if (args.learned_sinks != nullptr) {
+            const float sink = args.learned_sinks[tile.head * group + row % group] * 1.44269504f;  // log2(e), as peaks
+            const F32x16 above = F32x16::broadcast(sink - result.peak[r]);
+            const F32x16 most = max(above, F32x16::zero());
+            factor = shrink(F32x16::zero() - most);
+            sum = fma(sum, factor, shrink(above - most));
+        }
         for (int i = 0; i < dim; i += 16) {
-            const F32x16 v = F32x16::load(result.mix + static_cast<std::size_t>(r) * dim + i) / sum;
+            F32x16 v = F32x16::load(result.mix + static_cast<std::size_t>(r) * dim + i);
+            if (args.learned_sinks != nullptr) v = v * factor;
+            v = v / sum;
             if (args.out_type == DType::f32) {
                 v.store(reinterpret_cast<float*>(to) + column + i);
             } else {

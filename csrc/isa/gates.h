@@ -1,4 +1,4 @@
-// What gated feed-forward networks apply to their gate: SiLU and both forms of GELU.
+// What feed-forward networks apply to their gate, or to their inner features: SiLU, both forms of GELU, ReLU, its square.
 #pragma once
 
 #include "../tensors.h"
@@ -42,6 +42,11 @@ HEADRACE_INLINE F32x16 apply(Gate gate, F32x16 x) {
         case Gate::silu: return silu(x);
         case Gate::gelu: return gelu(x);
         case Gate::gelu_tanh: return gelu_tanh(x);
+        case Gate::relu: return max(x, F32x16::zero());
+        case Gate::relu2: {
+            const F32x16 positive = max(x, F32x16::zero());
+            return positive * positive;
+        }
         case Gate::none: break;
     }
     return x;

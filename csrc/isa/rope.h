@@ -151,11 +151,23 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
     auto load = [&](const float* from, const float* norm) {
         for (int i = 0; i < dim; i += 16) F32x16::load(from + i).store(x + i);
         if (norm != nullptr) norm_head(x, dim, norm, args.eps);
+        if (!args.interleaved) return;
+        for (int i = 0; i < half; ++i) {
+            rotated[i] = x[2 * i];
+            rotated[half + i] = x[2 * i + 1];
+        }
+        for (int i = 0; i < 2 * half; ++i) x[i] = rotated[i];
     };
+    float warmth = 1.0f;
+    if (args.temperature_beta != 0) {
+        const std::int64_t steps = (args.step->positions[t] + args.temperature_shift) / args.temperature_length;
+        warmth = static_cast<float>(1.0 + args.temperature_beta * __builtin_log1p(static_cast<double>(steps)));
+    }
     for (int head = 0; head < args.num_heads; ++head) {
         const std::size_t kv_row = static_cast<std::size_t>(head / group) * args.step->tokens + t;
         const std::size_t at = (kv_row * group + head % group) * dim;
         load(row + static_cast<std::size_t>(head) * dim, args.q_norm);
+        for (int i = 0; warmth != 1.0f && i < dim; ++i) x[i] *= warmth;
         rotate_head(x, rotated, dim, args.cos + angle, args.sin + angle, half);
         store_head(rotated, dim, args.q_type, args.q, at);
         if (args.sink_cos == nullptr) continue;

@@ -1,4 +1,4 @@
-// Kernels that take one row at a time: embedding, RMSNorm with encoding for a product, soft cap, arg-max.
+// Kernels that take one row at a time: embedding, norms with encoding for a product, sums, soft cap, arg-max.
 // Rows are divided among threads whole, so a row's numbers do not depend on the others. Reductions: lane i takes elements
 // i, i + 16, ...; then the lanes in one fixed order.
 #pragma once
@@ -6,6 +6,7 @@
 #include "../kernels.h"
 #include "code_formats.h"
 #include "code_side.h"
+#include "gates.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -32,14 +33,14 @@ static inline void embed_row(const EmbedArgs& a, std::int64_t id, float* out) {
     const std::size_t start = static_cast<std::size_t>(id) * a.cols;
     if (a.type == DType::f16) {
         const f16_t* halves = static_cast<const f16_t*>(a.table) + start;
-        for (int i = 0; i < a.cols; ++i) out[i] = from_f16(halves[i]);
+        for (int i = 0; i < a.cols; ++i) out[i] = from_f16(halves[i]) + (a.add ? out[i] : 0.0F);
         return;
     }
     for (int i = 0; i < a.cols; i += 16) {
         const int n = least(16, a.cols - i);
         const F32x16 x = a.type == DType::f32 ? F32x16::load(static_cast<const float*>(a.table) + start + i, n)
                                               : load_bf16(static_cast<const bf16_t*>(a.table) + start + i, n);
-        x.store(out + i, n);
+        (a.add ? F32x16::load(out + i, n) + x : x).store(out + i, n);
     }
 }
 
@@ -92,57 +93,75 @@ static void embed(const EmbedArgs& a, Team& team) {
         } else {
             embed_packed_row(a, a.ids[row], out);
         }
+        if (a.scale == 1.0F) return;
+        for (int i = 0; i < a.cols; i += 16) {
+            const int n = least(16, a.cols - i);
+            (F32x16::load(out + i, n) * F32x16::broadcast(a.scale)).store(out + i, n);
+        }
     });
 }
 
 // ---- encode ----
 
-// The features of one row before encoding: normalised if requested, zeros from `cols` on.
+// The features of one row before encoding: normalised if requested, then a function of each; zeros from `cols` on.
 struct Features {
     const float* in;
-    const float* norm;
+    NormArgs norm;
+    Gate gate;
     int cols;
-    F32x16 scale;  // 1 / root of the mean square
     const std::int32_t* order;  // in which features are encoded, or null
+    F32x16 mean;                // 0 unless the norm is centred
+    F32x16 scale;               // 1 / root of the mean square
 
-    HEADRACE_INLINE Features of(const EncodeArgs& a, int row) {
-        const std::int64_t source = a.gather ? a.gather[row] : row;
-        const char* start = reinterpret_cast<const char*>(a.in) + source * static_cast<std::int64_t>(a.in_stride);
-        Features f{reinterpret_cast<const float*>(start), a.norm, a.cols, F32x16::broadcast(1.0F), a.out.order};
-        if (!a.norm) return f;
+    HEADRACE_INLINE Features of(const float* row, const NormArgs& norm, Gate gate, int cols, const std::int32_t* order) {
+        Features f{row, norm, gate, cols, order, F32x16::zero(), F32x16::broadcast(1.0F)};
+        if (norm.weight == nullptr) return f;
+        if (norm.centred) {
+            F32x16 sum = F32x16::zero();
+            for (int i = 0; i < cols; i += 16) sum = sum + F32x16::load(row + i, least(16, cols - i));
+            f.mean = F32x16::broadcast(reduce_add(sum) / static_cast<float>(cols));
+        }
         F32x16 squares = F32x16::zero();
         int i = 0;
-        for (; i + 16 <= a.cols; i += 16) {
-            const F32x16 x = F32x16::load(f.in + i);
+        for (; i + 16 <= cols; i += 16) {
+            const F32x16 x = F32x16::load(row + i) - f.mean;
             squares = fma(x, x, squares);
         }
-        if (i < a.cols) {
-            const F32x16 x = F32x16::load(f.in + i, a.cols - i);
+        if (i < cols) {
+            const F32x16 x = select(first_lanes(cols - i), F32x16::load(row + i, cols - i) - f.mean, F32x16::zero());
             squares = fma(x, x, squares);
         }
-        const float mean = reduce_add(squares) / static_cast<float>(a.cols);
-        f.scale = F32x16::broadcast(1.0F) / sqrt(F32x16::broadcast(mean + a.eps));
+        const float mean_square = reduce_add(squares) / static_cast<float>(cols);
+        f.scale = F32x16::broadcast(1.0F) / sqrt(F32x16::broadcast(mean_square + norm.eps));
         return f;
     }
 
+    HEADRACE_METHOD F32x16 finished(F32x16 x, F32x16 weight, F32x16 bias) const {
+        if (norm.weight != nullptr) x = norm.centred ? fma((x - mean) * scale, weight, bias) : x * scale * weight;
+        return gate == Gate::none ? x : apply(gate, x);
+    }
+
     HEADRACE_METHOD F32x16 ordered(int i) const {
-        float x[16] = {}, weights[16] = {};
+        float x[16] = {}, weights[16] = {}, biases[16] = {};
         for (int j = 0; j < least(16, cols - i); ++j) {
             x[j] = in[order[i + j]];
-            if (norm) weights[j] = norm[order[i + j]];
+            if (norm.weight != nullptr) weights[j] = norm.weight[order[i + j]];
+            if (norm.bias != nullptr) biases[j] = norm.bias[order[i + j]];
         }
-        return norm ? F32x16::load(x) * scale * F32x16::load(weights) : F32x16::load(x);
+        return finished(F32x16::load(x), F32x16::load(weights), F32x16::load(biases));
     }
 
     HEADRACE_METHOD F32x16 at(int i) const {
-        if (order) return ordered(i);
+        if (order != nullptr) return ordered(i);
+        const F32x16 zero = F32x16::zero();
         if (i + 16 <= cols) {
-            const F32x16 x = F32x16::load(in + i);
-            return norm ? x * scale * F32x16::load(norm + i) : x;
+            return finished(F32x16::load(in + i), norm.weight ? F32x16::load(norm.weight + i) : zero,
+                            norm.bias ? F32x16::load(norm.bias + i) : zero);
         }
-        if (i >= cols) return F32x16::zero();
-        const F32x16 x = F32x16::load(in + i, cols - i);
-        return norm ? x * scale * F32x16::load(norm + i, cols - i) : x;
+        if (i >= cols) return zero;
+        const int n = cols - i;
+        return finished(F32x16::load(in + i, n), norm.weight ? F32x16::load(norm.weight + i, n) : zero,
+                        norm.bias ? F32x16::load(norm.bias + i, n) : zero);
     }
 };
 
@@ -171,7 +190,9 @@ static inline float encode_group(const Features& f, int begin, int end, std::int
 }
 
 static inline void encode_row(const EncodeArgs& a, int row) {
-    const Features f = Features::of(a, row);
+    const std::int64_t source = a.gather ? a.gather[row] : row;
+    const char* in = reinterpret_cast<const char*>(a.in) + source * static_cast<std::int64_t>(a.in_stride);
+    const Features f = Features::of(reinterpret_cast<const float*>(in), a.norm, a.gate, a.cols, a.out.order);
     char* out = static_cast<char*>(a.out.data) + row * a.out.stride;
     if (a.out.type == DType::f32) {
         for (int i = 0; i < a.cols_padded; i += 16) f.at(i).store(reinterpret_cast<float*>(out) + i);
@@ -192,15 +213,31 @@ static void encode(const EncodeArgs& a, Team& team) {
     for_rows(a.rows, a.cols_padded, team, [&](int row) { encode_row(a, row); });
 }
 
+// ---- add ----
+
+static void add(const AddArgs& a, Team& team) {
+    const F32x16 scale = F32x16::broadcast(a.scale);
+    for_rows(a.rows, a.cols, team, [&](int row) {
+        const float* in = a.in + row * (a.in_stride / sizeof(float));
+        float* out = a.out + row * (a.out_stride / sizeof(float));
+        const Features f = Features::of(in, a.norm, Gate::none, a.cols, nullptr);
+        for (int i = 0; i < a.cols; i += 16) {
+            const int n = least(16, a.cols - i);
+            fma(f.at(i), scale, F32x16::load(out + i, n)).store(out + i, n);
+        }
+    });
+}
+
 // ---- logits ----
 
 static void soft_cap(const SoftCapArgs& a, Team& team) {
-    const F32x16 cap = F32x16::broadcast(a.cap);
+    const F32x16 cap = F32x16::broadcast(a.cap), scale = F32x16::broadcast(a.scale);
     for_rows(a.rows, a.cols, team, [&](int row) {
         float* x = a.logits + row * (a.stride / sizeof(float));
         for (int i = 0; i < a.cols; i += 16) {
             const int n = least(16, a.cols - i);
-            (cap * tanh(F32x16::load(x + i, n) / cap)).store(x + i, n);
+            const F32x16 scaled = F32x16::load(x + i, n) * scale;
+            (a.cap > 0 ? cap * tanh(scaled / cap) : scaled).store(x + i, n);
         }
     });
 }

@@ -19,6 +19,7 @@ const Kernels table = {
     .layout = kPackedLayout,
     .linear = linear,
     .encode = encode,
+    .add = add,
     .embed = embed,
     .rotations = rotations,
     .rope_and_write = rope_and_write,

@@ -230,6 +230,9 @@ def encode(
     scales: NDArray[np.float32] | None = None,
     sums: NDArray[np.int32] | None = None,
     gather: NDArray[np.int64] | None = None,
+    bias: NDArray[np.float32] | None = None,
+    centred: bool = False,
+    gate: str = "none",
 ) -> None:
     """Rows x [N, K] as products want them, in `out` [R, bytes of a padded row]; i8: with scales, sums [R, groups]."""
 
@@ -241,7 +244,9 @@ def embed(
     out: NDArray[np.float32],
 ) -> None: ...
 def argmax(kernels: Kernels, team: Team, logits: NDArray[np.float32], out: NDArray[np.int64]) -> None: ...
-def soft_cap(kernels: Kernels, team: Team, logits: NDArray[np.float32], cap: float) -> None: ...
+def soft_cap(
+    kernels: Kernels, team: Team, logits: NDArray[np.float32], cap: float, scale: float = 1.0
+) -> None: ...
 
 TapeGroup = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
 """Block tables [S, B], dropped blocks [S] and slots [T] of one KV group; see csrc/tensors.h."""
@@ -283,21 +288,58 @@ class Tape:
         value_scales: NDArray[np.float32] | None = None,
     ) -> int: ...
     def rotations(self, frequencies: NDArray[np.float64], factor: float, limit: int | None = None) -> int: ...
-    def embed(self, table: Embeddings, out: int) -> None: ...
+    def embed(
+        self, table: Embeddings, out: int, *, scale: float = 1.0, positions: bool = False, name: str = "embed"
+    ) -> None:
+        """Writes `scale` times the rows of the tokens; `positions`: adds the rows of their positions."""
     def encode(
         self,
         source: int,
         out: int,
         cols: int,
         *,
-        norm: NDArray[np.float32] | None = None,
+        norm: Sequence[NDArray[np.float32]] = (),
+        centred: bool = False,
         eps: float = 0.0,
+        gate: str = "none",
         scope: str = "tokens",
         name: str,
         layer: int = -1,
         reader: PackedMatrix | None = None,
     ) -> None:
-        """`reader`: the matrix whose order of columns the rows take, if it has one."""
+        """norm: none, its weight, or weight and bias. gate: a function of every feature. reader: the matrix whose order
+        of columns the rows take, if it has one."""
+
+    def norm_columns(
+        self,
+        rows: int,
+        first: int,
+        count: int,
+        *,
+        norm: Sequence[NDArray[np.float32]],
+        centred: bool = False,
+        eps: float = 0.0,
+        name: str,
+        layer: int = -1,
+    ) -> None:
+        """Normalises columns first .. first + count in place."""
+
+    def add(
+        self,
+        source: int,
+        out: int,
+        cols: int,
+        *,
+        scale: float = 1.0,
+        norm: Sequence[NDArray[np.float32]] = (),
+        centred: bool = False,
+        eps: float = 0.0,
+        scope: str = "tokens",
+        name: str,
+        layer: int = -1,
+    ) -> None:
+        """Adds `scale` times the rows, or their norms, to those of `out`."""
+
     def linear(
         self,
         source: int,
@@ -321,7 +363,9 @@ class Tape:
         *,
         num_heads: int,
         rotated: int,
-        rotation: int,
+        interleaved: bool = False,
+        temperature: tuple[float, int, int] | None = None,
+        rotation: int | None = None,
         sink_rotation: int | None = None,
         q_sink: int | None = None,
         q_norm: NDArray[np.float32] | None = None,
@@ -341,9 +385,10 @@ class Tape:
         window: int = 0,
         sinks: int = 0,
         soft_cap: float = 0.0,
+        learned_sinks: NDArray[np.float32] | None = None,
         layer: int = -1,
     ) -> None: ...
-    def logits(self, source: int, head: PackedMatrix, soft_cap: float = 0.0) -> None: ...
+    def logits(self, source: int, head: PackedMatrix, soft_cap: float = 0.0, scale: float = 1.0) -> None: ...
     def run(
         self,
         ids: NDArray[np.int64],
@@ -353,14 +398,14 @@ class Tape:
         groups: list[TapeGroup],
         wanted_rows: NDArray[np.int64],
         best: NDArray[np.int64] | None = None,
-        hidden: tuple[int, NDArray[np.float32], float, NDArray[np.float32]] | None = None,
+        hidden: tuple[int, Sequence[NDArray[np.float32]], bool, float, NDArray[np.float32]] | None = None,
     ) -> NDArray[np.float32]:
         """Replay the tape for one step; gives logits [R, V] of the wanted rows, valid until the next run.
 
         `best` [R] receives the token of the largest logit of every row. `hidden` is (buffer of the residual stream,
-        final norm [H], its eps, output [P, H rounded up to 16]): the last P wanted rows have no logits, the output
-        receives their normalised hidden states. Raises ValueError for a step that is larger than the tape, or whose
-        indices point outside their arrays; nothing has been run then.
+        final norm, whether it is centred, its eps, output [P, H rounded up to 16]): the last P wanted rows have no
+        logits, the output receives their normalised hidden states. Raises ValueError for a step that is
+        larger than the tape, or whose indices point outside their arrays; nothing has been run then.
         """
 
     def profile(self, on: bool) -> None: ...
@@ -402,6 +447,7 @@ def rope_and_write(
     eps: float = 0.0,
     sink_cos: NDArray[np.float32] | None = None,
     sink_sin: NDArray[np.float32] | None = None,
+    interleaved: bool = False,
 ) -> tuple[Queries, Queries | None]:
     """Head norms, rope and KV write of qkv [T, (Hq + 2 Hkv) * D]; gives q and (with sink tables) q_sink [Hkv, T, G, D].
 
@@ -431,6 +477,7 @@ def paged_attention(
     key_scales: NDArray[np.float32] | None = None,
     value_scales: NDArray[np.float32] | None = None,
     out_dtype: str = "f32",
+    learned_sinks: NDArray[np.float32] | None = None,
 ) -> Queries:
     """headrace.ops.reference.paged_attention on q [Hkv, T, G, D] and a cache as of `rope_and_write`; gives [T, Hq * D].
 

@@ -17,6 +17,7 @@ from headrace.models.generation_config import chosen_defaults
 from headrace.models.identity import weights_identity
 from headrace.models.packed.folder import copy_tokenizer, new_folder, write_configs
 from headrace.models.packed.header import PackedHeader, is_packed, read_header
+from headrace.models.rope import with_context
 from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_source, stored_spec
@@ -75,7 +76,7 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     if header is not None:
         config = _as_packed(config, header)
     source = open_source(source)
-    stored = stored_spec(source)
+    stored = with_context(stored_spec(source), config.max_model_len)
     machine = this_machine()
     resolved = resolve(config, stored, machine, mapped=mapped or header is not None)
     if header is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models.families import read_spec
+from headrace.models.families import read_spec, weight_names
 from headrace.models.loader import load_weights
 from headrace.models.source import resolve_model
 from headrace.models.spec import ModelSpec
@@ -113,7 +113,7 @@ def open_decoder() -> Callable[..., Decoder]:
             spec = change(spec)
         weights = load_weights(source, spec, dtype=getattr(torch, dtype))
         ops = DEFAULT_TABLE.bind(device="cpu", dtype=dtype, formats=weights.formats, force=force)
-        return Decoder(lower(spec, narrow=False), weights, ops, "cpu")
+        return Decoder(lower(spec, weight_names(spec), narrow=False), weights, ops, "cpu")
 
     return load
 

@@ -29,6 +29,9 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "initializer_range": 0.15,  # large enough that every mistake shows in the logits
 }
 
@@ -40,19 +43,21 @@ class Case:
 
     family: str
     fields: dict[str, Any] = field(default_factory=dict)
+    config: str = "Config"
+    head: str = "ForCausalLM"
 
     def build(
         self, folder: Path, dtype: torch.dtype = torch.float32, **save: Any
     ) -> transformers.PreTrainedModel:
         """Save a seeded model to `folder` in `dtype`, and return what transformers loads from there in float32."""
         torch.manual_seed(7)
-        config = getattr(transformers, f"{self.family}Config")(**{**SIZES, **self.fields})
-        kind = getattr(transformers, f"{self.family}ForCausalLM")
+        config = getattr(transformers, f"{self.family}{self.config}")(**{**SIZES, **self.fields})
+        kind = getattr(transformers, f"{self.family}{self.head}")
         model = kind(config).eval()
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                if "norm" in name or name.endswith(
-                    "bias"
+                if (
+                    "norm" in name or ".ln_" in name or name.endswith(("bias", "sinks"))
                 ):  # these start as ones and zeros, which hide mistakes
                     weight.add_(torch.randn_like(weight) * 0.3)
         model.to(dtype).save_pretrained(folder, **save)
@@ -134,6 +139,97 @@ CASES = {
     "qwen3-layer-types": qwen3(use_sliding_window=True, sliding_window=11, layer_types=LAYERS),
     "qwen3-yarn": qwen3(**rope("yarn", factor=4.0, original_max_position_embeddings=64)),
 }
+
+CASES |= {
+    "ministral3": Case(
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "sliding_window": None,
+            **rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                llama_4_scaling_beta=0.3,
+                max_position_embeddings=256,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        },
+    ),
+    "smollm3": Case("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": Case("SmolLM3", {"use_sliding_window": True, "sliding_window": 9}),
+    "granite": Case(
+        "Granite",
+        {
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "seed-oss": Case("SeedOss", {"head_dim": 16}),
+    "gemma": Case("Gemma", {"head_dim": 16}),
+    "gemma2": Case(
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 20,
+        },
+    ),
+    "gemma3": Case(
+        "Gemma3", {"head_dim": 16, "sliding_window": 9, "layer_types": LAYERS}, config="TextConfig"
+    ),
+    "gemma3-scaled": Case(
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": LAYERS,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+            },
+        },
+        config="TextConfig",
+    ),
+    "phi3": Case("Phi3", {"sliding_window": 21}),
+    "phi3-longrope": Case(
+        "Phi3",
+        {
+            "hidden_size": 64,
+            "original_max_position_embeddings": 32,
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.5,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [1.0, 2.5, 4.0, 8.0],
+            },
+        },
+    ),
+    "olmo2": Case("Olmo2", {}),
+    "olmo3": Case(
+        "Olmo3",
+        {"sliding_window": 9, "layer_types": LAYERS},
+    ),
+    "cohere2": Case(
+        "Cohere2",
+        {"sliding_window": 9, "layer_types": LAYERS, "logit_scale": 0.2},
+    ),
+    "glm": Case("Glm", {"head_dim": 16}),
+    "glm4": Case("Glm4", {"head_dim": 16}),
+    "starcoder2": Case("Starcoder2", {"sliding_window": 17}),
+    "gpt-neox": Case("GPTNeoX", {"hidden_size": 64, "rotary_pct": 0.5}),
+    "gpt-neox-serial": Case("GPTNeoX", {"hidden_size": 64, "use_parallel_residual": False}),
+    "gpt2": Case("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}, head="LMHeadModel"),
+}
+"""Each family with every feature of its own turned on."""
 
 Open = Callable[..., Decoder]
 

@@ -19,7 +19,7 @@ _native = needs.native()
 
 
 import headrace  # noqa: E402
-from headrace.models.families import read_spec  # noqa: E402
+from headrace.models.families import read_spec, weight_names  # noqa: E402
 from headrace.models.packed_loader import load_packed  # noqa: E402
 from headrace.models.source import BUNDLED, resolve_model  # noqa: E402
 from headrace.models.spec import ModelSpec  # noqa: E402
@@ -63,7 +63,13 @@ def open_run(
     groups = groups_of(spec, BLOCK_SIZE)
     limits = TapeLimits(MAX_TOKENS, 16)
     model = NativeDecoder(
-        lower(spec), weights, NativeKV(spec.kv_shapes, groups, dtype), groups, table, team, limits
+        lower(spec, weight_names(spec)),
+        weights,
+        NativeKV(spec.kv_shapes, groups, dtype),
+        groups,
+        table,
+        team,
+        limits,
     )
     return PagedRun(model, groups)
 

@@ -31,7 +31,7 @@ def published(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
         for index, (layer, cache) in enumerate(zip(spec.layers, caches, strict=True)):
             mixer = layer.mixer
             kv_width = mixer.num_kv_heads * mixer.head_dim
-            normed = reference.rms_norm(x, norms[f"{index}.input_norm"], spec.norm_eps)
+            normed = reference.rms_norm(x, norms[f"{index}.input_norm"], spec.norm.eps)
             q, k, v = (normed @ matrices[f"{index}.qkv"].T).split(
                 [normed.shape[1], kv_width, kv_width], dim=1
             )
@@ -47,10 +47,10 @@ def published(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
             share = (torch.einsum("hgd,lhd->hgl", query, keys) * mixer.scale).softmax(-1)
             mixed = torch.einsum("hgl,lhd->hgd", share, torch.stack([value for _, value in cache]))
             x = x + mixed.reshape(1, -1) @ matrices[f"{index}.out"].T
-            normed = reference.rms_norm(x, norms[f"{index}.post_norm"], spec.norm_eps)
+            normed = reference.rms_norm(x, norms[f"{index}.post_norm"], spec.norm.eps)
             inner = reference.gated_linear(normed, matrices[f"{index}.gate_up"], "silu", None)
             x = x + inner @ matrices[f"{index}.down"].T
-        rows.append(reference.rms_norm(x, norms["final_norm"], spec.norm_eps) @ head.T)
+        rows.append(reference.rms_norm(x, norms["final_norm"], spec.norm.eps) @ head.T)
     return torch.cat(rows)
 
 

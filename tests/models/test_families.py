@@ -11,6 +11,7 @@ import pytest
 from headrace.core.types import Retention
 from headrace.errors import CheckpointError, ModelError, UnsupportedModel
 from headrace.models.families import FAMILIES, read_spec, weight_names
+from headrace.program.lower import lower
 
 Config = dict[str, Any]
 
@@ -158,13 +159,13 @@ BAD_VALUES = [
 ]
 
 UNSUPPORTED = [
-    ("architectures", ["GPT2LMHeadModel"], "known are LlamaForCausalLM"),
+    ("architectures", ["BloomForCausalLM"], "known are LlamaForCausalLM"),
     ("architectures", ["LlamaForSequenceClassification"], "is not supported"),
     ("architectures", [["x"]], "is not supported"),
     ("architectures", [HUGE], "is not supported"),
-    ("hidden_act", "relu2", "activation 'relu2'"),
+    ("hidden_act", "quick_gelu", "activation 'quick_gelu'"),
     ("torch_dtype", "float8_e4m3fn", "dtype"),
-    ("rope_scaling", {"rope_type": "longrope", "factor": 2}, "rope type 'longrope'"),
+    ("rope_scaling", {"rope_type": "mrope", "factor": 2}, "rope type 'mrope'"),
     ("rope_scaling", {"full_attention": {"rope_type": "default"}}, "differ between layer types"),
     ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("partial_rotary_factor", 0.25, "partial_rotary_factor"),
@@ -205,9 +206,12 @@ def test_mistral_with_layer_types_is_refused(llama_config: Config) -> None:
 
 
 def test_every_family_has_names(llama_config: Config) -> None:
+    sizes = {"n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 64, "sliding_window": 8, "head_dim": 8}
     for name in FAMILIES:
-        spec = read_spec({**llama_config, "architectures": [name]})
-        assert weight_names(spec).embed == "model.embed_tokens.weight"
+        spec = read_spec({**llama_config, **sizes, "architectures": [name]})
+        assert FAMILIES[spec.family].read is FAMILIES[name].read
+        tensors = lower(spec, weight_names(spec)).tensors()
+        assert tensors and not any(tensor.startswith(".") for tensor in tensors)
 
 
 def test_reading_configs_needs_no_torch() -> None:

@@ -27,7 +27,7 @@ SECOND_CALLS = {"soft_cap"}  # of the op `logits`
 def test_the_tape_makes_each_call_once_in_order(name: str, format: str) -> None:
     spec = SPECS[name]
     model = native_model(spec, random_weights(spec), 16, BEST, format=format)
-    expected = [op for op in model.program.ops if op.kind != "encode" or format == "int8"]
+    expected = [op for op in model.program.ops if op.kind != "encode" or _encodes(op, format)]
     model.tape.profile(True)
     PagedRun(model, groups_of(spec, 16)).step({0: range(1, ROWS + 1)}, rows=WANTED)
     calls = [call for call in model.tape.costs() if call[0] not in SECOND_CALLS]
@@ -38,6 +38,11 @@ def test_the_tape_makes_each_call_once_in_order(name: str, format: str) -> None:
     for op, (*_, operations) in zip(expected, calls, strict=True):
         if op.kind in ("linear", "logits"):
             assert operations == operations_per_row(op) * rows[op.rows], op.name
+
+
+def _encodes(op: Op[Any], format: str) -> bool:
+    """Whether the input of this op is not yet of the type that the next matrix reads."""
+    return format == "int8" or (format == "bf16" and op.inputs[0].form == "float")
 
 
 @pytest.mark.parametrize("name", SPECS)

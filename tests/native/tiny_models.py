@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from headrace import _native
 from headrace.core.types import Retention
-from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
+from headrace.models.spec import (
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormPlacement,
+    NormSpec,
+    RopeSpec,
+    Temperature,
+)
 from headrace.models.weights import Projection, Weights, make_weights
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.program.lower import lower
@@ -33,16 +42,19 @@ ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, 
 WINDOW = replace(ATTENTION, retention=Retention.WINDOW, window=21)
 SINKS = replace(ATTENTION, retention=Retention.SINKS, window=24, sinks=3)
 MLP = MLPSpec(intermediate_size=72)  # not a multiple of 16: gate and up are padded
+LAYER_NORM = NormSpec(1e-5, "layer", bias=True)
 YARN = RopeSpec(theta=500.0, dim=16, kind="yarn", factor=4.0, original_max_position=64)
 
 
-def model(*mixers: AttentionSpec, mlp: MLPSpec = MLP, **fields: Any) -> ModelSpec:
+def model(
+    *mixers: AttentionSpec, mlp: MLPSpec = MLP, norms: NormPlacement = "pre", **fields: Any
+) -> ModelSpec:
     """Hidden size 48, so that rows need padding too."""
     known = {
-        "family": "tiny", "hidden_size": 48, "vocab_size": VOCAB, "max_position": MAX_LEN, "norm_eps": 1e-5,
+        "family": "tiny", "hidden_size": 48, "vocab_size": VOCAB, "max_position": MAX_LEN, "norm": NormSpec(1e-5),
         "tie_embeddings": False, "checkpoint_dtype": "float32",
     }  # fmt: skip
-    return ModelSpec(**{**known, **fields}, layers=tuple(LayerSpec(mixer, mlp) for mixer in mixers))
+    return ModelSpec(**{**known, **fields}, layers=tuple(LayerSpec(mixer, mlp, norms) for mixer in mixers))
 
 
 SPECS = {
@@ -51,7 +63,9 @@ SPECS = {
     "mqa": model(replace(ATTENTION, num_kv_heads=1), replace(ATTENTION, num_kv_heads=1)),
     "one-layer": model(ATTENTION),
     "biases": model(*[replace(ATTENTION, qkv_bias=True, out_bias=True)] * 2, mlp=replace(MLP, bias=True)),
-    "qk-norm": model(*[replace(ATTENTION, qk_norm=True, head_dim=32, rope=replace(ROPE, dim=32))] * 2),
+    "qk-norm": model(
+        *[replace(ATTENTION, qk_norm=NormSpec(1e-5), head_dim=32, rope=replace(ROPE, dim=32))] * 2
+    ),
     "part-of-a-head-rotated": model(*[replace(ATTENTION, head_dim=48)] * 2),
     "window": model(WINDOW, WINDOW),
     "full-and-window": model(WINDOW, ATTENTION, WINDOW),
@@ -62,6 +76,24 @@ SPECS = {
     "gelu": model(ATTENTION, ATTENTION, mlp=replace(MLP, activation="gelu")),
     "gelu-tanh": model(ATTENTION, ATTENTION, mlp=replace(MLP, activation="gelu_tanh")),
     "tied": model(ATTENTION, ATTENTION, tie_embeddings=True),
+    "layer-norm": model(ATTENTION, ATTENTION, norm=LAYER_NORM),
+    "layer-norm-without-bias": model(ATTENTION, ATTENTION, norm=replace(LAYER_NORM, bias=False)),
+    "norms-after": model(ATTENTION, ATTENTION, norms="post"),
+    "norms-around": model(ATTENTION, WINDOW, norms="both", norm=NormSpec(1e-5, offset=1.0)),
+    "layer-norms-around": model(ATTENTION, ATTENTION, norms="both", norm=LAYER_NORM),
+    "parallel": model(ATTENTION, ATTENTION, norms="parallel"),
+    "scales": model(ATTENTION, ATTENTION, embedding_scale=7.0, residual_scale=0.4, logit_scale=0.3),
+    "scaled-soft-cap": model(
+        ATTENTION, tie_embeddings=True, embedding_scale=3.0, logit_scale=2.0, final_soft_cap=6.0
+    ),
+    "no-rope": model(replace(ATTENTION, rope=None), WINDOW),
+    "interleaved-rope": model(*[replace(ATTENTION, rope=replace(ROPE, dim=8, interleaved=True))] * 2),
+    "qk-norm-whole": model(*[replace(ATTENTION, qk_norm=NormSpec(1e-5), qk_norm_whole=True)] * 2),
+    "learned-sinks": model(replace(ATTENTION, learned_sinks=True), replace(WINDOW, learned_sinks=True)),
+    "temperature": model(*[replace(ATTENTION, temperature=Temperature(0.4, 8, 1))] * 2),
+    "no-gate": model(ATTENTION, ATTENTION, mlp=replace(MLP, gated=False, activation="gelu_tanh", bias=True)),
+    "squared-relu": model(ATTENTION, ATTENTION, mlp=replace(MLP, gated=False, activation="relu2")),
+    "learned-positions": model(*[replace(ATTENTION, rope=None)] * 2, learned_positions=MAX_LEN),
 }
 
 INPUTS = {"f32": "f32", "bf16": "bf16", "int8": "i8", "int4": "i8"}
@@ -82,7 +114,7 @@ class Random:
         return self.draw(*weight.shape, scale=0.5)
 
     def vector(self, weight: WeightRef) -> torch.Tensor:
-        return self.draw(*weight.shape, around=1.0)
+        return self.draw(*weight.shape, around=1.0) + weight.offset
 
     def matrix(self, weight: WeightRef) -> Projection:
         return Projection(self.draw(*weight.shape), self.draw(weight.rows) if weight.biases else None)

@@ -13,7 +13,7 @@ import pytest
 from headrace.core.types import Retention
 from headrace.models.families import read_spec
 from headrace.models.source import BUNDLED_FOLDER
-from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
+from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
 from headrace.plan.hardware import Machine
 from tests import needs
 
@@ -104,10 +104,12 @@ def build_spec(
             sinks=0 if window is None else sinks,
             qkv_bias=bias,
             out_bias=bias,
-            qk_norm=qk_norm,
+            qk_norm=NormSpec(1e-6) if qk_norm else None,
         )
         layers.append(LayerSpec(mixer, MLPSpec(32, bias=bias)))
-    return ModelSpec("test", hidden, vocab, max_position, tuple(layers), 1e-6, tie, checkpoint_dtype)
+    return ModelSpec(
+        "test", hidden, vocab, max_position, tuple(layers), NormSpec(1e-6), tie, checkpoint_dtype
+    )
 
 
 @pytest.fixture(scope="session")

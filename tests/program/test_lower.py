@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from headrace.core.types import Retention
-from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec, StoredCodes
+from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec, StoredCodes
 from headrace.program.lower import lower
 from headrace.program.placement import Call, place
 from headrace.program.records import Buffer, Program, WeightRef
@@ -22,7 +22,7 @@ MLP = MLPSpec(intermediate_size=72)
 
 def model(*mixers: AttentionSpec, tied: bool = False, mlp: MLPSpec = MLP) -> ModelSpec:
     return ModelSpec(
-        family="llama", hidden_size=48, vocab_size=131, max_position=64, norm_eps=1e-5, tie_embeddings=tied,
+        family="llama", hidden_size=48, vocab_size=131, max_position=64, norm=NormSpec(1e-5), tie_embeddings=tied,
         checkpoint_dtype="float32", layers=tuple(LayerSpec(mixer, mlp) for mixer in mixers),
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_every_buffer_is_written_before_it_is_read(narrow: bool, layers: int) ->
 
 
 def test_weights_name_their_tensors() -> None:
-    biased = replace(ATTENTION, qkv_bias=True, qk_norm=True)
+    biased = replace(ATTENTION, qkv_bias=True, qk_norm=NormSpec(1e-5))
     program = lower(model(ATTENTION, biased))
     weights = {weight.name: weight for weight in program.weights}
     prefix = "model.layers.1.self_attn."

@@ -110,7 +110,8 @@ class _TorchMaker:
         return self._stacked(weight)
 
     def vector(self, weight: WeightRef) -> torch.Tensor:
-        return self._stacked(weight)
+        vector = self._stacked(weight)
+        return vector + weight.offset if weight.offset else vector
 
     def matrix(self, weight: WeightRef) -> Projection:
         bias = None

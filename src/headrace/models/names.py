@@ -7,27 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """Tensor names of a checkpoint; the text {i} in a layer's names stands for the layer's number.
+    """Tensor names of a checkpoint, without the endings ".weight" and ".bias"; the text {i} in a layer's names stands
+    for the layer's number.
 
-    A projection is named without its ending ".weight" or ".bias".
+    qkv, gate_up: where the checkpoint has one tensor for these, else empty. sinks is a whole name. ignored: endings of
+    tensors that no model uses; ignored_prefixes: beginnings of such tensors, such as those of an image encoder.
     """
 
-    embed: str = "model.embed_tokens.weight"
-    final_norm: str = "model.norm.weight"
-    head: str = "lm_head.weight"
-    input_norm: str = "model.layers.{i}.input_layernorm.weight"
-    post_norm: str = "model.layers.{i}.post_attention_layernorm.weight"
+    embed: str = "model.embed_tokens"
+    positions: str = ""
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    input_norm: str = "model.layers.{i}.input_layernorm"
+    mixer_post_norm: str = ""
+    post_norm: str = "model.layers.{i}.post_attention_layernorm"  # before the feed-forward half
+    feed_forward_post_norm: str = ""
     query: str = "model.layers.{i}.self_attn.q_proj"
     key: str = "model.layers.{i}.self_attn.k_proj"
     value: str = "model.layers.{i}.self_attn.v_proj"
+    qkv: str = ""
     out: str = "model.layers.{i}.self_attn.o_proj"
-    query_norm: str = "model.layers.{i}.self_attn.q_norm.weight"
-    key_norm: str = "model.layers.{i}.self_attn.k_norm.weight"
+    query_norm: str = "model.layers.{i}.self_attn.q_norm"
+    key_norm: str = "model.layers.{i}.self_attn.k_norm"
+    sinks: str = "model.layers.{i}.self_attn.sinks"
     gate: str = "model.layers.{i}.mlp.gate_proj"
     up: str = "model.layers.{i}.mlp.up_proj"
+    gate_up: str = ""
     down: str = "model.layers.{i}.mlp.down_proj"
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
-    """Endings of tensors in old checkpoints that no model uses."""
+    ignored_prefixes: tuple[str, ...] = ()
 
 
 HF_NAMES = WeightNames()

@@ -121,7 +121,7 @@ class _Packer:
         ((name, size),) = weight.parts
         vector = self._tensors.vector(name, size)
         self._finish([name])
-        return vector
+        return vector + np.float32(weight.offset) if weight.offset else vector
 
     def matrix(self, weight: WeightRef) -> Projection:
         names, rows = [name for name, _ in weight.parts], [count for _, count in weight.parts]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from headrace.core.types import Retention
-from headrace.models.spec import AttentionSpec, RopeSpec
+from headrace.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
-    """R/2 inverse frequencies in radians a position, and the factor on cosines and sines (1 but for YaRN).
+    """R/2 inverse frequencies in radians a position, and the factor on cosines and sines (1 but for YaRN and longrope).
 
     A function of the config alone: tokens do not depend on how much memory is free.
     """
@@ -19,6 +20,9 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
         return [freq / rope.factor for freq in plain], 1.0
     if rope.kind == "factors":
         return [freq / factor for freq, factor in zip(plain, rope.factors, strict=True)], 1.0
+    if rope.kind == "longrope":
+        divided = [freq / factor for freq, factor in zip(plain, rope.factors, strict=True)]
+        return divided, rope.attention_factor or 1.0
     if rope.kind == "llama3":
         return [_llama3(rope, freq) for freq in plain], 1.0
     if rope.kind == "yarn":
@@ -26,9 +30,25 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
     return plain, 1.0
 
 
+def with_context(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:
+    """The same model for contexts of at most so many tokens, where the user sets a limit: longrope has frequencies of
+    their own for those up to the original length."""
+
+    def fitted(layer: LayerSpec) -> LayerSpec:
+        rope = layer.mixer.rope
+        if rope is None or rope.kind != "longrope" or not rope.short_factors:
+            return layer
+        length = spec.max_position if max_model_len is None else max_model_len
+        factors = rope.short_factors if length <= rope.original_max_position else rope.factors
+        mixer = replace(layer.mixer, rope=replace(rope, factors=factors, short_factors=()))
+        return replace(layer, mixer=mixer)
+
+    return replace(spec, layers=tuple(fitted(layer) for layer in spec.layers))
+
+
 def sink_position(spec: AttentionSpec) -> int | None:
     """A query's position for the sinks once tokens were dropped: its index in a full cache (Xiao et al. 2023)."""
-    if spec.retention is not Retention.SINKS or spec.window is None or spec.sinks == 0:
+    if spec.retention is not Retention.SINKS or spec.window is None or spec.sinks == 0 or spec.rope is None:
         return None
     return spec.sinks + spec.window - 1
 

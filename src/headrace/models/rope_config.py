@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,8 +14,20 @@ MAX_POSITION = 1 << 27
 MAX_FACTOR = 4096.0
 
 
-def read_rope(config: ConfigReader, head_dim: int, max_position: int) -> tuple[RopeSpec, int]:
+def read_rope(
+    config: ConfigReader,
+    head_dim: int,
+    max_position: int,
+    *,
+    layer_type: str | None = None,
+    rotated: float | None = None,
+    theta: float = 10_000.0,
+) -> tuple[RopeSpec, int]:
     """The rope of a model and the longest context that it allows, in tokens.
+
+    layer_type: of the layers whose rope it is, where ropes differ; settings that are given once are those of layers
+    with full attention, and the base of the others is `rope_local_base_freq`. rotated, theta: the part of a head that
+    is rotated and the base, where the config does not say; None: families that rotate whole heads only.
 
     Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before). The longest context
     follows vLLM: linear and dynamic multiply `max_position`, YaRN multiplies the original length, others keep it.
@@ -23,14 +36,29 @@ def read_rope(config: ConfigReader, head_dim: int, max_position: int) -> tuple[R
     scaling = config.table("rope_scaling")
     if scaling is None or not scaling.fields:
         scaling = config.table("rope_parameters") or ConfigReader({}, config.where)
+    outer_theta = config.number("rope_theta", 1.5, 1e15, theta)
     if any(isinstance(value, Mapping) for value in scaling.fields.values()):
-        raise UnsupportedModel(
-            f"rope settings that differ between layer types ({config.where}) are not supported"
-        )
-    for reader in (config, scaling):
+        if layer_type is None:
+            raise UnsupportedModel(
+                f"rope settings that differ between layer types ({config.where}) are not supported"
+            )
+        scaling = scaling.table(layer_type) or ConfigReader({}, config.where)
+    elif layer_type == "sliding_attention":
+        scaling = ConfigReader({}, config.where)
+    if layer_type == "sliding_attention" and config.has("rope_local_base_freq"):
+        outer_theta = config.number("rope_local_base_freq", 1.5, 1e15)
+    for reader in (config, scaling) if rotated is None else ():
         reader.only("partial_rotary_factor", (1, 1.0), 1.0)
-    outer_theta = config.number("rope_theta", 1.5, 1e15, 10_000.0)
-    plain = RopeSpec(theta=scaling.number("rope_theta", 1.5, 1e15, outer_theta), dim=head_dim)
+    rotated = 1.0 if rotated is None else rotated
+    part = scaling.number(
+        "partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, rotated)
+    )
+    dim = int(head_dim * part)
+    if dim < 2 or dim % 2:
+        raise CheckpointError(
+            f"{dim} of {head_dim} channels are rotated ({config.where}): the number must be even and at least 2"
+        )
+    plain = RopeSpec(theta=scaling.number("rope_theta", 1.5, 1e15, outer_theta), dim=dim)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _KINDS:
         raise UnsupportedModel(f"rope type {kind!r:.80} is not supported, only {', '.join(_KINDS)}")
@@ -120,6 +148,26 @@ def _factors(
     return replace(plain, kind="factors", factors=factors), max_position
 
 
+def _longrope(
+    plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
+) -> tuple[RopeSpec, int]:
+    """Two lists of divisors: for contexts up to the original length, and for longer ones."""
+    original = _original_length(scaling, config, max_position)
+    factor = scaling.number("factor", 1.0, MAX_FACTOR, max(1.0, max_position / original))
+    default = 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(max(2, original)))
+    half = plain.dim // 2
+    rope = replace(
+        plain,
+        kind="longrope",
+        factor=factor,
+        original_max_position=original,
+        attention_factor=scaling.number("attention_factor", 0.0, MAX_FACTOR, default),
+        factors=scaling.numbers("long_factor", half, 1 / MAX_FACTOR, MAX_FACTOR),
+        short_factors=scaling.numbers("short_factor", half, 1 / MAX_FACTOR, MAX_FACTOR),
+    )
+    return rope, max_position
+
+
 def _original_length(scaling: ConfigReader, config: ConfigReader, max_position: int) -> int:
     """Context length of pre-training; a field outside the rope settings wins, as in HF."""
     inner = scaling.integer("original_max_position_embeddings", 1, MAX_POSITION, max_position)
@@ -133,4 +181,6 @@ _KINDS: dict[str, _Read] = {
     "yarn": _yarn,
     "llama3": _llama3,
     "factors": _factors,
+    "longrope": _longrope,
+    "su": _longrope,  # its first name
 }

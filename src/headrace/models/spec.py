@@ -12,18 +12,39 @@ from headrace.core.types import Retention
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.format import Activations, WeightFormats
 
-NormPlacement = Literal["pre"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "factors"]
+NormPlacement = Literal["pre", "post", "both", "parallel"]
+"""Where a layer's norms stand. pre: before each half, whose result is added to the residual stream. post: after each
+half, before its result is added (OLMo 2). both: before and after (Gemma 2). parallel: both halves read the same stream,
+and both results are added to it (GPT-NeoX; Cohere, whose two halves share one norm).
+"""
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""relu2: the square of max(x, 0) (So et al. 2021)."""
+
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "factors", "longrope"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """rms: x / root of the mean square (Zhang and Sennrich 2019). layer: the mean is subtracted first (Ba et al. 2016).
+
+    offset: what is added to the checkpoint's weights (Gemma: 1).
+    """
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    bias: bool = False
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding (Su et al. 2021), half-split layout as in HF checkpoints.
+    """Rotary position embedding (Su et al. 2021).
 
+    interleaved: pairs are neighbouring features (GPT-J); else features half of `dim` apart, as in most HF checkpoints.
     `factor` and `original_max_position` belong to the scalings: linear (Chen et al. 2023), dynamic NTK, YaRN
-    (Peng et al. 2023), llama3 (Meta 2024). `factors`: a divisor for each frequency, dim / 2 of them, as GGUF files give
-    in place of llama3's settings.
+    (Peng et al. 2023), llama3 (Meta 2024), longrope (Ding et al. 2024). `factors`: a divisor for each frequency,
+    dim / 2 of them; for longrope those of contexts longer than the original one, and `short_factors` the others.
     """
 
     theta: float
@@ -40,40 +61,60 @@ class RopeSpec:
     mscale_all_dim: float | None = None
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + shift) / length)) (Llama 4, Ministral)."""
+
+    beta: float
+    length: int
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Grouped-query attention; MHA is num_kv_heads == num_heads, MQA is num_kv_heads == 1."""
+    """Grouped-query attention; MHA is num_kv_heads == num_heads, MQA is num_kv_heads == 1.
+
+    rope: None for a layer without positions. qk_norm: over each head of q and k before rope (Qwen3), or over all heads
+    together if `qk_norm_whole` (OLMo 2). learned_sinks: each head has a logit that takes part in the softmax and has
+    no value (gpt-oss).
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
-    rope: RopeSpec
+    rope: RopeSpec | None
     retention: Retention = Retention.FULL
     window: int | None = None  # tokens, the query's own position included
     sinks: int = 0
     soft_cap: float | None = None
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k before rope (Qwen3)
+    qk_norm: NormSpec | None = None
+    qk_norm_whole: bool = False
+    learned_sinks: bool = False
+    temperature: Temperature | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MLPSpec:
-    """Gated feed-forward: down(act(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x)) if gated (Shazeer 2020), else down(act(up(x)))."""
 
     intermediate_size: int
     activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     mixer: AttentionSpec
     feed_forward: MLPSpec
-    norm: NormPlacement = "pre"
+    norms: NormPlacement = "pre"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +132,27 @@ class StoredCodes:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer. Sizes are counts of elements, never bytes."""
+    """A decoder-only transformer. Sizes are counts of elements, never bytes.
+
+    learned_positions: embeddings of so many positions are added to those of the tokens. The scales multiply the
+    embeddings, what each half of a layer adds to the residual stream, and the logits.
+    """
 
     family: str
     hidden_size: int
     vocab_size: int
     max_position: int  # longest context in tokens after rope scaling
     layers: tuple[LayerSpec, ...]
-    norm_eps: float
+    norm: NormSpec
     tie_embeddings: bool
     checkpoint_dtype: str  # "float32" | "float16" | "bfloat16": from the config
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     final_soft_cap: float | None = None
+    learned_positions: int = 0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     matrix_dtype: str | None = (
         None  # type of all matrices that are stored as floats, where the files were read
     )

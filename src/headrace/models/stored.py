@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CheckpointError
 from headrace.models.families import read_spec, weight_names
+from headrace.models.family_checkpoint import open_checkpoint
 from headrace.models.packed.header import is_packed, read_header
 from headrace.models.quantized.matrices import find_coded, ignored_tensors
 from headrace.models.quantized.methods import quantization_of, read_method
-from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec, StoredCodes
 from headrace.models.weight_files import CodedMatrix, WeightFiles, row_runs
@@ -62,7 +62,7 @@ def open_files(source: ModelSource) -> WeightFiles | None:
         return source.opened.checkpoint
     if source.files is not None:
         return source.files
-    return None if source.path is None else Checkpoint(source.path)
+    return None if source.path is None else open_checkpoint(source.path, source.config)
 
 
 def open_source(source: ModelSource) -> ModelSource:
@@ -103,7 +103,7 @@ def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
         return StoredWeights(
             source.files, source.files.method, coded, activations="int8", by_rows=True, widened=widened
         )
-    checkpoint = Checkpoint(source.path)
+    checkpoint = open_checkpoint(source.path, source.config)
     named = quantization_of(source.config, source.path)
     method = None if named is None else read_method(*named)
     found = find_coded(checkpoint, method, program)

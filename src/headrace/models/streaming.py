@@ -36,7 +36,9 @@ def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
 def _streaming_layer(layer: LayerSpec, sinks: int, window: int) -> LayerSpec:
     mixer = layer.mixer
     rope = mixer.rope
-    if rope.kind == "dynamic":  # its base follows the longest distance, which is now the cache's own length
+    if (
+        rope is not None and rope.kind == "dynamic"
+    ):  # its base follows the longest distance, which is now the cache's own length
         rope = replace(rope, kind="default", theta=dynamic_theta(rope, sinks + window))
     if mixer.retention is not Retention.FULL:
         return replace(layer, mixer=replace(mixer, rope=rope))

@@ -116,9 +116,11 @@ def check_tensors(
                 f"tensor {stored} is stored as {entry.dtype}, not as one of {', '.join(checkpoint.dtypes)}"
             )
     # A tied model's head is the embedding; checkpoints that store it once more are common, and HF ignores it too.
-    known = {*expected, names.head, *others}.difference(coded) | {*others}
+    known = {*expected, f"{names.head}.weight", *others}.difference(coded) | {*others}
     for name in checkpoint.names():
-        if name not in known and not name.endswith(names.ignored):
+        if name.endswith(names.ignored) or name.startswith(names.ignored_prefixes):
+            continue
+        if name not in known:
             raise CheckpointError(
                 f"the checkpoint holds tensor {name!r:.200}, which the config does not account for"
             )

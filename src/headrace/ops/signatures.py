@@ -19,6 +19,12 @@ class RMSNorm(Protocol):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
 
+class LayerNorm(Protocol):
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor: ...
+
+
 class Linear(Protocol):
     def __call__(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -69,4 +75,5 @@ class PagedAttention(Protocol):
         sinks: int,
         soft_cap: float | None,
         q_sink: torch.Tensor | None = None,
+        learned_sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...

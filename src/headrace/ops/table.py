@@ -16,7 +16,15 @@ DENSE = "dense"
 Facts = Mapping[str, object]
 """What a candidate may ask of the model and the machine, for example head_dim or block_size."""
 
-PLAIN_OPS = ("embedding", "rms_norm", "rope_tables", "apply_rope", "write_kv", "paged_attention")
+PLAIN_OPS = (
+    "embedding",
+    "rms_norm",
+    "layer_norm",
+    "rope_tables",
+    "apply_rope",
+    "write_kv",
+    "paged_attention",
+)
 WEIGHT_OPS = ("linear", "gated_linear")
 """Ops that are bound once for each weight format."""
 
@@ -89,6 +97,7 @@ class Ops:
 
     embedding: signatures.Embedding
     rms_norm: signatures.RMSNorm
+    layer_norm: signatures.LayerNorm
     rope_tables: signatures.RopeTables
     apply_rope: signatures.ApplyRope
     write_kv: signatures.WriteKV

@@ -25,6 +25,7 @@ class _Call:
     window: int | None
     sinks: int
     soft_cap: float | None
+    learned_sinks: torch.Tensor | None  # [Hkv, G, 1, 1] float32
 
 
 def paged_attention(
@@ -44,6 +45,7 @@ def paged_attention(
     sinks: int,
     soft_cap: float | None,
     q_sink: torch.Tensor | None = None,
+    learned_sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `reference.paged_attention`. The caches must be contiguous."""
     call = _Call(
@@ -56,6 +58,7 @@ def paged_attention(
         window,
         sinks,
         soft_cap,
+        None if learned_sinks is None else learned_sinks.float().view(key_cache.shape[1], -1, 1, 1),
     )
     out = torch.empty_like(q)
     bounds = cu_q.tolist()
@@ -179,7 +182,12 @@ def _attend(
         hidden |= (distance >= call.window) & (key_at >= call.sinks)[:, None, :]
     grid = logits.view(num_seqs, call.num_kv, groups, rows, -1)
     grid.masked_fill_(hidden[:, None, None], -torch.inf)
-    mixed = logits.softmax(dim=-1) @ values  # [S, Hkv, G*n, D]
+    if call.learned_sinks is not None:
+        column = call.learned_sinks.expand(*grid.shape[:-1], 1)
+        logits = torch.cat((grid, column), dim=-1).softmax(dim=-1)[..., :-1].reshape(logits.shape)
+    else:
+        logits = logits.softmax(dim=-1)
+    mixed = logits @ values  # [S, Hkv, G*n, D]
     mixed = mixed.view(num_seqs, call.num_kv, groups, rows, dim).permute(0, 3, 1, 2, 4)  # [S, n, Hkv, G, D]
     return mixed.reshape(q.shape).to(q.dtype)
 

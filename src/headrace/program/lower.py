@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 from headrace.models.names import HF_NAMES, WeightNames
 from headrace.models.rope import sink_position
-from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
+from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
 from headrace.program.records import (
+    Activate,
+    Add,
     Attention,
     Buffer,
+    Embed,
     Head,
     Heads,
     Linear,
@@ -66,47 +69,68 @@ class _Lowering:
     def embed(self) -> WeightRef:
         """The embeddings; gives the weight of the head."""
         spec, names = self._spec, self._names
-        parts = ((names.embed, spec.vocab_size),)
+        parts = ((f"{names.embed}.weight", spec.vocab_size),)
         kind: Literal["tied", "table"] = "tied" if spec.tie_embeddings else "table"
         table = WeightRef("embed", kind, parts, spec.hidden_size, "embeddings", shard="row")
-        self._add("embed", "embed", (), self._stream, table)
+        self._add("embed", "embed", (), self._stream, table, attributes=Embed(spec.embedding_scale))
+        if spec.learned_positions:
+            rows = ((f"{names.positions}.weight", spec.learned_positions),)
+            positions = WeightRef("positions", "table", rows, spec.hidden_size, "embeddings")
+            self._add(
+                "embed",
+                "positions",
+                (self._stream,),
+                self._stream,
+                positions,
+                attributes=Embed(positions=True),
+            )
         if spec.tie_embeddings:
             return table
-        return WeightRef(
-            "head", "matrix", ((names.head, spec.vocab_size),), spec.hidden_size, "head", shard="row"
-        )
+        head = ((f"{names.head}.weight", spec.vocab_size),)
+        return WeightRef("head", "matrix", head, spec.hidden_size, "head", shard="row")
 
     def layer(self, index: int, layer: LayerSpec, *, gather: bool) -> None:
         """A layer; `gather`: only the selected rows are computed after its mixer."""
         self._layer = index
-        self._attention(layer.mixer, gather=gather)
-        self._feed_forward(layer.feed_forward)
+        names, norms = self._names, layer.norms
+        before = norms != "post"
+        mixed, out = self._attention(layer.mixer, before, gather=gather)
+        if norms != "parallel":
+            self._project(
+                "out", mixed, out, names.mixer_post_norm if norms in ("post", "both") else "", gather=gather
+            )
+        inner, down = self._feed_forward(layer.feed_forward, before)
+        if norms == "parallel":  # the feed-forward half has read the stream
+            self._project("out", mixed, out, gather=gather)
+        self._project("down", inner, down, names.feed_forward_post_norm if norms in ("post", "both") else "")
         self._layer = None
 
     def head(self, head: WeightRef) -> None:
         spec = self._spec
         if self._rows == "tokens":
             self._gather_stream()
-        self._norm("final_norm", self._names.final_norm, head)
+        self._read_stream("final_norm", self._names.final_norm, head)
         logits = Buffer("logits", spec.vocab_size, "logits", "logits", "logits")
-        encoded = self.ops[-1].outputs
-        self._add(
-            "logits", "head", encoded, logits, head, rows="logits", attributes=Head(spec.final_soft_cap)
-        )
+        attributes = Head(spec.final_soft_cap, spec.logit_scale)
+        self._add("logits", "head", self.ops[-1].outputs, logits, head, rows="logits", attributes=attributes)
 
-    def _attention(self, spec: AttentionSpec, *, gather: bool) -> None:
+    def _attention(self, spec: AttentionSpec, normed: bool, *, gather: bool) -> tuple[Buffer, WeightRef]:
+        """Gives its result, and the matrix that multiplies it."""
         names, hidden, index = self._names, self._spec.hidden_size, self._layer
         assert index is not None
         width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        columns = width + 2 * kv_width
         stacked = {names.query: ("q", width), names.key: ("k", kv_width), names.value: ("v", kv_width)}
+        if names.qkv:
+            stacked = {names.qkv: ("qkv", columns)}
         out = self._matrix("out", "attention", {names.out: hidden}, width, spec.out_bias, shard="column")
 
-        qkv = self._buffer("qkv", width + 2 * kv_width, "float", "attention")
+        qkv = self._buffer("qkv", columns, "float", "attention")
         column = 0
         for role, run in self._runs({name: letter for name, (letter, _) in stacked.items()}):
             rows = {name: stacked[name][1] for name in run}
             weight = self._matrix(role, "attention", rows, hidden, spec.qkv_bias, shard="row")
-            self._norm("input_norm", names.input_norm, weight)
+            self._read_stream("input_norm", names.input_norm if normed else "", weight)
             inputs = (*self.ops[-1].outputs, *((qkv,) if column else ()))
             self._add(
                 "linear", role, inputs, qkv, weight,
@@ -114,19 +138,33 @@ class _Lowering:
             )  # fmt: skip
             column += weight.rows
 
+        head_norms: list[WeightRef] = []
+        if spec.qk_norm is not None:
+            whole = spec.qk_norm_whole
+            for role, name, first, count in (
+                ("query_norm", names.query_norm, 0, width), ("key_norm", names.key_norm, width, kv_width),
+            ):  # fmt: skip
+                weights = self._norm_weights(role, name, spec.qk_norm, count if whole else spec.head_dim)
+                if whole:
+                    norm = _norm(spec.qk_norm, (first, count))
+                    self._add("norm_columns", role, (qkv,), qkv, *weights, attributes=norm)
+                else:
+                    head_norms += weights
+
         limit = sink_position(spec)
-        rotations = [self._rotation(spec.rope, None)]
+        rotations = [] if spec.rope is None else [self._rotation(spec.rope, None)]
         queries = [self._buffer("q", width, "queries", "attention")]
-        if limit is not None:
+        if limit is not None and spec.rope is not None:
             rotations.append(self._rotation(spec.rope, limit))
             queries.append(self._buffer("q_sink", width, "queries", "attention"))
-        head_norms = []
-        if spec.qk_norm:
-            head_norms.append(self._vector("query_norm", names.query_norm, spec.head_dim))
-            head_norms.append(self._vector("key_norm", names.key_norm, spec.head_dim))
         heads = Heads(
-            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, self._spec.norm_eps, cache=index
-        )
+            spec.num_heads, spec.num_kv_heads, spec.head_dim,
+            rotated=0 if spec.rope is None else spec.rope.dim,
+            interleaved=spec.rope is not None and spec.rope.interleaved,
+            norm=_norm(spec.qk_norm) if head_norms and spec.qk_norm is not None else None,
+            temperature=spec.temperature,
+            cache=index,
+        )  # fmt: skip
         self._add("rope", "rope", (qkv, *rotations), queries, *head_norms, attributes=heads)
 
         mixed = self._buffer("mixed", width, "float" if gather else "direct", "attention")
@@ -134,24 +172,45 @@ class _Lowering:
             spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window, spec.sinks, spec.soft_cap,
             cache=index,
         )  # fmt: skip
+        sinks: tuple[WeightRef, ...] = ()
+        if spec.learned_sinks:
+            name = self._tensor(names.sinks)
+            role = self._in_layer("sinks")
+            sinks = (
+                WeightRef(
+                    role, "vector", ((name, spec.num_heads),), 1, "attention", layer=index, shard="row"
+                ),
+            )
         reader = None if gather else out
-        self._add("attention", "attention", queries, mixed, attributes=attends, reader=reader)
+        self._add("attention", "attention", queries, mixed, *sinks, attributes=attends, reader=reader)
         if gather:
             self._gather_stream()
-        self._project("out", mixed, out, gather=gather)
+        return mixed, out
 
-    def _feed_forward(self, spec: MLPSpec) -> None:
+    def _feed_forward(self, spec: MLPSpec, normed: bool) -> tuple[Buffer, WeightRef]:
+        """Gives its inner result, and the matrix that multiplies it."""
         names, hidden, wide = self._names, self._spec.hidden_size, spec.intermediate_size
         down = self._matrix("down", "feed-forward", {names.down: hidden}, wide, spec.bias, shard="column")
+        post_norm = names.post_norm if normed else ""
+        if not spec.gated:
+            up = self._matrix("up", "feed-forward", {names.up: wide}, hidden, spec.bias, shard="row")
+            self._read_stream("post_norm", post_norm, up)
+            product = self._buffer("wide", wide, "float", "feed-forward")
+            self._add("linear", "up", self.ops[-1].outputs, product, up, attributes=Linear("none"))
+            inner = self._buffer("encoded_down", wide, "encoded", "feed-forward")
+            self._add(
+                "activate", "activate", (product,), inner, attributes=Activate(spec.activation), reader=down
+            )
+            return inner, down
+        roles = {names.gate_up: "gate_up"} if names.gate_up else {names.gate: "gate", names.up: "up"}
+        runs = self._runs(roles, "_")
+        together = len(runs) == 1  # 16 rows of each in turn; else the products of the gate meet those of up
         inner = self._buffer("wide", wide, "direct", "feed-forward")
-        runs = self._runs({names.gate: "gate", names.up: "up"}, "_")
         gates: tuple[Buffer, ...] = ()
         for role, run in runs:
-            together = len(runs) == 1
-            weight = self._matrix(
-                role, "feed-forward", dict.fromkeys(run, wide), hidden, spec.bias, shard="row", gated=together
-            )
-            self._norm("post_norm", names.post_norm, weight)
+            rows = dict.fromkeys(run, 2 * wide // len(run) if together else wide)
+            weight = self._matrix(role, "feed-forward", rows, hidden, spec.bias, shard="row", gated=together)
+            self._read_stream("post_norm", post_norm, weight)
             inputs = (*self.ops[-1].outputs, *gates)
             if together or gates:
                 gate = Linear("gate" if together else "multiply", spec.activation)
@@ -159,7 +218,7 @@ class _Lowering:
             else:
                 gates = (self._buffer("gates", wide, "float", "feed-forward"),)
                 self._add("linear", role, inputs, gates[0], weight, attributes=Linear("none"))
-        self._project("down", inner, down)
+        return inner, down
 
     def _runs(self, roles: Mapping[str, str], between: str = "") -> list[tuple[str, list[str]]]:
         """Tensors of one product, each with its role, in runs that the checkpoint stores alike: each is one matrix,
@@ -180,18 +239,39 @@ class _Lowering:
 
     # ---- Ops that recur ----
 
-    def _norm(self, role: str, name: str, reader: WeightRef) -> None:
-        """The residual stream, normalised and encoded for `reader`."""
-        weight = self._vector(role, name, self._spec.hidden_size)
+    def _read_stream(self, role: str, name: str, reader: WeightRef) -> None:
+        """The residual stream encoded for `reader`; normalised before, unless `name` is empty."""
         out = self._buffer("encoded_norm", self._spec.hidden_size, "encoded", "hidden")
-        norm = Norm(self._spec.norm_eps)
-        self._add("norm", "norm", (self._stream,), out, weight, attributes=norm, reader=reader)
+        if not name:
+            self._add("encode", "encode", (self._stream,), out, reader=reader)
+            return
+        norm, hidden = self._spec.norm, self._spec.hidden_size
+        weights = self._norm_weights(role, name, norm, hidden)
+        self._add("norm", "norm", (self._stream,), out, *weights, attributes=_norm(norm), reader=reader)
 
-    def _project(self, name: str, source: Buffer, weight: WeightRef, *, gather: bool = False) -> None:
-        """A product that is added to the residual stream."""
-        encoded = self._buffer(f"encoded_{name}", weight.columns, "encoded", source.part)
-        self._add("gather" if gather else "encode", f"encode_{name}", (source,), encoded, reader=weight)
-        self._add("linear", name, (encoded, self._stream), self._stream, weight, attributes=Linear("add"))
+    def _project(
+        self, name: str, source: Buffer, weight: WeightRef, post_norm: str = "", *, gather: bool = False
+    ) -> None:
+        """A product that is added to the residual stream, after a norm unless the name of one is empty."""
+        encoded, spec = source, self._spec
+        if source.form != "encoded":
+            encoded = self._buffer(f"encoded_{name}", weight.columns, "encoded", source.part)
+            self._add("gather" if gather else "encode", f"encode_{name}", (source,), encoded, reader=weight)
+        if not post_norm and spec.residual_scale == 1.0:
+            self._add("linear", name, (encoded, self._stream), self._stream, weight, attributes=Linear("add"))
+            return
+        branch = self._buffer("branch", spec.hidden_size, "float", "hidden")
+        self._add("linear", name, (encoded,), branch, weight, attributes=Linear("none"))
+        norm, weights = None, tuple[WeightRef, ...]()
+        if post_norm:
+            norm = _norm(spec.norm)
+            weights = self._norm_weights(f"{name}_post_norm", post_norm, spec.norm, spec.hidden_size)
+        add = Add(spec.residual_scale, norm)
+        self._add("add", f"add_{name}", (branch, self._stream), self._stream, *weights, attributes=add)
+
+    def _norm_weights(self, role: str, name: str, norm: NormSpec, size: int) -> tuple[WeightRef, ...]:
+        weight = self._vector(role, f"{name}.weight", size, norm.offset)
+        return (weight, self._vector(f"{role}_bias", f"{name}.bias", size)) if norm.bias else (weight,)
 
     def _gather_stream(self) -> None:
         self._rows = "selected"
@@ -213,10 +293,9 @@ class _Lowering:
     def _buffer(self, name: str, columns: int, form: Any, part: Part) -> Buffer:
         return Buffer(name, columns, self._rows, form, part)
 
-    def _vector(self, role: str, name: str, size: int) -> WeightRef:
-        return WeightRef(
-            self._in_layer(role), "vector", ((self._tensor(name), size),), 1, "norms", layer=self._layer
-        )
+    def _vector(self, role: str, name: str, size: int, offset: float = 0.0) -> WeightRef:
+        parts = ((self._tensor(name), size),)
+        return WeightRef(self._in_layer(role), "vector", parts, 1, "norms", layer=self._layer, offset=offset)
 
     def _matrix(
         self, role: str, part: Part, stacked: dict[str, int], columns: int, bias: bool, shard: Any,
@@ -256,3 +335,7 @@ class _Lowering:
         layer = None if kind == "rotations" else self._layer
         op = Op(kind, name, tuple(inputs), made, weights, layer, rows or self._rows, attributes, reader)
         self.ops.append(op)
+
+
+def _norm(spec: NormSpec, columns: tuple[int, int] | None = None) -> Norm:
+    return Norm(spec.eps, spec.kind, columns)

@@ -38,12 +38,14 @@ class Call:
 def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: Type) -> tuple[Call, ...]:
     """The calls of a step. `encoding` of each matrix; `queries`: the type that attention multiplies in.
 
-    An op that encodes what already has the right type makes no call, nor does a norm whose result is there already,
+    An op that encodes what already has the right type makes no call, nor does one whose result is there already,
     because a matrix before it has read it in the same encoding.
     """
     places: dict[Buffer, Place] = {}
     calls = []
-    normed: dict[Place, tuple[WeightRef, ...]] = {}  # weights of the norm whose result a place holds
+    normed: dict[
+        Place, tuple[Buffer, tuple[WeightRef, ...]]
+    ] = {}  # what a place holds: of what, in which norm
     for op in program.ops:
         inputs = tuple(places[buffer] for buffer in op.inputs)
         read: Encoding = ("f32", 0, False) if op.reader is None else encoding(op.reader)
@@ -52,10 +54,14 @@ def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: 
             places[op.outputs[0]] = inputs[0]
             continue
         places.update(zip(op.outputs, outputs, strict=True))
-        is_norm = op.kind == "norm" and not read[2]  # two matrices may have different orders
-        if is_norm and normed.get(outputs[0]) == op.weights:
+        is_norm = op.kind in ("norm", "encode") and not read[2]  # two matrices may have different orders
+        if is_norm and normed.get(outputs[0]) == (op.inputs[0], op.weights):
             continue
-        normed.update(dict.fromkeys(outputs, op.weights if is_norm else ()))
+        for place_, (source, _) in list(normed.items()):
+            if place_ in outputs or source in op.outputs:
+                del normed[place_]
+        if is_norm:
+            normed[outputs[0]] = (op.inputs[0], op.weights)
         calls.append(Call(op, inputs, outputs))
     return tuple(calls)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from headrace.models.spec import Activation, KVLayout, RopeSpec
+from headrace.models.spec import Activation, KVLayout, RopeSpec, Temperature
 
 Rows = Literal["tokens", "selected", "logits"]
 """One row for each token of a step; for each token whose logits or final hidden state are asked for; for each of the
@@ -56,6 +56,7 @@ class WeightRef:
     layer: int | None = None
     experts: int | None = None
     shard: Literal["row", "column"] | None = None
+    offset: float = 0.0  # of a vector: added to what the checkpoint holds
 
     @property
     def rows(self) -> int:
@@ -79,10 +80,38 @@ class WeightRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """scale: of the embeddings. positions: rows are those of the tokens' positions, and are added to the output."""
+
+    scale: float = 1.0
+    positions: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm of a row, times a weight a feature."""
+    """A norm of a row, times a weight a feature, plus a bias if there is a second weight.
+
+    columns: (first, count) of the features that it works on, in place; None for all.
+    """
 
     eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    columns: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Adds `scale` times a row, or times its norm, to another one."""
+
+    scale: float
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Applies a function to every feature."""
+
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +141,16 @@ class Heads:
     num_kv_heads: int
     head_dim: int
     rotated: int  # features of a head
-    eps: float
+    interleaved: bool
+    norm: Norm | None
+    temperature: Temperature | None
     cache: int  # the layer whose KV cache it is
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention over the KV cache."""
+    """Grouped-query attention over the KV cache. A weight, if there is one, holds a logit for each head, which takes
+    part in the softmax and has no value."""
 
     num_heads: int
     num_kv_heads: int
@@ -132,9 +164,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The language-model head."""
+    """The language-model head. The soft cap applies to the scaled logits."""
 
     soft_cap: float | None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +175,13 @@ class Op(Generic[Attributes]):
     """One call. Executors look `kind` up in a table; `attributes` belongs to the kind.
 
     kind           inputs -> outputs                  attributes
-    embed          -> stream                          None
+    embed          [stream] -> stream                 Embed
     rotations      -> cosines and sines               Rotations
     norm           stream -> encoded                  Norm
+    norm_columns   qkv -> qkv                         Norm
+    add            branch, stream -> stream           Add
     encode         direct -> encoded                  None    nothing to do where the two have one type
+    activate       floats -> encoded                  Activate
     gather         rows of tokens -> selected rows    None
     linear         encoded[, other] -> floats, sum    Linear  other: what is added or appended to, or the gates
     rope           qkv, rotations -> queries          Heads   writes keys and values of every token

@@ -38,8 +38,8 @@ class NativeDecoder:
         self.tape: Tape
         self.tape, self._stream = compile_tape(program, weights, kv, groups, kernels, team, limits)
         final = program.final_norm
-        self._final_norm: NDArray[np.float32] = weights.vectors[final.weights[0].name]
-        self._eps = final.attributes.eps
+        self._final_norm: list[NDArray[np.float32]] = [weights.vectors[one.name] for one in final.weights]
+        self._norm = final.attributes
         self._kv = kv
         self._hidden = np.empty((0, program.hidden_size), dtype=np.float32)
 
@@ -58,7 +58,7 @@ class NativeDecoder:
         width = -(-self.program.hidden_size // 16) * 16
         hidden = np.empty((len(step.hidden_rows), width), dtype=np.float32)
         selected = np.concatenate((step.logits_rows, step.hidden_rows))
-        final = (self._stream, self._final_norm, self._eps, hidden)
+        final = (self._stream, self._final_norm, self._norm.kind == "layer", self._norm.eps, hidden)
         logits = self.tape.run(
             step.ids, step.positions, step.cu_q, step.kv_lens, groups, selected, hidden=final
         )

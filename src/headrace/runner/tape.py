@@ -16,7 +16,20 @@ from headrace.core.types import KVGroupSpec
 from headrace.models.rope import inverse_frequencies
 from headrace.models.weights import Weights
 from headrace.program.placement import Call, Encoding, Place, Type, place
-from headrace.program.records import Attention, Head, Heads, Linear, Norm, Op, Program, Rotations, WeightRef
+from headrace.program.records import (
+    Activate,
+    Add,
+    Attention,
+    Embed,
+    Head,
+    Heads,
+    Linear,
+    Norm,
+    Op,
+    Program,
+    Rotations,
+    WeightRef,
+)
 from headrace.runner.native_kv import NativeKV
 
 
@@ -111,8 +124,10 @@ class _Compiler:
         return self.numbers[place]
 
     def embed(self, call: Call) -> None:
-        (weight,), (out,) = call.op.weights, call.outputs
-        self.tape.embed(self.weights.tables[weight.name], self.buffer(out))
+        op: Op[Embed] = call.op
+        table = self.weights.tables[op.weights[0].name]
+        out, positions = self.buffer(call.outputs[0]), op.attributes.positions
+        self.tape.embed(table, out, scale=op.attributes.scale, positions=positions, name=op.name)
 
     def rotations(self, call: Call) -> None:
         """Rotations have numbers of their own."""
@@ -123,11 +138,38 @@ class _Compiler:
         )
 
     def norm(self, call: Call) -> None:
+        self._encode(call, **self._norm(call.op.attributes, call.op.weights))
+
+    def norm_columns(self, call: Call) -> None:
         op: Op[Norm] = call.op
-        self._encode(call, norm=self.weights.vectors[op.weights[0].name], eps=op.attributes.eps)
+        assert op.attributes.columns is not None
+        first, count = op.attributes.columns
+        self.tape.norm_columns(
+            self.buffer(call.outputs[0]), first, count,
+            **self._norm(op.attributes, op.weights), name=op.name, layer=_layer(op),
+        )  # fmt: skip
+
+    def add(self, call: Call) -> None:
+        op: Op[Add] = call.op
+        norm = op.attributes.norm
+        branch, out = call.inputs[0], call.outputs[0]
+        self.tape.add(
+            self.buffer(branch), self.buffer(out), out.columns,
+            scale=op.attributes.scale, **({} if norm is None else self._norm(norm, op.weights)),
+            scope=_scope(op), name=op.name, layer=_layer(op),
+        )  # fmt: skip
+
+    def _norm(self, norm: Norm, weights: Sequence[WeightRef]) -> dict[str, Any]:
+        """A norm as the tape takes it."""
+        vectors = [self.weights.vectors[weight.name] for weight in weights]
+        return {"norm": vectors, "centred": norm.kind == "layer", "eps": norm.eps}
 
     def encode(self, call: Call) -> None:
         self._encode(call)
+
+    def activate(self, call: Call) -> None:
+        op: Op[Activate] = call.op
+        self._encode(call, gate=op.attributes.activation)
 
     def gather(self, call: Call) -> None:
         self._encode(call, scope="gathered")
@@ -163,21 +205,25 @@ class _Compiler:
 
     def rope(self, call: Call) -> None:
         op: Op[Heads] = call.op
-        qkv, rotation, *sink_rotation = (self.buffer(place) for place in call.inputs)
+        qkv, *rotations = (self.buffer(place) for place in call.inputs)
         q, *q_sink = (self.buffer(place) for place in call.outputs)
         norms = [self.weights.vectors[weight.name] for weight in op.weights]
+        warmth = op.attributes.temperature
+        assert op.attributes.norm is None or op.attributes.norm.kind == "rms"
         self.tape.rope(
             qkv,
             self.caches[op.attributes.cache],
             q,
             num_heads=op.attributes.num_heads,
             rotated=op.attributes.rotated,
-            rotation=rotation,
-            sink_rotation=sink_rotation[0] if sink_rotation else None,
+            interleaved=op.attributes.interleaved,
+            temperature=None if warmth is None else (warmth.beta, warmth.length, warmth.shift),
+            rotation=rotations[0] if rotations else None,
+            sink_rotation=rotations[1] if len(rotations) > 1 else None,
             q_sink=q_sink[0] if q_sink else None,
             q_norm=norms[0] if norms else None,
             k_norm=norms[1] if norms else None,
-            eps=op.attributes.eps,
+            eps=0.0 if op.attributes.norm is None else op.attributes.norm.eps,
             layer=_layer(op),
         )
 
@@ -194,19 +240,25 @@ class _Compiler:
             window=op.attributes.window or 0,
             sinks=op.attributes.sinks,
             soft_cap=op.attributes.soft_cap or 0.0,
+            learned_sinks=self.weights.vectors[op.weights[0].name] if op.weights else None,
             layer=_layer(op),
         )
 
     def logits(self, call: Call) -> None:
         op: Op[Head] = call.op
         head = _packed(self.weights, op.weights[0])
-        self.tape.logits(self.buffer(call.inputs[0]), head, op.attributes.soft_cap or 0.0)
+        self.tape.logits(
+            self.buffer(call.inputs[0]), head, op.attributes.soft_cap or 0.0, op.attributes.scale
+        )
 
 
 _KINDS: Mapping[str, Callable[[_Compiler, Call], None]] = {
     "embed": _Compiler.embed,
     "rotations": _Compiler.rotations,
     "norm": _Compiler.norm,
+    "norm_columns": _Compiler.norm_columns,
+    "add": _Compiler.add,
+    "activate": _Compiler.activate,
     "encode": _Compiler.encode,
     "gather": _Compiler.gather,
     "linear": _Compiler.linear,

@@ -8,11 +8,26 @@ from typing import Any
 import torch
 
 from headrace.models.rope import inverse_frequencies
-from headrace.models.spec import RopeSpec
+from headrace.models.spec import RopeSpec, Temperature
 from headrace.models.weights import Projection, Weights
 from headrace.ops.reference.dense import ACTIVATIONS
+from headrace.ops.reference.rope import deinterleave
 from headrace.ops.table import Ops
-from headrace.program.records import Attention, Buffer, Head, Heads, Linear, Norm, Op, Program, Rotations
+from headrace.program.records import (
+    Activate,
+    Add,
+    Attention,
+    Buffer,
+    Embed,
+    Head,
+    Heads,
+    Linear,
+    Norm,
+    Op,
+    Program,
+    Rotations,
+    WeightRef,
+)
 from headrace.runner.batch import Batch, GroupBatch, LayerKV
 
 
@@ -77,8 +92,11 @@ class _Step:
         self._decoder, self._ops, self._weights = decoder, decoder.ops, decoder.weights
         self._batch, self._kv = batch, kv
 
-    def embed(self, op: Op[None]) -> tuple[torch.Tensor]:
-        return (self._ops.embedding(self._batch.tokens, self._weights.tables[op.weights[0].name]),)  # [T, H]
+    def embed(self, op: Op[Embed], before: torch.Tensor | None = None) -> tuple[torch.Tensor]:
+        ids = self._batch.positions if op.attributes.positions else self._batch.tokens
+        rows = self._ops.embedding(ids, self._weights.tables[op.weights[0].name])  # [T, H]
+        scaled = rows if op.attributes.scale == 1.0 else rows * op.attributes.scale
+        return (scaled if before is None else before + scaled,)
 
     def rotations(self, op: Op[Rotations]) -> tuple[tuple[torch.Tensor, torch.Tensor]]:
         """Cosines and sines, [T, R/2] float32 each."""
@@ -87,7 +105,21 @@ class _Step:
         return (self._ops.rope_tables(clamped, *self._decoder.frequencies(op.attributes.rope)),)
 
     def norm(self, op: Op[Norm], x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (self._ops.rms_norm(x, self._weights.vectors[op.weights[0].name], op.attributes.eps),)
+        return (self._normed(op.attributes, op.weights, x),)
+
+    def norm_columns(self, op: Op[Norm], x: torch.Tensor) -> tuple[torch.Tensor]:
+        assert op.attributes.columns is not None
+        first, count = op.attributes.columns
+        part = self._normed(op.attributes, op.weights, x[:, first : first + count])
+        return (torch.cat((x[:, :first], part, x[:, first + count :]), dim=-1),)
+
+    def add(self, op: Op[Add], branch: torch.Tensor, stream: torch.Tensor) -> tuple[torch.Tensor]:
+        norm, scale = op.attributes.norm, op.attributes.scale
+        x = branch if norm is None else self._normed(norm, op.weights, branch)
+        return (stream + (x if scale == 1.0 else x * scale),)
+
+    def activate(self, op: Op[Activate], x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (ACTIVATIONS[op.attributes.activation](x),)
 
     def encode(self, op: Op[None], x: torch.Tensor) -> tuple[torch.Tensor]:
         return (x,)
@@ -119,11 +151,17 @@ class _Step:
         q, k, v = (
             part.unflatten(-1, (-1, heads.head_dim)) for part in qkv.split(widths, dim=-1)
         )  # [T, heads, D]
-        if op.weights:
-            query_norm, key_norm = (self._weights.vectors[weight.name] for weight in op.weights)
-            q, k = ops.rms_norm(q, query_norm, heads.eps), ops.rms_norm(k, key_norm, heads.eps)
-        queries = tuple(ops.apply_rope(q, *tables) for tables in rotations)
-        k = ops.apply_rope(k, *rotations[0])
+        if heads.norm is not None:
+            half = len(op.weights) // 2
+            q = self._normed(heads.norm, op.weights[:half], q)
+            k = self._normed(heads.norm, op.weights[half:], k)
+        if heads.interleaved:
+            q, k = deinterleave(q, heads.rotated), deinterleave(k, heads.rotated)
+        if heads.temperature is not None:
+            q = q * _temperatures(heads.temperature, self._batch.positions)[:, None, None].to(q.dtype)
+        queries = tuple(ops.apply_rope(q, *tables) for tables in rotations) or (q,)
+        if rotations:
+            k = ops.apply_rope(k, *rotations[0])
         group, cache = self._group(heads.cache), self._kv[heads.cache]
         if group.written is not None:
             k, v = k[group.written], v[group.written]
@@ -151,17 +189,26 @@ class _Step:
             sinks=spec.sinks,
             soft_cap=spec.soft_cap,
             q_sink=q_sink,
+            learned_sinks=self._weights.vectors[op.weights[0].name] if op.weights else None,
         )  # [T, Hq, D]
         return (mixed.flatten(1),)
 
     def logits(self, op: Op[Head], x: torch.Tensor) -> tuple[torch.Tensor]:
         head = self._weights.matrices[op.weights[0].name]
         logits = self._product(head, x[: len(self._batch.logits_rows)]).float()  # [R, V]
+        if op.attributes.scale != 1.0:
+            logits = logits * op.attributes.scale
         cap = op.attributes.soft_cap
         return (logits if cap is None else cap * torch.tanh(logits / cap),)
 
     def _product(self, matrix: Projection, x: torch.Tensor) -> torch.Tensor:
         return self._ops.linear[matrix.format](x, matrix.weight, matrix.bias)
+
+    def _normed(self, norm: Norm, weights: Sequence[WeightRef], x: torch.Tensor) -> torch.Tensor:
+        weight, *bias = (self._weights.vectors[one.name] for one in weights)
+        if norm.kind == "rms":
+            return self._ops.rms_norm(x, weight, norm.eps)
+        return self._ops.layer_norm(x, weight, bias[0] if bias else None, norm.eps)
 
     def _group(self, layer: int) -> GroupBatch:
         return self._batch.groups[self._decoder.group_of(layer)]
@@ -171,6 +218,9 @@ KINDS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
     "embed": _Step.embed,
     "rotations": _Step.rotations,
     "norm": _Step.norm,
+    "norm_columns": _Step.norm_columns,
+    "add": _Step.add,
+    "activate": _Step.activate,
     "encode": _Step.encode,
     "gather": _Step.gather,
     "linear": _Step.linear,
@@ -179,6 +229,12 @@ KINDS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
     "logits": _Step.logits,
 }
 """What computes each kind of op: (step, op, *inputs) -> outputs."""
+
+
+def _temperatures(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
+    """The factor of each query [T], float32."""
+    steps = torch.floor((positions.double() + temperature.shift) / temperature.length)
+    return (1.0 + temperature.beta * torch.log1p(steps)).float()
 
 
 def _frequencies(rope: RopeSpec, device: torch.device | str) -> tuple[torch.Tensor, float]:

@@ -42,9 +42,13 @@ def test_every_architecture(arch: str, tmp_path: Path) -> None:
     assert (spec.family, spec.hidden_size, spec.vocab_size, len(spec.layers)) == (arch, HIDDEN, VOCAB, LAYERS)
     assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window) == (4, 2, 8, None)
     assert (wide.intermediate_size, wide.bias, wide.activation) == (64, False, "silu")
-    assert (mixer.qkv_bias, mixer.out_bias, mixer.qk_norm) == (arch == "qwen2", False, arch == "qwen3")
+    assert (mixer.qkv_bias, mixer.out_bias, mixer.qk_norm is not None) == (
+        arch == "qwen2",
+        False,
+        arch == "qwen3",
+    )
     assert (spec.max_position, spec.bos_id, spec.eos_ids, spec.tie_embeddings) == (128, 1, (2,), False)
-    assert spec.norm_eps == pytest.approx(1e-5) and mixer.rope.theta == 10_000.0
+    assert spec.norm.eps == pytest.approx(1e-5) and mixer.rope.theta == 10_000.0
     assert (spec.checkpoint_dtype, mixer.rope.kind) == ("float32", "default")
 
 

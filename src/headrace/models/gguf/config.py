@@ -132,7 +132,7 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
         "vocab_size": _vocab_size(model),
         "max_position_embeddings": context,
         "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon", 1e-30, 1.0),
-        "tie_word_embeddings": GGUF_NAMES.head not in model,
+        "tie_word_embeddings": f"{GGUF_NAMES.head}.weight" not in model,
         "torch_dtype": matrix_dtype(model),
         **_biases(model, arch),
         **_window(reader, arch, context),
@@ -197,13 +197,12 @@ def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
 
 def _vocab_size(model: GGUFModel) -> int:
     """Of the embeddings: metadata counts only the tokens that have a text."""
-    info = model.tensor(GGUF_NAMES.embed)
+    name = f"{GGUF_NAMES.embed}.weight"
+    info = model.tensor(name)
     if info is None or len(info.shape) != 2:
-        raise CheckpointError(f"{model.name} lacks the matrix {GGUF_NAMES.embed}")
+        raise CheckpointError(f"{model.name} lacks the matrix {name}")
     if info.shape[0] > MAX_VOCAB:
-        raise CheckpointError(
-            f"{GGUF_NAMES.embed} in {model.name} has {info.shape[0]} rows; {MAX_VOCAB} are allowed"
-        )
+        raise CheckpointError(f"{name} in {model.name} has {info.shape[0]} rows; {MAX_VOCAB} are allowed")
     return info.shape[0]
 
 

@@ -11,19 +11,25 @@ from dataclasses import fields
 from headrace.models.names import WeightNames
 
 GGUF_NAMES = WeightNames(
-    embed="token_embd.weight",
-    final_norm="output_norm.weight",
-    head="output.weight",
-    input_norm="blk.{i}.attn_norm.weight",
-    post_norm="blk.{i}.ffn_norm.weight",
+    embed="token_embd",
+    positions="position_embd",
+    final_norm="output_norm",
+    head="output",
+    input_norm="blk.{i}.attn_norm",
+    mixer_post_norm="blk.{i}.post_attention_norm",
+    post_norm="blk.{i}.ffn_norm",
+    feed_forward_post_norm="blk.{i}.post_ffw_norm",
     query="blk.{i}.attn_q",
     key="blk.{i}.attn_k",
     value="blk.{i}.attn_v",
+    qkv="blk.{i}.attn_qkv",
     out="blk.{i}.attn_output",
-    query_norm="blk.{i}.attn_q_norm.weight",
-    key_norm="blk.{i}.attn_k_norm.weight",
+    query_norm="blk.{i}.attn_q_norm",
+    key_norm="blk.{i}.attn_k_norm",
+    sinks="blk.{i}.attn_sinks.weight",
     gate="blk.{i}.ffn_gate",
     up="blk.{i}.ffn_up",
+    gate_up="",
     down="blk.{i}.ffn_down",
     ignored=(".attn_rot_embd.weight",),
 )
@@ -38,13 +44,15 @@ class NameTable:
     """From a GGUF tensor's name to the name in a checkpoint of the family whose names are `family`."""
 
     def __init__(self, family: WeightNames) -> None:
-        names = [field.name for field in fields(WeightNames) if field.name != "ignored"]
         self._names: dict[str, str] = {}
-        for gguf, other in ((getattr(GGUF_NAMES, name), getattr(family, name)) for name in names):
-            if gguf.endswith(".weight"):
-                self._names[gguf] = other
-            else:
-                self._names.update({f"{gguf}.{end}": f"{other}.{end}" for end in ("weight", "bias")})
+        for field in fields(WeightNames):
+            gguf, other = getattr(GGUF_NAMES, field.name), getattr(family, field.name)
+            if field.name.startswith("ignored") or not gguf or not other:
+                continue
+            ends = ("",) if field.name == "sinks" else (".weight", ".bias")
+            self._names.update({f"{gguf}{end}": f"{other}{end}" for end in ends})
+        if family.gate_up:  # llama.cpp's converter gives the fused matrix the name of `up`
+            self._names[f"{GGUF_NAMES.up}.weight"] = f"{family.gate_up}.weight"
 
     def name(self, gguf: str) -> str | None:
         """The checkpoint's name, None for a tensor that no model reads, and `gguf` itself for an unknown one."""

@@ -29,6 +29,7 @@ _HEAD_OPS = ("apply_rope", "write_kv", "paged_attention")
 _FUNCTIONS = {
     "embedding": "embed",
     "rms_norm": "encode",
+    "layer_norm": "encode",
     "rope_tables": "rotations",
     "apply_rope": "rope_and_write",
     "write_kv": "rope_and_write",

@@ -3,13 +3,14 @@
 from headrace.ops.reference.attention import paged_attention
 from headrace.ops.reference.dense import embedding, gated_linear, linear
 from headrace.ops.reference.kv import write_kv
-from headrace.ops.reference.norm import rms_norm
+from headrace.ops.reference.norm import layer_norm, rms_norm
 from headrace.ops.reference.rope import apply_rope, rope_tables
 
 __all__ = [
     "apply_rope",
     "embedding",
     "gated_linear",
+    "layer_norm",
     "linear",
     "paged_attention",
     "rms_norm",

@@ -22,6 +22,7 @@ def paged_attention(
     sinks: int,
     soft_cap: float | None,
     q_sink: torch.Tensor | None = None,
+    learned_sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal grouped-query attention of a ragged batch over block tables; gives [T, Hq, D] in q's dtype.
 
@@ -42,6 +43,9 @@ def paged_attention(
     what the second rotation gives against a key kept at its true position j. While nothing was dropped, both
     rotations are the same. Once i > sinks + window - 1 no key j < sinks is inside the window, so "j < sinks"
     alone decides which query is used with a key.
+
+    `learned_sinks` [Hq]: a logit for each head that takes part in the softmax and has no value, so that the weights of
+    the keys add up to less than one (gpt-oss).
     """
     out = torch.empty_like(q)
     bounds, lengths, gone = cu_q.tolist(), kv_lens.tolist(), dropped.tolist()
@@ -59,7 +63,11 @@ def paged_attention(
         if soft_cap is not None:
             logits = soft_cap * torch.tanh(logits / soft_cap)
         logits = logits.masked_fill(~_visible(positions[rows], at, window, sinks), -torch.inf)
-        mixed = logits.softmax(dim=-1).flatten(1, 2) @ values  # [Hkv, G*n, D]
+        if learned_sinks is not None:
+            column = learned_sinks.float().view(logits.shape[0], -1, 1, 1).expand(*logits.shape[:3], 1)
+            logits = torch.cat((logits, column), dim=-1)
+        weights = logits.softmax(dim=-1)[..., : keys.shape[1]]
+        mixed = weights.flatten(1, 2) @ values  # [Hkv, G*n, D]
         mixed = mixed.view(*logits.shape[:3], -1).permute(2, 0, 1, 3)  # [n, Hkv, G, D]
         out[rows] = mixed.reshape(out[rows].shape).to(q.dtype)
     return out

@@ -1,4 +1,4 @@
-"""Root mean square normalisation."""
+"""Normalisation over the last dimension."""
 
 from __future__ import annotations
 
@@ -13,3 +13,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016), in float32; keeps shape and dtype."""
+    wide = x.float()
+    wide = wide - wide.mean(dim=-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps) * weight.float()
+    return (wide if bias is None else wide + bias.float()).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Rotary position embedding, half-split layout (Su et al. 2021; the layout of HF checkpoints)."""
+"""Rotary position embedding (Su et al. 2021), in the half-split layout of most HF checkpoints."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def rope_tables(
     """
     angles = positions.to(torch.float64)[:, None] * inverse_frequencies[None, :]  # [T, R/2]
     return (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
+
+
+def deinterleave(x: torch.Tensor, rotated: int) -> torch.Tensor:
+    """The first `rotated` channels of x [T, heads, D] with the even ones before the odd ones: pairs of neighbours
+    become pairs of channels that lie rotated / 2 apart. Products of queries and keys stay the same."""
+    return torch.cat((x[..., 0:rotated:2], x[..., 1:rotated:2], x[..., rotated:]), dim=-1)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

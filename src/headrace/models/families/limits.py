@@ -1,0 +1,8 @@
+"""The largest sizes that a config may ask for."""
+
+MAX_LAYERS = 1024
+MAX_HIDDEN = 131_072
+MAX_VOCAB = 1 << 22
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 1024
+MAX_INTERMEDIATE = 1 << 20

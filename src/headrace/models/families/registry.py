@@ -1,0 +1,99 @@
+"""Every family by the architecture that a config.json names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headrace.errors import UnsupportedModel
+from headrace.models.config_reader import ConfigReader
+from headrace.models.families.gemma import GEMMA
+from headrace.models.families.gpt import GPT
+from headrace.models.families.llama import LLAMA_LIKE
+from headrace.models.families.others import OTHERS
+from headrace.models.families.reading import DTYPES, Family
+from headrace.models.names import WeightNames
+from headrace.models.spec import ModelSpec
+
+ARCHITECTURES: Mapping[str, Family] = {**LLAMA_LIKE, **GEMMA, **OTHERS, **GPT}
+
+FAMILIES: Mapping[str, Family] = {
+    **ARCHITECTURES,
+    # model_type, for configs that name no architecture
+    **{family.name: family for family in ARCHITECTURES.values()},
+    "gemma3_text": ARCHITECTURES["Gemma3ForCausalLM"],
+}
+
+_OUTER = (
+    "tie_word_embeddings",
+    "torch_dtype",
+    "dtype",
+    "bos_token_id",
+    "eos_token_id",
+    "quantization_config",
+)
+"""Fields that a checkpoint with several parts may give outside of its text part."""
+
+
+def has_text_part(config: Mapping[str, Any]) -> bool:
+    """It is the config of a model of text and images or sound, whose text part alone runs."""
+    return isinstance(config.get("text_config"), Mapping) and "hidden_size" not in config
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the text part, or the whole one where there is no other."""
+    if not has_text_part(config):
+        return config
+    outer = {name: config[name] for name in _OUTER if name in config}
+    return {**outer, **{name: value for name, value in config["text_config"].items() if value is not None}}
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """The family of a config.json by its first architecture, or by `model_type` where it names none.
+
+    Raises UnsupportedModel, naming the families that are known.
+    """
+    config = text_part(config)
+    architectures = config.get("architectures")
+    named = (
+        architectures[0] if isinstance(architectures, list) and architectures else config.get("model_type")
+    )
+    family = FAMILIES.get(named) if isinstance(named, str) else None
+    if family is None:
+        known = ", ".join(ARCHITECTURES)
+        raise UnsupportedModel(f"model architecture {named!r:.80} is not supported; known are {known}")
+    return family
+
+
+def weight_names(spec: ModelSpec) -> WeightNames:
+    """Checkpoint tensor names of a spec's family."""
+    return FAMILIES[spec.family].names
+
+
+def read_spec(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelSpec:
+    """Translate a HF config.json, and the end-of-sequence ids of a generation_config.json, into a ModelSpec.
+
+    Raises UnsupportedModel for what is not implemented and CheckpointError for missing or absurd values.
+    """
+    family = find_family(config)
+    reader = ConfigReader(text_part(config))
+    spec = family.read(reader)
+    generation = ConfigReader(generation_config or {}, "generation_config.json")
+    vocab = spec.vocab_size
+    eos = (*reader.token_ids("eos_token_id", vocab), *generation.token_ids("eos_token_id", vocab))
+    bos = reader.token_ids("bos_token_id", vocab)
+    return replace(
+        spec,
+        checkpoint_dtype=_read_dtype(reader),
+        bos_id=bos[0] if bos else None,
+        eos_ids=tuple(dict.fromkeys(eos)),
+    )
+
+
+def _read_dtype(reader: ConfigReader) -> str:
+    """`dtype` (transformers 5) or `torch_dtype` (before); float32 where neither is given."""
+    name = reader.text("dtype", reader.text("torch_dtype", "float32"))
+    if name not in DTYPES:
+        raise UnsupportedModel(f"checkpoint dtype {name!r:.80} is not supported, only {', '.join(DTYPES)}")
+    return name

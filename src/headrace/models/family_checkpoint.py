@@ -1,0 +1,117 @@
+"""Checkpoints whose tensors have other names or another arrangement than the family's program expects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import CheckpointError
+from headrace.models.families import Family, find_family
+from headrace.models.families.reading import Arrangement
+from headrace.models.families.registry import has_text_part, text_part
+from headrace.models.safetensors_reader import Checkpoint
+from headrace.models.weight_files import TensorEntry
+
+_TEXT_BODIES = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.text_model.",
+    "model.",
+)
+_TEXT_HEADS = ("language_model.lm_head.", "lm_head.")
+"""What the names of the text part begin with in checkpoints with several parts."""
+
+
+def open_checkpoint(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
+    """The tensors of a model folder, by the names and in the shapes that the family's program uses.
+
+    Raises CheckpointError as `Checkpoint`, and UnsupportedModel for a family that is not known.
+    """
+    family = find_family(config)
+    parts = has_text_part(config)
+    checkpoint = Checkpoint(folder)
+    if not parts and not family.arranged and checkpoint.entry(f"{family.names.embed}.weight") is not None:
+        return checkpoint
+    return FamilyCheckpoint(folder, family, text_part(config), alone=not parts)
+
+
+class FamilyCheckpoint(Checkpoint):
+    """Tensors by other names: of the text part alone, or of a model that was saved without its head.
+
+    alone: there are no tensors besides those of the family.
+    """
+
+    def __init__(self, folder: Path, family: Family, config: Mapping[str, Any], *, alone: bool) -> None:
+        super().__init__(folder)
+        self._config = config
+        body, head = f"{family.names.embed.split('.')[0]}.", f"{family.names.head}."
+        embed = f"{family.names.embed}.weight".removeprefix(body)
+        bodies = (body, "") if alone else _TEXT_BODIES
+        stored_body = next((one for one in bodies if one + embed in self._file_of), body)
+        heads = (head,) if alone else _TEXT_HEADS
+        self._stored: dict[str, str] = {}
+        for name in self._file_of:
+            stored_head = next((one for one in heads if name.startswith(one)), None)
+            if stored_head is not None:
+                self._stored[head + name.removeprefix(stored_head)] = name
+            elif name.startswith(stored_body):
+                self._stored[body + name.removeprefix(stored_body)] = name
+            elif alone:
+                self._stored[name] = name
+        self._arranged: dict[str, Arrangement] = {
+            name: how for name in self._stored for end, how in family.arranged.items() if name.endswith(end)
+        }
+
+    def names(self) -> Iterable[str]:
+        return self._stored.keys()
+
+    def stored_name(self, name: str) -> str:
+        return self._stored.get(name, name)
+
+    def matrix_dtype(self, excluded: Collection[str] = ()) -> str:
+        others = self._file_of.keys() - self._stored.values()
+        return super().matrix_dtype({*others, *(self.stored_name(name) for name in excluded)})
+
+    def entry(self, name: str) -> TensorEntry | None:
+        stored = super().entry(self._stored.get(name, ""))
+        if stored is None:
+            return None
+        shape = stored.shape[::-1] if self._arranged.get(name) == "transposed" else stored.shape
+        return replace(stored, name=name, shape=shape)
+
+    def array(self, name: str) -> NDArray[Any]:
+        return self._in_order(name, super().array(self._stored[name]))
+
+    def raw(self, name: str) -> NDArray[Any]:
+        return self._in_order(name, super().raw(self._stored[name]))
+
+    def excerpt(self, name: str, offset: int, size: int) -> bytes:
+        return super().excerpt(self._stored[name], offset, size)
+
+    def prefetch(self, name: str) -> None:
+        super().prefetch(self._stored[name])
+
+    def drop(self, name: str) -> None:
+        super().drop(self._stored[name])
+
+    def _in_order(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Whole rows, one after the other in memory."""
+        how = self._arranged.get(name)
+        if how is None:
+            return array
+        if how == "transposed":
+            return np.ascontiguousarray(array.T)
+        heads = self._config.get("num_attention_heads")
+        if not isinstance(heads, int) or heads < 1 or len(array) % (3 * heads):
+            raise CheckpointError(
+                f"tensor {self._stored[name]!r:.200} has {len(array)} rows, which q, k and v of {heads!r:.20} heads "
+                "cannot share"
+            )
+        order = np.arange(len(array)).reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1)
+        return np.ascontiguousarray(array[order])
