@@ -38,7 +38,7 @@ def open_checkpoint(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
     checkpoint = Checkpoint(folder)
     if not parts and not family.arranged and checkpoint.entry(f"{family.names.embed}.weight") is not None:
         return checkpoint
-    return FamilyCheckpoint(folder, family, text_part(config), alone=not parts)
+    return FamilyCheckpoint(checkpoint, family, text_part(config), alone=not parts)
 
 
 class FamilyCheckpoint(Checkpoint):
@@ -47,8 +47,10 @@ class FamilyCheckpoint(Checkpoint):
     alone: there are no tensors besides those of the family.
     """
 
-    def __init__(self, folder: Path, family: Family, config: Mapping[str, Any], *, alone: bool) -> None:
-        super().__init__(folder)
+    def __init__(
+        self, checkpoint: Checkpoint, family: Family, config: Mapping[str, Any], *, alone: bool
+    ) -> None:
+        self.folder, self._file_of = checkpoint.folder, checkpoint.file_of
         self._config = config
         body, head = f"{family.names.embed.split('.')[0]}.", f"{family.names.head}."
         embed = f"{family.names.embed}.weight".removeprefix(body)

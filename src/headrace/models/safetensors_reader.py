@@ -147,6 +147,11 @@ class Checkpoint:
             )
 
     @property
+    def file_of(self) -> dict[str, SafetensorsFile]:
+        """The file that holds each tensor, by the tensor's name."""
+        return self._file_of
+
+    @property
     def where(self) -> str:
         return str(self.folder)
 

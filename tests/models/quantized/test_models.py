@@ -109,11 +109,11 @@ def test_a_start_opens_the_files_once(tmp_path: Path, monkeypatch: pytest.Monkey
         original = getattr(stored, name)
         monkeypatch.setattr(stored, name, lambda *given: [made.append(name), original(*given)][1])
 
-    counted("Checkpoint")
+    counted("open_checkpoint")
     counted("find_coded")
     plan, _ = load(tmp_path)
     weights_identity(plan.source, 0)
-    assert made == ["Checkpoint", "find_coded"]
+    assert made == ["open_checkpoint", "find_coded"]
 
 
 @pytest.mark.parametrize("method", ["gptq-4-asym", "ct-fp8-block", "bnb-nf4-nested"])
