@@ -91,7 +91,9 @@ def test_the_bits_of_a_quantised_checkpoint(tmp_path: Path, method: str, options
         survey(EngineConfig(str(target), quantization="int4"))
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"quantization": "q4_0"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"quantization": "int8"}, {"quantization": "q4_0"}, {"quantization": "a16"}], ids=str
+)
 @pytest.mark.parametrize("tied", [False, True], ids=["two tables", "tied"])
 def test_the_bits_of_a_gguf_file(tmp_path: Path, options: dict[str, Any], tied: bool) -> None:
     """Blocks of several types in one product, embeddings in blocks, and the same rounded again."""

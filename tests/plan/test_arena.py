@@ -79,6 +79,7 @@ def test_the_ledger_of_gguf_blocks(kind: str, tmp_path: Path) -> None:
         TALE, tmp_path / "two.gguf", lambda name: "Q6_K" if any(part in name for part in other) else kind
     )
     check(str(mixed), {"tokenizer": "tale", "dtype": "bfloat16"})
+    check(str(mixed), {"tokenizer": "tale", "quantization": "a16"})
 
 
 def check(model: str, options: dict[str, Any]) -> None:

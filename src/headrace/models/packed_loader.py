@@ -166,9 +166,9 @@ class _Packer:
     def _pack_codes(
         self, names: Sequence[str], target: WeightFormat, *, gate: bool, bias: NDArray[np.float32] | None
     ) -> Projection:
-        if target.blocks:
-            raw = self._tensors.blocks(names)
-            packed = pack_blocks(self._kernels, self._team, raw, target, gate=gate, bias=bias)
+        blocks = self._tensors.blocks(names) if target.activations == "int8" else None
+        if blocks is not None:
+            packed = pack_blocks(self._kernels, self._team, *blocks, gate=gate, bias=bias)
             return Projection(packed, format=target.name)
         parts = self._tensors.coded(names)
         try:

@@ -33,7 +33,7 @@ def pack_floats(
     """Floats, parts below each other, in a format of `parse_format`, or as floats; rounded where it has fewer bits."""
     if target.blocks:
         blocks = [encode_blocks(to_float32(part), TYPES[target.blocks.upper()]) for part in parts]
-        return pack_blocks(kernels, team, blocks, target, gate=gate, bias=bias)
+        return pack_blocks(kernels, team, target.blocks, blocks, gate=gate, bias=bias)
     if target.quantized and target.storage not in ("int8", "int4"):
         coded = [encode(to_float32(part), target) for part in parts]
         return pack_codes(kernels, team, coded, target, gate=gate, bias=bias)
@@ -105,11 +105,11 @@ def map_matrix(
 def pack_blocks(
     kernels: Kernels,
     team: Team,
+    type: str,
     parts: Sequence[NDArray[np.uint8]],
-    target: WeightFormat,
     *,
     gate: bool = False,
     bias: NDArray[np.float32] | None = None,
 ) -> PackedMatrix:
-    """Blocks of the type that `target` names, uint8 [rows, bytes of a row], as they lie in a GGUF file."""
-    return PackedMatrix.from_blocks(kernels, team, target.blocks, [*parts], gate=gate, bias=bias)
+    """Blocks of a type of `BLOCK_FORMATS`, uint8 [rows, bytes of a row], as they lie in a GGUF file."""
+    return PackedMatrix.from_blocks(kernels, team, type, [*parts], gate=gate, bias=bias)

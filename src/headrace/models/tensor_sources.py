@@ -39,8 +39,9 @@ class TensorSource(Protocol):
         """Matrices that are stored as codes, as such."""
         ...
 
-    def blocks(self, names: Sequence[str]) -> list[NDArray[np.uint8]]:
-        """Matrices that are stored as blocks of a GGUF file: rows as they lie in it. Valid until `done`."""
+    def blocks(self, names: Sequence[str]) -> tuple[str, list[NDArray[np.uint8]]] | None:
+        """Of matrices of codes that are stored as blocks of a GGUF file, all of one type: the type, and rows as they
+        lie in the file; None for others. Valid until `done`."""
         ...
 
     def done(self, names: Sequence[str]) -> None:
@@ -80,8 +81,9 @@ class CheckpointTensors:
     def coded(self, names: Sequence[str]) -> list[Coded]:
         return [self._coded[name].decode() for name in names]
 
-    def blocks(self, names: Sequence[str]) -> list[NDArray[np.uint8]]:
-        return [self._coded[name].blocks() for name in names]
+    def blocks(self, names: Sequence[str]) -> tuple[str, list[NDArray[np.uint8]]] | None:
+        found = [one for name in names if (one := self._coded[name].blocks()) is not None]
+        return (found[0][0], [raw for _, raw in found]) if found else None
 
     def done(self, names: Sequence[str]) -> None:
         for name in names:
@@ -141,7 +143,7 @@ class RandomSource:
     def coded(self, names: Sequence[str]) -> list[Coded]:
         raise AssertionError("random weights are floats")
 
-    def blocks(self, names: Sequence[str]) -> list[NDArray[np.uint8]]:
+    def blocks(self, names: Sequence[str]) -> tuple[str, list[NDArray[np.uint8]]] | None:
         raise AssertionError("random weights are floats")
 
     def done(self, names: Sequence[str]) -> None:

@@ -89,7 +89,7 @@ class CodedMatrix(Protocol):
 
     @property
     def format(self) -> CodeFormat:
-        """How its codes are stored; reads small tensors only."""
+        """How its codes are stored. Reads scales and orders, whose numbers decide it, and no codes."""
         ...
 
     @property
@@ -105,8 +105,8 @@ class CodedMatrix(Protocol):
         """The weights [R, C]."""
         ...
 
-    def blocks(self) -> NDArray[np.uint8]:
-        """Rows [R, bytes of a row] as they lie in the file, where `format.blocks` names their type."""
+    def blocks(self) -> tuple[str, NDArray[np.uint8]] | None:
+        """`format.blocks` and rows [R, bytes of a row] as they lie in the file; None where that holds arrays."""
         ...
 
 

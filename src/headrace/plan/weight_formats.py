@@ -6,8 +6,8 @@ from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
 from headrace.ops.cpu.support import DTYPES
 from headrace.program.records import Program
-from headrace.quant.block_formats import BLOCK_FORMATS, named_format
-from headrace.quant.code_format import CodeFormat, float_format, native_format
+from headrace.quant.block_formats import named_format
+from headrace.quant.code_format import float_format, native_format
 from headrace.quant.format import (
     ACTIVATION_NAMES,
     SUPER,
@@ -64,7 +64,7 @@ def weight_formats(
         codes = stored.get(weight.parts[0][0])  # the parts of a matrix are stored alike
         if codes is None:
             continue
-        packed = _kept_format(codes, activations, table=weight.kind == "table")
+        packed = native_format(codes, "int8" if weight.kind == "table" else activations)  # tables meet none
         if packed is not None:
             kept.append(weight.name)
         else:
@@ -98,10 +98,3 @@ def describe_formats(formats: WeightFormats, codes: str | None) -> str:
             f"{' or '.join(kinds)}"
         )
     return text
-
-
-def _kept_format(codes: CodeFormat, activations: Activations, *, table: bool) -> WeightFormat | None:
-    """The format that holds exactly these codes, if there is one. Of codes only blocks are looked up by row."""
-    if codes.blocks and (table or activations == "int8"):
-        return BLOCK_FORMATS[codes.blocks]
-    return None if table else native_format(codes, activations)

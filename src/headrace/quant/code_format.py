@@ -35,7 +35,8 @@ class CodeFormat:
     bits: of a code. zero: "integer" is a code that stands for 0, "minimum" a float that is subtracted.
     group: input features with a common scale; None: all of them. rows: output features with a common scale; None: all.
     order: groups are runs of the input features in another order (activation order), whose checksum this is; 0: in
-    their own order. blocks: the type, in lower case, of a GGUF file's blocks, which hold codes and scales together.
+    their own order. blocks: the type, in lower case, of a GGUF file's blocks, which hold codes and scales together;
+    scales of such a format are "super" where they are products.
     """
 
     bits: int
@@ -49,7 +50,9 @@ class CodeFormat:
 
     @property
     def name(self) -> str:
-        """For reports: "4-bit integers with zeros, f16 scale a group of 128"."""
+        """For reports: "4-bit integers with zeros, f16 scale a group of 128", or a type of blocks, "Q4_K"."""
+        if self.blocks:
+            return self.blocks.upper()
         codes = f"{self.bits}-bit integers" if self.table == "integer" else self.table
         zeros = {"none": "", "integer": " with zeros", "minimum": " with minima"}[self.zero]
         order = " in activation order" if self.order else ""
@@ -67,9 +70,12 @@ def native_format(stored: CodeFormat, activations: Activations) -> WeightFormat 
     """The packed format that holds the codes of `stored`, or None where there is none.
 
     The weights are exactly the same, but for the tables of NF4 and of bitsandbytes' FP4, whose entries are bfloat16.
-    Floats of 8 bits and those two tables meet bf16 activations only.
+    Floats of 8 bits and those two tables meet bf16 activations only. Minima, and scales of scales, are for blocks that
+    are packed as they are, which int8 activations meet.
     """
-    if stored.zero == "minimum" or (stored.group is not None and stored.group % GROUP_STEP):
+    whole = bool(stored.blocks) and activations == "int8"
+    minima = stored.zero == "minimum"
+    if (minima and not whole) or (stored.group is not None and stored.group % GROUP_STEP):
         return None
     storage: Storage
     table: Literal["nf4", "fp4", "e2m1", "iq4"] | None = None
@@ -79,9 +85,17 @@ def native_format(stored: CodeFormat, activations: Activations) -> WeightFormat 
         storage, activations = stored.table, "bf16"
     else:
         storage, table = "table4", stored.table
-        activations = activations if table == "e2m1" else "bf16"
+        activations = activations if table in ("e2m1", "iq4") else "bf16"
     return WeightFormat(
-        storage, stored.group, stored.zero == "none", activations, stored.scale, table, bool(stored.order)
+        storage,
+        stored.group,
+        stored.zero != "integer",
+        activations,
+        "f32" if stored.scale == "super" and not whole else stored.scale,
+        table,
+        bool(stored.order),
+        minima,
+        stored.blocks if whole and table != "e2m1" else "",  # MXFP4 is one format, in blocks or in arrays
     )
 
 

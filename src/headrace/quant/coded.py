@@ -6,6 +6,7 @@ Every method of quantising weights ends in a `Coded`: a code a weight, and scale
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.quant.code_format import CodeFormat
-from headrace.quant.format import Table
+from headrace.quant.format import Scale, Table
 
 CHUNK = 1 << 20
 """Weights decoded at once: their temporary arrays stay in the cache."""
+
+SCALE_TYPES: Mapping[Scale, Any] = {
+    "f16": np.float16, "f32": np.float32, "bf16": np.uint16, "e8m0": np.uint8, "super": np.float32
+}  # fmt: skip
+"""Arrays of scales; bfloat16 as its bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +30,7 @@ class Coded:
     """A matrix [R, C] of weights: value(code) * scale, where value subtracts the zero.
 
     codes: uint8 [R, C]; integers without zeros have theirs at 2 ** (bits - 1).
-    scales: [ceil(R / rows), ceil(C / group)] float16, float32, uint16 (the bits of bfloat16) or uint8 (e8m0).
+    scales: [ceil(R / rows), ceil(C / group)] of the type in SCALE_TYPES; those of "super" are the products.
     zeros: uint8 codes or float32 minima in the shape of `scales`; a weight is scale * code - minimum. None: there
     are none.
     permutation: int64 [C] or None: column i of `codes` belongs to input feature permutation[i].
@@ -74,10 +80,11 @@ def dequantize(matrix: Coded) -> NDArray[np.float32]:
         if matrix.format.zero == "integer":
             assert matrix.zeros is not None
             decoded = decoded - _spread(matrix.zeros[number], matrix.format.group, columns)
-        decoded = decoded * scale
-        if matrix.format.zero == "minimum":
-            assert matrix.zeros is not None
-            decoded -= _spread(matrix.zeros[number], matrix.format.group, columns)
+        with np.errstate(invalid="ignore", over="ignore"):  # scales may be NaN and infinite in a damaged file
+            decoded = decoded * scale
+            if matrix.format.zero == "minimum":
+                assert matrix.zeros is not None
+                decoded -= _spread(matrix.zeros[number], matrix.format.group, columns)
         if matrix.permutation is None:
             out[part] = decoded
         else:
@@ -140,9 +147,12 @@ _NF4 = (
 )  # fmt: skip
 _FP4 = tuple(number / 12 for number in (0, 0.0625, 8, 12, 4, 6, 2, 3))
 
-TABLES: dict[Table, NDArray[np.float32]] = {
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+TABLES: Mapping[Table, NDArray[np.float32]] = {
     "nf4": np.array(_NF4, dtype=np.float32),
     "fp4": np.array([*_FP4, *(-number for number in _FP4)], dtype=np.float32),
+    "iq4": np.array(_IQ4, dtype=np.float32),
     "e2m1": _small_floats(2, 1),
     "e4m3": _e4m3(),
     "e5m2": _e5m2(),

@@ -26,7 +26,7 @@ Table = Literal["integer", "nf4", "fp4", "e2m1", "e4m3", "e5m2", "iq4"]
 
 integer: a whole number. nf4: quantiles of a normal distribution (Dettmers et al. 2023, appendix E). fp4: the 4-bit
 floats of bitsandbytes. e2m1: the 4-bit floats of OCP Microscaling (MX) 1.0. e4m3, e5m2: the 8-bit floats of OCP
-OFP8; e4m3 has no infinities. iq4: the sixteen whole numbers of GGUF's IQ4_NL and IQ4_XS, in packed blocks only.
+OFP8; e4m3 has no infinities. iq4: the sixteen whole numbers of GGUF's IQ4_NL and IQ4_XS.
 """
 Scale = Literal["f16", "bf16", "f32", "e8m0", "super"]
 """Types of scales; e8m0 is a power of two, 2 ** (byte - 127), and NaN for 255 (OCP MX 1.0, 5.4.1). super, in packed
@@ -78,7 +78,7 @@ class WeightFormat:
     scale: the type of the scales of codes. table: what codes of "table4" stand for, else None.
     ordered: columns are in an order of their own (activation order), which the matrix holds.
     minima: every group has a float that is added. blocks: the type, in lower case, of the blocks of a GGUF file that
-    are packed as they are; "" for all others.
+    are packed as they are; "" for all others, and for MXFP4, whose packed form arrays have too.
     """
 
     storage: Storage
@@ -215,7 +215,7 @@ class WeightFormats:
 
     def keeps_table(self, name: str) -> bool:
         """Whether a table of that name, or the table that a head is too, is packed in the head's format."""
-        return bool(self.of(name).blocks) and name in self.kept
+        return self.of(name).quantized and name in self.kept
 
     @property
     def main(self) -> WeightFormat:
@@ -243,7 +243,7 @@ ACTIVATION_NAMES: Mapping[str, Activations] = {"a8": "int8", "a16": "bf16"}
 """Values of the option `quantization` that only say how activations meet the codes of a quantised checkpoint."""
 
 
-_STEMS = {"nf4": "nf4", "fp4": "fp4", "e2m1": "mxfp4", "e4m3": "fp8", "e5m2": "fp8-e5m2"}
+_STEMS = {"nf4": "nf4", "fp4": "fp4", "iq4": "iq4", "e2m1": "mxfp4", "e4m3": "fp8", "e5m2": "fp8-e5m2"}
 _USUAL = WeightFormat("int4", _DEFAULT_GROUP)
 
 OTHER_FORMATS = {

@@ -33,13 +33,13 @@ def native_codes(matrix: Coded, target: WeightFormat) -> CodeArrays:
 def native_table(target: WeightFormat) -> tuple[NDArray[Any] | None, float]:
     """(what the codes of a format with a table stand for, the factor of every scale).
 
-    int8 activations multiply with whole numbers, which are twice those of e2m1; bf16 ones with bfloat16.
+    int8 activations multiply with whole numbers: those of iq4, and those of e2m1 doubled; bf16 ones with bfloat16.
     """
     if target.table is None:
         return None, 1.0
     table = TABLES[target.table]
     if target.activations == "int8":
-        return (2 * table).astype(np.int8), 0.5
+        return (table.astype(np.int8), 1.0) if target.table == "iq4" else ((2 * table).astype(np.int8), 0.5)
     bits = table.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16), 1.0
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.quant.code_format import CodeFormat
-from headrace.quant.coded import CHUNK, TABLES, Coded
+from headrace.quant.coded import CHUNK, SCALE_TYPES, TABLES, Coded
 from headrace.quant.format import WeightFormat
 
 _LARGEST_E4M3, _SMALLEST_NORMAL_E4M3 = 448.0, 2.0**-6
@@ -30,9 +30,7 @@ def encode(weights: NDArray[np.float32], target: WeightFormat) -> Coded:
     table = target.table or "e4m3"
     format = CodeFormat(target.bits, table, target.scale, group=target.group)
     codes = np.empty((rows, columns), dtype=np.uint8)
-    scales = np.empty(
-        (rows, groups), dtype={"f16": np.float16, "f32": np.float32, "e8m0": np.uint8}[target.scale]
-    )
+    scales = np.empty((rows, groups), dtype=SCALE_TYPES[target.scale])
     step = max(1, CHUNK // columns)
     for first in range(0, rows, step):
         part = np.zeros((min(step, rows - first), groups * group), dtype=np.float32)

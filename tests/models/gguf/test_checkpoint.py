@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.errors import CheckpointError, ModelNotFound
 from headrace.gguf.types import TYPES
 from headrace.models.families import weight_names
-from headrace.models.gguf.blocks import CODE_FORMATS, dequantize
+from headrace.models.gguf.blocks import dequantize
 from headrace.models.gguf.checkpoint import GGUFCheckpoint
 from headrace.models.gguf.names import GGUF_NAMES, NameTable
 from headrace.models.identity import weights_identity
@@ -24,6 +24,7 @@ from headrace.models.source import is_at_hand, resolve_model
 from headrace.models.stored import open_weights, stored_spec
 from headrace.models.tensor_sources import CheckpointTensors
 from headrace.program.lower import lower
+from headrace.quant.block_formats import BLOCK_CODES
 from headrace.quant.coded import dequantize as dequantize_coded
 from tests.gguf_bytes import HEADS, HIDDEN, KV_HEADS, VOCAB, File, Tensor, model
 from tests.gguf_files import write_gguf
@@ -140,8 +141,8 @@ def test_the_spec_says_how_matrices_are_stored(tmp_path: Path) -> None:
     assert spec.codes is not None and spec.stored_dtype == "float32"
     assert spec.codes.method == "GGUF Q4_0, Q8_0"
     formats = dict(spec.codes.formats)
-    assert len(formats) == 2 + 2 * 7 and formats["lm_head.weight"] == CODE_FORMATS["Q8_0"]
-    assert formats["model.layers.1.mlp.up_proj.weight"] == CODE_FORMATS["Q4_0"]
+    assert len(formats) == 2 + 2 * 7 and formats["lm_head.weight"] == BLOCK_CODES["q8_0"]
+    assert formats["model.layers.1.mlp.up_proj.weight"] == BLOCK_CODES["q4_0"]
     spec = stored_spec(resolve_model(str(model(kind=1).write(tmp_path / "f.gguf"))))
     assert (spec.codes, spec.stored_dtype) == (None, "float16")
 

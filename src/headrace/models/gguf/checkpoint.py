@@ -16,10 +16,11 @@ from headrace.gguf.files import GGUFModel
 from headrace.gguf.reader import TensorInfo
 from headrace.gguf.types import TYPES, BlockType
 from headrace.models.families import FAMILIES
-from headrace.models.gguf.blocks import CODE_FORMATS, Bytes, coded, dequantize, floats
+from headrace.models.gguf.blocks import Bytes, coded, dequantize, floats
 from headrace.models.gguf.config import Fields, architecture, matrix_dtype, read_config
 from headrace.models.gguf.names import NameTable, layer_part
 from headrace.models.weight_files import TensorEntry
+from headrace.quant.block_formats import BLOCK_CODES
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import Coded
 
@@ -144,7 +145,7 @@ class GGUFMatrix:
 
     @property
     def format(self) -> CodeFormat:
-        return CODE_FORMATS[self.tensors[0].dtype]
+        return BLOCK_CODES[self.tensors[0].dtype.lower()]
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
@@ -160,8 +161,8 @@ class GGUFMatrix:
         type, raw = self.files.blocks(self.name)
         return dequantize(raw, type)
 
-    def blocks(self) -> Bytes:
-        return self.files.blocks(self.name)[1]
+    def blocks(self) -> tuple[str, Bytes]:
+        return self.format.blocks, self.files.blocks(self.name)[1]
 
 
 def _floats_as_stored(raw: Bytes, type: BlockType) -> NDArray[Any]:

@@ -12,14 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.gguf.types import BlockType
-from headrace.models.gguf.blocks import CHUNK, IQ4_VALUES, Bytes, Floats
+from headrace.models.gguf.blocks import CHUNK, Bytes, Floats
 from headrace.quant.coded import TABLES
 
-_E2M1 = TABLES["e2m1"][:8]
+_IQ4 = TABLES["iq4"]
 
 
 def encode(values: Floats, type: BlockType) -> Bytes:
-    """uint8 [rows, bytes of a row] of weights [rows, columns], whose columns are whole blocks of a quantised type."""
+    """uint8 [rows, bytes of a row] of weights [rows, columns], whose columns are whole blocks of a quantised type.
+
+    MXFP4 is left out: `quant.rounding` rounds to it, whose packed form needs no blocks.
+    """
     rows, columns = values.shape
     size = type.size(columns)
     raw = np.empty((rows, size), dtype=np.uint8)
@@ -137,21 +140,9 @@ def _nearest(values: Floats, table: Floats) -> NDArray[np.intp]:
     return np.searchsorted((table[1:] + table[:-1]) / 2, values)
 
 
-_IQ4 = IQ4_VALUES.astype(np.float32)
-
-
 def _iq4_nl(blocks: Floats) -> Bytes:
     d = _half(_extreme(blocks) / _IQ4[0])
     return np.concatenate([_stored(d), _nibbles(_nearest(_over(blocks, d), _IQ4), 16)], axis=1)
-
-
-def _mxfp4(blocks: Floats) -> Bytes:
-    """The largest number lies in the highest binade of the codes, as OCP Microscaling 1.0 has it (section 6.3)."""
-    largest = np.abs(blocks).max(axis=1, keepdims=True)
-    exponents = np.clip(np.frexp(largest)[1] - 1 - 2 + 127, 0, 254)
-    scaled = np.ldexp(blocks, 127 - exponents)
-    codes = _nearest(np.abs(scaled), _E2M1) | (scaled < 0) << 3
-    return np.concatenate([exponents.astype(np.uint8), _nibbles(codes, 16)], axis=1)
 
 
 # ---- Types with blocks of 256 ----
@@ -258,5 +249,4 @@ _ENCODERS: dict[str, Callable[[Floats], Bytes]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
 }

@@ -218,7 +218,7 @@ def _matrix_form(content: Any, where: str) -> MatrixForm:
         format = _record(WeightFormat, stated, where)
     except ConfigError as error:
         raise CheckpointError(f"{where}: {error!s:.200}") from error
-    of_blocks = format.blocks or format.minima or format.scale == "super" or format.table == "iq4"
+    of_blocks = format.blocks or format.minima or format.scale == "super"
     if of_blocks and BLOCK_FORMATS.get(format.blocks) != format:
         raise CheckpointError(f"{where}: {format.blocks!r:.80} is no type of blocks that are stored so")
     return _record(MatrixForm, {**content, "format": format}, where)
@@ -244,8 +244,10 @@ def _formats(
     found = list(dict.fromkeys(formats.values()))
     floats = [one for one in found if not one.quantized]
     usual = (floats or found)[0] if floats or len(found) == 1 else BF16
-    blocks = frozenset(name for name, one in formats.items() if one.blocks and name not in arrays)
-    return WeightFormats(usual, tuple((name, one) for name, one in formats.items() if one != usual), blocks)
+    kept = formats.keys() - arrays.keys()  # those that are looked up have no array beside them
+    return WeightFormats(
+        usual, tuple((name, one) for name, one in formats.items() if one != usual), frozenset(kept)
+    )
 
 
 def _check_cover(entries: Sequence[Entry], folder: Path) -> None:

@@ -77,7 +77,7 @@ class Layout(Protocol):
         ...
 
     def format(self, matrix: Matrix) -> CodeFormat:
-        """The format that `decode` gives. Reads small tensors only."""
+        """The format that `decode` gives. Reads scales and orders, whose numbers decide it, and no codes."""
         ...
 
     def decode(self, matrix: Matrix) -> Coded:
