@@ -11,7 +11,7 @@ from headrace.build import survey
 from headrace.config import EngineConfig
 from headrace.core.types import Retention
 from headrace.models.spec import KVLayout
-from headrace.quant.format import BF16, WeightFormat, WeightFormats, parse_format
+from headrace.quant.format import BF16, F32, WeightFormat, WeightFormats, parse_format
 
 
 def layout(window: int | None = None, sinks: int = 0) -> KVLayout:
@@ -80,3 +80,15 @@ def test_quantised_weights_are_fewer_bytes_and_other_products() -> None:
     assert narrow.attention_product == "bf16"
     assert 3.8 < wide.layer_bytes / narrow.layer_bytes < 4
     assert packed(parse_format("int4-a16")).weight_product == "bf16"
+
+
+def test_each_matrix_counts_with_its_own_product() -> None:
+    """As in a quantised checkpoint that leaves its head in floats."""
+    plan = survey(EngineConfig(model="shape:tiny", dtype="float32", max_model_len=128))
+    head = WeightFormats(parse_format("int4"), (("head", F32), ("1.down", parse_format("int4-a16"))))
+    work = model_work(plan.spec, replace(plan.resolved, kernels="portable", weight_formats=head))
+    layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 128
+    step = work.step(decode_shape(batch=1, context=0))
+    assert step.operations["bf16"] == 2 * 64 * 128
+    assert step.operations["i8"] == 2 * (2 * layer - 64 * 128)
+    assert step.operations["f32"] == 2 * 64 * 256 + 2 * 4 * 64  # and attention

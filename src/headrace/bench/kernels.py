@@ -141,7 +141,7 @@ class KernelBench:
             )
             tape.embed(self._table(cols), x)
             for _ in range(16):
-                tape.encode(x, encoded, cols, norm=norm, eps=1e-5, name="encode")
+                tape.encode(x, encoded, cols, norm=[norm], eps=1e-5, name="encode")
             seconds = self._time(tape, "encode", self._one_prompt(count))
             width = {"f32": 4, "bf16": 2, "int8": 1}[weights.activations]
             work = Work(count * cols * (4.0 + width))

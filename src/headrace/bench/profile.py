@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -154,8 +155,11 @@ def _rows(subject: Subject, profile: _Profile, batch: int) -> Iterator[Row]:
 def _product(subject: Subject, op: str) -> str:
     if op == "attention":
         return subject.work.attention_product
-    with_weights = {one.name for one in subject.work.program.ops if one.kind in ("linear", "logits")}
-    return subject.work.weight_product if op in with_weights else "f32"
+    work = subject.work
+    used = Counter(
+        work.product(one) for one in work.program.ops if one.name == op and one.kind in ("linear", "logits")
+    )
+    return used.most_common(1)[0][0] if used else "f32"
 
 
 def _mean(steps: Sequence[Mapping[str, OpCost]]) -> dict[str, OpCost]:

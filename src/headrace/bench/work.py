@@ -7,17 +7,20 @@ they stay in caches and are comparatively small.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.bench.roofline import Work
 from headrace.core.types import StepPlan
+from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
 from headrace.program.lower import lower
-from headrace.program.records import Program
-from headrace.program.work import operations_per_pair, product_operations
+from headrace.program.records import Op, Program, Rows
+from headrace.program.work import operations_per_pair, operations_per_row
 
 _PRODUCT = {
     "int8": "i8",
@@ -57,7 +60,8 @@ class ModelWork:
 
     layer_bytes, head_bytes: packed weights that every step reads, and those that a step with logits reads.
     groups: each KV group's layout with the bytes of one token in it, over all of its layers.
-    weight_product, attention_product: the type that products run in, as in roofline.PRODUCTS.
+    weight_product, attention_product: the type that products run in, as in roofline.PRODUCTS; other_products: that of
+    weights with another one, by name.
     """
 
     program: Program  # lowered with narrow=False: implementations differ in what they leave out
@@ -66,17 +70,24 @@ class ModelWork:
     groups: tuple[tuple[KVLayout, int], ...]
     weight_product: str
     attention_product: str
+    other_products: Mapping[str, str] = field(default_factory=dict)
+
+    def product(self, op: Op[Any]) -> str:
+        """The type that an op with a weight multiplies in."""
+        return self.other_products.get(op.weights[0].name, self.weight_product)
 
     def step(self, shape: StepShape) -> Work:
         """The work of one step."""
         if not shape:
             return Work()
         tokens, logits = sum(part.tokens for part in shape), sum(part.logits for part in shape)
-        operations = product_operations(
-            self.program, {"tokens": tokens, "selected": logits, "logits": logits}
-        )
+        rows: dict[Rows, int] = {"tokens": tokens, "selected": logits, "logits": logits}
+        operations: Counter[str] = Counter()
+        for op in self.program.ops:
+            if count := operations_per_row(op):
+                operations[self.product(op)] += count * rows[op.rows]
         read = self.layer_bytes + (self.head_bytes if logits else 0)
-        weights = Work(read, {self.weight_product: float(operations)})
+        weights = Work(read, {product: float(count) for product, count in operations.items()})
         return sum((self._attention(part) for part in shape), weights)
 
     def _attention(self, part: SliceShape) -> Work:
@@ -117,17 +128,25 @@ def model_work(spec: ModelSpec, resolved: ResolvedConfig) -> ModelWork:
 def from_ledger(spec: ModelSpec, resolved: ResolvedConfig, memory: Ledger) -> ModelWork:
     """`model_work` where the ledger is already known."""
     weights = {line.name: line.bytes for line in memory.weights}
-    packed = resolved.weight_format
-    activations = resolved.dtype if packed is None else packed.activations
-    program = lower(spec, narrow=False)
+    formats = resolved.weight_formats
+    program = lower(spec, weight_names(spec), narrow=False)
+    products = {
+        weight.name: _PRODUCT.get(
+            resolved.dtype if formats is None else formats.of(weight.name).activations, "f32"
+        )
+        for weight in program.weights
+        if weight.kind in ("matrix", "tied")
+    }
+    usual = Counter(products.values()).most_common(1)[0][0]
     return ModelWork(
         program=program,
         layer_bytes=weights["attention"] + weights["feed-forward"] + weights["norms"],
         head_bytes=weights["head"]
         or weights["embeddings"],  # a tied head that is not packed is the embeddings
         groups=tuple(zip(program.kv, (line.bytes for line in memory.kv_per_token), strict=True)),
-        weight_product=_PRODUCT.get(activations, "f32"),
+        weight_product=usual,
         attention_product=_PRODUCT.get(
             "bfloat16" if resolved.kv_cache_dtype == "int8" else resolved.kv_cache_dtype, "f32"
         ),
+        other_products={name: product for name, product in products.items() if product != usual},
     )

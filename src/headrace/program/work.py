@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.program.records import Op, Program, Rows
+from headrace.program.records import Op
 
 
 def operations_per_row(op: Op[Any]) -> int:
@@ -19,8 +19,3 @@ def operations_per_row(op: Op[Any]) -> int:
 def operations_per_pair(op: Op[Any]) -> int:
     """For a query and a key in its sight, over all heads: two products."""
     return 4 * op.attributes.num_heads * op.attributes.head_dim if op.kind == "attention" else 0
-
-
-def product_operations(program: Program, rows: dict[Rows, int]) -> int:
-    """Of all products with weights in a step with so many rows."""
-    return sum(operations_per_row(op) * rows[op.rows] for op in program.ops)
