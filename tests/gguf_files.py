@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +21,130 @@ from tests import needs
 Choose = Callable[[str], str]
 """From a matrix's GGUF name to the name of its type."""
 
-_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How llama.cpp's converter writes a family. permuted: rows of q and k in the order of the rope of neighbouring
+    features. metadata: what it writes besides the sizes. change: what it makes of a tensor."""
+
+    arch: str
+    permuted: bool = False
+    metadata: Callable[[Any, Any, Config], None] = lambda gguf, writer, config: None
+    change: Callable[[str, NDArray[np.float32], Config], NDArray[np.float32]] = lambda name, values, config: (
+        values
+    )
+
+
+def _mistral(gguf: Any, writer: Any, config: Config) -> None:
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+
+
+def _ministral3(gguf: Any, writer: Any, config: Config) -> None:
+    rope = _rope(config)
+    writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def _granite(gguf: Any, writer: Any, config: Config) -> None:
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+
+
+def _gemma2(gguf: Any, writer: Any, config: Config) -> None:
+    writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_sliding_window(config["sliding_window"])
+
+
+def _windows(gguf: Any, writer: Any, config: Config) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+
+
+def _gemma3(gguf: Any, writer: Any, config: Config) -> None:
+    _windows(gguf, writer, config)
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+
+
+def _phi3(gguf: Any, writer: Any, config: Config) -> None:
+    rope = _rope(config)
+    writer.add_sliding_window(config.get("sliding_window") or 0)
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        scale = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+        for name in ("long", "short"):
+            writer.add_tensor(
+                f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], dtype=np.float32)
+            )
+
+
+def _cohere2(gguf: Any, writer: Any, config: Config) -> None:
+    _windows(gguf, writer, config)
+    writer.add_logit_scale(config["logit_scale"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def _neox(gguf: Any, writer: Any, config: Config) -> None:
+    writer.add_parallel_residual(config["use_parallel_residual"])
+
+
+def _whole_norms(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
+    return values + 1 if name.endswith("norm.weight") else values
+
+
+def _neox_rows(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
+    if "query_key_value" not in name:
+        return values
+    heads = values.reshape(config["num_attention_heads"], 3, -1, *values.shape[1:])
+    return np.concatenate([heads[:, part].reshape(-1, *values.shape[1:]) for part in range(3)])
+
+
+def _transposed(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
+    return np.ascontiguousarray(values.T) if ".h." in name and values.ndim == 2 else values
+
+
+LAYOUTS = {
+    "llama": Layout("llama", permuted=True),
+    "mistral": Layout("llama", permuted=True, metadata=_mistral),
+    "ministral3": Layout("mistral3", permuted=True, metadata=_ministral3),
+    "qwen2": Layout("qwen2"),
+    "qwen3": Layout("qwen3"),
+    "smollm3": Layout("smollm3", permuted=True),
+    "granite": Layout("granite", permuted=True, metadata=_granite),
+    "seed_oss": Layout("seed_oss"),
+    "gemma": Layout("gemma", change=_whole_norms),
+    "gemma2": Layout("gemma2", metadata=_gemma2, change=_whole_norms),
+    "gemma3_text": Layout("gemma3", metadata=_gemma3, change=_whole_norms),
+    "phi3": Layout("phi3", metadata=_phi3),
+    "olmo2": Layout("olmo2"),
+    "olmo3": Layout("olmo2", metadata=_windows),
+    "cohere2": Layout("cohere2", metadata=_cohere2),
+    "glm": Layout("chatglm"),
+    "glm4": Layout("glm4"),
+    "starcoder2": Layout("starcoder2", metadata=_mistral),
+    "gpt_neox": Layout("gptneox", metadata=_neox, change=_neox_rows),
+    "gpt2": Layout("gpt2", change=_transposed),
 }
-_PARTS = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""By the config's model_type."""
 
 
 def write_gguf(folder: Path, out: Path, kind: str | Choose, **options: Any) -> Path:
     """`out`, with matrices of that type. `options` are those of gguf.GGUFWriter, for split files."""
     gguf = needs.package("gguf")
     config = json.loads((folder / "config.json").read_text())
-    arch = _ARCHITECTURES[config["model_type"]]
+    layout = LAYOUTS[config["model_type"]]
+    names = _names(gguf, layout.arch, config)
     choose: Choose = (lambda name: kind) if isinstance(kind, str) else kind
-    writer = gguf.GGUFWriter(out, arch, **options)
+    writer = gguf.GGUFWriter(out, layout.arch, **options)
     _add_sizes(gguf, writer, config)
+    layout.metadata(gguf, writer, config)
     if (folder / "tokenizer.json").is_file():
         _add_vocabulary(gguf, writer, json.loads((folder / "tokenizer.json").read_text()), config)
         if (folder / "chat_template.jinja").is_file():
@@ -50,9 +154,8 @@ def write_gguf(folder: Path, out: Path, kind: str | Choose, **options: Any) -> P
             if name == "lm_head.weight" and config.get("tie_word_embeddings"):
                 continue
             values = tensor.float().numpy()
-            if arch == "llama":
-                values = _turned(name, values, config)
-            _add_tensor(gguf, writer, _name(name), values, choose)
+            values = layout.change(name, _turned(name, values, config) if layout.permuted else values, config)
+            _add_tensor(gguf, writer, names(name), values, choose)
     if (divisors := _rope_divisors(config)) is not None:
         writer.add_tensor("rope_freqs.weight", divisors)
     writer.write_header_to_file()
@@ -80,15 +183,25 @@ def rounded(values: NDArray[np.float32], kind: str) -> NDArray[Any]:
         return encode(values, TYPES[kind])
 
 
-def _name(name: str) -> str:
-    if name in _NAMES:
-        return _NAMES[name]
-    _, _, index, rest = name.split(".", 3)
-    part, end = rest.rsplit(".", 1)
-    return f"blk.{index}.{_PARTS[part]}.{end}"
+def _names(gguf: Any, arch: str, config: Config) -> Callable[[str], str]:
+    """From a checkpoint's names to those of the file."""
+    number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    table = gguf.get_tensor_name_map(number, _size(config, "num_hidden_layers", "n_layer"))
+
+    def name(of: str) -> str:
+        found: str | None = table.get_name(of, try_suffixes=(".weight", ".bias"))
+        assert found is not None, of
+        return found
+
+    return name
 
 
-def _turned(name: str, values: NDArray[np.float32], config: dict[str, Any]) -> NDArray[np.float32]:
+def _size(config: Config, *names: str) -> int:
+    """The first of these fields that the config has."""
+    return int(next(config[name] for name in names if config.get(name) is not None))
+
+
+def _turned(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
     """Rows of q and k with the two halves of each head shuffled into each other."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     count = heads.get(name.split(".")[-2])
@@ -98,16 +211,19 @@ def _turned(name: str, values: NDArray[np.float32], config: dict[str, Any]) -> N
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def _rope(config: Config) -> dict[str, Any]:
+    """Of the layers with full attention."""
     found: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    found = found.get("full_attention", found)
     return {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": "default", **found}
 
 
-def _head_dim(config: dict[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+def _head_dim(config: Config) -> int:
+    hidden, heads = _size(config, "hidden_size", "n_embd"), _size(config, "num_attention_heads", "n_head")
+    return int(config.get("head_dim") or hidden // heads)
 
 
-def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:
+def _rope_divisors(config: Config) -> NDArray[np.float32] | None:
     """What llama3's scaling divides each frequency by, from transformers' own frequencies."""
     rope = _rope(config)
     if rope["rope_type"] != "llama3":
@@ -121,22 +237,26 @@ def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:
     return (plain / scaled.double()).float().numpy()
 
 
-def _add_sizes(gguf: Any, writer: Any, config: dict[str, Any]) -> None:
-    rope = _rope(config)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+def _add_sizes(gguf: Any, writer: Any, config: Config) -> None:
+    rope, hidden = _rope(config), _size(config, "hidden_size", "n_embd")
+    writer.add_context_length(_size(config, "max_position_embeddings", "n_positions"))
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(_size(config, "num_hidden_layers", "n_layer"))
+    inner = config.get("n_inner") or 4 * hidden if "n_embd" in config else config["intermediate_size"]
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(_size(config, "num_attention_heads", "n_head"))
+    if config.get("num_key_value_heads") and config["model_type"] != "gpt_neox":
+        writer.add_head_count_kv(config["num_key_value_heads"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):
+        if name in config:
+            writer.add_layer_norm_eps(config[name])
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(_head_dim(config))
+    writer.add_rope_dimension_count(int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_key_length(_head_dim(config))
     writer.add_value_length(_head_dim(config))
-    if config["model_type"] == "mistral" and config.get("sliding_window"):
-        writer.add_sliding_window(config["sliding_window"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -146,7 +266,7 @@ def _add_sizes(gguf: Any, writer: Any, config: dict[str, Any]) -> None:
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
 
 
-def _add_vocabulary(gguf: Any, writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+def _add_vocabulary(gguf: Any, writer: Any, tokenizer: dict[str, Any], config: Config) -> None:
     """Byte-level BPE, as the bundled models have it."""
     ids = {
         **tokenizer["model"]["vocab"],

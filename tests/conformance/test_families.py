@@ -158,6 +158,7 @@ CASES |= {
         },
     ),
     "smollm3": Case("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-file": Case("SmolLM3", {"num_hidden_layers": 5}),  # every fourth layer without rope
     "smollm3-window": Case("SmolLM3", {"use_sliding_window": True, "sliding_window": 9}),
     "granite": Case(
         "Granite",
@@ -180,6 +181,16 @@ CASES |= {
             "query_pre_attn_scalar": 20,
         },
     ),
+    "gemma2-file": Case(  # what files of llama.cpp can say: queries scaled by the size of a head, every other layer slides
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 16,
+        },
+    ),
     "gemma3": Case(
         "Gemma3", {"head_dim": 16, "sliding_window": 9, "layer_types": LAYERS}, config="TextConfig"
     ),
@@ -187,6 +198,7 @@ CASES |= {
         "Gemma3",
         {
             "head_dim": 16,
+            "query_pre_attn_scalar": 16,
             "sliding_window": 9,
             "layer_types": LAYERS,
             "rope_parameters": {

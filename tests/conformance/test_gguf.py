@@ -29,7 +29,9 @@ Open = Callable[..., Decoder]
 FAMILIES = (
     "llama-gqa", "llama-mqa", "llama-tied", "llama-biases", "llama-head-dim", "llama-theta", "llama-linear",
     "llama-yarn", "llama-yarn-factor", "llama-llama3", "mistral-window", "mistral-full", "mistral-head-dim",
-    "qwen2-full", "qwen2-tied", "qwen3-full", "qwen3-bias-tied", "qwen3-yarn",
+    "qwen2-full", "qwen2-tied", "qwen3-full", "qwen3-bias-tied", "qwen3-yarn", "ministral3", "smollm3-file", "granite",
+    "seed-oss", "gemma", "gemma2-file", "gemma3-scaled", "phi3", "phi3-longrope", "olmo2", "olmo3", "cohere2", "glm",
+    "glm4", "starcoder2", "gpt-neox", "gpt-neox-serial", "gpt2",
 )  # fmt: skip
 
 FLOATS = ("F32", "F16", "BF16")

@@ -13,7 +13,7 @@ from headrace.core.types import Retention
 from headrace.errors import CheckpointError, ModelError, UnsupportedModel
 from headrace.models.families import read_spec
 from headrace.models.gguf.checkpoint import GGUFCheckpoint
-from headrace.models.gguf.config import ARCHITECTURES
+from headrace.models.gguf.architectures import ARCHITECTURES
 from headrace.models.rope import inverse_frequencies
 from headrace.models.spec import ModelSpec
 from tests.gguf_bytes import HIDDEN, LAYERS, VOCAB, File, Tensor, model, u32

@@ -38,7 +38,8 @@ class GGUFCheckpoint:
         self.model = GGUFModel(path)
         self.config, self.generation_config = self._read_config()
         _, arch = architecture(self.model)
-        names = NameTable(FAMILIES[arch.family].names)
+        family = FAMILIES[self.config["architectures"][0]]
+        names = NameTable(family.names, arch.renamed)
         self._stored = {name: stored for stored in self.model.names() if (name := names.name(stored))}
         self._check_vectors()
         heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]

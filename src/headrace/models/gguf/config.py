@@ -1,15 +1,11 @@
 """A GGUF file's metadata as the config that the model's family reads, and as its generation config.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A family that arrives later is one more entry in
-`ARCHITECTURES`.
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. `architectures` has what differs between them.
 """
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.gguf.files import GGUFModel
@@ -22,40 +18,9 @@ from headrace.models.families import (
     MAX_LAYERS,
     MAX_VOCAB,
 )
+from headrace.models.gguf.architectures import ARCHITECTURES, Architecture, Facts, Fields, Reader
 from headrace.models.gguf.names import GGUF_NAMES, ROPE_FACTORS
 from headrace.models.rope_config import MAX_FACTOR, MAX_POSITION
-
-Fields = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What one value of `general.architecture` is.
-
-    family: the architecture that a config.json names. permuted: the rows of q and k are in the order of rope that
-    turns neighbouring features, not features half a head apart. qkv_bias, mlp_bias: whether biases decide a field of
-    the config. window: what a sliding window means in the config, None where it has to reach over the whole context.
-    """
-
-    family: str
-    permuted: bool = False
-    qkv_bias: bool = False
-    mlp_bias: bool = False
-    window: Callable[[int], Fields] | None = None
-
-
-def _every_layer(window: int) -> Fields:
-    """As Mistral has it: the families with the name llama differ in this only."""
-    return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
-
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(
-        "LlamaForCausalLM", permuted=True, qkv_bias=True, mlp_bias=True, window=_every_layer
-    ),
-    "qwen2": Architecture("Qwen2ForCausalLM"),
-    "qwen3": Architecture("Qwen3ForCausalLM", qkv_bias=True),
-}
 
 # Keys, after the architecture's name, that change what a model computes and that no family here has: refused unless
 # they hold the value that changes nothing.
@@ -114,12 +79,13 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
     Raises UnsupportedModel for what is not implemented and CheckpointError for missing or absurd values.
     """
     name, arch = architecture(model)
-    reader = _Reader(model.metadata, name, model.name)
+    reader = Reader(model.metadata, name, model.name)
     for key, neutral in _NEUTRAL.items():
-        reader.only(key, neutral, neutral[0])
+        if key not in arch.reads:
+            reader.only(key, neutral, neutral[0])
     hidden = reader.integer("embedding_length", 1, MAX_HIDDEN)
     heads = reader.integer("attention.head_count", 1, MAX_HEADS)
-    head_dim = _head_dim(reader, hidden, heads)
+    head_dim = _head_dim(reader, hidden, heads, partial=arch.partial)
     context = reader.integer("context_length", 1, MAX_POSITION)
     config: Fields = {
         "architectures": [arch.family],
@@ -131,14 +97,19 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
         "intermediate_size": reader.integer("feed_forward_length", 1, MAX_INTERMEDIATE),
         "vocab_size": _vocab_size(model),
         "max_position_embeddings": context,
-        "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon", 1e-30, 1.0),
+        arch.eps: reader.number(
+            "attention.layer_norm_rms_epsilon" if arch.eps.startswith("rms") else "attention.layer_norm_epsilon",
+            1e-30, 1.0,
+        ),
         "tie_word_embeddings": f"{GGUF_NAMES.head}.weight" not in model,
         "torch_dtype": matrix_dtype(model),
-        **_biases(model, arch),
-        **_window(reader, arch, context),
         **_rope(model, reader, head_dim, floats),
-    }
+    }  # fmt: skip
+    if arch.partial:
+        rotated = reader.integer("rope.dimension_count", 2, head_dim, head_dim)
+        config["partial_rotary_factor"] = rotated / head_dim
     _check_layers(model, config["num_hidden_layers"])
+    config |= arch.fields(Facts(model, reader, config, floats))
     begins = _tokens(model, ("bos",), config["vocab_size"])
     if begins:
         config["bos_token_id"] = begins[0]
@@ -153,40 +124,13 @@ def matrix_dtype(model: GGUFModel, excluded: Collection[str] = ()) -> str:
     return _DTYPES.get(stored.pop(), "float32") if len(stored) == 1 else "float32"
 
 
-class _Reader(ConfigReader):
-    """Keys of one architecture. A number may be an array with one value a layer, if all of them are equal."""
-
-    def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
-        super().__init__(metadata, where)
-        self._prefix = architecture
-
-    def has(self, name: str) -> bool:
-        return super().has(self._key(name))
-
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}.{name}"
-
-    def _value(self, name: str, default: object) -> Any:
-        value = super()._value(self._key(name), default)
-        if isinstance(value, array.array) and len(value):
-            if value.count(value[0]) != len(value):
-                raise UnsupportedModel(
-                    f"{self._key(name)} in {self.where} differs between layers, which is not supported"
-                )
-            return value[0]
-        return value
-
-    def _bad(self, name: str, expected: str, value: object) -> CheckpointError:
-        return super()._bad(self._key(name), expected, value)
-
-
-def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
+def _head_dim(reader: Reader, hidden: int, heads: int, *, partial: bool) -> int:
     if not reader.has("attention.key_length") and hidden % heads:
         raise CheckpointError(
             f"embedding_length {hidden} in {reader.where} must be a multiple of head_count {heads}"
         )
     head_dim = reader.integer("attention.key_length", 1, MAX_HEAD_DIM, max(1, hidden // heads))
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", *(() if partial else ("rope.dimension_count",))):
         other = reader.integer(key, 0, MAX_HEAD_DIM, head_dim)
         if other != head_dim and not (other == 0 and key.startswith("rope")):
             raise UnsupportedModel(
@@ -213,28 +157,7 @@ def _check_layers(model: GGUFModel, layers: int) -> None:
         raise CheckpointError(f"{model.name} states {layers} layers, but holds {tensors} tensors")
 
 
-def _biases(model: GGUFModel, arch: Architecture) -> Fields:
-    """Tensors decide: metadata does not say whether there are biases."""
-    found: Fields = {}
-    if arch.qkv_bias:
-        found["attention_bias"] = f"{GGUF_NAMES.out}.bias".format(i=0) in model
-    if arch.mlp_bias:
-        found["mlp_bias"] = f"{GGUF_NAMES.down}.bias".format(i=0) in model
-    return found
-
-
-def _window(reader: _Reader, arch: Architecture, context: int) -> Fields:
-    window = reader.integer("attention.sliding_window", 0, MAX_POSITION, 0)
-    if window == 0 or window >= context:
-        return {}
-    if arch.window is None:
-        raise UnsupportedModel(
-            f"{reader.where} has a sliding window of {window} tokens, which is not supported with {arch.family}"
-        )
-    return arch.window(window)
-
-
-def _rope(model: GGUFModel, reader: _Reader, head_dim: int, floats: Callable[[str], list[float]]) -> Fields:
+def _rope(model: GGUFModel, reader: Reader, head_dim: int, floats: Callable[[str], list[float]]) -> Fields:
     """rope_theta and rope_scaling."""
     found: Fields = {"rope_theta": reader.number("rope.freq_base", 1.5, 1e15, 10_000.0)}
     kind = reader.text("rope.scaling.type", "linear")
@@ -260,7 +183,7 @@ def _rope(model: GGUFModel, reader: _Reader, head_dim: int, floats: Callable[[st
     return found
 
 
-def _yarn(reader: _Reader, kind: str) -> Fields:
+def _yarn(reader: Reader, kind: str) -> Fields:
     if kind != "yarn":
         return {}
     found: Fields = {}

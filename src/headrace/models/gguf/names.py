@@ -6,7 +6,9 @@ https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py list
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 
 from headrace.models.names import WeightNames
 
@@ -35,15 +37,20 @@ GGUF_NAMES = WeightNames(
 )
 
 ROPE_FACTORS = "rope_freqs.weight"
+IN_CONFIG = (ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
 """Divisors of rope's frequencies: read as a part of the config."""
 
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
 
 
 class NameTable:
-    """From a GGUF tensor's name to the name in a checkpoint of the family whose names are `family`."""
+    """From a GGUF tensor's name to the name in a checkpoint of the family whose names are `family`.
 
-    def __init__(self, family: WeightNames) -> None:
+    renamed: parts of a layer that the file has by other names, and the names that most files give them.
+    """
+
+    def __init__(self, family: WeightNames, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._renamed = renamed
         self._names: dict[str, str] = {}
         for field in fields(WeightNames):
             gguf, other = getattr(GGUF_NAMES, field.name), getattr(family, field.name)
@@ -56,12 +63,13 @@ class NameTable:
 
     def name(self, gguf: str) -> str | None:
         """The checkpoint's name, None for a tensor that no model reads, and `gguf` itself for an unknown one."""
-        if gguf == ROPE_FACTORS or gguf.endswith(GGUF_NAMES.ignored):
+        if gguf in IN_CONFIG or gguf.endswith(GGUF_NAMES.ignored):
             return None
         match = _IN_LAYER.fullmatch(gguf)
         if match is None:
             return self._names.get(gguf, gguf)
-        name = self._names.get(f"blk.{{i}}.{match[2]}")
+        part, end = match[2].rsplit(".", 1) if "." in match[2] else (match[2], "")
+        name = self._names.get(f"blk.{{i}}.{self._renamed.get(part, part)}.{end}")
         return gguf if name is None else name.replace("{i}", match[1])
 
 

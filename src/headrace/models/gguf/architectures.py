@@ -1,0 +1,323 @@
+"""What each value of `general.architecture` is: the family, and what its files say in a way of their own.
+
+Keys and layouts are those of llama.cpp's converter, https://github.com/ggml-org/llama.cpp/tree/master/conversion. A
+family that arrives later is one more entry in `ARCHITECTURES`.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.errors import CheckpointError, UnsupportedModel
+from headrace.gguf.files import GGUFModel
+from headrace.models.config_reader import ConfigReader
+from headrace.models.families.reading import FULL, SLIDING
+from headrace.models.rope_config import MAX_POSITION
+
+Fields = dict[str, Any]
+
+_LARGE = 1e9  # of soft caps and scales
+
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+class Reader(ConfigReader):
+    """Keys of one architecture. A number may be an array with one value a layer, if all of them are equal."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
+        super().__init__(metadata, where)
+        self._prefix = architecture
+
+    def has(self, name: str) -> bool:
+        return super().has(self._key(name))
+
+    def flags(self, name: str, length: int) -> list[bool] | None:
+        """An array of `length` truth values, or None where it is absent."""
+        if not self.has(name):
+            return None
+        value = super()._value(self._key(name), None)
+        items = list(value) if isinstance(value, list | array.array) else []
+        if len(items) != length or not all(item in (0, 1) for item in items):
+            raise self._bad(name, f"a list of {length} truth values", value)
+        return [bool(item) for item in items]
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}.{name}"
+
+    def _value(self, name: str, default: object) -> Any:
+        value = super()._value(self._key(name), default)
+        if isinstance(value, array.array) and len(value):
+            if value.count(value[0]) != len(value):
+                raise UnsupportedModel(
+                    f"{self._key(name)} in {self.where} differs between layers, which is not supported"
+                )
+            return value[0]
+        return value
+
+    def _bad(self, name: str, expected: str, value: object) -> CheckpointError:
+        return super()._bad(self._key(name), expected, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A file, and the fields of the config that every architecture has. floats: a small tensor's numbers by name."""
+
+    model: GGUFModel
+    reader: Reader
+    config: Fields
+    floats: Callable[[str], list[float]]
+
+    def has_bias(self, part: str) -> bool:
+        """Whether the first layer's tensor of that name, such as "attn_q", has a bias: metadata does not say."""
+        return f"blk.0.{part}.bias" in self.model
+
+    def layer_types(self, is_full: Callable[[int], bool]) -> list[str]:
+        """From the file, or by the number of a layer."""
+        count = self.config["num_hidden_layers"]
+        slides = self.reader.flags("attention.sliding_window_pattern", count)
+        if slides is None:
+            slides = [not is_full(index) for index in range(count)]
+        return [SLIDING if one else FULL for one in slides]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """family: the architecture that a config.json names. fields: of the config, besides those that all have.
+
+    permuted: the rows of q and k are in the order of rope that turns neighbouring features, not features half a head
+    apart. eps: the config's name of the norms' epsilon; a LayerNorm unless it begins with "rms". partial: a part of
+    each head may be rotated. reads: keys that change what a model computes and that `fields` reads. renamed: parts of a
+    layer by other names than those of most files.
+    """
+
+    family: str
+    fields: Callable[[Facts], Fields] = lambda facts: {}
+    permuted: bool = False
+    eps: str = "rms_norm_eps"
+    partial: bool = False
+    reads: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
+def _window(facts: Facts) -> int:
+    """0: none, or one that reaches over the whole context."""
+    window = facts.reader.integer("attention.sliding_window", 0, MAX_POSITION, 0)
+    return 0 if window >= facts.config["max_position_embeddings"] else window
+
+
+def _no_window(facts: Facts) -> None:
+    window = _window(facts)
+    if window:
+        raise UnsupportedModel(
+            f"{facts.model.name} has a sliding window of {window} tokens, which is not supported with "
+            f"{facts.config['architectures'][0]}"
+        )
+
+
+def _llama(facts: Facts) -> Fields:
+    """Mistral's files have this name too: they differ in their window only."""
+    biases = {"attention_bias": facts.has_bias("attn_output"), "mlp_bias": facts.has_bias("ffn_down")}
+    window = _window(facts)
+    if not window:
+        return biases
+    return {**biases, "architectures": ["MistralForCausalLM"], "sliding_window": window}
+
+
+def _qwen2(facts: Facts) -> Fields:
+    _no_window(facts)
+    return {}
+
+
+def _qwen3(facts: Facts) -> Fields:
+    _no_window(facts)
+    return {"attention_bias": facts.has_bias("attn_output")}
+
+
+def _mistral3(facts: Facts) -> Fields:
+    reader, config = facts.reader, facts.config
+    beta = reader.number("attention.temperature_scale", 0.0, 1e3, 0.0)
+    scaling = dict(config.get("rope_scaling") or {})
+    if scaling:
+        mscale = reader.number("rope.scaling.yarn_log_multiplier", 0.0, 1e3, 0.0)
+        scaling |= {"mscale": mscale, "mscale_all_dim": mscale} if mscale else {}
+        scaling["llama_4_scaling_beta"] = beta
+    window = _window(facts)
+    return {"rope_scaling": scaling, **({"sliding_window": window} if window else {})}
+
+
+def _smollm3(facts: Facts) -> Fields:
+    _no_window(facts)
+    return {"attention_bias": facts.has_bias("attn_output"), "mlp_bias": facts.has_bias("ffn_down")}
+
+
+def _granite(facts: Facts) -> Fields:
+    _no_window(facts)
+    reader = facts.reader
+    return {
+        "attention_bias": facts.has_bias("attn_output"),
+        "mlp_bias": facts.has_bias("ffn_down"),
+        "attention_multiplier": reader.number(
+            "attention.scale", 1e-9, _LARGE, facts.config["head_dim"] ** -0.5
+        ),
+        "embedding_multiplier": reader.number("embedding_scale", 1e-9, _LARGE, 1.0),
+        "residual_multiplier": reader.number("residual_scale", 1e-9, _LARGE, 1.0),
+        "logits_scaling": reader.number("logit_scale", 1e-9, _LARGE, 1.0),
+    }
+
+
+def _seed_oss(facts: Facts) -> Fields:
+    _no_window(facts)
+    return {
+        "attention_bias": facts.has_bias("attn_q"),
+        "attention_out_bias": facts.has_bias("attn_output"),
+        "mlp_bias": facts.has_bias("ffn_down"),
+    }
+
+
+def _gemma(facts: Facts) -> Fields:
+    """The converter has added one to the norms' weights."""
+    _no_window(facts)
+    return {"norm_weight_offset": 0.0}
+
+
+def _gemma_scale(facts: Facts, largest: int) -> Fields:
+    """Queries are scaled by the size of a head, but in the largest model, which has so many layers."""
+    config = facts.config
+    size = config["head_dim"]
+    if config["num_hidden_layers"] == largest:
+        size = config["hidden_size"] // config["num_attention_heads"]
+    return {"query_pre_attn_scalar": size, "norm_weight_offset": 0.0}
+
+
+def _gemma2(facts: Facts) -> Fields:
+    reader = facts.reader
+    return {
+        **_gemma_scale(facts, 46),
+        "attn_logit_softcapping": reader.number("attn_logit_softcapping", 1e-3, _LARGE, 50.0),
+        "final_logit_softcapping": reader.number("final_logit_softcapping", 1e-3, _LARGE, 30.0),
+        "sliding_window": reader.integer("attention.sliding_window", 1, MAX_POSITION, 4096),
+        "layer_types": facts.layer_types(lambda index: index % 2 == 1),
+    }
+
+
+def _gemma3(facts: Facts) -> Fields:
+    reader = facts.reader
+    cap = reader.number("final_logit_softcapping", 0.0, _LARGE, 0.0)
+    window = reader.integer("attention.sliding_window", 0, MAX_POSITION, 0)
+    types = facts.layer_types(lambda index: index % 6 == 5 or not window)
+    return {
+        **_gemma_scale(facts, 62),
+        **({"final_logit_softcapping": cap} if cap else {}),
+        **({"sliding_window": window} if window else {}),
+        "rope_local_base_freq": reader.number("rope.freq_base_swa", 1.5, 1e15, 10_000.0),
+        "layer_types": types,
+    }
+
+
+def _phi3(facts: Facts) -> Fields:
+    """Divisors of longrope are tensors. A window of 0 is none."""
+    window = _window(facts)
+    found: Fields = {"sliding_window": window} if window else {}
+    if _LONG not in facts.model or _SHORT not in facts.model:
+        return found
+    original = facts.reader.integer("rope.scaling.original_context_length", 1, MAX_POSITION)
+    scaling: Fields = {
+        "rope_type": "longrope",
+        "long_factor": facts.floats(_LONG),
+        "short_factor": facts.floats(_SHORT),
+        "original_max_position_embeddings": original,
+    }
+    if facts.reader.has("rope.scaling.attn_factor"):
+        scaling["attention_factor"] = facts.reader.number("rope.scaling.attn_factor", 0.0, 1e3)
+    return {**found, "original_max_position_embeddings": original, "rope_scaling": scaling}
+
+
+def _olmo2(facts: Facts) -> Fields:
+    """OLMo 3's files have this name too, and a window."""
+    window = _window(facts)
+    biases = {"attention_bias": facts.has_bias("attn_output")}
+    if not window:
+        return biases
+    types = facts.layer_types(lambda index: index % 4 == 3)
+    return {
+        **biases,
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": types,
+    }
+
+
+def _cohere2(facts: Facts) -> Fields:
+    reader = facts.reader
+    return {
+        "logit_scale": reader.number("logit_scale", 1e-9, _LARGE, 1.0),
+        "sliding_window": reader.integer("attention.sliding_window", 1, MAX_POSITION, 4096),
+        "layer_types": facts.layer_types(lambda index: index % 4 == 3),
+        "attention_bias": facts.has_bias("attn_output"),
+    }
+
+
+def _glm(facts: Facts) -> Fields:
+    _no_window(facts)
+    return {"attention_bias": facts.has_bias("attn_q")}
+
+
+def _starcoder2(facts: Facts) -> Fields:
+    window = _window(facts)
+    return {"use_bias": facts.has_bias("ffn_down"), **({"sliding_window": window} if window else {})}
+
+
+def _neox(facts: Facts) -> Fields:
+    _no_window(facts)
+    return {
+        "use_parallel_residual": facts.reader.flag("use_parallel_residual", True),
+        "attention_bias": facts.has_bias("attn_qkv"),
+    }
+
+
+def _gpt2(facts: Facts) -> Fields:
+    """The config has names of its own for most sizes."""
+    _no_window(facts)
+    names = {
+        "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
+    }  # fmt: skip
+    return {name: facts.config[other] for name, other in names.items()}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", _llama, permuted=True),
+    "mistral3": Architecture(
+        "Ministral3ForCausalLM", _mistral3, permuted=True,
+        reads=frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}),
+    ),
+    "qwen2": Architecture("Qwen2ForCausalLM", _qwen2),
+    "qwen3": Architecture("Qwen3ForCausalLM", _qwen3),
+    "smollm3": Architecture("SmolLM3ForCausalLM", _smollm3, permuted=True),
+    "granite": Architecture(
+        "GraniteForCausalLM", _granite, permuted=True,
+        reads=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
+    ),
+    "seed_oss": Architecture("SeedOssForCausalLM", _seed_oss, renamed={"post_attention_norm": "ffn_norm"}),
+    "gemma": Architecture("GemmaForCausalLM", _gemma),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM", _gemma2, reads=frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+    ),
+    "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, reads=frozenset({"final_logit_softcapping"})),
+    "phi3": Architecture("Phi3ForCausalLM", _phi3, partial=True, reads=frozenset({"rope.scaling.attn_factor"})),
+    "olmo2": Architecture("Olmo2ForCausalLM", _olmo2),
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM", _cohere2, eps="layer_norm_eps", reads=frozenset({"logit_scale"})
+    ),
+    "glm4": Architecture("Glm4ForCausalLM", _glm, partial=True),
+    "chatglm": Architecture("GlmForCausalLM", _glm, partial=True),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", _starcoder2, eps="norm_epsilon"),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM", _neox, eps="layer_norm_eps", partial=True,
+        reads=frozenset({"use_parallel_residual"}),
+    ),
+    "gpt2": Architecture("GPT2LMHeadModel", _gpt2, eps="layer_norm_epsilon"),
+}  # fmt: skip
