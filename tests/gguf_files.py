@@ -135,8 +135,14 @@ LAYOUTS = {
 """By the config's model_type."""
 
 
-def write_gguf(folder: Path, out: Path, kind: str | Choose, **options: Any) -> Path:
-    """`out`, with matrices of that type. `options` are those of gguf.GGUFWriter, for split files."""
+def write_gguf(
+    folder: Path, out: Path, kind: str | Choose, *, tokenizer: str | None = None, **options: Any
+) -> Path:
+    """`out`, with matrices of that type.
+
+    tokenizer: the kind of vocabulary that is named, where the folder has none. `options` are those of gguf.GGUFWriter,
+    for split files.
+    """
     gguf = needs.package("gguf")
     config = json.loads((folder / "config.json").read_text())
     layout = LAYOUTS[config["model_type"]]
@@ -145,6 +151,8 @@ def write_gguf(folder: Path, out: Path, kind: str | Choose, **options: Any) -> P
     writer = gguf.GGUFWriter(out, layout.arch, **options)
     _add_sizes(gguf, writer, config)
     layout.metadata(gguf, writer, config)
+    if tokenizer is not None:
+        writer.add_tokenizer_model(tokenizer)
     if (folder / "tokenizer.json").is_file():
         _add_vocabulary(gguf, writer, json.loads((folder / "tokenizer.json").read_text()), config)
         if (folder / "chat_template.jinja").is_file():
@@ -245,7 +253,7 @@ def _add_sizes(gguf: Any, writer: Any, config: Config) -> None:
     inner = config.get("n_inner") or 4 * hidden if "n_embd" in config else config["intermediate_size"]
     writer.add_feed_forward_length(inner)
     writer.add_head_count(_size(config, "num_attention_heads", "n_head"))
-    if config.get("num_key_value_heads") and config["model_type"] != "gpt_neox":
+    if config.get("num_key_value_heads") and config["model_type"] not in ("gpt_neox", "gpt2"):
         writer.add_head_count_kv(config["num_key_value_heads"])
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])

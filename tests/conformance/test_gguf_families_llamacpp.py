@@ -1,0 +1,49 @@
+"""The GGUF files of every family that tests write, in llama.cpp: they say to it what they say here.
+
+So what the tests read is laid out as llama.cpp's own converter does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import needs
+from tests.conformance.test_families import CASES, expected_logits, prompt
+from tests.conformance.test_gguf import FAMILIES
+from tests.gguf_files import write_gguf
+
+pytestmark = pytest.mark.long
+
+OTHERWISE = {"llama-yarn-factor", "qwen3-bias-tied"}
+"""llama.cpp multiplies YaRN's factor by its own, and has no biases in Qwen3."""
+
+WITHOUT_WINDOW = {"mistral-window", "mistral-head-dim", "phi3", "starcoder2"}
+"""llama.cpp leaves the windows of these families out."""
+
+SHORT = 5  # tokens: shorter than every window
+
+HALF_GELU = {"gemma", "gemma2-file", "gemma3-scaled", "gpt-neox", "gpt-neox-serial", "starcoder2", "gpt2"}
+"""llama.cpp looks GELU up in a table of float16."""
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in OTHERWISE])
+def test_llamacpp_reads_the_same_model(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    fields: dict[str, Any] = {**case.fields, "hidden_size": 64, "n_embd": 64}
+    if "head_dim" in fields:
+        fields["head_dim"] = -(-fields["head_dim"] // 16) * 16
+    tokens = prompt()[: SHORT if name in WITHOUT_WINDOW else None]
+    theirs = expected_logits(replace(case, fields=fields).build(tmp_path), tokens).numpy()
+    path = write_gguf(tmp_path, tmp_path / "m.gguf", "F32", tokenizer="no_vocab")
+    f32 = 0
+    model = needs.llama_cpp().Llama(
+        str(path), n_ctx=256, logits_all=True, n_threads=1, type_k=f32, type_v=f32, verbose=False
+    )
+    model.eval(tokens)
+    logits = np.array(model.scores[: len(tokens)])
+    assert np.abs(logits - theirs).max() < (1e-2 if name in HALF_GELU else 1e-4)
