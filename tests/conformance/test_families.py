@@ -181,7 +181,7 @@ CASES |= {
             "query_pre_attn_scalar": 20,
         },
     ),
-    "gemma2-file": Case(  # what files of llama.cpp can say: queries scaled by the size of a head, every other layer slides
+    "gemma2-file": Case(  # what files can say: queries scaled by the size of a head, every other layer slides
         "Gemma2",
         {
             "head_dim": 16,

@@ -15,13 +15,12 @@ from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.gguf.files import GGUFModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.families.reading import FULL, SLIDING
+from headrace.models.gguf.names import LONG_FACTORS, SHORT_FACTORS
 from headrace.models.rope_config import MAX_POSITION
 
 Fields = dict[str, Any]
 
 _LARGE = 1e9  # of soft caps and scales
-
-_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 class Reader(ConfigReader):
@@ -221,13 +220,13 @@ def _phi3(facts: Facts) -> Fields:
     """Divisors of longrope are tensors. A window of 0 is none."""
     window = _window(facts)
     found: Fields = {"sliding_window": window} if window else {}
-    if _LONG not in facts.model or _SHORT not in facts.model:
+    if LONG_FACTORS not in facts.model or SHORT_FACTORS not in facts.model:
         return found
     original = facts.reader.integer("rope.scaling.original_context_length", 1, MAX_POSITION)
     scaling: Fields = {
         "rope_type": "longrope",
-        "long_factor": facts.floats(_LONG),
-        "short_factor": facts.floats(_SHORT),
+        "long_factor": facts.floats(LONG_FACTORS),
+        "short_factor": facts.floats(SHORT_FACTORS),
         "original_max_position_embeddings": original,
     }
     if facts.reader.has("rope.scaling.attn_factor"):

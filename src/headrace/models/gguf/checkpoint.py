@@ -16,8 +16,9 @@ from headrace.gguf.files import GGUFModel
 from headrace.gguf.reader import TensorInfo
 from headrace.gguf.types import TYPES, BlockType
 from headrace.models.families import FAMILIES
+from headrace.models.gguf.architectures import Fields
 from headrace.models.gguf.blocks import Bytes, coded, dequantize, floats
-from headrace.models.gguf.config import Fields, architecture, matrix_dtype, read_config
+from headrace.models.gguf.config import architecture, matrix_dtype, read_config
 from headrace.models.gguf.names import NameTable, layer_part
 from headrace.models.weight_files import TensorEntry
 from headrace.quant.block_formats import BLOCK_CODES

@@ -19,7 +19,7 @@ from headrace.models.families import (
     MAX_VOCAB,
 )
 from headrace.models.gguf.architectures import ARCHITECTURES, Architecture, Facts, Fields, Reader
-from headrace.models.gguf.names import GGUF_NAMES, ROPE_FACTORS
+from headrace.models.gguf.names import GGUF_NAMES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from headrace.models.rope_config import MAX_FACTOR, MAX_POSITION
 
 # Keys, after the architecture's name, that change what a model computes and that no family here has: refused unless
@@ -161,10 +161,13 @@ def _rope(model: GGUFModel, reader: Reader, head_dim: int, floats: Callable[[str
     """rope_theta and rope_scaling."""
     found: Fields = {"rope_theta": reader.number("rope.freq_base", 1.5, 1e15, 10_000.0)}
     kind = reader.text("rope.scaling.type", "linear")
-    reader.only("rope.scaling.type", ("none", "linear", "yarn"), "linear")
+    divided = all(name in model for name in (LONG_FACTORS, SHORT_FACTORS))
+    reader.only(
+        "rope.scaling.type", ("none", "linear", "yarn", *(("longrope",) if divided else ())), "linear"
+    )
     factor = reader.number("rope.scaling.factor", 0.0, MAX_FACTOR, 0.0)
     factor = factor or reader.number("rope.scale_linear", 0.0, MAX_FACTOR, 0.0)  # the key's name until 2023
-    scaled = kind != "none" and factor not in (0.0, 1.0)
+    scaled = kind not in ("none", "longrope") and factor not in (0.0, 1.0)
     if scaled and factor < 1.0:
         raise CheckpointError(f"{model.name} has the rope scaling factor {factor:g}; 1 is the least")
     if ROPE_FACTORS in model:

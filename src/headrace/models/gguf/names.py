@@ -37,7 +37,8 @@ GGUF_NAMES = WeightNames(
 )
 
 ROPE_FACTORS = "rope_freqs.weight"
-IN_CONFIG = (ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+IN_CONFIG = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Divisors of rope's frequencies: read as a part of the config."""
 
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
