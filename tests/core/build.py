@@ -29,6 +29,10 @@ def sinks(first: int, tokens: int, blocks: int = 32, size: int = 4) -> KVGroupSp
     return KVGroupSpec("sinks", blocks, size, Retention.SINKS, tokens, first)
 
 
+def state(slots: int = 8, size: int = 4, interval: int | None = 8) -> KVGroupSpec:
+    return KVGroupSpec("state", slots, size, Retention.STATE, interval=interval)
+
+
 def new(
     name: str,
     prompt: Sequence[int] | int,

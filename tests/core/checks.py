@@ -24,7 +24,7 @@ def check_pools(kv: KVManager, requests: Iterable[Request]) -> None:
     """Reference counts are the table entries that name a block; the free list is exactly the blocks without any."""
     requests = list(requests)
     for group, pool in enumerate(kv.pools):
-        named = Counter(block for request in requests for block in request.tables[group].live)
+        named = Counter(block for request in requests for block in request.tables[group].held)
         counted = {b: pool.references(b) for b in range(pool.num_blocks) if pool.references(b)}
         if counted != dict(named):
             raise Broken(f"reference counts of group {group}: {counted}, but tables name {dict(named)}")
@@ -111,9 +111,12 @@ def check_plan(engine: Engine, plan: StepPlan) -> None:
     if tokens > engine.config.max_num_batched_tokens or len(plan.slices) > engine.config.max_num_seqs:
         raise Broken(f"limits: {tokens} tokens in {len(plan.slices)} slices")
     written: set[tuple[int, int]] = set()
+    check_states(engine, plan)
     for at, work in enumerate(plan.slices):
         request, end = engine._requests[work.request_id], work.start + len(work.tokens)
         for group, (spec, pool, table) in enumerate(zip(kv.groups, kv.pools, request.tables, strict=True)):
+            if spec.is_state:
+                continue
             if table.logical_len * spec.block_size < end:
                 raise Broken(f"table: no block for position {end - 1}")
             for block in written_blocks(spec, table, work.start + work.num_stored, end):
@@ -134,6 +137,28 @@ def check_plan(engine: Engine, plan: StepPlan) -> None:
                 found = kv.cache is not None and kv.cache.holds(group, block)
                 if found and kv.step._writer.get((group, block)) != work.request_id:
                     raise Broken(f"shared write: block {block} is in the prefix cache")
+
+
+def check_states(engine: Engine, plan: StepPlan) -> None:
+    """A slice leaves its state in a slot of its own."""
+    kv = engine.scheduler.kv
+    for work in plan.slices:
+        request = engine._requests[work.request_id]
+        for group, (spec, pool, table) in enumerate(zip(kv.groups, kv.pools, request.tables, strict=True)):
+            if not spec.is_state:
+                continue
+            moves = work.states[group]
+            if moves is None or moves.writes[-1] != (len(work.tokens), table.live[0]):
+                raise Broken(f"state: {moves} does not end in {table.live}")
+            if pool.references(table.live[0]) != 1 or table.dropped or len(table.live) != 1:
+                raise Broken(f"state: slot {table.live} has {pool.references(table.live[0])} references")
+            slots = [slot for _, slot in moves.writes]
+            if len(set(slots)) != len(slots) or list(moves.writes) != sorted(moves.writes):
+                raise Broken(f"state: {moves} writes a slot twice, or not in order")
+
+
+def kv_requests(engine: Engine) -> list[Request]:
+    return engine.scheduler.running
 
 
 def written_blocks(spec: KVGroupSpec, table: Table, start: int, end: int) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.core.types import (
+    NOWHERE,
     KVGroupSpec,
     NewSequence,
     Pooling,
@@ -49,6 +50,9 @@ class FakeExecutor:
         self.failing: set[int] = set()
         self.rejected = self.accepted = self._last_step = 0
         self._writers: dict[tuple[int, int], int] = {}
+        self._carried: dict[
+            int, tuple[int, ...]
+        ] = {}  # the state of the slice that runs, in each group of states
 
     def execute(self, plan: StepPlan) -> StepResult:
         demand(plan.step_id > self._last_step, f"step {plan.step_id} follows {self._last_step}")
@@ -71,6 +75,7 @@ class FakeExecutor:
             0 <= work.num_stored <= len(work.tokens), f"{work.num_stored} stored of {len(work.tokens)} tokens"
         )
         fails = work.request_id in self.failing
+        self._carried = self._load(work)
         states = [
             self._compute(
                 work.request_id,
@@ -82,6 +87,7 @@ class FakeExecutor:
             )
             for offset, token in enumerate(work.tokens)
         ]
+        self._store(work, states)
         if fails:
             self.failing.discard(work.request_id)
             return SliceResult(work.request_id, error="a planted failure")
@@ -157,11 +163,16 @@ class FakeExecutor:
     ) -> int:
         """The hidden state at a position, stored as its KV unless it is there already; `junk` corrupts it."""
         seen = tuple(
-            tuple(self._read(index, sequence.tables[index], at) for at in visible(group, position))
+            self._carried[index]
+            if group.is_state
+            else tuple(self._read(index, sequence.tables[index], at) for at in visible(group, position))
             for index, group in enumerate(self.groups)
         )
         hidden = -1 if junk else hidden_state(sequence.tenant, token, position, seen)
         for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
+            if group.is_state:
+                self._carried[index] = (hidden,)
+                continue
             if not write:
                 self._read(index, table, position)
                 continue
@@ -170,6 +181,28 @@ class FakeExecutor:
             demand(writer == number, f"shared write: block {block} is written by {number} and {writer}")
             self.store[index][block, position % group.block_size] = (position, hidden)
         return hidden
+
+    def _load(self, work: SeqSlice) -> dict[int, tuple[int, ...]]:
+        """The state of each group with states before the slice: that after the position before it, or nothing."""
+        found = {}
+        for index, group in enumerate(self.groups):
+            if not group.is_state:
+                continue
+            moves = work.states[index]
+            demand(moves is not None and (moves.source == NOWHERE) == (work.start == 0), f"state: {moves}")
+            assert moves is not None
+            cell = self.store[index].get((moves.source, 0), GARBAGE) if work.start else None
+            demand(cell is None or cell[0] == work.start - 1, f"stale state: {cell} before {work.start}")
+            found[index] = () if cell is None else (cell[1],)
+        return found
+
+    def _store(self, work: SeqSlice, states: list[int]) -> None:
+        for index, group in enumerate(self.groups):
+            if group.is_state:
+                moves = work.states[index]
+                assert moves is not None
+                for count, slot in moves.writes:
+                    self.store[index][slot, 0] = (work.start + count - 1, states[count - 1])
 
     def _read(self, index: int, table: Mirror, position: int) -> int:
         cell = self.store[index].get((table.block_of(position), position % table.group.block_size), GARBAGE)

@@ -18,7 +18,7 @@ from headrace.core.types import KVGroupSpec, Pooling, TokenLogprobs
 
 def visible(group: KVGroupSpec, position: int) -> tuple[int, ...]:
     """Earlier positions whose keys the query at `position` sees."""
-    return _visible(group.window, group.sinks, position)
+    return _visible(group.reach, group.sinks, position)
 
 
 @cache

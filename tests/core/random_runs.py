@@ -12,7 +12,7 @@ from headrace.core.types import KVGroupSpec, NewRequest, Pooling, Retention
 from headrace.errors import PromptTooLong
 from tests.core.driver import Driver, Setup
 
-SEEDS, MOVES = range(120), 60  # of the short run; the long one has its own
+SEEDS, MOVES = range(80, 200), 60  # of the short run; the long one has its own
 VOCAB = 7
 PINS: tuple[dict[str, Any], ...] = (
     {}, {}, *({"cache_pin_tokens": count, "cache_pin_ttl_s": seconds} for count, seconds in ((9, 0.1), (40, 1.0))),
@@ -22,6 +22,7 @@ USERS = ("ann", "bob", "cat")
 STEMS = ((1,) * 4, (1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5), (5, 4) * 10)  # prompts begin alike
 LAYOUTS = (
     ("full",), ("window",), ("sinks",), ("full", "window"), ("full", "sinks"), ("window", "full", "window"),
+    ("full", "state"), ("state", "full"), ("state",), ("window", "state", "full"),
 )  # fmt: skip
 
 
@@ -31,6 +32,12 @@ def draw_group(rng: Random, kind: str, index: int, block_size: int) -> KVGroupSp
     window, sinks = rng.choice((1, 2, 5, 8, 16)), rng.choice((1, 3, 4))
     if kind == "full":
         return KVGroupSpec(f"{kind}{index}", blocks, block_size)
+    if kind == "state":
+        interval = rng.choice((1, 1, 2, 3, None))
+        slots = rng.choice((1, 2, 3, 6, 12))
+        return KVGroupSpec(
+            f"{kind}{index}", slots, block_size, Retention.STATE, interval=interval and interval * block_size
+        )
     if kind == "window":
         return KVGroupSpec(f"{kind}{index}", blocks, block_size, Retention.WINDOW, window)
     return KVGroupSpec(f"{kind}{index}", blocks, block_size, Retention.SINKS, window, sinks)

@@ -10,14 +10,16 @@ from headrace.core.block_pool import BlockPool
 from headrace.core.pins import Pins
 from headrace.core.prefix_cache import BlockKeys, CacheStats, Hit, PrefixCache
 from headrace.core.request import Request, Table
+from headrace.core.states import StateGroup
 from headrace.core.step_writes import Cell, StepWrites
-from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, TableUpdate
+from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, StateSlots, TableUpdate
 
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
     """Blocks and token places over all groups. `reserved` counts places in blocks that sequences hold,
-    `used` those that hold a computed token still in reach; a place that several sequences share counts once."""
+    `used` those that hold a computed token still in reach; a place that several sequences share counts once.
+    Slots of recurrent states are blocks without places."""
 
     total_blocks: int
     held_blocks: int
@@ -47,11 +49,21 @@ class KVManager:
             for index, group in enumerate(groups)
         )
         self.pins = Pins(self.pools)
+        self._states = {
+            index: StateGroup(index, group, pool, self.cache, partial(self._evict, index))
+            for index, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True))
+            if group.is_state
+        }
         self._held: list[Cell] = []  # cached blocks of the head of the queue
 
     def keys(self, salt: str) -> BlockKeys:
         """An empty chain of block keys for a sequence with this salt."""
         return BlockKeys(salt, self.block_size, self._scope)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some group holds recurrent states, which no draft can be taken back from."""
+        return bool(self._states)
 
     def longest_sequence(self) -> int | None:
         """Tokens that one sequence can hold when it is alone; None when windows bound every group.
@@ -81,7 +93,7 @@ class KVManager:
         """Share the whole prompt of a sequence that has the same one; returns that sequence, None if there is none.
 
         A partly filled last block is shared too. Only the last prompt token is computed again, for its logits, and
-        not written; the next writer copies the block first.
+        not written; the next writer copies the block first. A recurrent state is shared as it was before that token.
         """
         source = self._prompts.get(request.prompt_key)
         if (
@@ -95,6 +107,11 @@ class KVManager:
         end_block = -(-request.num_prompt // self.block_size)
         shares: list[tuple[list[int], int]] = []
         for spec, table in zip(self.groups, source.tables, strict=True):
+            if spec.is_state:
+                if start and table.branch is None:
+                    return None
+                shares.append(([] if table.branch is None else [table.branch], 0))
+                continue
             dropped = _dropped(spec, start)
             if table.dropped > dropped:  # its window has moved on
                 return None
@@ -124,7 +141,9 @@ class KVManager:
     def may_find_other(self, request: Request, hit: Hit | None, source: Request | None) -> bool:
         """Whether `fork` and `lookup`, which found these, may now find something that needs fewer blocks."""
         if source is None and request.prompt_key in self._prompts and not request.num_output:
-            return not _needs_every_token(request)
+            tables = self._prompts[request.prompt_key].tables
+            if request.num_prompt == 1 or all(tables[group].branch is not None for group in self._states):
+                return not _needs_every_token(request)
         return hit is not None and self.cache is not None and self.cache.has_changed(hit, request.keys)
 
     def _take(self, request: Request, group: int, blocks: list[int], dropped: int) -> None:
@@ -143,6 +162,10 @@ class KVManager:
         for group, (spec, pool, table) in enumerate(
             zip(self.groups, self.pools, request.tables, strict=True)
         ):
+            if spec.is_state:
+                if self._states[group].slots_needed(table) > pool.num_free:
+                    return True
+                continue
             needed = -(-end // self.block_size) - table.logical_len
             if spec.reach_blocks is not None:
                 needed = min(needed, spec.reach_blocks + 1)  # one more, so that a chunk is not tiny
@@ -154,12 +177,16 @@ class KVManager:
         """How many more tokens, from num_computed on, the free blocks can take."""
         most: int | None = None
         for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
+            if group in self._states:
+                if self._states[group].slots_needed(table) > pool.num_free:
+                    return 0
+                continue
             self._drop(group, table, request.num_computed)
             free = pool.num_free - len(self._shared(request, group))
             end = (table.logical_len + free) * self.block_size if free >= 0 else request.num_stored
             room = end - request.num_computed
             most = room if most is None else min(most, room)
-        return max(0, most or 0)
+        return request.gap if most is None else max(0, most)  # states have room for any number
 
     def grow(self, request: Request, num_tokens: int, copies: list[BlockCopy]) -> bool:
         """Make room for positions num_computed … num_computed + num_tokens - 1 in every group.
@@ -169,10 +196,15 @@ class KVManager:
         """
         end = request.num_computed + num_tokens
         end_block = -(-end // self.block_size)
-        if self._has_room(request, end_block):
+        if self._has_room(request, end):
             return True
         needed_blocks: list[tuple[int, list[int]]] = []
         for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
+            if group in self._states:
+                if self._states[group].slots_needed(table) > pool.num_free:
+                    return False
+                needed_blocks.append((0, []))
+                continue
             self._drop(group, table, request.num_computed)
             shared = self._shared(request, group) if end > request.num_stored else []
             new = max(0, end_block - table.logical_len)
@@ -188,14 +220,21 @@ class KVManager:
                 self._release(group, source)
                 table.changed_from = min(table.changed_from, entry)
             table.live.extend(pool.allocate() for _ in range(new))
+        for state in self._states.values():
+            state.advance(request, end)
         return True
 
-    def _has_room(self, request: Request, end_block: int) -> bool:
+    def _has_room(self, request: Request, end: int) -> bool:
         """True where the last block held has room and is not shared: most steps of a decoding sequence."""
+        end_block = -(-end // self.block_size)
         last = end_block - 1
         if self._windows or request.num_computed // self.block_size != last:
             return False
+        if any(not state.stays(request, end) for state in self._states.values()):
+            return False
         for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
+            if group in self._states:
+                continue
             if len(table.live) != end_block or pool.references(block := table.live[last]) != 1:
                 return False
             if self.cache is not None and self.cache.holds(group, block):
@@ -211,12 +250,17 @@ class KVManager:
         end = min(request.num_computed + num_tokens, len(request.tokens))
         for cell in self.register(request, start, end):
             self.step.add(request.number, cell, findable=True)
+        for group, state in self._states.items():
+            for slot in state.settle(request):
+                self.step.add(request.number, (group, slot), findable=False)
         if request.num_computed < request.num_prompt <= end:
             self._prompts[request.prompt_key] = request
         if not start < request.num_prompt <= end:
             return
         last = (request.num_prompt - 1) // self.block_size
         for group, (spec, table) in enumerate(zip(self.groups, request.tables, strict=True)):
+            if spec.is_state:
+                continue
             for index in range(start // self.block_size, last + 1):
                 if (block := _live_block(spec, table, index)) is not None:
                     self.step.add(request.number, (group, block), findable=False)
@@ -230,8 +274,10 @@ class KVManager:
         found = []
         for index in indices:
             blocks = [
-                _live_block(spec, table, index)
-                for spec, table in zip(self.groups, request.tables, strict=True)
+                self._states[group].kept(request, index)
+                if group in self._states
+                else _live_block(spec, table, index)
+                for group, (spec, table) in enumerate(zip(self.groups, request.tables, strict=True))
             ]
             found += self.cache.insert(index, request.keys, request.tokens, request.salt, blocks)
         return found
@@ -269,7 +315,7 @@ class KVManager:
         if self._prompts.get(request.prompt_key) is request:
             del self._prompts[request.prompt_key]
         for group, table in enumerate(request.tables):
-            for block in reversed(table.live):
+            for block in reversed(table.held):
                 self._release(group, block)
         request.tables = [Table() for _ in self.groups]
         request.num_computed = request.num_stored = 0
@@ -281,18 +327,31 @@ class KVManager:
                 return tuple(_take_update(table) for table in request.tables)
         return self._unchanged
 
+    def states(self, request: Request) -> tuple[StateSlots | None, ...]:
+        """Where the slice just granted reads and writes states, for each group; () without such a group."""
+        if not self._states:
+            return ()
+        return tuple(
+            StateSlots(table.source, tuple(table.writes)) if spec.is_state else None
+            for spec, table in zip(self.groups, request.tables, strict=True)
+        )
+
     def usage(self, requests: Sequence[Request]) -> KVUsage:
         """Exact occupancy by the given sequences. O(blocks held): for reports, not for every step."""
         filled: dict[tuple[int, int], int] = {}
+        slots: set[tuple[int, int]] = set()
         for request in requests:
             for group, (spec, table) in enumerate(zip(self.groups, request.tables, strict=True)):
+                if spec.is_state:
+                    slots.update((group, slot) for slot in table.held)
+                    continue
                 for entry, block in enumerate(table.live):
                     logical = entry if entry < spec.sink_blocks else entry + table.dropped
                     tokens = min(self.block_size, max(0, request.num_computed - logical * self.block_size))
                     filled[group, block] = max(filled.get((group, block), 0), tokens)
         return KVUsage(
             total_blocks=sum(pool.num_blocks for pool in self.pools),
-            held_blocks=len(filled),
+            held_blocks=len(filled) + len(slots),
             reserved_tokens=len(filled) * self.block_size,
             used_tokens=sum(filled.values()),
         )

@@ -28,6 +28,7 @@ class MissReason(enum.Enum):
     BELOW_ONE_BLOCK = "below one block"
     DIVERGED = "diverged"
     EVICTED = "evicted"
+    NO_STATE = "no state kept"  # the tokens are known, but recurrent states are kept at some borders only
     OTHER_SALT = "other salt"  # for operators: never report it to callers with another salt
     COLD = "never seen"
 
@@ -75,8 +76,8 @@ class _Node:
 @dataclass(frozen=True, slots=True)
 class Hit:
     """`num_tokens` leading tokens whose KV exists. `blocks[g]` maps logical block index to block id for group g;
-    groups with a window list only the blocks that are still in reach of the next token. `num_known` leading blocks are
-    known in some group."""
+    groups with a window or a state list only the blocks that are in reach of the next token. `num_known` leading blocks
+    are known in some group."""
 
     num_tokens: int
     blocks: tuple[dict[int, int], ...]
@@ -105,7 +106,7 @@ class PrefixCache:
         self._groups = tuple(groups)
         self.block_size = groups[0].block_size
         self._needs_all = any(
-            group.window is None for group in groups
+            group.reach is None for group in groups
         )  # a hit is made of all blocks from the first on
         self.stats = CacheStats()
         self._nodes: dict[bytes, _Node] = {}
@@ -116,6 +117,10 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def find(self, group: int, key: bytes) -> int | None:
+        """The group's block of a key, if there is one."""
+        return _block(self._nodes.get(key), group)
 
     def holds(self, group: int, block: int) -> bool:
         """True when the block's content can be found again."""
@@ -139,6 +144,8 @@ class PrefixCache:
         node = self._nodes.get(key)
         if node is not None and not node.stands_for(parent, content):
             return []  # two prefixes with one key: the first keeps it
+        if all(block is None for block in blocks):
+            return []
         if node is None:
             node = _Node(key, parent, content, [None] * len(self._groups), salt, index == 0)
             self._nodes[key] = node
@@ -217,7 +224,7 @@ class PrefixCache:
         if hit.num_known < len(keys.keys) and keys.keys[hit.num_known] in self._nodes:
             return True
         for spec, nodes, blocks in zip(self._groups, self._node_of_block, hit.blocks, strict=True):
-            if spec.window is None:
+            if spec.reach is None:
                 continue
             for index, block in blocks.items():
                 node = nodes.get(block)
@@ -236,7 +243,7 @@ class PrefixCache:
         most = len(nodes)
         windowed = []
         for group, spec in enumerate(self._groups):
-            if spec.window is None:  # needs every block, so its first gap is a bound for all groups
+            if spec.reach is None:  # needs every block, so its first gap is a bound for all groups
                 most = next((at for at in range(most) if _block(nodes[at], group) is None), most)
             else:
                 windowed.append((spec, _runs([_block(node, group) is not None for node in nodes[:most]])))
@@ -249,9 +256,9 @@ class PrefixCache:
 
     def _start(self, spec: KVGroupSpec, length: int) -> int:
         """The first block of the window of the token after `length` blocks."""
-        if spec.window is None:
+        if spec.reach is None:
             return 0
-        return max(0, length * self.block_size - spec.window + 1) // self.block_size
+        return max(0, length * self.block_size - spec.reach + 1) // self.block_size
 
     def _visible(self, spec: KVGroupSpec, length: int) -> tuple[int, ...]:
         """Logical blocks among the first `length` that the next token can see."""
@@ -279,6 +286,9 @@ class PrefixCache:
         if length == usable:
             return CacheMiss(MissReason.NONE.value, start)
         key = keys.keys[length]
+        if key in self._nodes and key not in self._evicted and any(group.is_state for group in self._groups):
+            detail = f"tokens up to {hit.num_known * size} are known, but the last state kept is at {start}"
+            return CacheMiss(MissReason.NO_STATE.value, start, detail)
         if key in self._evicted or key in self._nodes:  # known, but not in every group
             detail = f"block {length} was reused for other tokens"
             if self._evicted.get(key):

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import BlockKeys
-from headrace.core.types import NewRequest, NewSequence, RequestStats, Status
+from headrace.core.types import NOWHERE, NewRequest, NewSequence, RequestStats, Status
 
 
 class Table:
     """Block table of one sequence in one KV group; see TableUpdate for how live entries map to logical blocks.
 
-    `changed_from` is the first live entry that changed since the last TableUpdate.
+    `changed_from` is the first live entry that changed since the last TableUpdate. In a group of retention STATE the
+    one live entry is the slot with the state after the computed tokens, or after those of the slice just granted;
+    the other fields are described in states.py.
     """
 
-    __slots__ = ("changed_from", "dropped", "live", "told_dropped")
+    __slots__ = ("branch", "changed_from", "dropped", "live", "source", "told_dropped", "writes")
 
     def __init__(self) -> None:
         self.live: list[int] = []
         self.dropped = 0
         self.changed_from = 0
         self.told_dropped = 0
+        self.source = NOWHERE
+        self.writes: list[tuple[int, int]] = []
+        self.branch: int | None = None
+
+    @property
+    def held(self) -> list[int]:
+        """Every block that it has a reference to."""
+        return self.live if self.branch is None else [*self.live, self.branch]
 
     @property
     def logical_len(self) -> int:

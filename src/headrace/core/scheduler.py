@@ -344,6 +344,7 @@ class Scheduler:
         return SeqSlice(
             request.number, tokens, start, sample=end >= known and request.params.samples, num_draft=num_draft,
             tables=self.kv.updates(request), new=new, num_stored=max(0, request.num_stored - start),
+            states=self.kv.states(request),
         )  # fmt: skip
 
     def _preempt(self, request: Request) -> None:
@@ -448,6 +449,8 @@ class Scheduler:
             self.end(request, reason, now)
         else:
             request.draft = part.draft and part.draft[: max(0, request.limit - len(request.tokens) - 1)]
+            if self.kv.has_states:
+                request.draft = ()  # a state cannot forget a rejected draft
             if not self.config.kv_cache and emitted:
                 self.kv.free(request)  # without a cache every step starts from nothing
         if not (emitted or prompt_logprobs or reason):

@@ -121,7 +121,7 @@ def _map(kv: KVManager, group: int, running: Sequence[Request]) -> BlockMap:
     held: list[int] = []
     for lane, request in enumerate(running):
         table = request.tables[group]
-        for entry, block in enumerate(table.live):
+        for entry, block in enumerate(table.held):
             users[block] += 1
             if users[block] == 1:
                 held.append(block)

@@ -34,6 +34,11 @@ class Retention(enum.Enum):
     SINKS = (
         "sinks+window"  # the first `sinks` positions and the last `window` (StreamingLLM, Xiao et al. 2023)
     )
+    STATE = "state"  # all positions, in a recurrent state of a fixed size
+
+
+NOWHERE = -1
+"""No slot: the state before the first token, which is zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,10 @@ class KVGroupSpec:
     """Layers that share one block table: same retention, same block size.
 
     `num_blocks` counts usable blocks of this group's pool. `window` and `sinks` are in tokens.
+
+    In a group of retention STATE a block is a slot, which holds the state after some number of tokens. A sequence has
+    one. For the prefix cache, states are kept every `interval` tokens, a multiple of block_size (None: never), and
+    at the last block border of a prompt.
     """
 
     name: str
@@ -49,6 +58,16 @@ class KVGroupSpec:
     retention: Retention = Retention.FULL
     window: int | None = None
     sinks: int = 0
+    interval: int | None = None
+
+    @property
+    def is_state(self) -> bool:
+        return self.retention is Retention.STATE
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens, its own included, whose KV or state a token's step reads; None for all."""
+        return 2 if self.is_state else self.window
 
     @property
     def sink_blocks(self) -> int:
@@ -58,6 +77,8 @@ class KVGroupSpec:
     @property
     def reach_blocks(self) -> int | None:
         """The most blocks that one token's step needs, at any length; None where that grows with the length."""
+        if self.is_state:
+            return 1
         if self.window is None:
             return None
         return self.sink_blocks + -(-(self.window - 1) // self.block_size) + 1
@@ -100,6 +121,19 @@ class TableUpdate:
     dropped: int = 0
 
 
+@record
+class StateSlots:
+    """Where a slice's recurrent state lies in one KV group: it starts from slot `source`, or from zero if that is
+    NOWHERE, and after the first `count` tokens the state goes to `slot`, for each (count, slot) of `writes`.
+
+    `writes` is in rising order and ends with all tokens of the slice. A slot may be both read and written. Slices of
+    a step take turns: each finds what the ones before it wrote.
+    """
+
+    source: int
+    writes: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy one block's KV before the step's own writes (copy-on-write)."""
@@ -139,6 +173,9 @@ class SeqSlice:
     tables: tuple[TableUpdate | None, ...] = ()  # one per KV group; None where nothing changed
     new: NewSequence | None = None
     num_stored: int = 0
+    states: tuple[
+        StateSlots | None, ...
+    ] = ()  # one per KV group, None but for retention STATE; () if there is none
 
 
 @record
