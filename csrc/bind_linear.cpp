@@ -12,12 +12,7 @@
 namespace nb = nanobind;
 
 namespace headrace {
-namespace {
 
-using Input = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Output = nb::ndarray<nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-// Memory for `rows` rows encoded in the format that the matrix reads.
 Rows rows_for(const Matrix& weight, int rows, Arena& arena) {
     Rows encoded;
     encoded.type = weight.input;
@@ -33,6 +28,11 @@ Rows rows_for(const Matrix& weight, int rows, Arena& arena) {
     return encoded;
 }
 
+namespace {
+
+using Input = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
 int features_out(const Matrix& weight, Epilogue epilogue) {
     return epilogue == Epilogue::gate ? weight.panels * kPanel / 2 : weight.rows;
 }
@@ -41,6 +41,7 @@ Output linear(const KernelSet& kernels, Team& team, const Input& x, const Packed
               const std::string& epilogue, const std::string& gate, std::optional<Output> out,
               const std::string& out_dtype, std::optional<Input> gates) {
     const Matrix& weight = matrix.matrix();
+    if (weight.experts != 1) throw std::invalid_argument("a matrix of experts needs a routing");
     LinearArgs args;
     args.weight = &weight;
     args.rows = static_cast<int>(x.shape(0));

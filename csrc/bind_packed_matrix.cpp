@@ -142,9 +142,12 @@ nb::object view(nb::handle self, const void* data, std::initializer_list<std::si
     return nb::cast(nb::ndarray<nb::numpy, const T>(static_cast<const T*>(data), shape, self));
 }
 
+// Of all experts.
+std::size_t all_panels(const Matrix& m) { return static_cast<std::size_t>(m.panels) * m.experts; }
+
 // Scales or minima: [panels, groups, 16], bit patterns; of super-blocks [panels, super-blocks, bytes].
 nb::object view_of_scales(nb::handle self, const Matrix& m, const void* data) {
-    const std::size_t panels = m.panels, groups = m.groups;
+    const std::size_t panels = all_panels(m), groups = m.groups;
     switch (m.scale_type) {
         case ScaleType::f32: return view<float>(self, data, {panels, groups, std::size_t{kPanel}});
         case ScaleType::e8m0: return view<std::uint8_t>(self, data, {panels, groups, std::size_t{kPanel}});
@@ -172,6 +175,7 @@ Embeddings embeddings_of(nb::handle table) {
     if (nb::isinstance<PackedMatrix>(table)) {
         const PackedMatrix& packed = nb::cast<const PackedMatrix&>(table);
         const Matrix& m = packed.matrix();
+        if (m.experts != 1) throw nb::value_error("embeddings are one matrix");
         if (packed.gated()) throw nb::value_error("embeddings are a matrix without a gate");
         args.packed = &m;
         args.type = is_codes(m.format) ? DType::i8 : m.format == WeightFormat::f32 ? DType::f32
@@ -193,7 +197,8 @@ void bind_packed_matrix(nb::module_& m) {
         .def(
             "__init__",
             [](PackedMatrix* self, const KernelSet& kernels, Team& team, const std::string& format, nb::list items,
-               bool gate, const std::string& input, int group, bool symmetric, int span, std::optional<Bias> bias) {
+               bool gate, const std::string& input, int group, bool symmetric, int span, std::optional<Bias> bias,
+               int experts) {
                 std::vector<Part> parts;
                 std::size_t rows = 0;
                 for (nb::handle item : items) {
@@ -201,20 +206,21 @@ void bind_packed_matrix(nb::module_& m) {
                     rows += parts.back().rows;
                 }
                 const PackOptions options{.format = weight_format_of(format), .input = dtype_of(input), .group = group,
-                                          .symmetric = symmetric, .gate = gate, .bias = bias_of(bias, rows), .span = span};
+                                          .symmetric = symmetric, .gate = gate, .bias = bias_of(bias, rows), .span = span,
+                                          .experts = experts};
                 const nb::gil_scoped_release released;
                 new (self) PackedMatrix(*kernels.table, team, parts, options);
             },
             nb::arg("kernels"), nb::arg("team"), nb::arg("format"), nb::arg("parts"), nb::kw_only(),
             nb::arg("gate") = false, nb::arg("input"), nb::arg("group") = 0, nb::arg("symmetric") = true,
-            nb::arg("span") = 0, nb::arg("bias") = nb::none())
+            nb::arg("span") = 0, nb::arg("bias") = nb::none(), nb::arg("experts") = 1)
         .def_static(
             "from_codes",
             [](const KernelSet& kernels, Team& team, const std::string& format, nb::list items, bool gate,
                const std::string& input, int group, int span, std::optional<int> middle, float unit,
-               std::optional<Table> table, std::optional<Order> order, std::optional<Bias> bias) {
+               std::optional<Table> table, std::optional<Order> order, std::optional<Bias> bias, int experts) {
                 PackOptions options{.format = weight_format_of(format), .input = dtype_of(input), .group = group,
-                                    .gate = gate, .span = span, .unit = unit};
+                                    .gate = gate, .span = span, .unit = unit, .experts = experts};
                 if (!is_codes(options.format)) throw nb::value_error("weights of that format are no codes");
                 if (middle && (*middle < 0 || *middle > 255)) throw nb::value_error("the code of 0 is below 256");
                 check_table(table, options);
@@ -237,11 +243,11 @@ void bind_packed_matrix(nb::module_& m) {
             nb::rv_policy::take_ownership, nb::arg("kernels"), nb::arg("team"), nb::arg("format"), nb::arg("parts"),
             nb::kw_only(), nb::arg("gate") = false, nb::arg("input"), nb::arg("group") = 0, nb::arg("span") = 0,
             nb::arg("middle") = nb::none(), nb::arg("unit") = 1.0F, nb::arg("table") = nb::none(),
-            nb::arg("order") = nb::none(), nb::arg("bias") = nb::none())
+            nb::arg("order") = nb::none(), nb::arg("bias") = nb::none(), nb::arg("experts") = 1)
         .def_static(
             "from_blocks",
             [](const KernelSet& kernels, Team& team, const std::string& name, nb::list items, bool gate,
-               std::optional<Bias> bias) {
+               std::optional<Bias> bias, int experts) {
                 const BlockType* type = find_block_type(name);
                 if (type == nullptr) throw nb::value_error(("there are no blocks of type " + name + " here").c_str());
                 std::vector<BlockPart> parts;
@@ -250,19 +256,66 @@ void bind_packed_matrix(nb::module_& m) {
                     parts.push_back(block_part_of(item, *type));
                     rows += parts.back().rows;
                 }
-                const PackOptions options{.gate = gate, .bias = bias_of(bias, rows)};
+                const PackOptions options{.gate = gate, .bias = bias_of(bias, rows), .experts = experts};
                 const nb::gil_scoped_release released;
                 return new PackedMatrix(*kernels.table, team, *type, parts, options);
             },
             nb::rv_policy::take_ownership, nb::arg("kernels"), nb::arg("team"), nb::arg("type"), nb::arg("parts"),
-            nb::kw_only(), nb::arg("gate") = false, nb::arg("bias") = nb::none())
+            nb::kw_only(), nb::arg("gate") = false, nb::arg("bias") = nb::none(), nb::arg("experts") = 1)
+        .def(
+            "put",
+            [](PackedMatrix& self, const KernelSet& kernels, Team& team, int expert, nb::list items, std::optional<Bias> bias) {
+                std::vector<Part> parts;
+                std::size_t rows = 0;
+                for (nb::handle item : items) {
+                    parts.push_back(part_of(item));
+                    rows += parts.back().rows;
+                }
+                const float* biases = bias_of(bias, rows);
+                const nb::gil_scoped_release released;
+                self.put(*kernels.table, team, expert, parts, biases);
+            },
+            nb::arg("kernels"), nb::arg("team"), nb::arg("expert"), nb::arg("parts"), nb::arg("bias") = nb::none())
+        .def(
+            "put_codes",
+            [](PackedMatrix& self, const KernelSet& kernels, Team& team, int expert, nb::list items, std::optional<Bias> bias) {
+                const Matrix& m = self.matrix();
+                PackOptions options{.format = m.format, .group = m.group, .scale_type = m.scale_type};
+                std::vector<CodePart> parts;
+                std::size_t rows = 0;
+                for (nb::handle item : items) {
+                    parts.push_back(code_part_of(item, options, false));
+                    rows += parts.back().rows;
+                }
+                const float* biases = bias_of(bias, rows);
+                const nb::gil_scoped_release released;
+                self.put(*kernels.table, team, expert, parts, biases);
+            },
+            nb::arg("kernels"), nb::arg("team"), nb::arg("expert"), nb::arg("parts"), nb::arg("bias") = nb::none())
+        .def(
+            "put_blocks",
+            [](PackedMatrix& self, const KernelSet& kernels, Team& team, int expert, nb::list items, std::optional<Bias> bias) {
+                if (self.blocks() == nullptr) throw nb::value_error("the first expert is not of blocks");
+                std::vector<BlockPart> parts;
+                std::size_t rows = 0;
+                for (nb::handle item : items) {
+                    parts.push_back(block_part_of(item, *self.blocks()));
+                    rows += parts.back().rows;
+                }
+                const float* biases = bias_of(bias, rows);
+                const nb::gil_scoped_release released;
+                self.put(*kernels.table, team, expert, parts, biases);
+            },
+            nb::arg("kernels"), nb::arg("team"), nb::arg("expert"), nb::arg("parts"), nb::arg("bias") = nb::none())
         .def_static(
             "mapped",
             [](nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> kept, const std::string& format,
                int rows, int cols, bool gate, const std::string& input, int group, int span, float unit,
-               std::optional<Table> table, const std::string& scales, bool zeros, bool minima, bool ordered, bool bias) {
+               std::optional<Table> table, const std::string& scales, bool zeros, bool minima, bool ordered, bool bias,
+               int experts) {
                 PackOptions options{.format = weight_format_of(format), .input = dtype_of(input), .group = group,
-                                    .gate = gate, .span = span, .scale_type = scale_type_named(scales), .unit = unit};
+                                    .gate = gate, .span = span, .scale_type = scale_type_named(scales), .unit = unit,
+                                    .experts = experts};
                 check_table(table, options);
                 if (table) options.table = table_of(*table);
                 return new PackedMatrix(
@@ -272,18 +325,19 @@ void bind_packed_matrix(nb::module_& m) {
             nb::kw_only(), nb::arg("rows"), nb::arg("cols"), nb::arg("gate") = false, nb::arg("input"),
             nb::arg("group") = 0, nb::arg("span") = 0, nb::arg("unit") = 1.0F, nb::arg("table") = nb::none(),
             nb::arg("scales") = "f16", nb::arg("zeros") = false, nb::arg("minima") = false, nb::arg("ordered") = false,
-            nb::arg("bias") = false)
+            nb::arg("bias") = false, nb::arg("experts") = 1)
         .def_static(
             "mapped_blocks",
             [](nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> kept, const std::string& name,
-               int rows, int cols, bool gate, bool bias) {
+               int rows, int cols, bool gate, bool bias, int experts) {
                 const BlockType* type = find_block_type(name);
                 if (type == nullptr) throw nb::value_error(("there are no blocks of type " + name + " here").c_str());
                 return new PackedMatrix(
-                    KeptMatrix{.data = kept.data(), .bytes = kept.size(), .rows = rows, .cols = cols, .bias = bias}, *type, gate);
+                    KeptMatrix{.data = kept.data(), .bytes = kept.size(), .rows = rows, .cols = cols, .bias = bias}, *type, gate,
+                    experts);
             },
             nb::rv_policy::take_ownership, nb::keep_alive<0, 1>(), nb::arg("kept").noconvert(), nb::arg("type"),
-            nb::kw_only(), nb::arg("rows"), nb::arg("cols"), nb::arg("gate") = false, nb::arg("bias") = false)
+            nb::kw_only(), nb::arg("rows"), nb::arg("cols"), nb::arg("gate") = false, nb::arg("bias") = false, nb::arg("experts") = 1)
         .def_prop_ro("pieces",
                      [](nb::handle self) {
                          nb::list views;
@@ -295,7 +349,7 @@ void bind_packed_matrix(nb::module_& m) {
         .def_prop_ro("panels",
                      [](nb::handle self) {
                          const Matrix& m = matrix_of(self);
-                         return view<std::uint8_t>(self, m.data, {static_cast<std::size_t>(m.panels), m.panel_bytes});
+                         return view<std::uint8_t>(self, m.data, {all_panels(m), m.panel_bytes});
                      })
         .def_prop_ro("scales",
                      [](nb::handle self) { return view_of_scales(self, matrix_of(self), matrix_of(self).scales); })
@@ -304,13 +358,14 @@ void bind_packed_matrix(nb::module_& m) {
         .def_prop_ro("zeros",
                      [](nb::handle self) {
                          const Matrix& m = matrix_of(self);
-                         const std::size_t panels = m.panels, groups = m.groups;
+                         const std::size_t panels = all_panels(m), groups = m.groups;
                          return view<std::uint8_t>(self, m.zeros, {panels, groups, std::size_t{kPanel}});
                      })
         .def_prop_ro("format", [](const PackedMatrix& self) { return name_of(self.matrix().format); })
         .def_prop_ro("input", [](const PackedMatrix& self) { return name_of(self.matrix().input); })
         .def_prop_ro("rows", [](const PackedMatrix& self) { return self.matrix().rows; })
         .def_prop_ro("cols", [](const PackedMatrix& self) { return self.matrix().cols; })
+        .def_prop_ro("experts", [](const PackedMatrix& self) { return self.matrix().experts; })
         .def_prop_ro("group", [](const PackedMatrix& self) { return self.matrix().group; })
         .def_prop_ro("span", [](const PackedMatrix& self) { return self.matrix().span; })
         .def_prop_ro("ordered", [](const PackedMatrix& self) { return self.matrix().order != nullptr; })

@@ -60,9 +60,17 @@ public:
         return tape_.add_group(groups_.back());
     }
 
-    int add_rows(const std::string& type, int cols, int group) {
+    int add_rows(const std::string& type, int cols, int group, int each) {
         require(cols > 0 && group >= 0, "rows need columns");
-        return add(buffers_, tape_.rows(dtype_of(type), cols, group));
+        require(each >= 1 && each <= kMaxChoices, "a row has between one and 64 routed rows");
+        each_.push_back(each);
+        return add(buffers_, tape_.rows(dtype_of(type), cols, group, each));
+    }
+
+    int add_routing(int experts, int each) {
+        require(experts >= 1 && experts <= kMaxExperts, "there are between one and 4096 experts");
+        require(each >= 1 && each <= kMaxChoices && each <= experts, "a row has between one and 64 of the experts");
+        return add(routings_, tape_.routing(experts, each));
     }
 
     int add_queries(const std::string& type, int features) {
@@ -70,6 +78,7 @@ public:
         rows.type = dtype_of(type);
         rows.stride = features * dtype_bytes(rows.type);
         rows.data = tape_.bytes_per_token(rows.stride);
+        each_.push_back(1);
         return add(buffers_, rows);
     }
 
@@ -148,6 +157,9 @@ public:
         args.cols_padded = (cols + kInputAlign - 1) / kInputAlign * kInputAlign;
         require(from.type == DType::f32 && from.stride >= cols * sizeof(float), "encode reads rows of f32");
         require(args.out.stride >= args.cols_padded * dtype_bytes(args.out.type), "the encoded rows do not fit");
+        args.each = each_[source];
+        require(each_[out] == args.each, "routed rows are encoded to routed rows");
+        require(args.each == 1 || scope != "gathered", "routed rows are not gathered");
         tape_.append(args, scope_of(scope), name, layer);
     }
 
@@ -191,6 +203,7 @@ public:
         const Rows& to = at(buffers_, out);
         const Matrix& m = weight.matrix();
         LinearArgs args = product(source, m);
+        require(m.experts == 1, "a matrix of experts needs a routing");
         args.epilogue = epilogue_of(epilogue);
         args.gate = gate_of(gate);
         args.out_type = to.type;
@@ -213,6 +226,100 @@ public:
             args.gates_stride = from.stride;
         }
         tape_.append(args, scope_of(scope), name, layer);
+    }
+
+    // `bias`: of the choice. The logits have one column more with `shared`.
+    void route(int logits, int routing, std::optional<Floats> bias, const std::string& scores, bool normalize, float scale,
+               int groups, int top_groups, const std::string& group_score, bool shared, const std::string& scope, int layer) {
+        const Rows& from = at(buffers_, logits);
+        RouteArgs args;
+        args.out = at(routings_, routing);
+        args.logits = static_cast<const float*>(from.data);
+        args.logits_stride = from.stride;
+        args.scores = scores_of(scores);
+        args.normalize = normalize;
+        args.scale = scale;
+        args.groups = groups;
+        args.top_groups = top_groups;
+        args.group_score = group_score_of(group_score);
+        args.shared = shared;
+        check_groups(args);
+        require(from.type == DType::f32 && from.stride >= (args.out.experts + (shared ? 1 : 0)) * sizeof(float),
+                "logits are rows of f32, one for each expert");
+        if (bias) {
+            require(static_cast<int>(bias->size()) == args.out.experts, "the bias of the choice has one number an expert");
+            args.bias = bias->data();
+            keep(*bias);
+        }
+        tape_.append(args, scope_of(scope), "route", layer);
+    }
+
+    void dispatch(int source, int routing, int out, const std::string& scope, int layer) {
+        DispatchArgs args;
+        args.in = at(buffers_, source);
+        args.routing = at(routings_, routing);
+        args.out = at(buffers_, out);
+        require(args.in.type == args.out.type && args.in.stride == args.out.stride && args.in.groups == args.out.groups &&
+                    args.in.group == args.out.group,
+                "routed rows are encoded as the rows themselves");
+        require(each_[source] == 1 && each_[out] >= args.routing.each, "there are too few routed rows");
+        tape_.append(args, scope_of(scope), "dispatch", layer);
+    }
+
+    void experts(int source, const PackedMatrix& weight, int out, int routing, const std::string& epilogue,
+                 const std::string& gate, std::optional<int> gates, const std::string& scope, const std::string& name, int layer) {
+        const Rows& to = at(buffers_, out);
+        const Matrix& m = weight.matrix();
+        ExpertsArgs args;
+        args.routing = at(routings_, routing);
+        args.linear = product(source, m);
+        args.linear.epilogue = epilogue_of(epilogue);
+        args.linear.gate = gate_of(gate);
+        args.linear.out = to.data;
+        args.linear.out_type = to.type;
+        args.linear.out_stride = to.stride;
+        const bool gated = args.linear.epilogue == Epilogue::gate, times = args.linear.epilogue == Epilogue::multiply;
+        const std::size_t features = gated ? m.panels * kPanel / 2 : m.rows;
+        require(m.experts == args.routing.experts, "the matrix has another number of experts");
+        require(each_[source] >= args.routing.each && each_[out] >= args.routing.each, "there are too few routed rows");
+        require(to.stride >= features * dtype_bytes(to.type), "the product does not fit its buffer");
+        require(to.type == DType::f32 || to.type == DType::bf16, "a product is written as f32 or bf16");
+        require(args.linear.epilogue != Epilogue::add, "products of experts are not added");
+        require(!(gated || times) || args.linear.gate != Gate::none, "a gated product needs a gate");
+        require(times == gates.has_value(), "gates are for products that they multiply");
+        if (gates) {
+            const Rows& from = at(buffers_, *gates);
+            require(from.type == DType::f32 && from.stride >= m.rows * sizeof(float) && each_[*gates] >= args.routing.each,
+                    "gates are routed rows of f32, as wide as the product");
+            args.linear.gates = static_cast<const float*>(from.data);
+            args.linear.gates_stride = from.stride;
+        }
+        tape_.append(args, scope_of(scope), name, layer);
+    }
+
+    void combine(int source, int routing, int out, int cols, std::optional<int> shared, bool gated, bool added,
+                 const std::string& scope, int layer) {
+        const Rows &from = at(buffers_, source), &to = at(buffers_, out);
+        CombineArgs args;
+        args.in = static_cast<const float*>(from.data);
+        args.in_stride = from.stride;
+        args.routing = at(routings_, routing);
+        args.cols = cols;
+        args.out = static_cast<float*>(to.data);
+        args.out_stride = to.stride;
+        args.gated = gated;
+        args.add = added;
+        const std::size_t bytes = cols * sizeof(float);
+        require(from.type == DType::f32 && to.type == DType::f32 && from.stride >= bytes && to.stride >= bytes,
+                "what experts give are rows of f32");
+        require(each_[source] >= args.routing.each && each_[out] == 1, "there are too few routed rows");
+        if (shared) {
+            const Rows& other = at(buffers_, *shared);
+            require(other.type == DType::f32 && other.stride >= bytes, "the shared expert gives rows of f32");
+            args.shared = static_cast<const float*>(other.data);
+            args.shared_stride = other.stride;
+        }
+        tape_.append(args, scope_of(scope), "combine", layer);
     }
 
     void rope(int qkv, int cache, int q, int num_heads, int rotated, bool interleaved,
@@ -285,6 +392,7 @@ public:
 
     void logits(int source, const PackedMatrix& head, float soft_cap, float scale) {
         const Matrix& m = head.matrix();
+        require(m.experts == 1, "the head is one matrix");
         require(m.rows == tape_.sizes().vocab, "the head does not have one row a token");
         LinearArgs args = product(source, m);
         args.out = tape_.logits_buffer();
@@ -423,6 +531,8 @@ private:
     Tape tape_;
     std::vector<KVGroup> groups_;
     std::vector<Rows> buffers_;
+    std::vector<int> each_;  // rows of each buffer for each row of a step
+    std::vector<Routing> routings_;
     std::vector<Rotation> rotations_;
     std::vector<Cache> caches_;
     std::vector<GroupTables> tables_;
@@ -437,7 +547,18 @@ void bind_tape(nb::module_& m) {
         .def(nb::init<const KernelSet&, Team&, int, int, int, int>(), "kernels"_a, "team"_a, nb::kw_only(),
              "max_tokens"_a, "max_seqs"_a, "max_logits"_a, "vocab_size"_a, nb::keep_alive<1, 3>())
         .def("add_group", &BoundTape::add_group, nb::kw_only(), "block_size"_a, "num_blocks"_a, "sink_blocks"_a)
-        .def("add_rows", &BoundTape::add_rows, "type"_a, "cols"_a, "group"_a = 0)
+        .def("add_rows", &BoundTape::add_rows, "type"_a, "cols"_a, "group"_a = 0, "each"_a = 1)
+        .def("add_routing", &BoundTape::add_routing, "experts"_a, "each"_a)
+        .def("route", &BoundTape::route, "logits"_a, "routing"_a, nb::kw_only(), "bias"_a.noconvert() = nb::none(),
+             "scores"_a, "normalize"_a, "scale"_a, "groups"_a, "top_groups"_a, "group_score"_a, "shared"_a,
+             "scope"_a = "tokens", "layer"_a = -1)
+        .def("dispatch", &BoundTape::dispatch, "source"_a, "routing"_a, "out"_a, nb::kw_only(), "scope"_a = "tokens",
+             "layer"_a = -1)
+        .def("experts", &BoundTape::experts, "source"_a, "weight"_a, "out"_a, "routing"_a, nb::kw_only(),
+             "epilogue"_a = "store", "gate"_a = "none", "gates"_a = nb::none(), "scope"_a = "tokens", "name"_a,
+             "layer"_a = -1, nb::keep_alive<1, 3>())
+        .def("combine", &BoundTape::combine, "source"_a, "routing"_a, "out"_a, "cols"_a, nb::kw_only(),
+             "shared"_a = nb::none(), "gated"_a = false, "added"_a = false, "scope"_a = "tokens", "layer"_a = -1)
         .def("add_queries", &BoundTape::add_queries, "type"_a, "features"_a)
         .def("add_kv", &BoundTape::add_kv, "group"_a, "type"_a, "keys"_a.noconvert(), "values"_a.noconvert(),
              nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "key_scales"_a.noconvert() = nb::none(),

@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "arena.h"
 #include "kernels.h"
 
 namespace headrace {
@@ -19,10 +20,17 @@ struct Embeddings {
     EmbedArgs args;
     int rows = 0;
 };
+// Memory for `rows` rows encoded in the format that the matrix reads.
+Rows rows_for(const Matrix& weight, int rows, Arena& arena);
+
+// Throws std::invalid_argument where groups do not divide the experts, or hold too few for the choice.
+void check_groups(const RouteArgs& args);
+
 Embeddings embeddings_of(nanobind::handle table);
 
 void bind_attention(nanobind::module_& m);
 void bind_cpu_features(nanobind::module_& m);
+void bind_experts(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_roofline(nanobind::module_& m);

@@ -50,6 +50,7 @@ struct EncodeArgs {
     int cols = 0;
     int cols_padded = 0;
     Rows out;                        // features in the order out.order, if it has one
+    int each = 1;                    // rows for each row of the step, which a tape counts
 };
 
 // out[t, :] += scale * in[t, :], or scale times its norm.
@@ -58,6 +59,56 @@ struct AddArgs {
     std::size_t in_stride = 0;       // bytes
     NormArgs norm;
     float scale = 1;
+    int rows = 0;
+    int cols = 0;
+    float* out = nullptr;
+    std::size_t out_stride = 0;      // bytes
+};
+
+// Which experts each row goes to, from a logit an expert. See models/spec.py: RouterSpec.
+enum class Scores : std::uint8_t { softmax, sigmoid, softmax_chosen };
+enum class GroupScore : std::uint8_t { max, top2 };
+
+struct RouteArgs {
+    const float* logits = nullptr;   // [rows, experts], and with `shared` one more: of the shared expert
+    std::size_t logits_stride = 0;   // bytes
+    const float* bias = nullptr;     // [experts] added to scores for the choice only, or null
+    int rows = 0;
+    Scores scores = Scores::softmax;
+    bool normalize = false;
+    float scale = 1;
+    int groups = 1;
+    int top_groups = 1;
+    GroupScore group_score = GroupScore::max;
+    bool shared = false;
+    Routing out;
+};
+
+// Copies encoded rows to their routed rows.
+struct DispatchArgs {
+    Rows in;
+    Routing routing;
+    int rows = 0;
+    Rows out;
+};
+
+// `linear` for routed rows: each multiplies the matrix of its expert. The epilogue is not add.
+struct ExpertsArgs {
+    LinearArgs linear;               // `rows` is not read
+    Routing routing;
+    int rows = 0;                    // of the step, before routing
+};
+
+// out[t, :] = sum of weights[t, j] * in[places[t, j], :] in the order of j, then of shared[t, :], which with `gated` is
+// multiplied by gates[t]; with `add` it is added to what is there.
+struct CombineArgs {
+    const float* in = nullptr;       // [rows * each, cols]
+    std::size_t in_stride = 0;       // bytes
+    Routing routing;
+    const float* shared = nullptr;   // [rows, cols], or null
+    std::size_t shared_stride = 0;   // bytes
+    bool gated = false;
+    bool add = false;
     int rows = 0;
     int cols = 0;
     float* out = nullptr;
@@ -205,6 +256,10 @@ struct Kernels {
     std::size_t (*attention_scratch)(const AttentionArgs& shape, int max_tokens, int max_seqs, int threads);
     void (*pack)(const PackArgs&, Team&);
     void (*pack_codes)(const PackCodesArgs&, Team&);
+    void (*route)(const RouteArgs&, Team&);
+    void (*dispatch)(const DispatchArgs&, Team&);
+    void (*experts)(const ExpertsArgs&, Team&);
+    void (*combine)(const CombineArgs&, Team&);
     void (*argmax)(const ArgmaxArgs&, Team&);
     void (*soft_cap)(const SoftCapArgs&, Team&);
 

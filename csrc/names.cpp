@@ -25,7 +25,10 @@ constexpr Entry<WeightFormat> kFormats[] = {{"f32", WeightFormat::f32},
                                             {"e5m2", WeightFormat::e5m2}};
 constexpr Entry<Gate> kGates[] = {
     {"none", Gate::none}, {"silu", Gate::silu}, {"gelu", Gate::gelu}, {"gelu_tanh", Gate::gelu_tanh},
-    {"relu", Gate::relu}, {"relu2", Gate::relu2}};
+    {"relu", Gate::relu}, {"relu2", Gate::relu2}, {"swiglu_oai", Gate::swiglu_oai}};
+constexpr Entry<Scores> kScores[] = {
+    {"softmax", Scores::softmax}, {"sigmoid", Scores::sigmoid}, {"softmax_chosen", Scores::softmax_chosen}};
+constexpr Entry<GroupScore> kGroupScores[] = {{"max", GroupScore::max}, {"top2", GroupScore::top2}};
 constexpr Entry<Epilogue> kEpilogues[] = {
     {"store", Epilogue::store}, {"add", Epilogue::add}, {"gate", Epilogue::gate}, {"multiply", Epilogue::multiply}};
 
@@ -50,6 +53,8 @@ const char* find_name(const Entry<T> (&entries)[N], T value) {
 DType dtype_of(const std::string& name) { return find(kTypes, "type", name); }
 WeightFormat weight_format_of(const std::string& name) { return find(kFormats, "weight format", name); }
 Gate gate_of(const std::string& name) { return find(kGates, "gate", name); }
+Scores scores_of(const std::string& name) { return find(kScores, "scores", name); }
+GroupScore group_score_of(const std::string& name) { return find(kGroupScores, "group score", name); }
 Epilogue epilogue_of(const std::string& name) { return find(kEpilogues, "epilogue", name); }
 
 const char* name_of(DType type) { return find_name(kTypes, type); }

@@ -57,6 +57,7 @@ void check_codes(int cols, const PackOptions& options, bool minima) {
 
 void check(const std::vector<Part>& parts, const PackOptions& options, bool minima) {
     if (parts.empty()) refuse("a matrix needs at least one part");
+    if (options.experts < 1 || options.experts > kMaxExperts) refuse("a matrix has between one and 4096 experts");
     for (const Part& part : parts) {
         if (part.rows < 1 || part.cols < 1) refuse("a part of a matrix is empty");
         if (part.cols != parts[0].cols) refuse("the parts of a matrix differ in their columns");
@@ -246,7 +247,9 @@ std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const Pac
     m.panels = static_cast<int>(order.size()) / kPanel;
     m.cols_padded = round_up(m.cols, kInputAlign);
     m.panel_bytes = bytes_of_panel(m.format, m.cols_padded);
-    m.data = memory_.take(m.panel_bytes * m.panels);
+    m.experts = options.experts;
+    const auto experts = static_cast<std::size_t>(m.experts);
+    m.data = memory_.take(m.panel_bytes * m.panels * experts);
     if (is_codes(m.format)) {
         m.group = options.group == 0 || options.group > m.cols_padded ? m.cols_padded : options.group;
         m.groups = (m.cols_padded + m.group - 1) / m.group;
@@ -258,25 +261,33 @@ std::vector<int> PackedMatrix::lay_out(const std::vector<Part>& parts, const Pac
         m.scale_type = options.scale_type;
         m.unit = options.unit;
         m.table = options.table;
-        const bool super = is_super(m.scale_type);
-        const std::size_t records = static_cast<std::size_t>(m.panels) * (super ? m.cols_padded / kSuper : m.groups);
+        const std::size_t records = scale_records(m) * experts;
         m.scales = memory_.take(records * scale_bytes(m.scale_type, m.group));
         if (beside == Beside::zeros) m.zeros = memory_.take_array<std::uint8_t>(records * kPanel);
         if (beside == Beside::minima) m.minima = memory_.take(records * scale_bytes(m.scale_type, m.group));
     }
     if (ordered) m.order = memory_.take_array<std::int32_t>(m.cols);
-    if (bias) m.bias = memory_.take_array<float>(order.size());
+    if (bias) m.bias = memory_.take_array<float>(order.size() * experts);
     return order;
 }
 
-void PackedMatrix::fill(const std::vector<int>& order, const PackOptions& options) {
-    if (options.order != nullptr) {
-        check_order(options.order, matrix_.cols);
-        std::memcpy(const_cast<std::int32_t*>(matrix_.order), options.order, sizeof(std::int32_t) * matrix_.cols);
+void PackedMatrix::fill(const Matrix& out, const std::vector<int>& order, const float* bias) const {
+    float* packed = const_cast<float*>(out.bias);
+    for (std::size_t row = 0; bias != nullptr && row < order.size(); ++row) packed[row] = order[row] < 0 ? 0.0F : bias[order[row]];
+}
+
+Matrix PackedMatrix::place(int expert, const std::vector<Part>& shapes, const float* bias) const {
+    if (expert < 0 || expert >= matrix_.experts) refuse("there is no expert of that number");
+    int rows = 0;
+    for (const Part& part : shapes) {
+        rows += part.rows;
+        if (part.cols != matrix_.cols) refuse("experts differ in their columns");
     }
-    if (options.bias == nullptr) return;
-    float* packed = const_cast<float*>(matrix_.bias);
-    for (std::size_t row = 0; row < order.size(); ++row) packed[row] = order[row] < 0 ? 0.0F : options.bias[order[row]];
+    if (rows != matrix_.rows) refuse("experts differ in their rows");
+    if ((bias != nullptr) != (matrix_.bias != nullptr)) refuse("experts have biases, or none of them has one");
+    const Matrix out = expert_of(matrix_, expert);
+    fill(out, order_of_rows(shapes, gated_), bias);
+    return out;
 }
 
 PackedMatrix::PackedMatrix(const KeptMatrix& kept, PackOptions options) : memory_(kept.data, kept.bytes) {
@@ -292,38 +303,12 @@ PackedMatrix::PackedMatrix(const KeptMatrix& kept, PackOptions options) : memory
     matrix_.order = order_.data();
 }
 
-PackedMatrix::PackedMatrix(KeptMatrix kept, const BlockType& type, bool gate)
-    : PackedMatrix(with_minima(kept, type), with_type({.gate = gate}, type)) {}
+PackedMatrix::PackedMatrix(KeptMatrix kept, const BlockType& type, bool gate, int experts)
+    : PackedMatrix(with_minima(kept, type), with_type({.gate = gate, .experts = experts}, type)) {}
 
-PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts,
-                           const PackOptions& options) {
-    if (!kernels.pack) refuse(std::string(kernels.name) + " cannot pack matrices");
-    for (const Part& part : parts) {
-        if (part.type == DType::i8) refuse("a matrix is packed from f32, bf16 or f16");
-    }
-    const bool codes = is_codes(options.format);
-    if (codes && options.format != WeightFormat::int8 && options.format != WeightFormat::int4) {
-        refuse("floats are rounded to int8 and int4 here, and to no other codes");
-    }
-    if (codes && options.group % 32 != 0) refuse("a group of weights that are rounded here is a multiple of 32");
-    const std::vector<int> order =
-        lay_out(parts, options, codes && !options.symmetric ? Beside::zeros : Beside::nothing, false, options.bias != nullptr);
-    fill(order, options);
-    std::vector<const void*> sources;
-    for (const Part& part : parts) {
-        const std::size_t stride = part.cols * dtype_bytes(part.type);
-        for (int row = 0; row < part.rows; ++row) sources.push_back(static_cast<const char*>(part.data) + row * stride);
-    }
-    std::vector<const void*> ordered;
-    for (int row : order) ordered.push_back(row < 0 ? nullptr : sources[row]);
-    kernels.pack({ordered.data(), parts[0].type, matrix_, options.symmetric}, team);
-}
+namespace {
 
-PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<CodePart>& parts,
-                           PackOptions options) {
-    if (!kernels.pack_codes) refuse(std::string(kernels.name) + " cannot pack codes");
-    if (!is_codes(options.format)) refuse("weights of that format are no codes");
-    if (is_super(options.scale_type)) refuse("super-blocks are packed from blocks");
+std::vector<Part> shapes_of(const std::vector<CodePart>& parts) {
     std::vector<Part> shapes;
     for (const CodePart& part : parts) {
         shapes.push_back({part.codes, DType::i8, part.rows, part.cols});
@@ -331,52 +316,138 @@ PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector
         if ((part.minima == nullptr) != (parts[0].minima == nullptr)) refuse("minima belong to all parts or to none");
         if (part.zeros != nullptr && part.minima != nullptr) refuse("weights have zeros or minima, not both");
     }
-    const bool zeros = !parts.empty() && parts[0].zeros != nullptr, minima = !parts.empty() && parts[0].minima != nullptr;
-    if (zeros && (!whole_codes(options.format) || options.format == WeightFormat::table4)) {
-        refuse("numbers of a table and floats have no zeros");
-    }
-    if (minima && options.scale_type == ScaleType::e8m0) refuse("minima are no powers of two");
-    options.symmetric = !zeros;
-    const std::vector<int> order = lay_out(shapes, options, zeros ? Beside::zeros : minima ? Beside::minima : Beside::nothing,
-                                           options.order != nullptr, options.bias != nullptr);
-    fill(order, options);
-    const std::size_t groups = (matrix_.cols + matrix_.group - 1) / matrix_.group, size = scale_size(matrix_.scale_type);
-    ArrayRows from{std::vector<ArrayRows::Row>(order.size()), matrix_};
-    for (std::size_t i = 0; i < order.size(); ++i) {
-        if (order[i] < 0) continue;
-        std::size_t row = order[i];
-        const CodePart* part = parts.data();
-        for (; row >= static_cast<std::size_t>(part->rows); ++part) row -= part->rows;
-        from.rows[i].codes = part->codes + row * part->cols;
-        from.rows[i].scales = static_cast<const char*>(part->scales) + row * groups * size;
-        if (zeros) from.rows[i].zeros = part->zeros + row * groups;
-        if (minima) from.rows[i].minima = static_cast<const char*>(part->minima) + row * groups * size;
-    }
-    kernels.pack_codes({ArrayRows::read, &from, matrix_}, team);
+    return shapes;
 }
 
-PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const BlockType& type,
-                           const std::vector<BlockPart>& parts, const PackOptions& options) {
-    if (!kernels.pack_codes) refuse(std::string(kernels.name) + " cannot pack codes");
-    const PackOptions all = with_type(options, type);
+std::vector<Part> shapes_of(const std::vector<BlockPart>& parts, const BlockType& type) {
     std::vector<Part> shapes;
     for (const BlockPart& part : parts) {
         check_whole(type, part.cols);
         shapes.push_back({part.data, DType::i8, part.rows, part.cols});
     }
-    const std::vector<int> order = lay_out(shapes, all, type.minima ? Beside::minima : Beside::nothing, false,
-                                           options.bias != nullptr);
-    fill(order, all);
-    const std::size_t row_bytes = static_cast<std::size_t>(matrix_.cols / type.features) * type.bytes;
-    BlockRows from{std::vector<const std::uint8_t*>(order.size()), type, matrix_};
+    return shapes;
+}
+
+void check_floats(const std::vector<Part>& parts) {
+    for (const Part& part : parts) {
+        if (part.type == DType::i8) refuse("a matrix is packed from f32, bf16 or f16");
+        if (part.type != parts[0].type) refuse("the parts of a matrix differ in their type");
+    }
+}
+
+// The part that holds a row of all parts, one after the other; `row` becomes its number in there.
+template <typename OnePart>
+const OnePart& part_with(const std::vector<OnePart>& parts, std::size_t& row) {
+    const OnePart* part = parts.data();
+    for (; row >= static_cast<std::size_t>(part->rows); ++part) row -= part->rows;
+    return *part;
+}
+
+}  // namespace
+
+PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<Part>& parts,
+                           const PackOptions& options) {
+    check_floats(parts);
+    const bool codes = is_codes(options.format);
+    if (codes && options.format != WeightFormat::int8 && options.format != WeightFormat::int4) {
+        refuse("floats are rounded to int8 and int4 here, and to no other codes");
+    }
+    if (codes && options.group % 32 != 0) refuse("a group of weights that are rounded here is a multiple of 32");
+    lay_out(parts, options, codes && !options.symmetric ? Beside::zeros : Beside::nothing, false, options.bias != nullptr);
+    symmetric_ = options.symmetric;
+    write(kernels, team, place(0, parts, options.bias), parts);
+}
+
+PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const std::vector<CodePart>& parts,
+                           PackOptions options) {
+    if (!is_codes(options.format)) refuse("weights of that format are no codes");
+    if (is_super(options.scale_type)) refuse("super-blocks are packed from blocks");
+    const std::vector<Part> shapes = shapes_of(parts);
+    const bool zeros = !parts.empty() && parts[0].zeros != nullptr, minima = !parts.empty() && parts[0].minima != nullptr;
+    if (zeros && (!whole_codes(options.format) || options.format == WeightFormat::table4)) {
+        refuse("numbers of a table and floats have no zeros");
+    }
+    if (minima && options.scale_type == ScaleType::e8m0) refuse("minima are no powers of two");
+    if (options.order != nullptr && options.experts > 1) refuse("the columns of experts are in no order of their own");
+    options.symmetric = !zeros;
+    lay_out(shapes, options, zeros ? Beside::zeros : minima ? Beside::minima : Beside::nothing, options.order != nullptr,
+            options.bias != nullptr);
+    if (options.order != nullptr) {
+        check_order(options.order, matrix_.cols);
+        std::memcpy(const_cast<std::int32_t*>(matrix_.order), options.order, sizeof(std::int32_t) * matrix_.cols);
+    }
+    write(kernels, team, place(0, shapes, options.bias), parts);
+}
+
+PackedMatrix::PackedMatrix(const Kernels& kernels, Team& team, const BlockType& type,
+                           const std::vector<BlockPart>& parts, const PackOptions& options) {
+    const std::vector<Part> shapes = shapes_of(parts, type);
+    lay_out(shapes, with_type(options, type), type.minima ? Beside::minima : Beside::nothing, false, options.bias != nullptr);
+    blocks_ = &type;
+    write(kernels, team, place(0, shapes, options.bias), parts);
+}
+
+void PackedMatrix::put(const Kernels& kernels, Team& team, int expert, const std::vector<Part>& parts, const float* bias) {
+    check_floats(parts);
+    write(kernels, team, place(expert, parts, bias), parts);
+}
+
+void PackedMatrix::put(const Kernels& kernels, Team& team, int expert, const std::vector<CodePart>& parts, const float* bias) {
+    const std::vector<Part> shapes = shapes_of(parts);
+    for (const CodePart& part : parts) {
+        if ((part.zeros != nullptr) != (matrix_.zeros != nullptr) || (part.minima != nullptr) != (matrix_.minima != nullptr)) {
+            refuse("experts have zeros or minima, or none of them has them");
+        }
+    }
+    write(kernels, team, place(expert, shapes, bias), parts);
+}
+
+void PackedMatrix::put(const Kernels& kernels, Team& team, int expert, const std::vector<BlockPart>& parts, const float* bias) {
+    if (blocks_ == nullptr) refuse("the first expert is not of blocks");
+    write(kernels, team, place(expert, shapes_of(parts, *blocks_), bias), parts);
+}
+
+void PackedMatrix::write(const Kernels& kernels, Team& team, const Matrix& out, const std::vector<Part>& parts) {
+    if (!kernels.pack) refuse(std::string(kernels.name) + " cannot pack matrices");
+    std::vector<const void*> sources;
+    for (const Part& part : parts) {
+        const std::size_t stride = part.cols * dtype_bytes(part.type);
+        for (int row = 0; row < part.rows; ++row) sources.push_back(static_cast<const char*>(part.data) + row * stride);
+    }
+    std::vector<const void*> ordered;
+    for (int row : order_of_rows(parts, gated_)) ordered.push_back(row < 0 ? nullptr : sources[row]);
+    kernels.pack({ordered.data(), parts[0].type, out, symmetric_}, team);
+}
+
+void PackedMatrix::write(const Kernels& kernels, Team& team, const Matrix& out, const std::vector<CodePart>& parts) {
+    if (!kernels.pack_codes) refuse(std::string(kernels.name) + " cannot pack codes");
+    const std::vector<int> order = order_of_rows(shapes_of(parts), gated_);
+    const std::size_t groups = (out.cols + out.group - 1) / out.group, size = scale_size(out.scale_type);
+    ArrayRows from{std::vector<ArrayRows::Row>(order.size()), out};
     for (std::size_t i = 0; i < order.size(); ++i) {
         if (order[i] < 0) continue;
         std::size_t row = order[i];
-        const BlockPart* part = parts.data();
-        for (; row >= static_cast<std::size_t>(part->rows); ++part) row -= part->rows;
-        from.rows[i] = part->data + row * row_bytes;
+        const CodePart& part = part_with(parts, row);
+        from.rows[i].codes = part.codes + row * part.cols;
+        from.rows[i].scales = static_cast<const char*>(part.scales) + row * groups * size;
+        if (part.zeros != nullptr) from.rows[i].zeros = part.zeros + row * groups;
+        if (part.minima != nullptr) from.rows[i].minima = static_cast<const char*>(part.minima) + row * groups * size;
     }
-    kernels.pack_codes({BlockRows::read, &from, matrix_}, team);
+    kernels.pack_codes({ArrayRows::read, &from, out}, team);
+}
+
+void PackedMatrix::write(const Kernels& kernels, Team& team, const Matrix& out, const std::vector<BlockPart>& parts) {
+    if (!kernels.pack_codes) refuse(std::string(kernels.name) + " cannot pack codes");
+    const std::vector<int> order = order_of_rows(shapes_of(parts, *blocks_), gated_);
+    const std::size_t row_bytes = static_cast<std::size_t>(out.cols / blocks_->features) * blocks_->bytes;
+    BlockRows from{std::vector<const std::uint8_t*>(order.size()), *blocks_, out};
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        if (order[i] < 0) continue;
+        std::size_t row = order[i];
+        const BlockPart& part = part_with(parts, row);
+        from.rows[i] = part.data + row * row_bytes;
+    }
+    kernels.pack_codes({BlockRows::read, &from, out}, team);
 }
 
 }  // namespace headrace

@@ -64,6 +64,7 @@ struct PackOptions {
     float unit = 1;            // every scale is multiplied by it: a power of two
     CodeTable table = {};      // table4
     const std::int32_t* order = nullptr;  // from codes: [cols] the input feature of each column; null: as they are
+    int experts = 1;           // room for so many matrices alike, the parts being those of the first
 };
 
 class PackedMatrix {
@@ -78,16 +79,22 @@ public:
     PackedMatrix(const Kernels& kernels, Team& team, const BlockType& type, const std::vector<BlockPart>& parts,
                  const PackOptions& options);
 
+    // Packs the parts of another expert, which fit together as the first one's did. `bias`: null where it had none.
+    void put(const Kernels& kernels, Team& team, int expert, const std::vector<Part>& parts, const float* bias);
+    void put(const Kernels& kernels, Team& team, int expert, const std::vector<CodePart>& parts, const float* bias);
+    void put(const Kernels& kernels, Team& team, int expert, const std::vector<BlockPart>& parts, const float* bias);
+
     // In packed form already, see KeptMatrix. `options.bias` and `options.order` are not read.
     PackedMatrix(const KeptMatrix& kept, PackOptions options);
 
-    // The same for what blocks were packed into: `type` says everything but `bias` and `gate`.
-    PackedMatrix(KeptMatrix kept, const BlockType& type, bool gate);
+    // The same for what blocks were packed into: `type` says everything but `bias`, `gate` and `experts`.
+    PackedMatrix(KeptMatrix kept, const BlockType& type, bool gate, int experts);
 
     const Matrix& matrix() const { return matrix_; }
     std::size_t bytes() const { return memory_.bytes(); }
     const std::vector<WeightMemory::Piece>& pieces() const { return memory_.pieces(); }
     bool gated() const { return gated_; }
+    const BlockType* blocks() const { return blocks_; }  // null where it was not packed from blocks
 
 private:
     enum class Beside { nothing, zeros, minima };  // arrays of their own, besides scales
@@ -97,12 +104,22 @@ private:
     std::vector<int> lay_out(const std::vector<Part>& parts, const PackOptions& options, Beside beside, bool ordered,
                              bool bias);
 
-    // Writes the bias and the order of columns.
-    void fill(const std::vector<int>& order, const PackOptions& options);
+    // An expert whose parts have these shapes, and its bias. Throws std::invalid_argument for one that is unlike the others.
+    Matrix place(int expert, const std::vector<Part>& shapes, const float* bias) const;
+
+    // The parts of an expert, which are checked already, by the order of its packed rows.
+    void write(const Kernels& kernels, Team& team, const Matrix& out, const std::vector<Part>& parts);
+    void write(const Kernels& kernels, Team& team, const Matrix& out, const std::vector<CodePart>& parts);
+    void write(const Kernels& kernels, Team& team, const Matrix& out, const std::vector<BlockPart>& parts);
+
+    // Writes the bias of an expert.
+    void fill(const Matrix& out, const std::vector<int>& order, const float* bias) const;
 
     WeightMemory memory_;
     Matrix matrix_;
     bool gated_ = false;
+    bool symmetric_ = true;            // from floats
+    const BlockType* blocks_ = nullptr;  // of a matrix from blocks
     std::vector<std::int32_t> order_;  // of a kept matrix: checked, and out of the reach of who changes the file
 };
 

@@ -31,7 +31,7 @@ struct Player {
         kernels.embed(a, team);
     }
     void operator()(EncodeArgs& a) const {
-        a.rows = rows();
+        a.rows = rows() * a.each;
         a.gather = scope == Scope::gathered ? step.wanted_rows : nullptr;
         kernels.encode(a, team);
     }
@@ -48,6 +48,22 @@ struct Player {
     void operator()(AttentionArgs& a) const {
         a.scratch = scratch;
         kernels.attention(a, team);
+    }
+    void operator()(RouteArgs& a) const {
+        a.rows = rows();
+        kernels.route(a, team);
+    }
+    void operator()(DispatchArgs& a) const {
+        a.rows = rows();
+        kernels.dispatch(a, team);
+    }
+    void operator()(ExpertsArgs& a) const {
+        a.rows = rows();
+        kernels.experts(a, team);
+    }
+    void operator()(CombineArgs& a) const {
+        a.rows = rows();
+        kernels.combine(a, team);
     }
     void operator()(SoftCapArgs& a) const {
         a.rows = rows();
@@ -72,21 +88,34 @@ int Tape::add_group(const KVGroup& group) {
     return static_cast<int>(groups_.size()) - 1;
 }
 
-Rows Tape::rows(DType type, int cols, int group) {
+Rows Tape::rows(DType type, int cols, int group, int each) {
+    const std::size_t count = static_cast<std::size_t>(sizes_.tokens) * each;
     const int padded = (cols + kInputAlign - 1) / kInputAlign * kInputAlign;
     Rows rows;
     rows.type = type;
     rows.stride = (padded * dtype_bytes(type) + 63) / 64 * 64;
     if (rows.stride % 4096 == 0) rows.stride += 64;  // else the same feature of many rows falls into one set of the L1 cache
-    rows.data = arena_.take(rows.stride * sizes_.tokens);
+    rows.data = arena_.take(rows.stride * count);
     if (type == DType::i8) {
         rows.group = group > 0 && group < padded ? group : padded;
         rows.groups = (padded + rows.group - 1) / rows.group;
-        const std::size_t count = static_cast<std::size_t>(rows.groups) * sizes_.tokens;
-        rows.scales = arena_.take_array<float>(count);
-        rows.sums = arena_.take_array<std::int32_t>(count);
+        rows.scales = arena_.take_array<float>(count * rows.groups);
+        rows.sums = arena_.take_array<std::int32_t>(count * rows.groups);
     }
     return rows;
+}
+
+Routing Tape::routing(int experts, int each) {
+    const std::size_t tokens = sizes_.tokens, pairs = tokens * each;
+    Routing routing{.experts = experts, .each = each};
+    routing.chosen = arena_.take_array<std::int32_t>(pairs);
+    routing.weights = arena_.take_array<float>(pairs);
+    routing.gates = arena_.take_array<float>(tokens);
+    routing.places = arena_.take_array<std::int32_t>(pairs);
+    routing.sources = arena_.take_array<std::int32_t>(pairs);
+    routing.begins = arena_.take_array<std::int32_t>(static_cast<std::size_t>(experts) + 1);
+    routing.used = arena_.take_array<std::int32_t>(static_cast<std::size_t>(experts) + 1);
+    return routing;
 }
 
 void Tape::append(Call call, Scope scope, std::string name, int layer) {

@@ -38,8 +38,8 @@ inline int rows_of(Scope scope, const Step& step) {
     return scope == Scope::tokens ? step.tokens : scope == Scope::head ? step.logits : step.wanted;
 }
 
-using Call = std::variant<EmbedArgs, EncodeArgs, AddArgs, LinearArgs, RotationArgs, RopeArgs, AttentionArgs, SoftCapArgs,
-                          ArgmaxArgs>;
+using Call = std::variant<EmbedArgs, EncodeArgs, AddArgs, LinearArgs, RotationArgs, RopeArgs, AttentionArgs, RouteArgs,
+                          DispatchArgs, ExpertsArgs, CombineArgs, SoftCapArgs, ArgmaxArgs>;
 
 struct Instruction {
     Call call;
@@ -62,9 +62,12 @@ public:
     const TapeSizes& sizes() const { return sizes_; }
     int add_group(const KVGroup& group);
 
-    // Room for a row of `cols` features a token, padded with zeros to kInputAlign. i8 rows have a scale and a sum
+    // Room for `each` rows of `cols` features a token, padded with zeros to kInputAlign. i8 rows have a scale and a sum
     // for each `group` features.
-    Rows rows(DType type, int cols, int group = 0);
+    Rows rows(DType type, int cols, int group = 0, int each = 1);
+
+    // Room for `each` of so many experts a token.
+    Routing routing(int experts, int each);
     void* bytes_per_token(std::size_t bytes) { return arena_.take(bytes * sizes_.tokens); }
 
     // Arguments that depend on the step (rows, ids, gather, step, scratch) are filled in at every run.

@@ -14,8 +14,9 @@ double row_bytes(const Rows& rows, int features) {
     return static_cast<double>(features) * dtype_bytes(rows.type) + scales;
 }
 
+// Of one expert, where there are several.
 double weight_bytes(const Matrix& m) {
-    const double records = static_cast<double>(m.panels) * (is_super(m.scale_type) ? m.cols_padded / kSuper : m.groups);
+    const auto records = static_cast<double>(scale_records(m));
     const double arrays = (m.scales ? 1 : 0) + (m.minima ? 1 : 0);  // of scales, and of minima alike
     const double scales = m.groups == 0 ? 0 : records * scale_bytes(m.scale_type, m.group) * arrays;
     const double zeros = m.zeros ? records * kPanel : 0;
@@ -33,8 +34,8 @@ struct Costs {
         return {rows() * a.cols * (dtype_bytes(a.type) + sizeof(float)), 0};
     }
     Cost operator()(const EncodeArgs& a) const {
-        return {rows() * (a.cols * sizeof(float) + row_bytes(a.out, a.cols_padded)),
-                rows() * a.cols * (a.norm.weight ? 4.0 : 0.0)};
+        return {rows() * a.each * (a.cols * sizeof(float) + row_bytes(a.out, a.cols_padded)),
+                rows() * a.each * a.cols * (a.norm.weight ? 4.0 : 0.0)};
     }
     Cost operator()(const AddArgs& a) const {
         return {rows() * a.cols * 3.0 * sizeof(float), rows() * a.cols * (a.norm.weight ? 6.0 : 2.0)};
@@ -65,6 +66,21 @@ struct Costs {
         const double kv = 2.0 * a.kv.num_kv_heads * a.kv.head_dim * dtype_bytes(a.kv.type);
         const double q = width * (a.kv.type == DType::f32 ? 4 : 2);
         return {keys * kv + step.tokens * (q + width * dtype_bytes(a.out_type)), 4.0 * pairs * width};
+    }
+    Cost operator()(const RouteArgs& a) const {
+        return {rows() * (a.out.experts * 4.0 + a.out.each * 16.0), rows() * a.out.experts * 4.0};
+    }
+    Cost operator()(const DispatchArgs& a) const {
+        return {rows() * (1.0 + a.routing.each) * row_bytes(a.in, static_cast<int>(a.in.stride / dtype_bytes(a.in.type))), 0};
+    }
+    Cost operator()(const ExpertsArgs& a) const {  // experts without rows are not touched
+        const Cost dense = (*this)(a.linear);
+        const double weights = weight_bytes(*a.linear.weight);
+        return {a.routing.used[0] * weights + (dense.bytes - weights) * a.routing.each, dense.operations * a.routing.each};
+    }
+    Cost operator()(const CombineArgs& a) const {
+        const double shared = a.shared == nullptr ? 0 : 1;
+        return {rows() * a.cols * 4.0 * (a.routing.each + shared + 2), rows() * a.cols * 2.0 * (a.routing.each + shared)};
     }
     Cost operator()(const SoftCapArgs& a) const { return {rows() * a.cols * 8.0, rows() * a.cols * 2.0}; }
     Cost operator()(const ArgmaxArgs& a) const { return {rows() * a.cols * 4.0, rows() * a.cols * 1.0}; }

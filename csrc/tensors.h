@@ -15,7 +15,8 @@ enum class WeightFormat : std::uint8_t { f32, bf16, f16, int8, int6, int5, int4,
 // How the scales of codes are stored. k_minima and k_signed are the K-quants' super-blocks of kSuper input features.
 enum class ScaleType : std::uint8_t { f16, bf16, f32, e8m0, k_minima, k_signed };
 
-enum class Gate : std::uint8_t { none, silu, gelu, gelu_tanh, relu, relu2 };
+// swiglu_oai is a function of gate and up (gpt-oss); the others multiply up by one of the gate.
+enum class Gate : std::uint8_t { none, silu, gelu, gelu_tanh, relu, relu2, swiglu_oai };
 
 using bf16_t = std::uint16_t;  // bit patterns; arithmetic is in float
 using f16_t = std::uint16_t;
@@ -25,6 +26,8 @@ constexpr int kInputAlign = 64;  // input features are padded with zeros to a mu
 constexpr int kMaxGroup = 1 << 30;
 constexpr int kMaxHeadDim = 1024;  // features of a head; a head's row lives on the stack
 constexpr int kSuper = 256;        // input features of a super-block
+constexpr int kMaxExperts = 4096;  // a row's scores live on the stack
+constexpr int kMaxChoices = 64;    // experts of a row
 
 constexpr std::size_t dtype_bytes(DType type) {
     return type == DType::f32 ? 4 : type == DType::i8 ? 1 : 2;
@@ -105,7 +108,31 @@ struct Matrix {
     CodeTable table = {};              // table4
     const std::int32_t* order = nullptr;  // [cols] the input feature that a column multiplies (activation order), or null
     const float* bias = nullptr;       // [panels * 16], or null
+    int experts = 1;                   // so many matrices of these sizes: each array has one after the other, without gaps
 };
+
+// Records of scales of a matrix, or of one of its experts: one for each panel and group, or super-block.
+constexpr std::size_t scale_records(const Matrix& m) {
+    return static_cast<std::size_t>(m.panels) * (is_super(m.scale_type) ? m.cols_padded / kSuper : m.groups);
+}
+
+// One of a matrix's experts, as a matrix.
+inline Matrix expert_of(const Matrix& m, int expert) {
+    Matrix one = m;
+    one.experts = 1;
+    const auto ahead = [expert](const auto* array, std::size_t bytes) {
+        using Array = decltype(array);
+        return array == nullptr ? array : static_cast<Array>(static_cast<const void*>(
+                                              reinterpret_cast<const char*>(array) + bytes * static_cast<std::size_t>(expert)));
+    };
+    const std::size_t records = scale_records(m), scales = records * scale_bytes(m.scale_type, m.group);
+    one.data = ahead(static_cast<const char*>(m.data), m.panel_bytes * static_cast<std::size_t>(m.panels));
+    one.scales = ahead(static_cast<const char*>(m.scales), scales);
+    one.minima = ahead(static_cast<const char*>(m.minima), scales);
+    one.zeros = ahead(m.zeros, records * kPanel);
+    one.bias = ahead(m.bias, static_cast<std::size_t>(m.panels) * kPanel * sizeof(float));
+    return one;
+}
 
 // Spans of a matrix's input, the groups of its i8 activations.
 constexpr int spans_of(const Matrix& m) { return m.span == 0 ? 0 : (m.cols_padded + m.span - 1) / m.span; }
@@ -121,6 +148,20 @@ struct Rows {
     int group = 0;                     // i8 only
     int groups = 0;                    // i8 only
     const std::int32_t* order = nullptr;  // of the features, as in the matrix that reads them
+};
+
+// The experts of a step's rows. A routed row is a row together with one of its choices; those of an expert lie together,
+// in the order of their rows.
+struct Routing {
+    int experts = 0;
+    int each = 0;                      // choices of a row
+    std::int32_t* chosen = nullptr;    // [rows][each] the experts of each row, best first
+    float* weights = nullptr;          // [rows][each]
+    float* gates = nullptr;            // [rows] of the shared expert
+    std::int32_t* places = nullptr;    // [rows][each] the routed row of each choice
+    std::int32_t* sources = nullptr;   // [rows * each] the row of each routed row
+    std::int32_t* begins = nullptr;    // [experts + 1] the first routed row of each expert
+    std::int32_t* used = nullptr;      // [experts + 1] how many experts have rows, then which
 };
 
 // Keys and values of one layer. A block is [num_kv_heads][T * head_dim] elements, key and value alike; in it

@@ -22,11 +22,11 @@ HEADRACE_INLINE void put(const LinearArgs& args, int row, int feature, F32x16 va
     n == kPanel ? value.store(at) : value.store(at, n);
 }
 
-// Of `n` features from `feature` on, where it is a product of its own.
+// The gate of `n` features from `feature` on, where it is a product of its own.
 HEADRACE_INLINE F32x16 gate_of(const LinearArgs& args, int row, int feature, int n) {
     const char* gates = reinterpret_cast<const char*>(args.gates) + row * args.gates_stride;
     const float* at = reinterpret_cast<const float*>(gates) + feature;
-    return apply(args.gate, n == kPanel ? F32x16::load(at) : F32x16::load(at, n));
+    return n == kPanel ? F32x16::load(at) : F32x16::load(at, n);
 }
 
 // products: [rows][c_stride] floats, the panels from first_panel on side by side.
@@ -38,9 +38,8 @@ static void finish(const LinearArgs& args, int first_row, int rows, int first_pa
             const F32x16 gate_bias = bias_of(weight, first_panel + p), up_bias = bias_of(weight, first_panel + p + 1);
             for (int r = 0; r < rows; ++r) {
                 const float* at = products + r * c_stride + kPanel * p;
-                const F32x16 gate = apply(args.gate, F32x16::load(at) + gate_bias);
-                const F32x16 value = gate * (F32x16::load(at + kPanel) + up_bias);
-                put(args, first_row + r, (first_panel + p) / 2 * kPanel, value, kPanel);
+                const F32x16 gate = F32x16::load(at) + gate_bias, up = F32x16::load(at + kPanel) + up_bias;
+                put(args, first_row + r, (first_panel + p) / 2 * kPanel, gated(args.gate, gate, up), kPanel);
             }
         }
         return;
@@ -51,7 +50,7 @@ static void finish(const LinearArgs& args, int first_row, int rows, int first_pa
         const F32x16 bias = bias_of(weight, first_panel + p);
         for (int r = 0; r < rows; ++r) {
             F32x16 value = F32x16::load(products + r * c_stride + kPanel * p) + bias;
-            if (args.epilogue == Epilogue::multiply) value = gate_of(args, first_row + r, feature, n) * value;
+            if (args.epilogue == Epilogue::multiply) value = gated(args.gate, gate_of(args, first_row + r, feature, n), value);
             put(args, first_row + r, feature, value, n);
         }
     }

@@ -47,9 +47,18 @@ HEADRACE_INLINE F32x16 apply(Gate gate, F32x16 x) {
             const F32x16 positive = max(x, F32x16::zero());
             return positive * positive;
         }
+        case Gate::swiglu_oai:
         case Gate::none: break;
     }
     return x;
+}
+
+// What a gate and up become together.
+HEADRACE_INLINE F32x16 gated(Gate kind, F32x16 gate, F32x16 up) {
+    if (kind != Gate::swiglu_oai) return apply(kind, gate) * up;
+    const F32x16 one = F32x16::broadcast(1.0F), limit = F32x16::broadcast(7.0F);
+    const F32x16 g = min(limit, gate), u = max(F32x16::zero() - limit, min(limit, up));  // a NaN stays one
+    return (u + one) * (g / (one + exp(F32x16::broadcast(-1.702F) * g)));
 }
 
 }  // namespace headrace::HEADRACE_ISA

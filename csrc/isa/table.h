@@ -4,10 +4,12 @@
 
 #include "../kernels.h"
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
 #include "pack.h"
 #include "peak.h"
 #include "rope.h"
+#include "route.h"
 #include "rowwise.h"
 #include "sampling.h"
 
@@ -27,6 +29,10 @@ const Kernels table = {
     .attention_scratch = attention_scratch,
     .pack = pack,
     .pack_codes = pack_codes,
+    .route = route,
+    .dispatch = dispatch,
+    .experts = experts,
+    .combine = combine,
     .argmax = argmax,
     .soft_cap = soft_cap,
     .peak = peak,

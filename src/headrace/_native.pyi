@@ -90,6 +90,7 @@ class PackedMatrix:
         symmetric: bool = True,
         span: int = 0,
         bias: NDArray[np.float32] | None = None,
+        experts: int = 1,
     ) -> None: ...
     @staticmethod
     def from_codes(
@@ -107,6 +108,7 @@ class PackedMatrix:
         table: NDArray[np.int8] | NDArray[np.uint16] | None = None,
         order: NDArray[np.int32] | None = None,
         bias: NDArray[np.float32] | None = None,
+        experts: int = 1,
     ) -> PackedMatrix:
         """From codes chosen elsewhere. Each part is (codes [rows, cols], scales [rows, groups], zeros | minima | None).
 
@@ -127,12 +129,40 @@ class PackedMatrix:
         *,
         gate: bool = False,
         bias: NDArray[np.float32] | None = None,
+        experts: int = 1,
     ) -> PackedMatrix:
         """From rows of a GGUF file: uint8 [rows, bytes of a row], or (address, rows, cols) of memory.
 
         `type`: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs or mxfp4. Nothing is
         rounded. Activations are i8, in the type's groups.
         """
+    def put(
+        self,
+        kernels: Kernels,
+        team: Team,
+        expert: int,
+        parts: list[Part],
+        bias: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Packs another one of `experts`, whose first one the parts of the constructor are, in the same way."""
+    def put_codes(
+        self,
+        kernels: Kernels,
+        team: Team,
+        expert: int,
+        parts: list[tuple[NDArray[np.uint8], Scales, Scales | None]],
+        bias: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`put` after `from_codes`."""
+    def put_blocks(
+        self,
+        kernels: Kernels,
+        team: Team,
+        expert: int,
+        parts: list[NDArray[np.uint8] | tuple[int, int, int]],
+        bias: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`put` after `from_blocks`."""
     @staticmethod
     def mapped(
         kept: NDArray[np.uint8],
@@ -151,6 +181,7 @@ class PackedMatrix:
         minima: bool = False,
         ordered: bool = False,
         bias: bool = False,
+        experts: int = 1,
     ) -> PackedMatrix:
         """In packed form already: `kept` holds the `pieces` of such a matrix, and is not copied. It begins at a page.
 
@@ -158,7 +189,14 @@ class PackedMatrix:
         """
     @staticmethod
     def mapped_blocks(
-        kept: NDArray[np.uint8], type: str, *, rows: int, cols: int, gate: bool = False, bias: bool = False
+        kept: NDArray[np.uint8],
+        type: str,
+        *,
+        rows: int,
+        cols: int,
+        gate: bool = False,
+        bias: bool = False,
+        experts: int = 1,
     ) -> PackedMatrix:
         """`mapped`, of what `from_blocks` packed from blocks of that type."""
     @property
@@ -180,6 +218,9 @@ class PackedMatrix:
     def format(self) -> str: ...
     @property
     def input(self) -> str: ...
+    @property
+    def experts(self) -> int:
+        """Matrices of `rows` x `cols`; `panels` and what lies beside them are those of all."""
     @property
     def rows(self) -> int: ...
     @property
@@ -251,6 +292,44 @@ def soft_cap(
 TapeGroup = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
 """Block tables [S, B], dropped blocks [S] and slots [T] of one KV group; see csrc/tensors.h."""
 
+def route(
+    kernels: Kernels,
+    team: Team,
+    logits: NDArray[np.float32],
+    *,
+    num_experts: int,
+    top_k: int,
+    scores: str = "softmax",
+    normalize: bool = False,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "max",
+    shared: bool = False,
+    bias: NDArray[np.float32] | None = None,
+) -> tuple[
+    NDArray[np.int32],
+    NDArray[np.float32],
+    NDArray[np.float32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+]:
+    """(experts [T, K], weights [T, K], gates of the shared expert [T], routed row of each choice [T, K], row of each
+    routed row [T * K], first routed row of each expert [E + 1]) of logits [T, E], with `shared` [T, E + 1]."""
+
+def expert_linear(
+    kernels: Kernels,
+    team: Team,
+    x: NDArray[np.float32],
+    w: PackedMatrix,
+    begins: NDArray[np.int32],
+    *,
+    epilogue: str = "store",
+    gate: str = "none",
+) -> NDArray[np.float32]:
+    """Rows x that are routed already, times the matrices of their experts; `begins` as `route` gives them."""
+
 @final
 class Tape:
     """A model as a list of kernel calls over memory that is allocated once, see csrc/tape.h.
@@ -271,7 +350,7 @@ class Tape:
         vocab_size: int,
     ) -> None: ...
     def add_group(self, *, block_size: int, num_blocks: int, sink_blocks: int) -> int: ...
-    def add_rows(self, type: str, cols: int, group: int = 0) -> int:
+    def add_rows(self, type: str, cols: int, group: int = 0, each: int = 1) -> int:
         """A buffer of one row a token, "f32", "bf16" or "i8" (with a scale for each `group` features)."""
 
     def add_queries(self, type: str, features: int) -> int: ...
@@ -388,6 +467,58 @@ class Tape:
         learned_sinks: NDArray[np.float32] | None = None,
         layer: int = -1,
     ) -> None: ...
+    def add_routing(self, experts: int, each: int) -> int:
+        """Memory for the choice of so many experts for each token; routings have numbers of their own."""
+    def route(
+        self,
+        logits: int,
+        routing: int,
+        *,
+        bias: NDArray[np.float32] | None = None,
+        scores: str,
+        normalize: bool,
+        scale: float,
+        groups: int,
+        top_groups: int,
+        group_score: str,
+        shared: bool,
+        scope: str = "tokens",
+        layer: int = -1,
+    ) -> None:
+        """The options are those of `spec.RouterSpec`; `shared`: the logits have one more column."""
+    def dispatch(
+        self, source: int, routing: int, out: int, *, scope: str = "tokens", layer: int = -1
+    ) -> None:
+        """Copies encoded rows to their routed rows, in a buffer with `each` rows a token."""
+    def experts(
+        self,
+        source: int,
+        weight: PackedMatrix,
+        out: int,
+        routing: int,
+        *,
+        epilogue: str = "store",
+        gate: str = "none",
+        gates: int | None = None,
+        scope: str = "tokens",
+        name: str,
+        layer: int = -1,
+    ) -> None:
+        """`linear` of routed rows, each with its expert's matrix."""
+    def combine(
+        self,
+        source: int,
+        routing: int,
+        out: int,
+        cols: int,
+        *,
+        shared: int | None = None,
+        gated: bool = False,
+        added: bool = False,
+        scope: str = "tokens",
+        layer: int = -1,
+    ) -> None:
+        """The weighted sum of each token's routed rows, and of the shared expert's output."""
     def logits(self, source: int, head: PackedMatrix, soft_cap: float = 0.0, scale: float = 1.0) -> None: ...
     def run(
         self,

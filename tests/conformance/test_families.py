@@ -87,6 +87,20 @@ def rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **fields}}
 
 
+def mixtral(**fields: Any) -> Case:
+    return Case("Mixtral", {"num_local_experts": 6, **fields})
+
+
+def qwen2_moe(**fields: Any) -> Case:
+    sizes = {"num_experts": 5, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+    return Case("Qwen2Moe", {**sizes, "num_experts_per_tok": 2, **fields})
+
+
+def qwen3_moe(**fields: Any) -> Case:
+    sizes = {"num_experts": 7, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "head_dim": 16}
+    return Case("Qwen3Moe", {**sizes, **fields})
+
+
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 CASES = {
@@ -138,6 +152,12 @@ CASES = {
     "qwen3-bias-tied": qwen3(attention_bias=True, tie_word_embeddings=True, head_dim=32),
     "qwen3-layer-types": qwen3(use_sliding_window=True, sliding_window=11, layer_types=LAYERS),
     "qwen3-yarn": qwen3(**rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "mixtral-full": mixtral(),
+    "mixtral-window": mixtral(sliding_window=17, num_experts_per_tok=3),
+    "qwen2-moe-shared": qwen2_moe(),
+    "qwen2-moe-normalized": qwen2_moe(norm_topk_prob=True, decoder_sparse_step=2),
+    "qwen3-moe-normalized": qwen3_moe(norm_topk_prob=True),
+    "qwen3-moe-some-layers": qwen3_moe(mlp_only_layers=[1], attention_bias=True),
 }
 
 CASES |= {

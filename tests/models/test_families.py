@@ -205,10 +205,18 @@ def test_mistral_with_layer_types_is_refused(llama_config: Config) -> None:
         read_spec({**llama_config, **fields})
 
 
+EXPERTS = {
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+
+
 def test_every_family_has_names(llama_config: Config) -> None:
     sizes = {"n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 64, "sliding_window": 8, "head_dim": 8}
     for name in FAMILIES:
-        spec = read_spec({**llama_config, **sizes, "architectures": [name]})
+        spec = read_spec({**llama_config, **sizes, **EXPERTS, "architectures": [name]})
         assert FAMILIES[spec.family].read is FAMILIES[name].read
         tensors = lower(spec, weight_names(spec)).tensors()
         assert tensors and not any(tensor.startswith(".") for tensor in tensors)

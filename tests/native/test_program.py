@@ -28,6 +28,7 @@ def test_the_tape_makes_each_call_once_in_order(name: str, format: str) -> None:
     spec = SPECS[name]
     model = native_model(spec, random_weights(spec), 16, BEST, format=format)
     expected = [op for op in model.program.ops if op.kind != "encode" or _encodes(op, format)]
+    expected = _without_repeats(expected, format)
     model.tape.profile(True)
     PagedRun(model, groups_of(spec, 16)).step({0: range(1, ROWS + 1)}, rows=WANTED)
     calls = [call for call in model.tape.costs() if call[0] not in SECOND_CALLS]
@@ -36,8 +37,24 @@ def test_the_tape_makes_each_call_once_in_order(name: str, format: str) -> None:
     ]
     rows = {"tokens": ROWS, "selected": len(WANTED), "logits": len(WANTED)}
     for op, (*_, operations) in zip(expected, calls, strict=True):
-        if op.kind in ("linear", "logits"):
+        if op.kind in ("linear", "logits", "experts"):
             assert operations == operations_per_row(op) * rows[op.rows], op.name
+
+
+def _without_repeats(ops: list[Op[Any]], format: str) -> list[Op[Any]]:
+    """Without norms whose result is there already, encoded alike for another matrix."""
+    found: list[Op[Any]] = []
+    latest: dict[str, Op[Any]] = {}  # by encoding
+    for op in ops:
+        if op.kind == "norm":
+            assert op.reader is not None
+            encoding = "f32" if op.reader.exact else format
+            before = latest.get(encoding)
+            if before is not None and (before.inputs, before.weights) == (op.inputs, op.weights):
+                continue
+            latest[encoding] = op
+        found.append(op)
+    return found
 
 
 def _encodes(op: Op[Any], format: str) -> bool:

@@ -13,12 +13,15 @@ from headrace import _native
 from headrace.core.types import Retention
 from headrace.models.spec import (
     AttentionSpec,
+    ExpertsSpec,
+    FeedForward,
     LayerSpec,
     MLPSpec,
     ModelSpec,
     NormPlacement,
     NormSpec,
     RopeSpec,
+    RouterSpec,
     Temperature,
 )
 from headrace.models.weights import Projection, Weights, make_weights
@@ -41,13 +44,18 @@ ROPE = RopeSpec(theta=10_000.0, dim=16)
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=ROPE)
 WINDOW = replace(ATTENTION, retention=Retention.WINDOW, window=21)
 SINKS = replace(ATTENTION, retention=Retention.SINKS, window=24, sinks=3)
+EXPERT = MLPSpec(intermediate_size=40)
+EXPERTS = ExpertsSpec(6, RouterSpec(2), EXPERT)
+DEEPSEEK = RouterSpec(
+    3, "sigmoid", normalize=True, scale=2.5, choice_bias=True, groups=4, top_groups=2, group_score="top2"
+)
 MLP = MLPSpec(intermediate_size=72)  # not a multiple of 16: gate and up are padded
 LAYER_NORM = NormSpec(1e-5, "layer", bias=True)
 YARN = RopeSpec(theta=500.0, dim=16, kind="yarn", factor=4.0, original_max_position=64)
 
 
 def model(
-    *mixers: AttentionSpec, mlp: MLPSpec = MLP, norms: NormPlacement = "pre", **fields: Any
+    *mixers: AttentionSpec, mlp: FeedForward = MLP, norms: NormPlacement = "pre", **fields: Any
 ) -> ModelSpec:
     """Hidden size 48, so that rows need padding too."""
     known = {
@@ -93,6 +101,23 @@ SPECS = {
     "temperature": model(*[replace(ATTENTION, temperature=Temperature(0.4, 8, 1))] * 2),
     "no-gate": model(ATTENTION, ATTENTION, mlp=replace(MLP, gated=False, activation="gelu_tanh", bias=True)),
     "squared-relu": model(ATTENTION, ATTENTION, mlp=replace(MLP, gated=False, activation="relu2")),
+    "experts": model(ATTENTION, ATTENTION, mlp=EXPERTS),
+    "experts-normalized": model(
+        ATTENTION, WINDOW, mlp=replace(EXPERTS, router=RouterSpec(3, normalize=True))
+    ),
+    "experts-and-a-gated-one": model(
+        ATTENTION, ATTENTION, mlp=replace(EXPERTS, shared=MLP, shared_gate=True)
+    ),
+    "experts-of-deepseek": model(
+        ATTENTION, ATTENTION, mlp=ExpertsSpec(8, DEEPSEEK, EXPERT, shared=replace(MLP, bias=True))
+    ),
+    "experts-of-gpt-oss": model(
+        *[ATTENTION] * 2,
+        mlp=ExpertsSpec(
+            5, RouterSpec(2, "softmax_chosen", bias=True), replace(EXPERT, activation="swiglu_oai", bias=True)
+        ),
+    ),
+    "experts-and-norms-around": model(ATTENTION, ATTENTION, norms="both", mlp=EXPERTS, residual_scale=0.7),
     "learned-positions": model(*[replace(ATTENTION, rope=None)] * 2, learned_positions=MAX_LEN),
 }
 
@@ -117,7 +142,9 @@ class Random:
         return self.draw(*weight.shape, around=1.0) + weight.offset
 
     def matrix(self, weight: WeightRef) -> Projection:
-        return Projection(self.draw(*weight.shape), self.draw(weight.rows) if weight.biases else None)
+        experts = () if weight.experts is None else (weight.experts,)
+        bias = self.draw(*experts, weight.rows) if weight.biases else None
+        return Projection(self.draw(*experts, *weight.shape, scale=0.6 if weight.exact else None), bias)
 
     def tied(self, weight: WeightRef) -> tuple[torch.Tensor, Projection]:
         table = self.table(weight)
@@ -177,13 +204,19 @@ class _Packing:
 
     def matrix(self, weight: WeightRef) -> Projection:
         projection = self.weights.matrices[weight.name]
-        dense = projection.weight.numpy()
-        parts = list(np.split(dense, 2)) if weight.gated else [dense]
+        format = "f32" if weight.exact else self.format
+        matrices = projection.weight.numpy().reshape(-1, *weight.shape)
+        biases: list[Any] = [None] * len(matrices)
+        if projection.bias is not None:
+            biases = list(projection.bias.numpy().reshape(-1, weight.rows))
+        parts = [list(np.split(one, 2)) if weight.gated else [one] for one in matrices]
         matrix = _native.PackedMatrix(
-            self.kernels, self.team, self.format, parts, gate=weight.gated, input=INPUTS[self.format], group=self.group,
-            bias=None if projection.bias is None else projection.bias.numpy(),
+            self.kernels, self.team, format, parts[0], gate=weight.gated, input=INPUTS[format],
+            group=0 if weight.exact else self.group, bias=biases[0], experts=len(matrices),
         )  # fmt: skip
-        return Projection(matrix, format=self.format)
+        for number in range(1, len(matrices)):
+            matrix.put(self.kernels, self.team, number, parts[number], biases[number])
+        return Projection(matrix, format=format)
 
     def tied(self, weight: WeightRef) -> tuple[NDArray[Any], Projection]:
         return self.table(weight), self.matrix(weight)

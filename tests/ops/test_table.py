@@ -36,8 +36,7 @@ def _table() -> OpTable:
     return OpTable(
         [
             Candidate("paged_attention", "fast", fast_attention, _needs_wide_heads),
-            Candidate("linear", "packed", packed_linear, _packed_only),
-            Candidate("gated_linear", "packed", packed_linear, _packed_only),
+            *(Candidate(op, "packed", packed_linear, _packed_only) for op in WEIGHT_OPS),
             *(Candidate(op, "plain", getattr(reference, op), _cpu_dense) for op in PLAIN_OPS + WEIGHT_OPS),
         ]
     )

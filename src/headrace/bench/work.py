@@ -18,9 +18,10 @@ from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
+from headrace.plan.weights import held_bytes
 from headrace.program.lower import lower
 from headrace.program.records import Op, Program, Rows
-from headrace.program.work import operations_per_pair, operations_per_row
+from headrace.program.work import operations_per_pair, operations_per_row, touched
 
 _PRODUCT = {
     "int8": "i8",
@@ -59,6 +60,7 @@ class ModelWork:
     """The work of one model's steps.
 
     layer_bytes, head_bytes: packed weights that every step reads, and those that a step with logits reads.
+    experts: of `layer_bytes`, each mixture's (bytes, experts, experts of a token): a step reads those that it needs.
     groups: each KV group's layout with the bytes of one token in it, over all of its layers.
     weight_product, attention_product: the type that products run in, as in roofline.PRODUCTS; other_products: that of
     weights with another one, by name.
@@ -71,6 +73,7 @@ class ModelWork:
     weight_product: str
     attention_product: str
     other_products: Mapping[str, str] = field(default_factory=dict)
+    experts: tuple[tuple[int, int, int], ...] = ()
 
     def product(self, op: Op[Any]) -> str:
         """The type that an op with a weight multiplies in."""
@@ -86,7 +89,8 @@ class ModelWork:
         for op in self.program.ops:
             if count := operations_per_row(op):
                 operations[self.product(op)] += count * rows[op.rows]
-        read = self.layer_bytes + (self.head_bytes if logits else 0)
+        idle = sum(size * (1 - touched(count, top_k, tokens)) for size, count, top_k in self.experts)
+        read = self.layer_bytes - idle + (self.head_bytes if logits else 0)
         weights = Work(read, {product: float(count) for product, count in operations.items()})
         return sum((self._attention(part) for part in shape), weights)
 
@@ -138,8 +142,17 @@ def from_ledger(spec: ModelSpec, resolved: ResolvedConfig, memory: Ledger) -> Mo
         if weight.kind in ("matrix", "tied")
     }
     usual = Counter(products.values()).most_common(1)[0][0]
+    mixtures = tuple(
+        (
+            sum(held_bytes(op.weights[0], resolved.memory_format).values()),
+            op.attributes.num_experts,
+            op.attributes.top_k,
+        )
+        for op in program.of_kind("experts")
+    )
     return ModelWork(
         program=program,
+        experts=mixtures,
         layer_bytes=weights["attention"] + weights["feed-forward"] + weights["norms"],
         head_bytes=weights["head"]
         or weights["embeddings"],  # a tied head that is not packed is the embeddings

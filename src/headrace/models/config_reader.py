@@ -81,15 +81,18 @@ class ConfigReader:
             raise self._bad(name, "a list of texts", value)
         return tuple(texts)
 
-    def integers(self, name: str, length: int, low: int, high: int) -> list[int] | None:
-        """A list of exactly `length` whole numbers in [low, high], or None where it is absent."""
+    def integers(
+        self, name: str, length: int, low: int, high: int, *, fewer: bool = False
+    ) -> list[int] | None:
+        """A list of exactly `length` whole numbers in [low, high], or of `fewer`, or None where it is absent."""
         value = self._value(name, None)
         if value is None:
             return None
         items: list[Any] = value if isinstance(value, list) else [None]
         legal = (isinstance(x, int) and not isinstance(x, bool) and low <= x <= high for x in items)
-        if len(items) != length or not all(legal):
-            raise self._bad(name, f"a list of {length} whole numbers between {low} and {high}", value)
+        if not (len(items) == length or (fewer and len(items) < length)) or not all(legal):
+            count = f"up to {length}" if fewer else f"{length}"
+            raise self._bad(name, f"a list of {count} whole numbers between {low} and {high}", value)
         return items
 
     def numbers(self, name: str, length: int, low: float, high: float) -> tuple[float, ...]:

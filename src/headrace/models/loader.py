@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,13 +114,29 @@ class _TorchMaker:
         return vector + weight.offset if weight.offset else vector
 
     def matrix(self, weight: WeightRef) -> Projection:
+        if weight.experts is not None:
+            return self._experts(weight)
         bias = None
         if weight.biases:
             bias = self._empty(weight.rows)
-            rows = [count for _, count in weight.parts]
-            for name, part in zip(weight.biases, bias.split(rows), strict=True):
-                self._fill(name, part)
+            self._fill_parts(weight, weight.biases, bias)
         return Projection(self._stacked(weight), bias)
+
+    def _experts(self, weight: WeightRef) -> Projection:
+        """[E, O, I], and the bias [E, O]."""
+        assert weight.experts is not None
+        stacked = self._empty(weight.experts, *weight.shape)
+        bias = self._empty(weight.experts, weight.rows) if weight.biases else None
+        for number, one in enumerate(weight.each()):
+            self._fill_parts(one, [name for name, _ in one.parts], stacked[number])
+            if bias is not None:
+                self._fill_parts(one, one.biases, bias[number])
+        return Projection(stacked, bias)
+
+    def _fill_parts(self, weight: WeightRef, names: Sequence[str], target: torch.Tensor) -> None:
+        rows = [count for _, count in weight.parts]
+        for name, part in zip(names, target.split(rows), strict=True):
+            self._fill(name, part)
 
     def tied(self, weight: WeightRef) -> tuple[torch.Tensor, Projection]:
         table = self.table(weight)
@@ -129,10 +145,7 @@ class _TorchMaker:
     def _stacked(self, weight: WeightRef) -> torch.Tensor:
         """The parts below each other."""
         stacked = self._empty(*weight.shape)
-        for (name, _), part in zip(
-            weight.parts, stacked.split([rows for _, rows in weight.parts]), strict=True
-        ):
-            self._fill(name, part)
+        self._fill_parts(weight, [name for name, _ in weight.parts], stacked)
         return stacked
 
     def _empty(self, *shape: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class WeightNames:
     """Tensor names of a checkpoint, without the endings ".weight" and ".bias"; the text {i} in a layer's names stands
-    for the layer's number.
+    for the layer's number, and {e} for the expert's.
 
     qkv, gate_up: where the checkpoint has one tensor for these, else empty. sinks is a whole name. ignored: endings of
     tensors that no model uses; ignored_prefixes: beginnings of such tensors, such as those of an image encoder.
@@ -34,6 +34,15 @@ class WeightNames:
     up: str = "model.layers.{i}.mlp.up_proj"
     gate_up: str = ""
     down: str = "model.layers.{i}.mlp.down_proj"
+    router: str = "model.layers.{i}.mlp.gate"
+    choice_bias: str = "model.layers.{i}.mlp.gate.e_score_correction_bias"
+    expert_gate: str = "model.layers.{i}.mlp.experts.{e}.gate_proj"
+    expert_up: str = "model.layers.{i}.mlp.experts.{e}.up_proj"
+    expert_down: str = "model.layers.{i}.mlp.experts.{e}.down_proj"
+    shared_router: str = "model.layers.{i}.mlp.shared_expert_gate"
+    shared_gate: str = "model.layers.{i}.mlp.shared_expert.gate_proj"
+    shared_up: str = "model.layers.{i}.mlp.shared_expert.up_proj"
+    shared_down: str = "model.layers.{i}.mlp.shared_expert.down_proj"
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     ignored_prefixes: tuple[str, ...] = ()
 

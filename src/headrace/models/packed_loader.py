@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headrace._native import Kernels, PackedMatrix, Team
 from headrace.errors import CheckpointError
 from headrace.models.families import weight_names
-from headrace.models.packing import pack_blocks, pack_codes, pack_floats
+from headrace.models.packing import ALONE, ExpertPlace, pack_blocks, pack_codes, pack_floats
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_weights
@@ -124,6 +124,15 @@ class _Packer:
         return vector + np.float32(weight.offset) if weight.offset else vector
 
     def matrix(self, weight: WeightRef) -> Projection:
+        if weight.experts is None:
+            return self._matrix(weight, ALONE)
+        first, *others = weight.each()
+        packed = self._matrix(first, ExpertPlace(0, weight.experts))
+        for number, one in enumerate(others, 1):
+            self._matrix(one, ExpertPlace(number, weight.experts, packed.weight))
+        return packed
+
+    def _matrix(self, weight: WeightRef, place: ExpertPlace) -> Projection:
         names, rows = [name for name, _ in weight.parts], [count for _, count in weight.parts]
         bias = None
         if weight.biases:
@@ -131,10 +140,10 @@ class _Packer:
             bias = np.concatenate([self._tensors.vector(name, count) for name, count in biases])
         target = self._weights.of(weight.name)
         if weight.name in self._weights.kept:
-            packed = self._pack_codes(names, target, gate=weight.gated, bias=bias)
+            packed = self._pack_codes(names, target, gate=weight.gated, bias=bias, place=place)
         else:
             parts = self._tensors.matrices(names, rows, weight.columns)
-            packed = self._pack(parts, target, gate=weight.gated, bias=bias)
+            packed = self._pack(parts, target, gate=weight.gated, bias=bias, place=place)
         self._finish([*names, *weight.biases])
         return packed
 
@@ -159,20 +168,27 @@ class _Packer:
         *,
         gate: bool,
         bias: NDArray[np.float32] | None,
+        place: ExpertPlace = ALONE,
     ) -> Projection:
-        packed = pack_floats(self._kernels, self._team, parts, target, gate=gate, bias=bias)
+        packed = pack_floats(self._kernels, self._team, parts, target, gate=gate, bias=bias, place=place)
         return Projection(packed, format=target.name)
 
     def _pack_codes(
-        self, names: Sequence[str], target: WeightFormat, *, gate: bool, bias: NDArray[np.float32] | None
+        self,
+        names: Sequence[str],
+        target: WeightFormat,
+        *,
+        gate: bool,
+        bias: NDArray[np.float32] | None,
+        place: ExpertPlace = ALONE,
     ) -> Projection:
         blocks = self._tensors.blocks(names) if target.activations == "int8" else None
         if blocks is not None:
-            packed = pack_blocks(self._kernels, self._team, *blocks, gate=gate, bias=bias)
+            packed = pack_blocks(self._kernels, self._team, *blocks, gate=gate, bias=bias, place=place)
             return Projection(packed, format=target.name)
         parts = self._tensors.coded(names)
         try:
-            packed = pack_codes(self._kernels, self._team, parts, target, gate=gate, bias=bias)
+            packed = pack_codes(self._kernels, self._team, parts, target, gate=gate, bias=bias, place=place)
         except CheckpointError as error:
             raise CheckpointError(f"{', '.join(names)}: {error}") from None
         return Projection(packed, format=target.name)

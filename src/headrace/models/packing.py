@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,18 @@ INPUTS: dict[str, Literal["f32", "bf16", "i8"]] = {"f32": "f32", "bf16": "bf16",
 """The names of activations in the extension."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertPlace:
+    """One of a matrix's experts; the first one is packed first, and makes the matrix."""
+
+    number: int
+    experts: int
+    matrix: PackedMatrix | None = None
+
+
+ALONE = ExpertPlace(0, 1)
+
+
 def pack_floats(
     kernels: Kernels,
     team: Team,
@@ -29,14 +42,18 @@ def pack_floats(
     *,
     gate: bool = False,
     bias: NDArray[np.float32] | None = None,
+    place: ExpertPlace = ALONE,
 ) -> PackedMatrix:
     """Floats, parts below each other, in a format of `parse_format`, or as floats; rounded where it has fewer bits."""
     if target.blocks:
         blocks = [encode_blocks(to_float32(part), TYPES[target.blocks.upper()]) for part in parts]
-        return pack_blocks(kernels, team, target.blocks, blocks, gate=gate, bias=bias)
+        return pack_blocks(kernels, team, target.blocks, blocks, gate=gate, bias=bias, place=place)
     if target.quantized and target.storage not in ("int8", "int4"):
         coded = [encode(to_float32(part), target) for part in parts]
-        return pack_codes(kernels, team, coded, target, gate=gate, bias=bias)
+        return pack_codes(kernels, team, coded, target, gate=gate, bias=bias, place=place)
+    if place.matrix is not None:
+        place.matrix.put(kernels, team, place.number, [*parts], bias)
+        return place.matrix
     return PackedMatrix(
         kernels,
         team,
@@ -47,6 +64,7 @@ def pack_floats(
         group=target.group or 0,
         symmetric=target.symmetric,
         bias=bias,
+        experts=place.experts,
     )
 
 
@@ -58,14 +76,19 @@ def pack_codes(
     *,
     gate: bool = False,
     bias: NDArray[np.float32] | None = None,
+    place: ExpertPlace = ALONE,
 ) -> PackedMatrix:
     """Codes, unchanged but for bits and groups that the parts do not share."""
+    codes = [native_codes(part, target) for part in parts]
+    if place.matrix is not None:
+        place.matrix.put_codes(kernels, team, place.number, [*codes], bias)
+        return place.matrix
     table, unit = native_table(target)
     return PackedMatrix.from_codes(
         kernels,
         team,
         target.storage,
-        [native_codes(part, target) for part in parts],
+        [*codes],
         gate=gate,
         input=INPUTS[target.activations],
         group=target.group or 0,
@@ -74,15 +97,26 @@ def pack_codes(
         table=table,
         order=common_order(parts),
         bias=bias,
+        experts=place.experts,
     )
 
 
 def map_matrix(
-    kept: NDArray[np.uint8], form: WeightFormat, rows: int, columns: int, *, gate: bool, bias: bool
+    kept: NDArray[np.uint8],
+    form: WeightFormat,
+    rows: int,
+    columns: int,
+    *,
+    gate: bool,
+    bias: bool,
+    experts: int | None = None,
 ) -> PackedMatrix:
-    """A matrix that one of the others packed, in place. Raises ValueError where `kept` holds no such matrix."""
+    """A matrix that one of the others packed, in place, or those of so many experts. Raises ValueError where `kept`
+    holds no such matrix."""
     if form.blocks:
-        return PackedMatrix.mapped_blocks(kept, form.blocks, rows=rows, cols=columns, gate=gate, bias=bias)
+        return PackedMatrix.mapped_blocks(
+            kept, form.blocks, rows=rows, cols=columns, gate=gate, bias=bias, experts=experts or 1
+        )
     table, unit = native_table(form)
     return PackedMatrix.mapped(
         kept,
@@ -99,6 +133,7 @@ def map_matrix(
         zeros=not form.symmetric,
         ordered=form.ordered,
         bias=bias,
+        experts=experts or 1,
     )
 
 
@@ -110,6 +145,12 @@ def pack_blocks(
     *,
     gate: bool = False,
     bias: NDArray[np.float32] | None = None,
+    place: ExpertPlace = ALONE,
 ) -> PackedMatrix:
     """Blocks of a type of `BLOCK_FORMATS`, uint8 [rows, bytes of a row], as they lie in a GGUF file."""
-    return PackedMatrix.from_blocks(kernels, team, type, [*parts], gate=gate, bias=bias)
+    if place.matrix is not None:
+        place.matrix.put_blocks(kernels, team, place.number, [*parts], bias)
+        return place.matrix
+    return PackedMatrix.from_blocks(
+        kernels, team, type, [*parts], gate=gate, bias=bias, experts=place.experts
+    )

@@ -76,6 +76,17 @@ def _qwen(
     )
 
 
+def _qwen3_moe(layers: int) -> Config:
+    sizes = (2048, 6144, layers, 32, 4, 151_936)
+    fields = {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    }
+    return MappingProxyType({**_qwen("Qwen3Moe", sizes, 40_960, tied=False), "head_dim": 128, **fields})
+
+
 SHAPES: Mapping[str, Config] = MappingProxyType(
     {
         "tiny": _llama((64, 128, 2, 4, 2, 256), 512, torch_dtype="float32"),
@@ -111,5 +122,18 @@ SHAPES: Mapping[str, Config] = MappingProxyType(
         "qwen3-4b": _qwen("Qwen3", (2560, 9728, 36, 32, 8, 151_936), 40_960, tied=True),
         "qwen3-8b": _qwen("Qwen3", (4096, 12_288, 36, 32, 8, 151_936), 40_960, tied=False),
         "qwen3-32b": _qwen("Qwen3", (5120, 25_600, 64, 64, 8, 151_936), 40_960, tied=False),
+        "qwen3-30b-a3b": _qwen3_moe(48),
+        # its first layers, for measurements
+        "qwen3-30b-a3b-8l": _qwen3_moe(8),
+        "mixtral-8x7b": _shape(
+            "Mixtral",
+            (4096, 14_336, 32, 32, 8, 32_000),
+            max_position_embeddings=32_768,
+            rope_theta=1_000_000.0,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
     }
 )

@@ -18,8 +18,11 @@ half, before its result is added (OLMo 2). both: before and after (Gemma 2). par
 and both results are added to it (GPT-NeoX; Cohere, whose two halves share one norm).
 """
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
-"""relu2: the square of max(x, 0) (So et al. 2021)."""
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]
+"""relu2: the square of max(x, 0) (So et al. 2021). swiglu_oai is no function of the gate alone (gpt-oss): with the gate
+g limited to at most 7 and up u to -7..7 it gives (u + 1) * g * sigmoid(1.702 g)."""
+
+RouterScores = Literal["softmax", "sigmoid", "softmax_chosen"]
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "factors", "longrope"]
 
@@ -111,9 +114,49 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """How a mixture chooses the experts of a token, from one logit an expert. All of it is computed in float32.
+
+    scores: what becomes a weight: softmax over all experts, the sigmoid of each logit (DeepSeek V3), or softmax over
+    the chosen ones only (gpt-oss). bias: of the logits. choice_bias: a number an expert, added to its score for the
+    choice only. groups, top_groups: the experts in groups of equal size, of which the best ones are considered;
+    group_score: a group's largest score (DeepSeek V2), or the sum of its two largest (V3). normalize: weights are
+    divided by their sum. scale: they are multiplied by it.
+    """
+
+    top_k: int
+    scores: RouterScores = "softmax"
+    normalize: bool = False
+    scale: float = 1.0
+    bias: bool = False
+    choice_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Mixture of experts (Shazeer et al. 2017): the weighted sum of what a token's `router.top_k` experts give.
+
+    expert: each of them. shared: one that every token has besides, for how many a config may count it;
+    shared_gate: its output is multiplied by the sigmoid of a product with the token (Qwen2-MoE).
+    """
+
+    num_experts: int
+    router: RouterSpec
+    expert: MLPSpec
+    shared: MLPSpec | None = None
+    shared_gate: bool = False
+
+
+FeedForward = MLPSpec | ExpertsSpec
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     mixer: AttentionSpec
-    feed_forward: MLPSpec
+    feed_forward: FeedForward
     norms: NormPlacement = "pre"
 
 

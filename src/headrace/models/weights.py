@@ -24,12 +24,13 @@ Progress = Callable[[int, int], None]
 class Projection:
     """A linear map. `format` names the ops that can read `weight`.
 
-    A dense weight is a tensor [O, I]; other formats are a headrace._native.PackedMatrix, which holds the bias too.
+    A dense weight is a tensor [O, I], of experts [E, O, I]; other formats are a headrace._native.PackedMatrix, which
+    holds the bias too.
     Rows of a gate lie above those of what it multiplies; packed: 16 of each in turn.
     """
 
     weight: Weight
-    bias: Array | None = None  # [O]
+    bias: Array | None = None  # [O], of experts [E, O]
     format: str = DENSE
 
 

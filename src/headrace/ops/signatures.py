@@ -35,6 +35,33 @@ class GatedLinear(Protocol):
     ) -> torch.Tensor: ...
 
 
+class Route(Protocol):
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        choice_bias: torch.Tensor | None,
+        *,
+        top_k: int,
+        scores: str,
+        normalize: bool,
+        scale: float,
+        groups: int,
+        top_groups: int,
+        group_score: str,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class ExpertLinear(Protocol):
+    def __call__(
+        self,
+        x: torch.Tensor,
+        counts: list[int],
+        weight: Weight,
+        bias: torch.Tensor | None,
+        activation: str | None,
+    ) -> torch.Tensor: ...
+
+
 class RopeTables(Protocol):
     def __call__(
         self, positions: torch.Tensor, inverse_frequencies: torch.Tensor, attention_factor: float

@@ -24,8 +24,9 @@ PLAIN_OPS = (
     "apply_rope",
     "write_kv",
     "paged_attention",
+    "route",
 )
-WEIGHT_OPS = ("linear", "gated_linear")
+WEIGHT_OPS = ("linear", "gated_linear", "expert_linear")
 """Ops that are bound once for each weight format."""
 
 
@@ -102,8 +103,10 @@ class Ops:
     apply_rope: signatures.ApplyRope
     write_kv: signatures.WriteKV
     paged_attention: signatures.PagedAttention
+    route: signatures.Route
     linear: Mapping[str, signatures.Linear]
     gated_linear: Mapping[str, signatures.GatedLinear]
+    expert_linear: Mapping[str, signatures.ExpertLinear]
     choices: tuple[Choice, ...]
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -136,6 +139,7 @@ class Selection:
             **{op: plain[op] for op in PLAIN_OPS},
             linear=by_format["linear"],
             gated_linear=by_format["gated_linear"],
+            expert_linear=by_format["expert_linear"],
             choices=self.choices,
         )
 

@@ -10,7 +10,7 @@ from headrace.plan.arena import arena_bytes
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import KVDemand
 from headrace.plan.units import format_count
-from headrace.program.records import Program
+from headrace.program.records import Combine, Op, Program
 
 LOGITS_BYTES = 4  # logits are float32 whatever the compute type
 FLOAT_BYTES = 4  # torch attends in float32
@@ -41,6 +41,7 @@ def activation_parts(
     if memory.weights is not None:
         return (*_arena_parts(program, tokens, rows, memory), embeddings)
     element_bytes = memory.element_bytes
+    routed = max((_routed(program, op) for op in program.of_kind("combine")), default=0)
     qkv, attended, inner = (_widest(program, name) for name in ("qkv", "mixed", "wide"))
     shape = f"{format_count(tokens)} tokens x "
     each = f" x {element_bytes} B"
@@ -57,8 +58,9 @@ def activation_parts(
         ),
         ActivationPart(
             "feed-forward",
-            tokens * 3 * inner * element_bytes,
-            f"{shape}3 x {inner}{each}: gate, up, product",
+            tokens * (3 * inner + routed) * element_bytes,
+            f"{shape}3 x {inner}{each}: gate, up, product"
+            + (f"; {routed}{each}: routed rows of experts" if routed else ""),
         ),
         _scratch_part(program, tokens, rows, memory, demands),
         *_logits_parts(program, tokens, rows, memory),
@@ -153,6 +155,12 @@ def activation_bytes(
 ) -> int:
     """Sum of the parts; never falls when tokens or rows grow."""
     return sum(part.bytes for part in activation_parts(program, tokens, rows, memory, demands))
+
+
+def _routed(program: Program, op: Op[Combine]) -> int:
+    """Elements of a token's routed rows, of their products, of what they give, once more in order, and of the sum."""
+    each, hidden = op.attributes.top_k, program.hidden_size
+    return each * (3 * _widest(program, "wide_routed") + 4 * hidden) + 2 * hidden
 
 
 def _widest(program: Program, name: str) -> int:

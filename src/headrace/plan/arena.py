@@ -49,6 +49,12 @@ def _places(program: Program, weights: WeightFormats, kv_dtype: str) -> tuple[Pl
 
 def _place_bytes(one: Place, tokens: int) -> int:
     """Each array of it in whole pages."""
+    if (
+        one.kind == "routing"
+    ):  # each expert and its weight, both ways, and gates; then the experts' first rows
+        pairs, experts = tokens * one.each, _pages(4 * (one.columns + 1))
+        return 4 * _pages(4 * pairs) + _pages(4 * tokens) + 2 * experts
+    tokens *= one.each
     if one.kind == "rotation":  # cosines, and sines
         return 2 * _pages(tokens * one.columns // 2 * _BYTES[one.type])
     if one.kind != "rows":

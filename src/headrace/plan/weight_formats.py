@@ -10,6 +10,7 @@ from headrace.quant.block_formats import named_format
 from headrace.quant.code_format import float_format, native_format
 from headrace.quant.format import (
     ACTIVATION_NAMES,
+    F32,
     SUPER,
     Activations,
     WeightFormat,
@@ -45,7 +46,7 @@ def weight_formats(
     if spec.packed is not None:
         return spec.packed
     if quantization is not None and quantization not in ACTIVATION_NAMES:
-        return _rounded(program, named_format(quantization))
+        return _rounded(program, named_format(quantization), _exact(spec, program))
     if quantization is not None and spec.codes is None:
         raise ConfigError(
             f"quantization {quantization} is about the codes of a quantised checkpoint, and this one is not quantised"
@@ -53,37 +54,57 @@ def weight_formats(
     if dtype not in DTYPES:
         return None
     usual = dense_format(dtype, stored_type(spec, dtype)[0])
+    exact = _exact(spec, program)
     if spec.codes is None:
-        return WeightFormats(usual)
+        return WeightFormats(usual, exact=exact)
     activations = ACTIVATION_NAMES.get(quantization or "", spec.codes.activations or CODE_ACTIVATIONS)
     stored = dict(spec.codes.formats)
     others: list[tuple[str, WeightFormat]] = []
     kept: list[str] = []
     decoded: list[tuple[str, str]] = []
     for weight in program.weights:
-        codes = stored.get(weight.parts[0][0])  # the parts of a matrix are stored alike
-        if codes is None:
+        found = {stored.get(name) for one in weight.each() for name, _ in one.parts[:1]}
+        codes = next((one for one in found if one is not None), None)
+        if codes is None or weight.exact:
             continue
-        packed = native_format(codes, "int8" if weight.kind == "table" else activations)  # tables meet none
+        acts = "int8" if weight.kind == "table" else activations  # tables meet none
+        packed = native_format(codes, acts) if len(found) == 1 else None
+        if packed is not None and packed.ordered and weight.experts is not None:
+            packed = None  # the product of each expert would need the token in an order of its own
         if packed is not None:
             kept.append(weight.name)
         else:
             decoded.append((weight.name, codes.name))
         if packed is not None or weight.kind != "table":
             others.append((weight.name, packed or float_format(codes, dtype)))
-    return WeightFormats(usual, tuple(others), frozenset(kept), tuple(decoded))
+    return WeightFormats(usual, tuple(others), frozenset(kept), tuple(decoded), exact)
 
 
-def _rounded(program: Program, format: WeightFormat) -> WeightFormats:
+def _exact(spec: ModelSpec, program: Program) -> tuple[tuple[str, WeightFormat], ...]:
+    """The formats of the matrices that are multiplied in float32."""
+    stored = {} if spec.codes is None else dict(spec.codes.formats)
+    floats = dense_format("float32", spec.stored_dtype)
+    return tuple(
+        (weight.name, F32 if any(name in stored for name, _ in weight.parts) else floats)
+        for weight in program.weights
+        if weight.exact
+    )
+
+
+def _rounded(
+    program: Program, format: WeightFormat, exact: tuple[tuple[str, WeightFormat], ...]
+) -> WeightFormats:
     """One format for every matrix. Raises ConfigError, naming a matrix whose rows are no whole blocks."""
     for weight in program.weights if format.blocks else ():
         whole = SUPER if format.scale == "super" else format.group
+        if weight.exact:
+            continue
         if weight.kind in ("matrix", "tied") and whole is not None and weight.columns % whole:
             raise ConfigError(
                 f"quantization {format.name} has blocks of {whole} input features, and {weight.parts[0][0]} has "
                 f"{weight.columns}"
             )
-    return WeightFormats(format)
+    return WeightFormats(format, exact=exact)
 
 
 def describe_formats(formats: WeightFormats, codes: str | None) -> str:

@@ -95,7 +95,9 @@ def matrix_bytes(weight: WeightRef, memory: MemoryFormat) -> int:
     if weight.kind == "vector":
         return weight.elements * _NORM_BYTES
     packed = memory.weights.of(weight.name)
-    return packed.packed_bytes(weight.rows, weight.columns, gated=weight.gated, bias=bool(weight.biases))
+    return packed.packed_bytes(
+        weight.rows, weight.columns, gated=weight.gated, bias=bool(weight.biases), experts=weight.experts
+    )
 
 
 def _how(program: Program, part: WeightPart, memory: MemoryFormat) -> str:

@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from headrace.models.names import HF_NAMES, WeightNames
 from headrace.models.rope import sink_position
-from headrace.models.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
+from headrace.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
+from headrace.program.lower_experts import lower_experts
 from headrace.program.records import (
     Activate,
     Add,
     Attention,
+    Branch,
     Buffer,
     Embed,
     Head,
@@ -26,6 +28,7 @@ from headrace.program.records import (
     Rows,
     WeightRef,
 )
+from headrace.quant.code_format import CodeFormat
 
 
 def lower(spec: ModelSpec, names: WeightNames = HF_NAMES, *, narrow: bool = True) -> Program:
@@ -34,7 +37,7 @@ def lower(spec: ModelSpec, names: WeightNames = HF_NAMES, *, narrow: bool = True
     narrow: after its attention, the last layer computes only the selected rows. For kernels whose rows do not
     depend on the number of rows: elsewhere this would change the last bits of the logits.
     """
-    lowering = _Lowering(spec, names)
+    lowering = Lowering(spec, names)
     head = lowering.embed()
     for index, layer in enumerate(spec.layers):
         lowering.layer(index, layer, gather=narrow and index == len(spec.layers) - 1)
@@ -51,36 +54,36 @@ def lower(spec: ModelSpec, names: WeightNames = HF_NAMES, *, narrow: bool = True
     )
 
 
-class _Lowering:
+class Lowering:
     """Appends the ops of a model, layer by layer."""
 
     def __init__(self, spec: ModelSpec, names: WeightNames) -> None:
         self.ops: list[Op[Any]] = []
-        self._spec, self._names = spec, names
+        self.spec, self.names = spec, names
         self._stored = {} if spec.codes is None else dict(spec.codes.formats)
         self._packed = frozenset(spec.packed_names)
         self._layer: int | None = None
         self._rows: Rows = "tokens"  # "selected" once they are gathered
-        self._stream = Buffer("stream", spec.hidden_size, "tokens", "float", "hidden")
+        self.stream = Buffer("stream", spec.hidden_size, "tokens", "float", "hidden")
         self._rotations: dict[tuple[RopeSpec, int | None], Buffer] = {}
 
     # ---- The model, part by part ----
 
     def embed(self) -> WeightRef:
         """The embeddings; gives the weight of the head."""
-        spec, names = self._spec, self._names
+        spec, names = self.spec, self.names
         parts = ((f"{names.embed}.weight", spec.vocab_size),)
         kind: Literal["tied", "table"] = "tied" if spec.tie_embeddings else "table"
         table = WeightRef("embed", kind, parts, spec.hidden_size, "embeddings", shard="row")
-        self._add("embed", "embed", (), self._stream, table, attributes=Embed(spec.embedding_scale))
+        self.add("embed", "embed", (), self.stream, table, attributes=Embed(spec.embedding_scale))
         if spec.learned_positions:
             rows = ((f"{names.positions}.weight", spec.learned_positions),)
             positions = WeightRef("positions", "table", rows, spec.hidden_size, "embeddings")
-            self._add(
+            self.add(
                 "embed",
                 "positions",
-                (self._stream,),
-                self._stream,
+                (self.stream,),
+                self.stream,
                 positions,
                 attributes=Embed(positions=True),
             )
@@ -92,47 +95,52 @@ class _Lowering:
     def layer(self, index: int, layer: LayerSpec, *, gather: bool) -> None:
         """A layer; `gather`: only the selected rows are computed after its mixer."""
         self._layer = index
-        names, norms = self._names, layer.norms
+        names, norms = self.names, layer.norms
         before = norms != "post"
         mixed, out = self._attention(layer.mixer, before, gather=gather)
         if norms != "parallel":
             self._project(
                 "out", mixed, out, names.mixer_post_norm if norms in ("post", "both") else "", gather=gather
             )
-        inner, down = self._feed_forward(layer.feed_forward, before)
+        post_norm = names.feed_forward_post_norm if norms in ("post", "both") else ""
+        branch: Branch
+        if isinstance(layer.feed_forward, ExpertsSpec):
+            branch = lower_experts(self, layer.feed_forward, names.post_norm if before else "")
+        else:
+            branch = self._feed_forward(layer.feed_forward, before)
         if norms == "parallel":  # the feed-forward half has read the stream
             self._project("out", mixed, out, gather=gather)
-        self._project("down", inner, down, names.feed_forward_post_norm if norms in ("post", "both") else "")
+        self._merge(branch, post_norm)
         self._layer = None
 
     def head(self, head: WeightRef) -> None:
-        spec = self._spec
+        spec = self.spec
         if self._rows == "tokens":
             self._gather_stream()
-        self._read_stream("final_norm", self._names.final_norm, head)
+        self.read_stream("final_norm", self.names.final_norm, head)
         logits = Buffer("logits", spec.vocab_size, "logits", "logits", "logits")
         attributes = Head(spec.final_soft_cap, spec.logit_scale)
-        self._add("logits", "head", self.ops[-1].outputs, logits, head, rows="logits", attributes=attributes)
+        self.add("logits", "head", self.ops[-1].outputs, logits, head, rows="logits", attributes=attributes)
 
     def _attention(self, spec: AttentionSpec, normed: bool, *, gather: bool) -> tuple[Buffer, WeightRef]:
         """Gives its result, and the matrix that multiplies it."""
-        names, hidden, index = self._names, self._spec.hidden_size, self._layer
+        names, hidden, index = self.names, self.spec.hidden_size, self._layer
         assert index is not None
         width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         columns = width + 2 * kv_width
         stacked = {names.query: ("q", width), names.key: ("k", kv_width), names.value: ("v", kv_width)}
         if names.qkv:
             stacked = {names.qkv: ("qkv", columns)}
-        out = self._matrix("out", "attention", {names.out: hidden}, width, spec.out_bias, shard="column")
+        out = self.matrix("out", "attention", {names.out: hidden}, width, spec.out_bias, shard="column")
 
-        qkv = self._buffer("qkv", columns, "float", "attention")
+        qkv = self.buffer("qkv", columns, "float", "attention")
         column = 0
-        for role, run in self._runs({name: letter for name, (letter, _) in stacked.items()}):
+        for role, run in self.runs({name: letter for name, (letter, _) in stacked.items()}):
             rows = {name: stacked[name][1] for name in run}
-            weight = self._matrix(role, "attention", rows, hidden, spec.qkv_bias, shard="row")
-            self._read_stream("input_norm", names.input_norm if normed else "", weight)
+            weight = self.matrix(role, "attention", rows, hidden, spec.qkv_bias, shard="row")
+            self.read_stream("input_norm", names.input_norm if normed else "", weight)
             inputs = (*self.ops[-1].outputs, *((qkv,) if column else ()))
-            self._add(
+            self.add(
                 "linear", role, inputs, qkv, weight,
                 attributes=Linear("append" if column else "none", column=column),
             )  # fmt: skip
@@ -147,16 +155,16 @@ class _Lowering:
                 weights = self._norm_weights(role, name, spec.qk_norm, count if whole else spec.head_dim)
                 if whole:
                     norm = _norm(spec.qk_norm, (first, count))
-                    self._add("norm_columns", role, (qkv,), qkv, *weights, attributes=norm)
+                    self.add("norm_columns", role, (qkv,), qkv, *weights, attributes=norm)
                 else:
                     head_norms += weights
 
         limit = sink_position(spec)
         rotations = [] if spec.rope is None else [self._rotation(spec.rope, None)]
-        queries = [self._buffer("q", width, "queries", "attention")]
+        queries = [self.buffer("q", width, "queries", "attention")]
         if limit is not None and spec.rope is not None:
             rotations.append(self._rotation(spec.rope, limit))
-            queries.append(self._buffer("q_sink", width, "queries", "attention"))
+            queries.append(self.buffer("q_sink", width, "queries", "attention"))
         heads = Heads(
             spec.num_heads, spec.num_kv_heads, spec.head_dim,
             rotated=0 if spec.rope is None else spec.rope.dim,
@@ -165,9 +173,9 @@ class _Lowering:
             temperature=spec.temperature,
             cache=index,
         )  # fmt: skip
-        self._add("rope", "rope", (qkv, *rotations), queries, *head_norms, attributes=heads)
+        self.add("rope", "rope", (qkv, *rotations), queries, *head_norms, attributes=heads)
 
-        mixed = self._buffer("mixed", width, "float" if gather else "direct", "attention")
+        mixed = self.buffer("mixed", width, "float" if gather else "direct", "attention")
         attends = Attention(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window, spec.sinks, spec.soft_cap,
             cache=index,
@@ -182,50 +190,49 @@ class _Lowering:
                 ),
             )
         reader = None if gather else out
-        self._add("attention", "attention", queries, mixed, *sinks, attributes=attends, reader=reader)
+        self.add("attention", "attention", queries, mixed, *sinks, attributes=attends, reader=reader)
         if gather:
             self._gather_stream()
         return mixed, out
 
-    def _feed_forward(self, spec: MLPSpec, normed: bool) -> tuple[Buffer, WeightRef]:
-        """Gives its inner result, and the matrix that multiplies it."""
-        names, hidden, wide = self._names, self._spec.hidden_size, spec.intermediate_size
-        down = self._matrix("down", "feed-forward", {names.down: hidden}, wide, spec.bias, shard="column")
+    def _feed_forward(self, spec: MLPSpec, normed: bool) -> Branch:
+        names, hidden, wide = self.names, self.spec.hidden_size, spec.intermediate_size
+        down = self.matrix("down", "feed-forward", {names.down: hidden}, wide, spec.bias, shard="column")
         post_norm = names.post_norm if normed else ""
         if not spec.gated:
-            up = self._matrix("up", "feed-forward", {names.up: wide}, hidden, spec.bias, shard="row")
-            self._read_stream("post_norm", post_norm, up)
-            product = self._buffer("wide", wide, "float", "feed-forward")
-            self._add("linear", "up", self.ops[-1].outputs, product, up, attributes=Linear("none"))
-            inner = self._buffer("encoded_down", wide, "encoded", "feed-forward")
-            self._add(
+            up = self.matrix("up", "feed-forward", {names.up: wide}, hidden, spec.bias, shard="row")
+            self.read_stream("post_norm", post_norm, up)
+            product = self.buffer("wide", wide, "float", "feed-forward")
+            self.add("linear", "up", self.ops[-1].outputs, product, up, attributes=Linear("none"))
+            inner = self.buffer("encoded_down", wide, "encoded", "feed-forward")
+            self.add(
                 "activate", "activate", (product,), inner, attributes=Activate(spec.activation), reader=down
             )
-            return inner, down
+            return self._product("down", inner, down)
         roles = {names.gate_up: "gate_up"} if names.gate_up else {names.gate: "gate", names.up: "up"}
-        runs = self._runs(roles, "_")
+        runs = self.runs(roles, "_")
         together = len(runs) == 1  # 16 rows of each in turn; else the products of the gate meet those of up
-        inner = self._buffer("wide", wide, "direct", "feed-forward")
+        inner = self.buffer("wide", wide, "direct", "feed-forward")
         gates: tuple[Buffer, ...] = ()
         for role, run in runs:
             rows = dict.fromkeys(run, 2 * wide // len(run) if together else wide)
-            weight = self._matrix(role, "feed-forward", rows, hidden, spec.bias, shard="row", gated=together)
-            self._read_stream("post_norm", post_norm, weight)
+            weight = self.matrix(role, "feed-forward", rows, hidden, spec.bias, shard="row", gated=together)
+            self.read_stream("post_norm", post_norm, weight)
             inputs = (*self.ops[-1].outputs, *gates)
             if together or gates:
                 gate = Linear("gate" if together else "multiply", spec.activation)
-                self._add("linear", role, inputs, inner, weight, attributes=gate, reader=down)
+                self.add("linear", role, inputs, inner, weight, attributes=gate, reader=down)
             else:
-                gates = (self._buffer("gates", wide, "float", "feed-forward"),)
-                self._add("linear", role, inputs, gates[0], weight, attributes=Linear("none"))
-        return inner, down
+                gates = (self.buffer("gates", wide, "float", "feed-forward"),)
+                self.add("linear", role, inputs, gates[0], weight, attributes=Linear("none"))
+        return self._product("down", inner, down)
 
-    def _runs(self, roles: Mapping[str, str], between: str = "") -> list[tuple[str, list[str]]]:
+    def runs(self, roles: Mapping[str, str], between: str = "") -> list[tuple[str, list[str]]]:
         """Tensors of one product, each with its role, in runs that the checkpoint stores alike: each is one matrix,
         whose role joins theirs. A packed folder names the matrices that it has.
         """
         if not self._packed:
-            stored = itertools.groupby(roles, lambda name: self._stored.get(f"{self._tensor(name)}.weight"))
+            stored = itertools.groupby(roles, self._stored_as)
             runs = [list(run) for _, run in stored]
         else:
             runs, rest = [], list(roles)
@@ -237,69 +244,82 @@ class _Lowering:
                 rest = rest[size:]
         return [(between.join(roles[name] for name in run), run) for run in runs]
 
+    def _stored_as(self, name: str) -> CodeFormat | None:
+        """The codes of a tensor, of experts those of the first one."""
+        return self._stored.get(f"{self._tensor(name)}.weight".replace("{e}", "0"))
+
     # ---- Ops that recur ----
 
-    def _read_stream(self, role: str, name: str, reader: WeightRef) -> None:
+    def read_stream(self, role: str, name: str, reader: WeightRef) -> None:
         """The residual stream encoded for `reader`; normalised before, unless `name` is empty."""
-        out = self._buffer("encoded_norm", self._spec.hidden_size, "encoded", "hidden")
+        out = self.buffer("encoded_norm", self.spec.hidden_size, "encoded", "hidden")
         if not name:
-            self._add("encode", "encode", (self._stream,), out, reader=reader)
+            self.add("encode", "encode", (self.stream,), out, reader=reader)
             return
-        norm, hidden = self._spec.norm, self._spec.hidden_size
+        norm, hidden = self.spec.norm, self.spec.hidden_size
         weights = self._norm_weights(role, name, norm, hidden)
-        self._add("norm", "norm", (self._stream,), out, *weights, attributes=_norm(norm), reader=reader)
+        self.add("norm", "norm", (self.stream,), out, *weights, attributes=_norm(norm), reader=reader)
 
     def _project(
         self, name: str, source: Buffer, weight: WeightRef, post_norm: str = "", *, gather: bool = False
     ) -> None:
         """A product that is added to the residual stream, after a norm unless the name of one is empty."""
-        encoded, spec = source, self._spec
+        self._merge(self._product(name, source, weight, gather=gather), post_norm)
+
+    def _product(self, name: str, source: Buffer, weight: WeightRef, *, gather: bool = False) -> Branch:
+        encoded = source
         if source.form != "encoded":
-            encoded = self._buffer(f"encoded_{name}", weight.columns, "encoded", source.part)
-            self._add("gather" if gather else "encode", f"encode_{name}", (source,), encoded, reader=weight)
+            encoded = self.buffer(f"encoded_{name}", weight.columns, "encoded", source.part)
+            self.add("gather" if gather else "encode", f"encode_{name}", (source,), encoded, reader=weight)
+        return Branch("linear", name, (encoded,), (weight,), Linear("add"), Linear("none"))
+
+    def _merge(self, branch: Branch, post_norm: str) -> None:
+        """Adds the result of a half to the residual stream, after a norm unless the name of one is empty."""
+        spec, name = self.spec, branch.name
         if not post_norm and spec.residual_scale == 1.0:
-            self._add("linear", name, (encoded, self._stream), self._stream, weight, attributes=Linear("add"))
+            inputs = (*branch.inputs, self.stream)
+            self.add(branch.kind, name, inputs, self.stream, *branch.weights, attributes=branch.adding)
             return
-        branch = self._buffer("branch", spec.hidden_size, "float", "hidden")
-        self._add("linear", name, (encoded,), branch, weight, attributes=Linear("none"))
+        result = self.buffer("branch", spec.hidden_size, "float", "hidden")
+        self.add(branch.kind, name, branch.inputs, result, *branch.weights, attributes=branch.storing)
         norm, weights = None, tuple[WeightRef, ...]()
         if post_norm:
             norm = _norm(spec.norm)
             weights = self._norm_weights(f"{name}_post_norm", post_norm, spec.norm, spec.hidden_size)
         add = Add(spec.residual_scale, norm)
-        self._add("add", f"add_{name}", (branch, self._stream), self._stream, *weights, attributes=add)
+        self.add("add", f"add_{name}", (result, self.stream), self.stream, *weights, attributes=add)
 
     def _norm_weights(self, role: str, name: str, norm: NormSpec, size: int) -> tuple[WeightRef, ...]:
-        weight = self._vector(role, f"{name}.weight", size, norm.offset)
-        return (weight, self._vector(f"{role}_bias", f"{name}.bias", size)) if norm.bias else (weight,)
+        weight = self.vector(role, f"{name}.weight", size, norm.offset)
+        return (weight, self.vector(f"{role}_bias", f"{name}.bias", size)) if norm.bias else (weight,)
 
     def _gather_stream(self) -> None:
         self._rows = "selected"
-        selected = self._buffer("selected", self._spec.hidden_size, "float", "hidden")
-        self._add("gather", "gather", (self._stream,), selected)
-        self._stream = selected
+        selected = self.buffer("selected", self.spec.hidden_size, "float", "hidden")
+        self.add("gather", "gather", (self.stream,), selected)
+        self.stream = selected
 
     def _rotation(self, rope: RopeSpec, limit: int | None) -> Buffer:
         """Cosines and sines of a step, computed once for all layers that use them."""
         key = (rope, limit)
         if key not in self._rotations:
             name = f"rotation_{len(self._rotations)}"
-            self._rotations[key] = self._buffer(name, rope.dim, "rotation", "attention")
-            self._add("rotations", "rotations", (), self._rotations[key], attributes=Rotations(rope, limit))
+            self._rotations[key] = self.buffer(name, rope.dim, "rotation", "attention")
+            self.add("rotations", "rotations", (), self._rotations[key], attributes=Rotations(rope, limit))
         return self._rotations[key]
 
     # ---- Records ----
 
-    def _buffer(self, name: str, columns: int, form: Any, part: Part) -> Buffer:
-        return Buffer(name, columns, self._rows, form, part)
+    def buffer(self, name: str, columns: int, form: Any, part: Part, each: int = 1) -> Buffer:
+        return Buffer(name, columns, self._rows, form, part, each)
 
-    def _vector(self, role: str, name: str, size: int, offset: float = 0.0) -> WeightRef:
+    def vector(self, role: str, name: str, size: int, offset: float = 0.0) -> WeightRef:
         parts = ((self._tensor(name), size),)
         return WeightRef(self._in_layer(role), "vector", parts, 1, "norms", layer=self._layer, offset=offset)
 
-    def _matrix(
+    def matrix(
         self, role: str, part: Part, stacked: dict[str, int], columns: int, bias: bool, shard: Any,
-        gated: bool = False,
+        gated: bool = False, experts: int | None = None, exact: bool = False,
     ) -> WeightRef:  # fmt: skip
         tensors = {self._tensor(name): rows for name, rows in stacked.items()}
         return WeightRef(
@@ -311,7 +331,9 @@ class _Lowering:
             biases=tuple(f"{name}.bias" for name in tensors) if bias else (),
             gated=gated,
             layer=self._layer,
+            experts=experts,
             shard=shard,
+            exact=exact,
         )
 
     def _in_layer(self, role: str) -> str:
@@ -320,7 +342,7 @@ class _Lowering:
     def _tensor(self, name: str) -> str:
         return name.replace("{i}", str(self._layer))
 
-    def _add(
+    def add(
         self,
         kind: str,
         name: str,

@@ -16,14 +16,16 @@ Encoding = tuple[Type, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Memory of one buffer, for as many rows as a step has tokens. Equal places are the same memory."""
+    """Memory of one buffer, for as many rows as a step has tokens, or `each` times that. Equal places are the same
+    memory."""
 
     name: str
-    kind: Literal["rows", "queries", "rotation", "logits"]
+    kind: Literal["rows", "queries", "rotation", "routing", "logits"]
     type: Type
     columns: int
     group: int
     part: Part
+    each: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,15 @@ def place(program: Program, encoding: Callable[[WeightRef], Encoding], queries: 
 
 def _place(buffer: Buffer, read: Encoding, queries: Type) -> Place:
     type, group, ordered = read
+    kind: Literal["rows", "queries", "rotation", "routing", "logits"] = "rows"
+    stored: Type = "f32"
+    features = 0
     if buffer.form == "encoded":
-        return Place(buffer.name, "rows", type, buffer.columns, group, buffer.part)
-    if buffer.form == "direct":
-        direct: Type = "f32" if type == "i8" or ordered else type
-        return Place(buffer.name, "rows", direct, buffer.columns, 0, buffer.part)
-    if buffer.form == "queries":
-        return Place(buffer.name, "queries", queries, buffer.columns, 0, buffer.part)
-    kind = "rows" if buffer.form == "float" else buffer.form
-    return Place(buffer.name, kind, "f32", buffer.columns, 0, buffer.part)
+        stored, features = type, group
+    elif buffer.form == "direct":
+        stored = "f32" if type == "i8" or ordered else type
+    elif buffer.form == "queries":
+        kind, stored = "queries", queries
+    elif buffer.form != "float":
+        kind = buffer.form
+    return Place(buffer.name, kind, stored, buffer.columns, features, buffer.part, buffer.each)

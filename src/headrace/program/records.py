@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from headrace.models.spec import Activation, KVLayout, RopeSpec, Temperature
+from headrace.models.spec import Activation, KVLayout, RopeSpec, RouterSpec, Temperature
 
 Rows = Literal["tokens", "selected", "logits"]
 """One row for each token of a step; for each token whose logits or final hidden state are asked for; for each of the
 first of these, whose logits are."""
 
-Form = Literal["float", "direct", "encoded", "queries", "rotation", "logits"]
+Form = Literal["float", "direct", "encoded", "queries", "rotation", "routing", "logits"]
 """What decides the type of a buffer's elements on the native path; torch computes in one type.
 
 float: float32. direct: floats as narrow as the op's `reader` multiplies. encoded: as the `reader` multiplies.
-queries: as attention multiplies with the KV cache. rotation: cosines and sines. logits: float32, the result.
+queries: as attention multiplies with the KV cache. rotation: cosines and sines. routing: the experts of each row, with
+their weights, and its routed rows. logits: float32, the result.
 """
 
 Part = Literal["embeddings", "attention", "feed-forward", "norms", "head", "hidden", "logits"]
@@ -27,13 +28,18 @@ Attributes = TypeVar("Attributes")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """`columns` features for each of `rows`. Equal buffers share memory, whichever layers use them."""
+    """`columns` features for each of `rows`. Equal buffers share memory, whichever layers use them.
+
+    each: more than one where a row has so many here: a routed row for each of its experts, those of one expert
+    together.
+    """
 
     name: str
     columns: int
     rows: Rows
     form: Form
     part: Part
+    each: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,9 @@ class WeightRef:
 
     kind: "matrix" multiplies, "table" is looked up by row, "tied" is both at once, "vector" has one column.
     parts: (tensor name, rows), below each other; one product computes them all. biases: one tensor a part, or none.
-    gated: the upper half of the rows is a gate for the lower half. experts: so many of these, or None.
+    gated: the upper half of the rows is a gate for the lower half. exact: multiplied in float32, as stored.
+    experts: there are so many of these, in memory one after the other, whose tensors have the expert's number in place
+    of {e}; `rows`, `columns` and `shape` are those of one.
     shard: the axis that tensor parallelism cuts; the bias follows rows. None: every rank holds it whole.
     """
 
@@ -57,6 +65,7 @@ class WeightRef:
     experts: int | None = None
     shard: Literal["row", "column"] | None = None
     offset: float = 0.0  # of a vector: added to what the checkpoint holds
+    exact: bool = False
 
     @property
     def rows(self) -> int:
@@ -68,15 +77,27 @@ class WeightRef:
 
     @property
     def elements(self) -> int:
-        """Parameters, bias included."""
-        return self.rows * self.columns + (self.rows if self.biases else 0)
+        """Parameters, bias included, of all experts."""
+        one = self.rows * self.columns + (self.rows if self.biases else 0)
+        return one * (self.experts or 1)
+
+    def each(self) -> Iterator[WeightRef]:
+        """Itself, or each of its experts."""
+        if self.experts is None:
+            yield self
+            return
+        for number in range(self.experts):
+            parts = tuple((name.replace("{e}", str(number)), rows) for name, rows in self.parts)
+            biases = tuple(name.replace("{e}", str(number)) for name in self.biases)
+            yield replace(self, parts=parts, biases=biases, experts=None)
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, shape) of each checkpoint tensor."""
-        for name, rows in self.parts:
-            yield name, (rows,) if self.kind == "vector" else (rows, self.columns)
-        for name, (_, rows) in zip(self.biases, self.parts, strict=False):
-            yield name, (rows,)
+        for one in self.each():
+            for name, rows in one.parts:
+                yield name, (rows,) if self.kind == "vector" else (rows, self.columns)
+            for name, (_, rows) in zip(one.biases, one.parts, strict=False):
+                yield name, (rows,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +144,35 @@ class Linear:
     epilogue: Literal["none", "add", "gate", "multiply", "append"]
     activation: Activation | None = None
     column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The choice of experts from logits of all of them; `shared`: one more column is the logit of the shared expert."""
+
+    router: RouterSpec
+    num_experts: int
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A product of routed rows, each with its own expert's matrix. epilogue: as in `Linear`."""
+
+    num_experts: int
+    top_k: int
+    epilogue: Literal["none", "gate", "multiply"]
+    activation: Activation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """The sum of a row's routed rows by their weights, in the order of the choice, then of the shared expert's output,
+    if it is an input. gated: that is multiplied by its gate. add: the sum is added to the output."""
+
+    top_k: int
+    gated: bool
+    add: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +236,12 @@ class Op(Generic[Attributes]):
     linear         encoded[, other] -> floats, sum    Linear  other: what is added or appended to, or the gates
     rope           qkv, rotations -> queries          Heads   writes keys and values of every token
     attention      queries -> direct                  Attention
+    route          floats -> routing                  Route   weights: the bias of the choice, if there is one
+    dispatch       encoded, routing -> routed rows    None    of the same form
+    experts        routed rows, routing[, gates]      Experts
+                   -> routed rows
+    combine        routed rows, routing, [shared,]    Combine
+                   [sum] -> floats, sum
     logits         encoded -> logits                  Head
 
     rows: those it works on. reader: the matrix that multiplies the output next, whose format decides its type.
@@ -200,6 +256,19 @@ class Op(Generic[Attributes]):
     rows: Rows
     attributes: Attributes
     reader: WeightRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The op that gives the result of one half of a layer: its attributes where it adds to its output, and where it
+    stores there."""
+
+    kind: str
+    name: str
+    inputs: tuple[Buffer, ...]
+    weights: tuple[WeightRef, ...]
+    adding: Any
+    storing: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,13 +9,15 @@ from headrace.program.records import Op
 
 def operations_per_row(op: Op[Any]) -> int:
     """Of the products with weights, for one row. Norms, rope and lookups count as none: they are small beside these."""
-    return (
-        sum(2 * weight.rows * weight.columns for weight in op.weights)
-        if op.kind in ("linear", "logits")
-        else 0
-    )
+    each = {"linear": 1, "logits": 1, "experts": op.attributes.top_k if op.kind == "experts" else 0}
+    return each.get(op.kind, 0) * sum(2 * weight.rows * weight.columns for weight in op.weights)
 
 
 def operations_per_pair(op: Op[Any]) -> int:
     """For a query and a key in its sight, over all heads: two products."""
     return 4 * op.attributes.num_heads * op.attributes.head_dim if op.kind == "attention" else 0
+
+
+def touched(experts: int, top_k: int, tokens: int) -> float:
+    """The expected part of a mixture's experts that one of so many tokens goes to, if all are equally likely."""
+    return 1 - (1 - top_k / experts) ** tokens

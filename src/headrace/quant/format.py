@@ -155,12 +155,15 @@ class WeightFormat:
         features = self.group * SUPER  # whole groups and whole super-blocks
         return self.bits + 8 * sum(self._beside(features)) / features
 
-    def packed_bytes(self, rows: int, cols: int, *, gated: bool = False, bias: bool = False) -> int:
+    def packed_bytes(
+        self, rows: int, cols: int, *, gated: bool = False, bias: bool = False, experts: int | None = None
+    ) -> int:
         """Bytes of a packed matrix [rows, cols], padding, scales, zeros and bias included, each in whole pages.
 
-        `gated`: rows are those of gate and of up, half each, and both are padded to whole panels.
+        `gated`: rows are those of gate and of up, half each, and both are padded to whole panels. `experts`: so many of
+        them in one.
         """
-        panels = 2 * -(-(rows // 2) // PANEL) if gated else -(-rows // PANEL)
+        panels = (experts or 1) * (2 * -(-(rows // 2) // PANEL) if gated else -(-rows // PANEL))
         padded = -(-cols // INPUT_ALIGN) * INPUT_ALIGN
         arrays = [panels * PANEL * padded * self.bits // 8]
         if self.quantized:
@@ -201,13 +204,15 @@ class WeightFormats:
 
     usual: of every matrix that `others` does not name. others: (name of a `WeightRef`, format) pairs.
     kept: names of matrices whose codes are those of the checkpoint. decoded: (name, how the checkpoint stores it)
-    of those whose codes no kernel reads, so that they are floats in memory.
+    of those whose codes no kernel reads, so that they are floats in memory. exact: (name, format) of matrices that are
+    multiplied in float32 whatever the others are.
     """
 
     usual: WeightFormat
     others: tuple[tuple[str, WeightFormat], ...] = ()
     kept: frozenset[str] = frozenset()
     decoded: tuple[tuple[str, str], ...] = ()
+    exact: tuple[tuple[str, WeightFormat], ...] = ()
 
     def of(self, name: str) -> WeightFormat:
         """The format of the matrix with that name."""
@@ -226,7 +231,7 @@ class WeightFormats:
     @property
     def all(self) -> tuple[WeightFormat, ...]:
         """Every format in use, each once."""
-        return tuple(dict.fromkeys((self.usual, *(one for _, one in self.others))))
+        return tuple(dict.fromkeys((self.usual, *(one for _, one in (*self.others, *self.exact)))))
 
     def __str__(self) -> str:
         """Formats with the number of matrices: "42 x int4, others bf16"."""
@@ -236,7 +241,7 @@ class WeightFormats:
 
     @cached_property
     def _by_name(self) -> Mapping[str, WeightFormat]:
-        return dict(self.others)
+        return dict((*self.others, *self.exact))
 
 
 ACTIVATION_NAMES: Mapping[str, Activations] = {"a8": "int8", "a16": "bf16"}

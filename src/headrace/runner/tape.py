@@ -20,7 +20,9 @@ from headrace.program.records import (
     Activate,
     Add,
     Attention,
+    Combine,
     Embed,
+    Experts,
     Head,
     Heads,
     Linear,
@@ -28,6 +30,7 @@ from headrace.program.records import (
     Op,
     Program,
     Rotations,
+    Route,
     WeightRef,
 )
 from headrace.runner.native_kv import NativeKV
@@ -115,12 +118,14 @@ class _Compiler:
     numbers: dict[Place, int] = field(default_factory=dict)
 
     def buffer(self, place: Place) -> int:
-        """The number of its memory; a rotation has one as soon as the tape computes it."""
+        """The number of its memory; a rotation has one as soon as the tape computes it. Routings have their own."""
         if place not in self.numbers:
             if place.kind == "queries":
                 self.numbers[place] = self.tape.add_queries(place.type, place.columns)
+            elif place.kind == "routing":
+                self.numbers[place] = self.tape.add_routing(place.columns, place.each)
             else:
-                self.numbers[place] = self.tape.add_rows(place.type, place.columns, place.group)
+                self.numbers[place] = self.tape.add_rows(place.type, place.columns, place.group, place.each)
         return self.numbers[place]
 
     def embed(self, call: Call) -> None:
@@ -244,6 +249,63 @@ class _Compiler:
             layer=_layer(op),
         )
 
+    def route(self, call: Call) -> None:
+        op: Op[Route] = call.op
+        router = op.attributes.router
+        self.tape.route(
+            self.buffer(call.inputs[0]),
+            self.buffer(call.outputs[0]),
+            bias=self.weights.vectors[op.weights[0].name] if op.weights else None,
+            scores=router.scores,
+            normalize=router.normalize,
+            scale=router.scale,
+            groups=router.groups,
+            top_groups=router.top_groups,
+            group_score=router.group_score,
+            shared=op.attributes.shared,
+            scope=_scope(op),
+            layer=_layer(op),
+        )
+
+    def dispatch(self, call: Call) -> None:
+        source, routing = (self.buffer(place) for place in call.inputs)
+        out = self.buffer(call.outputs[0])
+        self.tape.dispatch(source, routing, out, scope=_scope(call.op), layer=_layer(call.op))
+
+    def experts(self, call: Call) -> None:
+        op: Op[Experts] = call.op
+        source, routing, *gates = (self.buffer(place) for place in call.inputs)
+        epilogue = op.attributes.epilogue
+        self.tape.experts(
+            source,
+            _packed(self.weights, op.weights[0]),
+            self.buffer(call.outputs[0]),
+            routing,
+            epilogue="store" if epilogue == "none" else epilogue,
+            gate=op.attributes.activation or "none",
+            gates=gates[0] if gates else None,
+            scope=_scope(op),
+            name=op.name,
+            layer=_layer(op),
+        )
+
+    def combine(self, call: Call) -> None:
+        op: Op[Combine] = call.op
+        others = call.inputs[2:-1] if op.attributes.add else call.inputs[2:]
+        source, routing = (self.buffer(place) for place in call.inputs[:2])
+        out = call.outputs[0]
+        self.tape.combine(
+            source,
+            routing,
+            self.buffer(out),
+            out.columns,
+            shared=self.buffer(others[0]) if others else None,
+            gated=op.attributes.gated,
+            added=op.attributes.add,
+            scope=_scope(op),
+            layer=_layer(op),
+        )
+
     def logits(self, call: Call) -> None:
         op: Op[Head] = call.op
         head = _packed(self.weights, op.weights[0])
@@ -264,6 +326,10 @@ _KINDS: Mapping[str, Callable[[_Compiler, Call], None]] = {
     "linear": _Compiler.linear,
     "rope": _Compiler.rope,
     "attention": _Compiler.attention,
+    "route": _Compiler.route,
+    "dispatch": _Compiler.dispatch,
+    "experts": _Compiler.experts,
+    "combine": _Compiler.combine,
     "logits": _Compiler.logits,
 }
 """The native call of each kind of op."""

@@ -10,7 +10,7 @@ import torch
 from headrace.models.rope import inverse_frequencies
 from headrace.models.spec import RopeSpec, Temperature
 from headrace.models.weights import Projection, Weights
-from headrace.ops.reference.dense import ACTIVATIONS
+from headrace.ops.reference.dense import ACTIVATIONS, gate
 from headrace.ops.reference.rope import deinterleave
 from headrace.ops.table import Ops
 from headrace.program.records import (
@@ -18,7 +18,9 @@ from headrace.program.records import (
     Add,
     Attention,
     Buffer,
+    Combine,
     Embed,
+    Experts,
     Head,
     Heads,
     Linear,
@@ -26,9 +28,11 @@ from headrace.program.records import (
     Op,
     Program,
     Rotations,
+    Route,
     WeightRef,
 )
 from headrace.runner.batch import Batch, GroupBatch, LayerKV
+from headrace.runner.torch_experts import Routing, combine, dispatch
 
 
 class Decoder:
@@ -131,6 +135,9 @@ class _Step:
         self, op: Op[Linear], x: torch.Tensor, other: torch.Tensor | None = None
     ) -> tuple[torch.Tensor]:
         matrix, activation = self._weights.matrices[op.weights[0].name], op.attributes.activation
+        if op.weights[0].exact:
+            bias = None if matrix.bias is None else matrix.bias.float()
+            return (self._ops.linear[matrix.format](x.float(), matrix.weight.float(), bias),)
         if op.attributes.epilogue == "gate":
             assert activation is not None
             gated = self._ops.gated_linear[matrix.format]
@@ -142,7 +149,7 @@ class _Step:
             return (torch.cat((other, product), dim=-1),)
         if op.attributes.epilogue == "multiply":
             assert activation is not None
-            return (ACTIVATIONS[activation](other) * product,)
+            return (gate(torch.cat((other, product), dim=-1), activation),)
         return (other + product,)
 
     def rope(self, op: Op[Heads], qkv: torch.Tensor, *rotations: Any) -> tuple[torch.Tensor, ...]:
@@ -201,6 +208,49 @@ class _Step:
         cap = op.attributes.soft_cap
         return (logits if cap is None else cap * torch.tanh(logits / cap),)
 
+    def route(self, op: Op[Route], logits: torch.Tensor) -> tuple[Routing]:
+        spec = op.attributes
+        bias = self._weights.vectors[op.weights[0].name] if op.weights else None
+        router = spec.router
+        experts, weights = self._ops.route(
+            logits[:, : spec.num_experts],
+            bias,
+            top_k=router.top_k,
+            scores=router.scores,
+            normalize=router.normalize,
+            scale=router.scale,
+            groups=router.groups,
+            top_groups=router.top_groups,
+            group_score=router.group_score,
+        )
+        gate = torch.sigmoid(logits[:, spec.num_experts].float()) if spec.shared else None
+        return (Routing.of(experts, weights, spec.num_experts, gate),)
+
+    def dispatch(self, op: Op[None], x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor]:
+        return (dispatch(x, routing),)
+
+    def experts(
+        self, op: Op[Experts], x: torch.Tensor, routing: Routing, gates: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor]:
+        matrix, activation = self._weights.matrices[op.weights[0].name], op.attributes.activation
+        product = self._ops.expert_linear[matrix.format]
+        if gates is None:
+            return (product(x, routing.counts, matrix.weight, matrix.bias, activation),)
+        assert activation is not None
+        return (
+            gate(
+                torch.cat((gates, product(x, routing.counts, matrix.weight, matrix.bias, None)), -1),
+                activation,
+            ),
+        )
+
+    def combine(
+        self, op: Op[Combine], outputs: torch.Tensor, routing: Routing, *others: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        shared = others[:-1] if op.attributes.add else others
+        result = combine(outputs, routing, *shared)
+        return (others[-1] + result if op.attributes.add else result,)
+
     def _product(self, matrix: Projection, x: torch.Tensor) -> torch.Tensor:
         return self._ops.linear[matrix.format](x, matrix.weight, matrix.bias)
 
@@ -226,6 +276,10 @@ KINDS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
     "linear": _Step.linear,
     "rope": _Step.rope,
     "attention": _Step.attention,
+    "route": _Step.route,
+    "dispatch": _Step.dispatch,
+    "experts": _Step.experts,
+    "combine": _Step.combine,
     "logits": _Step.logits,
 }
 """What computes each kind of op: (step, op, *inputs) -> outputs."""

@@ -11,12 +11,13 @@ from headrace.models.config_reader import ConfigReader
 from headrace.models.families.gemma import GEMMA
 from headrace.models.families.gpt import GPT
 from headrace.models.families.llama import LLAMA_LIKE
+from headrace.models.families.mixtures import MIXTURES
 from headrace.models.families.others import OTHERS
 from headrace.models.families.reading import DTYPES, Family
 from headrace.models.names import WeightNames
 from headrace.models.spec import ModelSpec
 
-ARCHITECTURES: Mapping[str, Family] = {**LLAMA_LIKE, **GEMMA, **OTHERS, **GPT}
+ARCHITECTURES: Mapping[str, Family] = {**LLAMA_LIKE, **GEMMA, **OTHERS, **GPT, **MIXTURES}
 
 FAMILIES: Mapping[str, Family] = {
     **ARCHITECTURES,

@@ -63,13 +63,14 @@ class ArrayForm:
 
 @dataclass(frozen=True, slots=True)
 class MatrixForm:
-    """A packed matrix: its format and shape, and whether it has a gate and a bias."""
+    """A packed matrix: its format and shape, and whether it has a gate and a bias. experts: so many of them."""
 
     format: WeightFormat
     rows: int
     columns: int
     gate: bool
     bias: bool
+    experts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ def _matrix_form(content: Any, where: str) -> MatrixForm:
     of_blocks = format.blocks or format.minima or format.scale == "super"
     if of_blocks and BLOCK_FORMATS.get(format.blocks) != format:
         raise CheckpointError(f"{where}: {format.blocks!r:.80} is no type of blocks that are stored so")
-    return _record(MatrixForm, {**content, "format": format}, where)
+    return _record(MatrixForm, {"experts": None, **content, "format": format}, where)
 
 
 def _formats(
@@ -237,7 +238,7 @@ def _formats(
     for name, entry in matrices.items():
         assert entry.matrix is not None
         formats[name] = entry.matrix.format
-        if asked not in (None, formats[name]):
+        if asked not in (None, formats[name]) and formats[name].activations != "f32":
             raise CheckpointError(
                 f"weight {name!r:.200} in {where} is packed as {formats[name].name}, not as {facts.quantization}"
             )
@@ -245,8 +246,10 @@ def _formats(
     floats = [one for one in found if not one.quantized]
     usual = (floats or found)[0] if floats or len(found) == 1 else BF16
     kept = formats.keys() - arrays.keys()  # those that are looked up have no array beside them
+    others = [(name, one) for name, one in formats.items() if one != usual]
+    exact = tuple((name, one) for name, one in others if one.activations == "f32")
     return WeightFormats(
-        usual, tuple((name, one) for name, one in formats.items() if one != usual), frozenset(kept)
+        usual, tuple(one for one in others if one not in exact), frozenset(kept), exact=exact
     )
 
 

@@ -68,7 +68,7 @@ def _forms(header: PackedHeader, weight: WeightRef) -> tuple[str, ...]:
 
 def _asked(weight: WeightRef, form: str) -> Shape:
     if form == "matrix":
-        return (weight.rows, weight.columns, weight.gated, bool(weight.biases))
+        return (weight.rows, weight.columns, weight.gated, bool(weight.biases), weight.experts)
     return weight.shape
 
 
@@ -81,12 +81,13 @@ def _array_shape(entry: Entry) -> Shape:
 def _matrix_shape(entry: Entry) -> Shape:
     assert entry.matrix is not None
     form = entry.matrix
-    return (form.rows, form.columns, form.gate, form.bias)
+    return (form.rows, form.columns, form.gate, form.bias, form.experts)
 
 
 def _shown(facts: Shape) -> str:
-    """A shape, and for matrices whether there are a gate and a bias."""
+    """A shape, and for matrices how many experts there are, and whether they have a gate and a bias."""
     shape = " x ".join(str(one) for one in facts[:2])
     if len(facts) < 4:
         return shape
-    return f"{shape}{' with a gate' if facts[2] else ''}{' with a bias' if facts[3] else ''}"
+    experts = "" if facts[4] is None else f"{facts[4]} experts of "
+    return f"{experts}{shape}{' with a gate' if facts[2] else ''}{' with a bias' if facts[3] else ''}"

@@ -74,8 +74,9 @@ class _Mapped:
         assert form is not None  # `check_program` has looked
         try:
             matrix = map_matrix(
-                self._data.piece(entry), form.format, form.rows, form.columns, gate=form.gate, bias=form.bias
-            )
+                self._data.piece(entry), form.format, form.rows, form.columns, gate=form.gate, bias=form.bias,
+                experts=form.experts,
+            )  # fmt: skip
         except (ValueError, TypeError) as error:  # TypeError: a number beyond 32 bits
             raise CheckpointError(
                 f"weight {weight.name} in {self._header.folder}: {str(error).splitlines()[0]:.200}"
@@ -139,6 +140,7 @@ class _Saved:
             columns=matrix.cols,
             gate=weight.gated,
             bias=bool(weight.biases),
+            experts=weight.experts,
         )
         self._writer.matrix(weight.name, form, matrix.pieces)
 

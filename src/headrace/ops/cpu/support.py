@@ -36,6 +36,8 @@ _FUNCTIONS = {
     "paged_attention": "paged_attention",
     "linear": "linear",
     "gated_linear": "linear",
+    "route": "route",
+    "expert_linear": "expert_linear",
 }
 
 

@@ -2,6 +2,7 @@
 
 from headrace.ops.reference.attention import paged_attention
 from headrace.ops.reference.dense import embedding, gated_linear, linear
+from headrace.ops.reference.experts import expert_linear, route
 from headrace.ops.reference.kv import write_kv
 from headrace.ops.reference.norm import layer_norm, rms_norm
 from headrace.ops.reference.rope import apply_rope, rope_tables
@@ -9,11 +10,13 @@ from headrace.ops.reference.rope import apply_rope, rope_tables
 __all__ = [
     "apply_rope",
     "embedding",
+    "expert_linear",
     "gated_linear",
     "layer_norm",
     "linear",
     "paged_attention",
     "rms_norm",
     "rope_tables",
+    "route",
     "write_kv",
 ]

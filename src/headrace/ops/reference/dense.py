@@ -24,6 +24,9 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu2": _relu2,
 }
 
+SWIGLU_LIMIT, SWIGLU_SLOPE = 7.0, 1.702
+"""Of gpt-oss."""
+
 
 def embedding(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Row lookup: tokens [T] int64 and weight [V, H] give [T, H]."""
@@ -41,7 +44,15 @@ def gated_linear(
     """activation(gate(x)) * up(x) for x [T, I], giving [T, F] (Shazeer 2020).
 
     `weight` [2F, I] holds the rows of gate above those of up, so that one product computes both; the bias is [2F].
-    `activation` is a key of ACTIVATIONS.
+    `activation` is one of `spec.Activation`.
     """
-    gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)  # [T, F] each
+    return gate(F.linear(x, weight, bias), activation)
+
+
+def gate(product: torch.Tensor, activation: str) -> torch.Tensor:
+    """[T, F] from [T, 2F], the gate before up; see `spec.Activation`."""
+    gate, up = product.chunk(2, dim=-1)
+    if activation == "swiglu_oai":
+        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return (up + 1) * gate * torch.sigmoid(SWIGLU_SLOPE * gate)
     return ACTIVATIONS[activation](gate) * up
