@@ -63,7 +63,7 @@ class TransformersEngine:
         return clock.times
 
 
-class _Clock(StoppingCriteria):
+class _Clock(StoppingCriteria):  # type: ignore[misc]  # transformers counts as untyped
     """Stops nothing; it is called after every token."""
 
     def __init__(self) -> None:
