@@ -82,15 +82,17 @@ def run(
     wrap: Wrap = lambda executor: executor,
     *,
     at_once: bool = False,
+    in_turn: bool = False,
     may_fail: bool = False,
 ) -> Run:
-    """Run the requests together, one more of them arriving at every second step, or all `at_once`. `hook` runs before
-    each step, `wrap` may put something between engine and executor."""
+    """Run the requests together, one more of them arriving at every second step, or all `at_once`; or `in_turn`, each
+    after the end of the one before. `hook` runs before each step, `wrap` may put something between engine and
+    executor."""
     parts = assemble(EngineConfig.from_kwargs(**{"dtype": "float32", "num_threads": 1, **options}))
     engine, executor, seen, queue = parts.engine, wrap(parts.executor), Run(), list(requests)
     poison = Poison(parts)
     while queue or engine.has_work:
-        while queue and (at_once or seen.steps % 2 == 0):
+        while queue and (not engine.has_work if in_turn else at_once or seen.steps % 2 == 0):
             engine.add(queue.pop(0), float(seen.steps))
             if not at_once:
                 break
@@ -130,16 +132,23 @@ def alone(model: Mapping[str, object], requests: Sequence[NewRequest]) -> Tokens
 
 
 def each_alone(model: Mapping[str, object], requests: Sequence[NewRequest]) -> Run:
-    """Tokens and their logprobs of each request by itself. Asking for prompt logprobs makes each completion compute its
-    own prompt."""
-    found = Run()
-    for request in requests:
-        single = replace(request, params=replace(request.params, prompt_logprobs=0))
-        seen = run({**ALONE, **model}, [single])
-        assert seen.forks == seen.preemptions == seen.hits == seen.split_prompts == seen.stored == 0
-        found.tokens |= seen.tokens
-        found.logprobs |= seen.logprobs
-    return found
+    """Tokens and their logprobs of each request by itself, in turn in one engine. Asking for prompt logprobs makes each
+    completion compute its own prompt."""
+    single = [replace(one, params=replace(one.params, prompt_logprobs=0)) for one in requests]
+    seen = run({**ALONE, **model}, single, in_turn=True)
+    assert seen.forks == seen.preemptions == seen.hits == seen.split_prompts == seen.stored == 0
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["full", "hybrid"])
+def test_an_engine_forgets_the_requests_before(
+    kind: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]
+) -> None:
+    """What comes alone in turn is what comes from an engine that is new."""
+    expected = alike_alone(kind, 16)
+    for request in alike()[4:6]:
+        fresh = each_alone({**located(kind, tiny_models), "block_size": 16}, [request])
+        assert_same(kind, fresh, expected, [one.request_id for one in alike() if one != request])
 
 
 def requests_for(count: int = 7, seed: int = 0, n: int = 1, max_tokens: int = 40) -> list[NewRequest]:

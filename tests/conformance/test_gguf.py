@@ -39,8 +39,18 @@ BLOCKS = (
     "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 )  # fmt: skip
 
+# Block types are decoded, packed and multiplied one by one in tests/models/gguf and tests/native. Of what they share
+# here, the usual run takes blocks of 32 with and without minima, super-blocks, and a table with scales of eight bits.
+USUAL = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q4_K", "MXFP4")
+
 WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 """Types whose codes meet activations of 8 bits only."""
+
+
+def kinds(*names: str) -> Any:
+    marks = {name: () if name in USUAL else pytest.mark.long for name in names}
+    return pytest.mark.parametrize("kind", [pytest.param(name, marks=mark) for name, mark in marks.items()])
+
 
 PROMPTS = ["Once upon a time", "The little dog", "Anna and Tom went to the"]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
@@ -112,7 +122,7 @@ def seen(outputs: list[RequestOutput]) -> list[tuple[list[int], list[Mapping[int
     return [(list(out.outputs[0].token_ids), list(out.outputs[0].logprobs or [])) for out in outputs]
 
 
-@pytest.mark.parametrize("kind", [*FLOATS, *BLOCKS])
+@kinds(*FLOATS, *BLOCKS)
 def test_tale_in_every_type(kind: str, tmp_path: Path) -> None:
     """The same tokens and bits of log-probabilities as from a checkpoint of the numbers that the file holds."""
     path = write_gguf(TALE, tmp_path / "tale.gguf", kind)
@@ -122,7 +132,7 @@ def test_tale_in_every_type(kind: str, tmp_path: Path) -> None:
     assert seen(generate(path, **options)) == seen(generate(floats, **options))
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@kinds(*BLOCKS)
 def test_blocks_are_kept(kind: str, tmp_path: Path) -> None:
     """Distributions differ from those of the same weights as floats by as much as activations are rounded."""
     needs.native()
