@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import shutil
 import signal
 import ssl
 from collections.abc import Generator, Iterator, Mapping
 
 import pytest
+
+# Read when numpy is imported, here and in every process that a test starts: threads for matrix products cost each start
+# 35 ms, and take cores from the other workers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import torch
 from hypothesis import HealthCheck, settings
 

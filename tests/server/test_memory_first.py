@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
+from headrace.cli import main
 from tests.server.conftest import ServeProcess
-
-
-def refused(*arguments: str) -> str:
-    """What a server says when it does not start. It says nothing before, as it does when it begins to load."""
-    outcome = subprocess.run(
-        [sys.executable, "-m", "headrace", "serve", *arguments, "--port", "0"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert outcome.returncode == 1 and outcome.stderr.count("\n") == 1
-    assert outcome.stdout == ""
-    return outcome.stderr.removeprefix("headrace: error: ")
 
 
 @pytest.mark.parametrize(
@@ -35,9 +23,14 @@ def refused(*arguments: str) -> str:
         (["tale", "--max-num-seqs", "64", "--max-num-batched-tokens", "8"], r"max_num_seqs 64 is greater than"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_before_loading(arguments: list[str], sentence: str) -> None:
-    said = refused(*arguments)
-    assert re.match(sentence, said), said
+def test_what_does_not_fit_is_refused_before_loading(
+    arguments: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is printed before, as it is when a server begins to load."""
+    assert main(["serve", *arguments, "--port", "0"]) == 1
+    said = capfd.readouterr()
+    assert said.err.count("\n") == 1 and said.out == ""
+    assert re.match(sentence, said.err.removeprefix("headrace: error: ")), said.err
 
 
 def test_the_ledger_in_a_sentence(tale: ServeProcess) -> None:
