@@ -403,34 +403,40 @@ async def in_another_thread():
     await asyncio.to_thread(holder.clear)
     assert await asyncio.to_thread(ended, process)
 
-async def with_the_loop():
-    _, process = await use()
-    return process
+def with_the_last_task():
+    async def dropped_at_the_end():
+        _, process = await use()
+        return process
 
-which = sys.argv[1]
-if which == "after":
+    assert ended(asyncio.run(dropped_at_the_end()))
+
+def after_the_loop():
     engine, process = asyncio.run(use())
     assert not select.select([process], [], [], 0)[0]
     del engine
     gc.collect()
     assert ended(process)
-elif which == "with":
-    assert ended(asyncio.run(with_the_loop()))
-else:
-    asyncio.run(in_the_loop() if which == "in" else in_another_thread())
-print("ended")
+
+for drop in (in_the_loop, in_another_thread, with_the_last_task, after_the_loop):
+    if asyncio.iscoroutinefunction(drop):
+        asyncio.run(drop())
+    else:
+        drop()
+    gc.collect()
+    print("ended", flush=True)
+    print("----", file=sys.stderr, flush=True)
 """
 
 
-@pytest.mark.parametrize("when", ["in", "thread", "with", "after"])
-def test_an_engine_that_is_dropped_without_close_ends_its_process(when: str) -> None:
+def test_an_engine_that_is_dropped_without_close_ends_its_process() -> None:
     """Inside the event loop, in another thread, with the loop's last task, and after the loop."""
-    outcome = subprocess.run(
-        [sys.executable, "-c", DROPPED, when], capture_output=True, text=True, timeout=120
-    )
-    assert outcome.stdout == "ended\n", outcome.stderr
-    assert "ResourceWarning: AsyncLLM('tale') was dropped without close()" in outcome.stderr
-    assert "Traceback" not in outcome.stderr and "the engine is dead" not in outcome.stderr
+    outcome = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=120)
+    assert outcome.stdout == "ended\n" * 4, outcome.stderr
+    *parts, rest = outcome.stderr.split("----\n")
+    assert len(parts) == 4 and rest == ""
+    for part in parts:
+        assert "ResourceWarning: AsyncLLM('tale') was dropped without close()" in part
+        assert "Traceback" not in part and "the engine is dead" not in part
 
 
 def test_wrong_options_are_refused_by_the_constructor() -> None:

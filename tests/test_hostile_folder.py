@@ -19,20 +19,27 @@ TALE = Path(headrace.__file__).parent / "bundled" / "tale"
 SECONDS = 20
 
 PROGRAM = """\
-import sys
+import os, sys
 from headrace import LLM, HeadraceError, SamplingParams
-try:
-    llm = LLM(sys.argv[1], show_progress=False)
-except HeadraceError as error:
-    print("refused:", error)
-    sys.exit(3)
-params = SamplingParams(max_tokens=2, temperature=0.0)
-print("text:", llm.generate(["Once"], params, use_tqdm=False)[0].outputs[0].text)
-try:
-    llm.chat([{"role": "user", "content": "Hello"}], params, use_tqdm=False)
-    print("chat: answered")
-except HeadraceError as error:
-    print("chat refused:", error)
+
+def use(folder):
+    try:
+        llm = LLM(folder, show_progress=False)
+    except HeadraceError as error:
+        print("refused:", error)
+        return
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    print("text:", llm.generate(["Once"], params, use_tqdm=False)[0].outputs[0].text)
+    try:
+        llm.chat([{"role": "user", "content": "Hello"}], params, use_tqdm=False)
+        print("chat: answered")
+    except HeadraceError as error:
+        print("chat refused:", error)
+
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    print("folder:", folder)
+    use(folder)
 """
 
 
@@ -66,14 +73,17 @@ def canary(tmp_path: Path) -> Path:
     return tmp_path / "canary"
 
 
-def load(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Load, generate and chat, started inside the folder, where a careless import would find its modules."""
+def load(*folders: Path) -> dict[Path, str]:
+    """Load, generate and chat, inside each folder, where a careless import would find its modules: what was printed."""
     result = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, str(folder)],
-        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-P", "-c", PROGRAM, *map(str, folders)],
+        cwd=folders[0], capture_output=True, text=True, timeout=60 + SECONDS * len(folders), check=False,
     )  # fmt: skip
-    assert "Traceback" not in result.stderr, result.stderr
-    return result
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stdout + result.stderr
+    assert str(folders[0].parent.parent) not in result.stderr
+    first, *printed = result.stdout.split("folder: ")
+    assert first == ""
+    return {Path(folder): text for folder, _, text in (part.partition("\n") for part in printed)}
 
 
 def test_the_canary_works(canary: Path) -> None:
@@ -94,23 +104,22 @@ def test_code_in_the_models_folder_is_not_imported(folder: Path, canary: Path) -
         "json",
     ):
         (folder / f"{name}.py").write_text(code(canary))
-    result = load(folder)
-    assert result.returncode == 0 and "chat: answered" in result.stdout, result.stdout + result.stderr
+    assert "chat: answered" in load(folder)[folder]
     assert not canary.exists()
 
 
 def test_pickled_weights_next_to_safetensors_are_not_read(folder: Path, canary: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(canary)))
     (folder / "training_args.bin").write_bytes(pickle.dumps(Bomb(canary)))
-    assert load(folder).returncode == 0
+    assert load(folder)[folder].startswith("text:")
     assert not canary.exists()
 
 
 def test_pickled_weights_alone_are_refused(folder: Path, canary: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(canary)))
-    result = load(folder)
-    assert result.returncode == 3 and "safetensors" in result.stdout
+    said = load(folder)[folder]
+    assert said.startswith("refused:") and "safetensors" in said
     assert not canary.exists()
 
 
@@ -128,15 +137,27 @@ ESCAPES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """By template: where its canary would be, and what was printed. One process takes all of them."""
+    folders = {}
+    for template in ESCAPES:
+        folder = tmp_path_factory.mktemp("template") / "model"
+        shutil.copytree(TALE, folder)
+        folders[template] = folder
+        text = template.replace("CANARY", str(folder.parent / "canary"))
+        (folder / "chat_template.jinja").write_text(text)
+    printed = load(*folders.values())
+    return {template: (folder.parent / "canary", printed[folder]) for template, folder in folders.items()}
+
+
 @pytest.mark.parametrize("template", ESCAPES)
-def test_a_hostile_template_only_fails(folder: Path, canary: Path, template: str) -> None:
-    (folder / "chat_template.jinja").write_text(template.replace("CANARY", str(canary)))
-    result = load(folder)
-    assert result.returncode == 0, result.stdout + result.stderr  # completions work without chats
-    assert "text:" in result.stdout
-    if "chat: answered" in result.stdout:
+def test_a_hostile_template_only_fails(answers: dict[str, tuple[Path, str]], template: str) -> None:
+    canary, said = answers[template]
+    assert said.startswith("text:")  # completions work without chats
+    if "chat: answered" in said:
         # What jinja's sandbox calls undefined is the empty text: nothing has run.
-        assert "root:" not in result.stdout
+        assert "root:" not in said
     assert not canary.exists()
 
 
@@ -155,18 +176,27 @@ ABSURD: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What was printed, by name of the configuration. One process takes all of them."""
+    folders = {}
+    for name, values in ABSURD.items():
+        folders[name] = tmp_path_factory.mktemp("absurd") / "model"
+        shutil.copytree(TALE, folders[name])
+        edit(folders[name] / "config.json", **values)
+    printed = load(*folders.values())
+    return {name: printed[folder] for name, folder in folders.items()}
+
+
 @pytest.mark.parametrize("name", ABSURD)
-def test_an_absurd_configuration_is_refused(folder: Path, name: str) -> None:
-    edit(folder / "config.json", **ABSURD[name])
-    result = load(folder)
-    assert result.returncode == 3, result.stdout + result.stderr
-    assert result.stdout.startswith("refused:") and str(folder.parent.parent) not in result.stderr
+def test_an_absurd_configuration_is_refused(refusals: dict[str, str], name: str) -> None:
+    assert refusals[name].startswith("refused:")
 
 
 def test_devices_and_pipes_in_the_folder_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to("/dev/zero")
-    assert load(folder).returncode == 3
+    assert load(folder)[folder].startswith("refused:")
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")  # reading it would wait for ever
-    assert load(folder).returncode == 3
+    assert load(folder)[folder].startswith("refused:")
