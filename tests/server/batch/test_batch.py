@@ -424,8 +424,8 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_killed_is_started_again(tmp_path: Path) -> None:
-    ids = [f"{i}" for i in range(60)]
-    lines = [request(i, {"prompt": f"Once {i}", "max_tokens": 60, "ignore_eos": True}) for i in ids]
+    ids = [f"{i}" for i in range(24)]
+    lines = [request(i, {"prompt": f"Once {i}", "max_tokens": 40, "ignore_eos": True}) for i in ids]
     source, output = written(tmp_path / "in", lines), tmp_path / "out"
     words = command(str(source), str(output), "--concurrency", "4")
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -45,7 +45,7 @@ def shortened(report: str) -> str:
     return "\n".join(line[:400] for line in report.splitlines()[-120:])
 
 
-SOME = "^/(v1/(completions|embeddings|models|responses)|api/generate|detokenize|version|health)$"
+SOME = "^/(v1/(embeddings|models|responses)|api/generate|detokenize|version|health)$"
 """Paths of every kind: with texts, tokens and vectors, streams, stored answers, and without a body."""
 
 
@@ -62,22 +62,21 @@ def test_schemathesis_finds_nothing(quick: TinyServer, paths: str, examples: int
     assert quick.idle
 
 
-@pytest.mark.parametrize("lie", ["answer", "bound"])
-def test_schemathesis_finds_a_planted_error(quick: TinyServer, lie: str) -> None:
+def test_schemathesis_finds_planted_errors(quick: TinyServer) -> None:
+    """An answer of another type, and a bound that the server does not keep."""
     document = quick.app.openapi()
     changed = deepcopy(document)
     schemas = document["components"]["schemas"]
-    if lie == "answer":
-        path, schemas["VersionAnswer"]["properties"]["version"] = "/version", {"type": "integer"}
-    else:
-        path = "/detokenize"
-        schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"] = 5
+    schemas["VersionAnswer"]["properties"]["version"] = {"type": "integer"}
+    schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"] = 5
     try:
-        done = schemathesis(quick.url, "--include-path", path)
+        done = schemathesis(quick.url, "--include-path-regex", "^/(version|detokenize|health)$")
     finally:
         quick.app.openapi_schema = changed
     assert done.returncode == 1, shortened(done.stdout)
-    assert "Failures" in done.stdout
+    _, failures = done.stdout.split("FAILURES", 1)
+    found = set(re.findall(r"^_+ (\w+ /\w+) _+$", failures, re.MULTILINE))
+    assert found == {"GET /version", "POST /detokenize"}, shortened(done.stdout)
 
 
 def undescribed(app: FastAPI) -> list[str]:
