@@ -57,14 +57,10 @@ def requests(seed: int = 0) -> list[NewRequest]:
 @functools.cache
 def alone(format: str, kernels: str, block_size: object) -> Run:
     """Every request by itself, in one piece, on one thread. Attention rounds by whole blocks, so these are the same."""
-    result = Run()
-    for request in requests():
-        options = {**ALONE, **FORMATS[format], "ops_force": kernels, "block_size": block_size}
-        seen = run(options, [request])
-        assert seen.largest_batch == 1 and seen.preemptions == seen.hits == seen.split_prompts == 0
-        result.tokens |= seen.tokens
-        result.logprobs |= seen.logprobs
-    return result
+    options = {**ALONE, **FORMATS[format], "ops_force": kernels, "block_size": block_size}
+    seen = run(options, requests(), in_turn=True)
+    assert seen.largest_batch == 1 and seen.preemptions == seen.hits == seen.split_prompts == 0
+    return seen
 
 
 def check(case: str, format: str, kernels: str) -> None:
@@ -113,9 +109,10 @@ def test_alone_and_among_31_others(format: str, window: str) -> None:
     }
     seen = run({**options, "max_num_seqs": 32, "max_num_batched_tokens": 4096}, crowd, at_once=True)
     assert seen.largest_batch == 32
-    for request in crowd[::5]:
-        single = run({**options, "max_num_seqs": 1, "max_num_batched_tokens": 4096}, [request])
-        assert single.logprobs[request.request_id, 0] == seen.logprobs[request.request_id, 0]
+    single = run({**options, "max_num_seqs": 1, "max_num_batched_tokens": 4096}, crowd[::5], in_turn=True)
+    assert single.largest_batch == 1 and len(single.logprobs) == 7
+    for key, logprobs in single.logprobs.items():
+        assert seen.logprobs[key] == logprobs
 
 
 @pytest.mark.parametrize("kernels", parameters(SETS[1:]))
@@ -172,10 +169,7 @@ def depends_on_rows(executor: Executor) -> Executor:
 @functools.cache
 def alone_by_rows(block_size: object) -> Run:
     lone = {**ALONE, **FORMATS["bfloat16"], "ops_force": BEST, "block_size": block_size}
-    expected = Run()
-    for request in requests():
-        expected.logprobs |= run(lone, [request], wrap=depends_on_rows).logprobs
-    return expected
+    return run(lone, requests(), wrap=depends_on_rows, in_turn=True)
 
 
 @pytest.mark.skipif(BEST == "portable", reason="needs two instruction sets that round differently")

@@ -24,7 +24,7 @@ from tests.models.quantized.models import quantize  # noqa: E402
 from tests.models.quantized.packers import CASES as METHODS  # noqa: E402
 from tests.native.test_invariance import CASES, requests  # noqa: E402
 from tests.places import TALE  # noqa: E402
-from tests.test_exactness import Run, run  # noqa: E402
+from tests.test_exactness import run  # noqa: E402
 
 STORED = [
     "gptq-2", "gptq-3-asym", "gptq-4-act-order", "gptq-8-asym", "gptq-4-f32-scales", "awq-gemm", "ct-int5",
@@ -49,13 +49,12 @@ def check(model: str, kernels: str, **options: object) -> None:
     """Requests alone, on one thread and in one piece, against all of them in a crowded engine."""
     crowded, happened = CASES["everything"]
     settings = {"model": model, "dtype": "bfloat16", "ops_force": kernels, **options}
-    expected = Run()
-    for request in requests():
-        alone: dict[str, object] = {
-            "num_threads": 1, "max_num_seqs": 1, "max_num_batched_tokens": 2048, "enable_prefix_caching": False,
-            "block_size": crowded["block_size"],
-        }  # fmt: skip
-        expected.logprobs |= run({**alone, **settings}, [request]).logprobs
+    alone: dict[str, object] = {
+        "num_threads": 1, "max_num_seqs": 1, "max_num_batched_tokens": 2048, "enable_prefix_caching": False,
+        "block_size": crowded["block_size"],
+    }  # fmt: skip
+    expected = run({**alone, **settings}, requests(), in_turn=True)
+    assert expected.largest_batch == 1
     seen = run({**crowded, **settings, "num_threads": 2}, requests())
     assert happened(seen), seen
     assert all(len(found) == 30 for found in expected.logprobs.values())
