@@ -45,6 +45,8 @@ SOME = [
     "bnb-nf4-nested",
 ]
 """Methods that every family is tested with; the others are tested with one."""
+USUAL = ("gptq-4-act-order", "awq-gemm", "bnb-nf4-nested")
+"""Those of all families in the usual run: a row of codes is read and packed alike in each."""
 
 
 def load(folder: Path, **options: Any) -> tuple[Survey, Weights]:
@@ -77,8 +79,12 @@ def error(ours: NDArray[np.float32], theirs: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        *((name, method) for name in FOUR for method in SOME),
-        *((FOUR[0], method) for method in CASES if method not in SOME),
+        *((FOUR[0], method) for method in CASES),
+        *(
+            pytest.param(name, method, marks=() if method in USUAL else pytest.mark.long)
+            for name in FOUR[1:]
+            for method in SOME
+        ),
     ],
 )
 def test_logits_match(name: str, method: str, tmp_path: Path) -> None:

@@ -195,9 +195,20 @@ SNIPPETS = {
 BEGINNINGS = {"llama3_json": '{"name": "paint"', "pythonic": "[paint("}
 
 
-@pytest.mark.parametrize("parallel", [True, False], ids=["parallel", "single"])
-@pytest.mark.parametrize("reasons", ["no", "may", "inside"])
-@pytest.mark.parametrize("kind", ["special", "added", "spelled"])
+def ways() -> list[object]:
+    """All kinds of markers with each way to reason, once with several calls and once with one at most; half of them are
+    `long`."""
+    kinds, reasons = ["special", "added", "spelled"], ["no", "may", "inside"]
+    return [
+        pytest.param(
+            kind, reason, parallel, id=f"{kind}-{reason}-{'parallel' if parallel else 'single'}",
+            marks=() if parallel == ((row + column) % 2 == 0) else pytest.mark.long,
+        )
+        for row, kind in enumerate(kinds) for column, reason in enumerate(reasons) for parallel in (True, False)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "reasons", "parallel"), ways())
 @pytest.mark.parametrize("call_format", MARKERS)
 def test_every_parsed_call_follows_its_schema(
     model: Callable[[str, str], Model], call_format: str, kind: str, reasons: str, parallel: bool
