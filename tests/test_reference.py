@@ -1,12 +1,13 @@
-"""docs/reference.md matches the code, and names every environment variable that the code reads."""
+"""What is written from the code matches it: docs/reference.md, and README's table of families."""
 
 from __future__ import annotations
 
 import re
 
 from headrace.cli import engine_flags
+from headrace.models.families.registry import ARCHITECTURES
 from tests.places import ROOT
-from tools import reference
+from tools import families, reference
 
 ASKED = re.compile(r"""environ(?:\.\w+\(|\[)\s*["'](\w+)["']""")
 
@@ -43,3 +44,12 @@ def test_a_changed_help_text_makes_the_page_differ(monkeypatch) -> None:  # type
     planted = engine_flags._Flag(first.field, first.kind, first.metavar, "planted text")
     monkeypatch.setattr(engine_flags, "_FLAGS", (planted, *rest))
     assert reference.page() != reference.TARGET.read_text(encoding="utf-8")
+
+
+def test_the_table_of_families_is_current() -> None:
+    readme = families.TARGET.read_text(encoding="utf-8")
+    assert readme == families.page(readme), "README's table is out of date: run `python -m tools.families`"
+
+
+def test_every_family_says_what_it_is() -> None:
+    assert all(one.models and one.features for one in ARCHITECTURES.values())

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models.families import read_spec
+from headrace.models.families import add_family, read_spec, registry
 from headrace.models.spec import ModelSpec
 from headrace.runner.torch_decoder import Decoder
 from tests import needs
+from tests.models import added_family
+from tests.models.added_family import NEMOTRON
 
 transformers = needs.lazily("transformers")
 
@@ -300,6 +302,17 @@ def test_logits_match(name: str, force: str, tmp_path: Path, open_decoder: Open,
     assert distance(torch.cat(parts), theirs) < 1e-4
     if all(layout.window is not None for layout in decoder.program.kv):
         assert run.total_dropped > 0
+
+
+def test_a_family_from_outside_of_the_package(
+    tmp_path: Path, open_decoder: Open, paged_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "FAMILIES", dict(registry.FAMILIES))
+    add_family("NemotronForCausalLM", NEMOTRON)
+    theirs = expected_logits(Case("Nemotron", {"head_dim": 16}).build(tmp_path), prompt())
+    assert distance(paged_run(open_decoder(tmp_path)).step({0: prompt()})[0], theirs) < 1e-4
+    source = Path(added_family.__file__).read_text()
+    assert sum(bool(line.strip()) for line in source.splitlines()) < 40
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3-layer-types"])

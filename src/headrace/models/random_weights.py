@@ -47,4 +47,4 @@ class RandomTensors:
 
 def is_norm(name: str) -> bool:
     """Whether the tensor of that name scales a norm."""
-    return "norm" in name
+    return "norm" in name or ".ln_" in name

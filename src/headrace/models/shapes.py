@@ -87,6 +87,77 @@ def _qwen3_moe(layers: int) -> Config:
     return MappingProxyType({**_qwen("Qwen3Moe", sizes, 40_960, tied=False), "head_dim": 128, **fields})
 
 
+def _mistral(sizes: tuple[int, int, int, int, int, int], max_position: int, theta: float) -> Config:
+    return _shape(
+        "Mistral",
+        sizes,
+        head_dim=128,
+        max_position_embeddings=max_position,
+        rope_theta=theta,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def _gemma2(sizes: tuple[int, int, int, int, int, int], head_dim: int, scalar: int) -> Config:
+    return _shape(
+        "Gemma2",
+        sizes,
+        head_dim=head_dim,
+        query_pre_attn_scalar=scalar,
+        max_position_embeddings=8192,
+        sliding_window=4096,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=2,
+        eos_token_id=1,
+    )
+
+
+def _gemma3(
+    sizes: tuple[int, int, int, int, int, int],
+    max_position: int,
+    window: int,
+    head_dim: int,
+    scalar: int,
+    factor: float | None = None,
+) -> Config:
+    scaling = None if factor is None else {"rope_type": "linear", "factor": factor}
+    return _shape(
+        "Gemma3",
+        sizes,
+        head_dim=head_dim,
+        query_pre_attn_scalar=scalar,
+        max_position_embeddings=max_position,
+        sliding_window=window,
+        rope_theta=1_000_000.0,
+        rope_local_base_freq=10_000.0,
+        rope_scaling=scaling,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=2,
+        eos_token_id=[1, 106],
+    )
+
+
+def _gpt2(hidden: int, layers: int, heads: int) -> Config:
+    return MappingProxyType(
+        {
+            "architectures": ["GPT2LMHeadModel"],
+            "n_embd": hidden,
+            "n_layer": layers,
+            "n_head": heads,
+            "n_positions": 1024,
+            "vocab_size": 50_257,
+            "bos_token_id": 50_256,
+            "eos_token_id": 50_256,
+            "torch_dtype": "float32",
+        }
+    )
+
+
 SHAPES: Mapping[str, Config] = MappingProxyType(
     {
         "tiny": _llama((64, 128, 2, 4, 2, 256), 512, torch_dtype="float32"),
@@ -98,8 +169,10 @@ SHAPES: Mapping[str, Config] = MappingProxyType(
         "smollm2-1.7b": _smollm2((2048, 8192, 24, 32, 32, 49_152), 130_000.0),
         "llama-2-7b": _llama((4096, 11_008, 32, 32, 32, 32_000), 4096, torch_dtype="float16"),
         "llama-2-13b": _llama((5120, 13_824, 40, 40, 40, 32_000), 4096, torch_dtype="float16"),
+        "llama-2-70b": _llama((8192, 28_672, 80, 64, 8, 32_000), 4096, torch_dtype="float16"),
         "llama-3.1-8b": _llama3((4096, 14_336, 32, 32, 8, 128_256), 8.0),
         "llama-3.1-70b": _llama3((8192, 28_672, 80, 64, 8, 128_256), 8.0),
+        "llama-3.1-405b": _llama3((16_384, 53_248, 126, 128, 8, 128_256), 8.0),
         "llama-3.2-1b": _llama3(
             (2048, 8192, 16, 32, 8, 128_256), 32.0, head_dim=64, tie_word_embeddings=True
         ),
@@ -117,10 +190,15 @@ SHAPES: Mapping[str, Config] = MappingProxyType(
         "qwen2.5-0.5b": _qwen("Qwen2", (896, 4864, 24, 14, 2, 151_936), 32_768, tied=True),
         "qwen2.5-1.5b": _qwen("Qwen2", (1536, 8960, 28, 12, 2, 151_936), 32_768, tied=True),
         "qwen2.5-7b": _qwen("Qwen2", (3584, 18_944, 28, 28, 4, 152_064), 32_768, tied=False),
+        "qwen2.5-3b": _qwen("Qwen2", (2048, 11_008, 36, 16, 2, 151_936), 32_768, tied=True),
+        "qwen2.5-14b": _qwen("Qwen2", (5120, 13_824, 48, 40, 8, 152_064), 32_768, tied=False),
+        "qwen2.5-32b": _qwen("Qwen2", (5120, 27_648, 64, 40, 8, 152_064), 32_768, tied=False),
+        "qwen2.5-72b": _qwen("Qwen2", (8192, 29_568, 80, 64, 8, 152_064), 32_768, tied=False),
         "qwen3-0.6b": _qwen("Qwen3", (1024, 3072, 28, 16, 8, 151_936), 40_960, tied=True),
         "qwen3-1.7b": _qwen("Qwen3", (2048, 6144, 28, 16, 8, 151_936), 40_960, tied=True),
         "qwen3-4b": _qwen("Qwen3", (2560, 9728, 36, 32, 8, 151_936), 40_960, tied=True),
         "qwen3-8b": _qwen("Qwen3", (4096, 12_288, 36, 32, 8, 151_936), 40_960, tied=False),
+        "qwen3-14b": _qwen("Qwen3", (5120, 17_408, 40, 40, 8, 151_936), 40_960, tied=False),
         "qwen3-32b": _qwen("Qwen3", (5120, 25_600, 64, 64, 8, 151_936), 40_960, tied=False),
         "qwen3-30b-a3b": _qwen3_moe(48),
         # its first layers, for measurements
@@ -135,5 +213,115 @@ SHAPES: Mapping[str, Config] = MappingProxyType(
             bos_token_id=1,
             eos_token_id=2,
         ),
+        "mistral-nemo-12b": _mistral((5120, 14_336, 40, 32, 8, 131_072), 131_072, 1_000_000.0),
+        "mistral-small-24b": _mistral((5120, 32_768, 40, 32, 8, 131_072), 32_768, 100_000_000.0),
+        "smollm3-3b": _shape(
+            "SmolLM3",
+            (2048, 11_008, 36, 16, 4, 128_256),
+            max_position_embeddings=65_536,
+            rope_theta=5_000_000.0,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=True,
+            bos_token_id=128_000,
+            eos_token_id=128_012,
+        ),
+        "granite-3.3-8b": _shape(
+            "Granite",
+            (4096, 12_800, 40, 32, 8, 49_159),
+            max_position_embeddings=131_072,
+            rope_theta=10_000_000.0,
+            tie_word_embeddings=True,
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.0078125,
+            logits_scaling=16.0,
+            bos_token_id=0,
+            eos_token_id=0,
+        ),
+        "seed-oss-36b": _shape(
+            "SeedOss",
+            (5120, 27_648, 64, 80, 8, 155_136),
+            head_dim=128,
+            max_position_embeddings=524_288,
+            rope_theta=10_000_000.0,
+            rms_norm_eps=1e-6,
+            attention_bias=True,
+            bos_token_id=0,
+            eos_token_id=2,
+        ),
+        "gemma-2-2b": _gemma2((2304, 9216, 26, 8, 4, 256_000), 256, 256),
+        "gemma-2-9b": _gemma2((3584, 14_336, 42, 16, 8, 256_000), 256, 256),
+        "gemma-2-27b": _gemma2((4608, 36_864, 46, 32, 16, 256_000), 128, 144),
+        "gemma-3-1b": _gemma3((1152, 6912, 26, 4, 1, 262_144), 32_768, 512, 256, 256),
+        "gemma-3-4b": _gemma3((2560, 10_240, 34, 8, 4, 262_208), 131_072, 1024, 256, 256, factor=8.0),
+        "gemma-3-12b": _gemma3((3840, 15_360, 48, 16, 8, 262_208), 131_072, 1024, 256, 256, factor=8.0),
+        "gemma-3-27b": _gemma3((5376, 21_504, 62, 32, 16, 262_208), 131_072, 1024, 128, 168, factor=8.0),
+        "phi-3-mini": _shape(
+            "Phi3",
+            (3072, 8192, 32, 32, 32, 32_064),
+            max_position_embeddings=4096,
+            sliding_window=2047,
+            bos_token_id=1,
+            eos_token_id=32_000,
+        ),
+        "phi-4": _shape(
+            "Phi3",
+            (5120, 17_920, 40, 40, 10, 100_352),
+            max_position_embeddings=16_384,
+            rope_theta=250_000.0,
+            bos_token_id=100_257,
+            eos_token_id=100_265,
+        ),
+        "olmo-2-7b": _shape(
+            "Olmo2",
+            (4096, 11_008, 32, 32, 32, 100_352),
+            max_position_embeddings=4096,
+            rope_theta=500_000.0,
+            rms_norm_eps=1e-6,
+            eos_token_id=100_257,
+        ),
+        "command-r7b": _shape(
+            "Cohere2",
+            (4096, 14_336, 32, 32, 8, 256_000),
+            max_position_embeddings=132_096,
+            rope_theta=50_000.0,
+            sliding_window=4096,
+            logit_scale=0.25,
+            tie_word_embeddings=True,
+            bos_token_id=5,
+            eos_token_id=255_001,
+        ),
+        "glm-4-9b-0414": _shape(
+            "Glm4",
+            (4096, 13_696, 40, 32, 2, 151_552),
+            head_dim=128,
+            max_position_embeddings=32_768,
+            partial_rotary_factor=0.5,
+            attention_bias=True,
+            eos_token_id=151_329,
+        ),
+        "starcoder2-3b": _shape(
+            "Starcoder2",
+            (3072, 12_288, 30, 24, 2, 49_152),
+            hidden_act="gelu_pytorch_tanh",
+            max_position_embeddings=16_384,
+            rope_theta=999_999.4420358813,
+            sliding_window=4096,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=0,
+        ),
+        "pythia-1.4b": _shape(
+            "GPTNeoX",
+            (2048, 8192, 24, 16, 16, 50_304),
+            hidden_act="gelu",
+            rotary_pct=0.25,
+            max_position_embeddings=2048,
+            bos_token_id=0,
+            eos_token_id=0,
+            torch_dtype="float16",
+        ),
+        "gpt2": _gpt2(768, 12, 12),
+        "gpt2-xl": _gpt2(1600, 48, 25),
     }
 )

@@ -13,7 +13,7 @@ from headrace.models.families.limits import (
     MAX_VOCAB,
 )
 from headrace.models.families.reading import Family
-from headrace.models.families.registry import FAMILIES, find_family, read_spec, weight_names
+from headrace.models.families.registry import FAMILIES, add_family, find_family, read_spec, weight_names
 
 __all__ = [
     "FAMILIES",
@@ -24,6 +24,7 @@ __all__ = [
     "MAX_LAYERS",
     "MAX_VOCAB",
     "Family",
+    "add_family",
     "find_family",
     "read_spec",
     "weight_names",

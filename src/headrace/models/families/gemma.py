@@ -99,7 +99,11 @@ def _gemma3(config: ConfigReader) -> ModelSpec:
 
 
 GEMMA = {
-    "GemmaForCausalLM": Family("gemma", _gemma),
-    "Gemma2ForCausalLM": Family("gemma2", _gemma2, _SANDWICH),
-    "Gemma3ForCausalLM": Family("gemma3", _gemma3, _SANDWICH),
+    "GemmaForCausalLM": Family("gemma", _gemma, models="Gemma", features="GELU, scaled embeddings"),
+    "Gemma2ForCausalLM": Family(
+        "gemma2", _gemma2, _SANDWICH, models="Gemma 2", features="norms around each half, soft caps, windows"
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3", _gemma3, _SANDWICH, models="Gemma 3, text", features="norms of q and k, ropes by layer type"
+    ),
 }

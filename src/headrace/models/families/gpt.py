@@ -116,14 +116,30 @@ def _starcoder2(config: ConfigReader) -> ModelSpec:
     return decoder(config, "starcoder2", stacked(mixers, mlp), norm, longest, tied=True)
 
 
+_CONV1D = (".attn.c_attn", ".attn.c_proj", ".mlp.c_fc", ".mlp.c_proj")
+
 GPT = {
     "GPT2LMHeadModel": Family(
-        "gpt2", _gpt2, _GPT2_NAMES,
-        {f"{name}.weight": "transposed" for name in (".attn.c_attn", ".attn.c_proj", ".mlp.c_fc", ".mlp.c_proj")},
+        "gpt2",
+        _gpt2,
+        _GPT2_NAMES,
+        {f"{name}.weight": "transposed" for name in _CONV1D},
+        models="GPT-2",
+        features="learned positions, LayerNorm, no gate",
     ),
     "GPTNeoXForCausalLM": Family(
-        "gpt_neox", _neox, _NEOX_NAMES,
+        "gpt_neox",
+        _neox,
+        _NEOX_NAMES,
         {f".query_key_value.{end}": "qkv-by-head" for end in ("weight", "bias")},
+        models="GPT-NeoX, Pythia",
+        features="parallel halves, LayerNorm, no gate",
     ),
-    "Starcoder2ForCausalLM": Family("starcoder2", _starcoder2, _STARCODER_NAMES),
-}  # fmt: skip
+    "Starcoder2ForCausalLM": Family(
+        "starcoder2",
+        _starcoder2,
+        _STARCODER_NAMES,
+        models="StarCoder 2",
+        features="LayerNorm, no gate, sliding window",
+    ),
+}

@@ -136,13 +136,24 @@ def _internlm3(config: ConfigReader) -> ModelSpec:
 
 
 LLAMA_LIKE = {
-    "LlamaForCausalLM": Family("llama", _llama),
-    "MistralForCausalLM": Family("mistral", _mistral),
-    "Ministral3ForCausalLM": Family("ministral3", _ministral3),
-    "Qwen2ForCausalLM": Family("qwen2", _qwen2),
-    "Qwen3ForCausalLM": Family("qwen3", _qwen3),
-    "SmolLM3ForCausalLM": Family("smollm3", _smollm3),
-    "GraniteForCausalLM": Family("granite", _granite),
-    "SeedOssForCausalLM": Family("seed_oss", _seed_oss),
-    "InternLM3ForCausalLM": Family("internlm3", _internlm3),
+    "LlamaForCausalLM": Family(
+        "llama",
+        _llama,
+        models="Llama 1 to 3, SmolLM 2, and others of their shape",
+        features="rope scaling: linear, dynamic NTK, YaRN, llama3",
+    ),
+    "MistralForCausalLM": Family("mistral", _mistral, models="Mistral", features="sliding window"),
+    "Ministral3ForCausalLM": Family(
+        "ministral3", _ministral3, models="Ministral 3", features="YaRN, queries' temperature by position"
+    ),
+    "Qwen2ForCausalLM": Family(
+        "qwen2", _qwen2, models="Qwen2, Qwen2.5", features="biases, windows in some layers"
+    ),
+    "Qwen3ForCausalLM": Family("qwen3", _qwen3, models="Qwen3", features="norms of q and k"),
+    "SmolLM3ForCausalLM": Family("smollm3", _smollm3, models="SmolLM 3", features="layers without rope"),
+    "GraniteForCausalLM": Family(
+        "granite", _granite, models="Granite 3 and 4, dense", features="scaled embeddings, residuals, logits"
+    ),
+    "SeedOssForCausalLM": Family("seed_oss", _seed_oss, models="Seed-OSS", features="biases of q, k and v"),
+    "InternLM3ForCausalLM": Family("internlm3", _internlm3, models="InternLM 3", features="as Llama"),
 }

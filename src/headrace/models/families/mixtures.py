@@ -121,7 +121,13 @@ MIXTRAL_NAMES = WeightNames(
 )
 
 MIXTURES = {
-    "MixtralForCausalLM": Family("mixtral", _mixtral, MIXTRAL_NAMES),
-    "Qwen2MoeForCausalLM": Family("qwen2_moe", _qwen2_moe),
-    "Qwen3MoeForCausalLM": Family("qwen3_moe", _qwen3_moe),
+    "MixtralForCausalLM": Family(
+        "mixtral", _mixtral, MIXTRAL_NAMES, models="Mixtral", features="8 experts, 2 a token"
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe", _qwen2_moe, models="Qwen1.5-MoE, Qwen2-MoE", features="experts, a gated shared expert"
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe", _qwen3_moe, models="Qwen3-MoE", features="128 experts, 8 a token"
+    ),
 }

@@ -119,10 +119,28 @@ def _glm4(config: ConfigReader) -> ModelSpec:
 
 
 OTHERS = {
-    "Phi3ForCausalLM": Family("phi3", _phi3, _PHI_NAMES),
-    "Olmo2ForCausalLM": Family("olmo2", _olmo2, _OLMO_NAMES),
-    "Olmo3ForCausalLM": Family("olmo3", _olmo3, _OLMO_NAMES),
-    "Cohere2ForCausalLM": Family("cohere2", _cohere2, _COHERE_NAMES),
-    "GlmForCausalLM": Family("glm", _glm, _FUSED_MLP),
-    "Glm4ForCausalLM": Family("glm4", _glm4, _GLM4_NAMES),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        _phi3,
+        _PHI_NAMES,
+        models="Phi-3, Phi-4, Phi-4-mini",
+        features="fused tensors, longrope, part of a head rotated",
+    ),
+    "Olmo2ForCausalLM": Family(
+        "olmo2", _olmo2, _OLMO_NAMES, models="OLMo 2", features="norms after each half, over all heads"
+    ),
+    "Olmo3ForCausalLM": Family("olmo3", _olmo3, _OLMO_NAMES, models="OLMo 3", features="as OLMo 2, windows"),
+    "Cohere2ForCausalLM": Family(
+        "cohere2",
+        _cohere2,
+        _COHERE_NAMES,
+        models="Command R7B and others of Cohere 2",
+        features="parallel halves, LayerNorm without bias, layers without rope",
+    ),
+    "GlmForCausalLM": Family(
+        "glm", _glm, _FUSED_MLP, models="GLM-4-9B", features="half of a head rotated, neighbours together"
+    ),
+    "Glm4ForCausalLM": Family(
+        "glm4", _glm4, _GLM4_NAMES, models="GLM-4-0414", features="as GLM-4-9B, norms around each half"
+    ),
 }

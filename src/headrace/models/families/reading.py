@@ -54,12 +54,14 @@ and v of each head next to each other."""
 @dataclass(frozen=True, slots=True)
 class Family:
     """read: from a config to a spec without token ids and types, which the registry adds. arranged: endings of tensors'
-    names, and how these tensors are arranged."""
+    names, and how these tensors are arranged. models, features: for the table of families, what it is and has."""
 
     name: str
     read: Callable[[ConfigReader], ModelSpec]
     names: WeightNames = HF_NAMES
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
+    models: str = ""
+    features: str = ""
 
 
 def decoder(

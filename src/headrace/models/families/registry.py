@@ -19,12 +19,18 @@ from headrace.models.spec import ModelSpec
 
 ARCHITECTURES: Mapping[str, Family] = {**LLAMA_LIKE, **GEMMA, **OTHERS, **GPT, **MIXTURES}
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: dict[str, Family] = {
     **ARCHITECTURES,
     # model_type, for configs that name no architecture
     **{family.name: family for family in ARCHITECTURES.values()},
     "gemma3_text": ARCHITECTURES["Gemma3ForCausalLM"],
 }
+
+
+def add_family(architecture: str, family: Family) -> None:
+    """Make a family known that this package does not have, by the architecture that its configs name."""
+    FAMILIES.update({architecture: family, family.name: family})
+
 
 _OUTER = (
     "tie_word_embeddings",

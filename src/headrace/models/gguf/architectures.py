@@ -84,7 +84,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """family: the architecture that a config.json names. fields: of the config, besides those that all have.
+    """family: the architecture that a config.json names; others: those that `fields` may give in its place. fields: of
+    the config, besides those that all have.
 
     permuted: the rows of q and k are in the order of rope that turns neighbouring features, not features half a head
     apart. eps: the config's name of the norms' epsilon; a LayerNorm unless it begins with "rms". partial: a part of
@@ -99,6 +100,7 @@ class Architecture:
     partial: bool = False
     reads: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
 
 
 def _window(facts: Facts) -> int:
@@ -288,7 +290,9 @@ def _gpt2(facts: Facts) -> Fields:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("LlamaForCausalLM", _llama, permuted=True),
+    "llama": Architecture(
+        "LlamaForCausalLM", _llama, permuted=True, others=("MistralForCausalLM", "InternLM3ForCausalLM")
+    ),
     "mistral3": Architecture(
         "Ministral3ForCausalLM", _mistral3, permuted=True,
         reads=frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}),
@@ -307,7 +311,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, reads=frozenset({"final_logit_softcapping"})),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, partial=True, reads=frozenset({"rope.scaling.attn_factor"})),
-    "olmo2": Architecture("Olmo2ForCausalLM", _olmo2),
+    "olmo2": Architecture("Olmo2ForCausalLM", _olmo2, others=("Olmo3ForCausalLM",)),
     "cohere2": Architecture(
         "Cohere2ForCausalLM", _cohere2, eps="layer_norm_eps", reads=frozenset({"logit_scale"})
     ),
