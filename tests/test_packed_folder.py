@@ -31,6 +31,7 @@ from headrace.program.lower import lower
 from headrace.text.tokenizer_source import open_tokenizer
 from tests import needs
 from tests.gguf_files import write_gguf
+from tests.gguf_vocabularies import scored, write_metadata
 from tests.models.quantized.models import family, quantize
 from tests.models.quantized.packers import CASES
 from tests.places import TALE
@@ -137,6 +138,34 @@ def test_the_tokenizer_of_a_gguf_file_goes_along(tmp_path: Path) -> None:
         llm = LLM(str(model), show_progress=False, num_threads=1)
         said.append(llm.generate("Once upon", GREEDY, use_tqdm=False)[0].outputs[0].text)
     assert said[0] == said[1]
+
+
+def test_a_tokenizer_that_tokenizer_json_cannot_hold_goes_along(tmp_path: Path) -> None:
+    """Scores in place of merges, as of SentencePiece, in a vocabulary of as many pieces as the model's."""
+    pieces = [
+        ("<unk>", 0.0, 2),
+        ("<s>", 0.0, 3),
+        ("</s>", 0.0, 3),
+        *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)),
+    ]
+    words = ["\u2581", *"abcdefghijklmnopqrstuvwxyz", "\u2581a", "\u2581on", "\u2581once", "on", "ce"]
+    pieces += [(word, -float(place), 1) for place, word in enumerate(words)]
+    metadata = scored(pieces, bos_token_id=1, eos_token_id=2)
+    metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
+    vocabulary = write_metadata(tmp_path / "words.gguf", metadata)
+    target = tmp_path / "packed"
+    pack(EngineConfig("tale", tokenizer=str(vocabulary), num_threads=1), target)
+    assert not (target / "tokenizer.json").exists()
+    one, other = open_tokenizer(vocabulary), open_tokenizer(target)
+    for text in ("once on a", "caf\u00e9  </s>x", ""):
+        assert one.encode(text) == other.encode(text)
+    assert one.encode("once") and one.eos_ids == other.eos_ids
+    chat = [{"role": "user", "content": "once"}]
+    assert one.apply_chat_template(chat) == other.apply_chat_template(chat)
+    again = tmp_path / "again"
+    pack(EngineConfig("tale", tokenizer=str(target), num_threads=1), again)  # that of a packed folder
+    assert open_tokenizer(again).encode("once") == one.encode("once")
+    LLM(str(target), show_progress=False, num_threads=1).generate("once", GREEDY, use_tqdm=False)
 
 
 def test_every_instruction_set_runs_it(packed: Path) -> None:
@@ -363,6 +392,14 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ModelError, match=r"GB, but its disk has 0\.00 GB free"):
         pack(EngineConfig("tale", num_threads=1), tmp_path / "packed")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_may_not_grow_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "packed"
+    command = f'ulimit -f 100; exec "{sys.executable}" -m headrace pack tale "{target}"'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1 and list(tmp_path.iterdir()) == []
+    assert done.stderr == f"headrace: error: {target} cannot be written: File too large; nothing was kept\n"
 
 
 def test_a_source_that_breaks_leaves_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-// Matrices of existing codes: every type of GGUF blocks, every native format of codes, products and look-ups.
+// Matrices of existing codes: every type of GGUF blocks, every native format of codes, products and look-ups, packed here and
+// mapped from a file.
+#include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "../packed_matrix.h"
@@ -52,6 +55,51 @@ void check(const Kernels& kernels, const Teams& teams, const PackedMatrix& packe
     }
 }
 
+template <class Map>
+bool refused(Map map, const KeptMatrix& kept) {
+    try {
+        map(kept);
+    } catch (const std::invalid_argument&) {
+        return true;
+    }
+    return false;
+}
+
+// The same matrix in memory as a mapped file gives it, up to an inaccessible page. `map` makes a matrix of what is kept.
+template <class Map>
+void check_mapped(const Kernels& kernels, const Teams& teams, const PackedMatrix& packed, KeptMatrix kept, Map map) {
+    const Matrix& w = packed.matrix();
+    Guarded<char> memory(packed.bytes());
+    char* at = memory.data();
+    for (const WeightMemory::Piece& piece : packed.pieces()) {
+        std::memcpy(at, piece.start, piece.bytes);
+        at += piece.bytes;
+    }
+    kept.data = memory.data();
+    kept.bytes = memory.size();
+    kept.rows = w.rows;
+    kept.cols = w.cols;
+    const PackedMatrix mapped = map(kept);
+    check(kernels, teams, mapped);
+    Noise noise(5);
+    Guarded<float> x(static_cast<std::size_t>(5) * w.cols);
+    x.fill(noise);
+    Guarded<float> here(static_cast<std::size_t>(5) * w.rows), there(here.size());
+    multiply(kernels, teams.one, w, 5, x, here);
+    multiply(kernels, teams.one, mapped.matrix(), 5, x, there);
+    require(here == there, "a mapped matrix has the products of the packed one", kernels.name);
+    KeptMatrix other = kept;
+    other.bytes -= 4096;
+    require(refused(map, other), "memory that is too short is refused", kernels.name);
+    other = kept;
+    other.rows -= kPanel;
+    require(refused(map, other), "memory that is left over is refused", kernels.name);
+    if (!kept.ordered) return;
+    const std::size_t order = memory.size() - (w.cols * sizeof(std::int32_t) + 4095) / 4096 * 4096;  // the last piece
+    std::memset(memory.data() + order, 0x7f, sizeof(std::int32_t));
+    require(refused(map, kept), "an order that is none is refused", kernels.name);
+}
+
 // Blocks of random bits, with finite scales.
 void check_blocks(const Kernels& kernels, const Teams& teams, const BlockType& type, std::initializer_list<int> scales) {
     constexpr int kRows = 21, kCols = 512;
@@ -63,7 +111,9 @@ void check_blocks(const Kernels& kernels, const Teams& teams, const BlockType& t
         for (const int at : scales) raw[static_cast<std::size_t>(block) * type.bytes + at] &= 0xbf;  // of f16: below 2
         if (type.scale_type == ScaleType::e8m0) raw[static_cast<std::size_t>(block) * type.bytes] &= 0x7f;
     }
-    check(kernels, teams, PackedMatrix(kernels, teams.many, type, {{raw.data(), kRows, kCols}}, {}));
+    const PackedMatrix packed(kernels, teams.many, type, {{raw.data(), kRows, kCols}}, {});
+    check(kernels, teams, packed);
+    check_mapped(kernels, teams, packed, {}, [&](const KeptMatrix& kept) { return PackedMatrix(kept, type, false); });
 }
 
 void check_codes(const Kernels& kernels, const Teams& teams, WeightFormat format, DType input, int group, int span) {
@@ -84,10 +134,15 @@ void check_codes(const Kernels& kernels, const Teams& teams, WeightFormat format
         options.table.numbers[i] = static_cast<bf16_t>(0x3f80 + i);
     }
     const CodePart part{codes.data(), scales.data(), nullptr, nullptr, kRows, kCols};
-    check(kernels, teams, PackedMatrix(kernels, teams.many, std::vector<CodePart>{part}, options));
+    const auto map = [&](const KeptMatrix& kept) { return PackedMatrix(kept, options); };
+    const PackedMatrix packed(kernels, teams.many, std::vector<CodePart>{part}, options);
+    check(kernels, teams, packed);
+    check_mapped(kernels, teams, packed, {.ordered = true}, map);
     if (input != DType::i8 || format == WeightFormat::table4) return;
     const CodePart with_minima{codes.data(), scales.data(), nullptr, scales.data(), kRows, kCols};
-    check(kernels, teams, PackedMatrix(kernels, teams.many, std::vector<CodePart>{with_minima}, options));
+    const PackedMatrix second(kernels, teams.many, std::vector<CodePart>{with_minima}, options);
+    check(kernels, teams, second);
+    check_mapped(kernels, teams, second, {.minima = true, .ordered = true}, map);
 }
 
 }  // namespace

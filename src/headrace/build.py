@@ -13,6 +13,8 @@ from headrace.core.engine import Engine
 from headrace.core.executor import Executor
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.errors import ConfigError, TokenizerError
+from headrace.gguf.files import GGUFModel
+from headrace.gguf.vocabulary import VOCABULARY_FILE, write_vocabulary
 from headrace.models.generation_config import chosen_defaults
 from headrace.models.identity import weights_identity
 from headrace.models.packed.folder import copy_tokenizer, new_folder, write_configs
@@ -141,19 +143,19 @@ def pack(config: EngineConfig, folder: Path, progress: Progress | None = None) -
             copy_tokenizer(fresh, tokenizer)
         else:
             write_configs(fresh, plan.source, opened.eos_ids | {*plan.spec.eos_ids})
-            _save_tokenizer(opened, fresh, config.model)
+            _save_tokenizer(opened, tokenizer, fresh)
         save_weights(plan.source, plan.spec, plan.resolved, fresh, progress)
     return plan
 
 
-def _save_tokenizer(tokenizer: Tokenizer, folder: Path, model: str) -> None:
+def _save_tokenizer(tokenizer: Tokenizer, source: Path, folder: Path) -> None:
+    """The tokenizer of a GGUF file as tokenizer.json, or as the file's own keys where that cannot hold it."""
     try:
         tokenizer.save(folder)
-    except TokenizerError as error:
-        raise ConfigError(
-            f"the tokenizer of {model} lies in a GGUF file, and {str(error).rstrip('.')}: name one in a folder with "
-            "--tokenizer"
-        ) from error
+    except TokenizerError:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).unlink(missing_ok=True)
+        write_vocabulary(GGUFModel(source).metadata, folder / VOCABULARY_FILE)
 
 
 def find_tokenizer(config: EngineConfig, source: ModelSource) -> Path | None:

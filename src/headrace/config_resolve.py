@@ -16,9 +16,9 @@ from headrace.plan.kernels import choose_kernels, choose_kv_dtype
 from headrace.plan.kv import kv_groups, largest, pool_bytes, streaming_spec, useful_bytes
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import GIB, format_bytes
-from headrace.plan.weight_formats import describe_formats, stored_type
+from headrace.plan.weight_formats import CODE_ACTIVATIONS, describe_formats, stored_type
 from headrace.program.lower import lower
-from headrace.quant.format import WeightFormats
+from headrace.quant.format import ACTIVATION_NAMES, WeightFormats
 
 ASKED = "asked for"
 
@@ -98,6 +98,7 @@ def resolve(
     kernels = choose_kernels(spec, program, machine, dtype, config.quantization, config.ops_force)
     native, reasons["kernels"] = kernels.name is not None, kernels.reason
     reasons["weight_formats"] = _why_formats(config, spec, kernels.weights)
+    reasons["quantization"] = _why_quantization(config, spec, kernels.weights)
     stored, reasons["weights_dtype"] = stored_type(spec, dtype, native=native)
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
     _check_context(config, spec, streamed)
@@ -169,6 +170,18 @@ def _why_formats(config: EngineConfig, spec: ModelSpec, formats: WeightFormats |
     if config.quantization is not None and not formats.others:
         return ASKED
     return describe_formats(formats, method)
+
+
+def _why_quantization(config: EngineConfig, spec: ModelSpec, formats: WeightFormats | None) -> str:
+    if spec.codes is None or formats is None or config.quantization not in (None, *ACTIVATION_NAMES):
+        return _PASSED["quantization"] if config.quantization is None else ASKED
+    usual = spec.codes.activations or CODE_ACTIVATIONS
+    default = next(name for name, kind in ACTIVATION_NAMES.items() if kind == usual)
+    bits = (config.quantization or default)[1:]
+    kept = f"the checkpoint's codes ({spec.codes.method}) meet activations in {bits} bits"
+    if config.quantization is None:
+        return kept
+    return f"{ASKED}: {kept}" + (", as they do by default" if config.quantization == default else "")
 
 
 _FIELD_DEFAULTS = {entry.name: entry.default for entry in fields(EngineConfig)}

@@ -7,10 +7,12 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from headrace.cli import main
+from tests.places import TALE
 
 RUN = [sys.executable, "-m", "headrace"]
 SHORT = ["--max-tokens", "2", "--temperature", "0", "--num-threads", "1"]
@@ -110,6 +112,16 @@ def test_the_demo_says_which_option_is_wrong(
 ) -> None:
     assert main(["demo", *words]) == 1
     assert capsys.readouterr().err == f"headrace: error: {said}\n"
+
+
+def test_a_model_is_no_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "some.bin"
+    file.write_bytes(b"GGUF")
+    for given in (file, TALE):
+        assert main(["generate", str(given), "Once"]) == 1
+        assert capsys.readouterr().err == (
+            f"headrace: error: {given} is a model, and not text to complete: give it with --model\n"
+        )
 
 
 def test_chat_says_that_it_gives_one_answer(capsys: pytest.CaptureFixture[str]) -> None:

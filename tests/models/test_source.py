@@ -66,6 +66,17 @@ def test_a_gguf_file(tmp_path: Path) -> None:
         resolve_model(str(path))
 
 
+def test_a_gguf_file_of_any_name(tmp_path: Path) -> None:
+    """As in the cache of Ollama, where names are digests."""
+    path = tmp_path / "sha256-0123"
+    path.write_bytes(b"GGUF" + (9).to_bytes(4, "little") + bytes(16))
+    with pytest.raises(UnsupportedModel, match="sha256-0123 has GGUF version 9"):
+        resolve_model(str(path))
+    path.write_bytes(b"GG")
+    with pytest.raises(UnsupportedModel, match="sha256-0123 is a file; give a GGUF file"):
+        resolve_model(str(path))
+
+
 ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B"}'
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from headrace.cli.completions import add_sampling_flags, check_text_model, print
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag, engine_options
 from headrace.cli.parser import add_command
 from headrace.errors import RequestError
+from headrace.gguf.reader import begins_as_gguf
 
 EXAMPLES = """\
 examples:
@@ -48,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     sampling_params(args)  # wrong values are refused before the model is loaded
     prompts = _prompts(args)
+    _refuse_model(args.prompts)
     options = engine_options(args)
     check_text_model(args.model, options, chat=args.chat)
     llm = LLM(args.model, show_progress=True, **options)
@@ -64,6 +68,14 @@ def run(args: argparse.Namespace) -> int:
         for completion in output.outputs:
             print(f"> {prompt}\n{completion.text}\n")
     return 0
+
+
+def _refuse_model(prompts: Sequence[str]) -> None:
+    """A model's file as the first prompt is meant as the model, as the other commands take it."""
+    first = Path(prompts[0]) if prompts else None
+    with suppress(OSError, ValueError):  # text that is no path
+        if first is not None and (begins_as_gguf(first) or (first / "config.json").is_file()):
+            raise RequestError(f"{first} is a model, and not text to complete: give it with --model")
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:

@@ -97,6 +97,15 @@ class GGUFFile:
         self.tensors = _read_tensors(cursor, tensors, _alignment(self.metadata, where), size, where)
 
 
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a file's first bytes are those of GGUF; False for one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
 def _check_magic(first: bytes, where: str) -> None:
     """The first eight bytes: magic and version."""
     if first[:4] in _OLD_MAGICS:

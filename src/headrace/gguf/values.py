@@ -45,10 +45,11 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A value that has been checked: its type, and the offset of its first byte."""
+    """A value that has been checked: its type, and its bytes in the file."""
 
     kind: int
     begin: int
+    end: int
 
 
 class Cursor:
@@ -84,10 +85,9 @@ class Cursor:
 
     def skip(self, key: str) -> _Place:
         """Check the value that follows, and move past it."""
-        kind = self.u32()
-        place = _Place(kind, self.at)
+        kind, begin = self.u32(), self.at
         self._skip_value(kind, key, 0)
-        return place
+        return _Place(kind, begin, self.at)
 
     def _skip_value(self, kind: int, key: str, depth: int) -> None:
         if kind == _ARRAY:
@@ -187,6 +187,11 @@ class Metadata(Mapping[str, Any]):
             return self._array(begin, key)
         (number,) = struct.unpack_from(_SCALARS[kind][0], self._data, begin)
         return bool(number) if kind == _BOOL else number, begin + _SMALLEST[kind]
+
+    def raw(self, key: str) -> bytes:
+        """The type and the value as they lie in the file."""
+        place = self._places[key]
+        return _U32.pack(place.kind) + bytes(self._data[place.begin : place.end])
 
     def _string(self, begin: int, key: str) -> tuple[str, int]:
         begin, end = begin + 8, begin + 8 + int(_U64.unpack_from(self._data, begin)[0])

@@ -8,6 +8,9 @@ from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel
 
+MAX_NAMES = 20_000
+"""Texts in a list of names."""
+
 _REQUIRED = object()
 
 
@@ -74,11 +77,13 @@ class ConfigReader:
         return value
 
     def names(self, name: str) -> tuple[str, ...]:
-        """A list of texts, or a single one; empty where it is absent."""
+        """A list of at most MAX_NAMES texts, or a single one; empty where it is absent."""
         value = self._value(name, [])
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
             raise self._bad(name, "a list of texts", value)
+        if len(texts) > MAX_NAMES:
+            raise self._bad(name, f"a list of at most {MAX_NAMES} texts", f"{len(texts)} of them")
         return tuple(texts)
 
     def integers(

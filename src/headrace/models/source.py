@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from headrace.gguf.files import models_in
+from headrace.gguf.reader import begins_as_gguf
 from headrace.models.hub.fetch import locate
 from headrace.models.hub.reference import parse_reference
 from headrace.models.shapes import SHAPES
@@ -83,7 +84,7 @@ def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
         return _from_folder("folder", name, path)
     is_gguf = name.lower().endswith(_GGUF)
     if os.path.isfile(path):  # noqa: PTH113
-        if is_gguf:
+        if is_gguf or begins_as_gguf(path):
             return _from_gguf("folder", name, path)
         raise UnsupportedModel(
             f"{name} is a file; give a GGUF file, or the folder that holds config.json and model.safetensors"
@@ -110,7 +111,7 @@ def tokenizer_folder(name: str, hub: HubOptions = _DEFAULT_HUB) -> Path:
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):  # noqa: PTH112
         return path
-    if name.lower().endswith(_GGUF) and os.path.isfile(path):  # noqa: PTH113
+    if os.path.isfile(path) and (name.lower().endswith(_GGUF) or begins_as_gguf(path)):  # noqa: PTH113
         return path
     if (reference := parse_reference(name)) and reference.tag is None:
         return locate(reference, revision=hub.revision, download_dir=hub.download_dir, weights=False)

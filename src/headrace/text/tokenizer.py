@@ -176,7 +176,8 @@ class Tokenizer:
         """Write tokenizer.json and tokenizer_config.json, from which `from_folder` makes the same tokenizer, but for
         `eos_ids`, which are in the model's configs.
 
-        Raises TokenizerError for one that such files cannot express, as that of a SentencePiece model in a GGUF file.
+        Raises TokenizerError for one that such files cannot express, as that of a SentencePiece model in a GGUF file;
+        what was written is then of no use.
         """
         if self._encoder is not None:
             raise TokenizerError(f"no tokenizer.json can hold this tokenizer ({self.source}).")

@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.gguf.files import GGUFModel
+from headrace.gguf.vocabulary import VOCABULARY_FILE
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 
 def open_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a folder, or of a GGUF file.
+    """The tokenizer of a folder, or of a GGUF file, such as the folder's `VOCABULARY_FILE`.
 
     A GGUF file's own comes first. The tokenizer.json beside it is used if the file has none, or names a pre-tokenizer
     that this version does not know.
 
     Raises TokenizerError for one that is missing, damaged or not known, and CheckpointError for a damaged GGUF file.
     """
-    path = Path(path)
+    path = _source(path)
     if not path.is_file():
         return Tokenizer.from_folder(path)
     # Needs numpy, which a process that serves folders does not load.
@@ -31,7 +32,7 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
 
 def open_settings(path: str | Path) -> TokenizerFiles:
     """Special tokens and chat templates alone, of the same tokenizer; raises the same errors."""
-    path = Path(path)
+    path = _source(path)
     if not path.is_file():
         return read_tokenizer_files(path)
     from headrace.text.gguf.build import has_tokenizer, settings_from_metadata
@@ -40,3 +41,8 @@ def open_settings(path: str | Path) -> TokenizerFiles:
     if not has_tokenizer(metadata) and (path.parent / "tokenizer.json").is_file():
         return read_tokenizer_files(path.parent)
     return settings_from_metadata(metadata)
+
+
+def _source(path: str | Path) -> Path:
+    vocabulary = Path(path) / VOCABULARY_FILE
+    return vocabulary if vocabulary.is_file() else Path(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import ModelNotFound
+from headrace.errors import ModelNotFound, UnsupportedModel
 from headrace.gguf.files import models_in
 from headrace.models.hub.files import PREFERRED, gguf_models, is_safe, needed_files
 from headrace.models.hub.reference import Reference, parse_reference
@@ -62,7 +62,7 @@ def test_a_quantisation_is_chosen(tag: str | None, files: list[str]) -> None:
 
 
 def test_the_default_is_the_nearest_that_there_is() -> None:
-    names = [f"m-{label}.gguf" for label in ("F16", "Q2_K", "IQ2_XXS", "Q8_0", "Q5_K_M", "Q4_K_M")]
+    names = [f"m-{label}.gguf" for label in ("F16", "Q2_K", "Q8_0", "Q5_K_M", "Q4_K_M")]
     found = []
     while names:
         (chosen,) = needed_files("o/r", names, None)
@@ -74,7 +74,6 @@ def test_the_default_is_the_nearest_that_there_is() -> None:
         "Q8_0",
         "Q2_K",
         "F16",
-        "IQ2_XXS",
     ]  # the last of them runs nowhere here
     assert len(set(PREFERRED)) == len(PREFERRED)
 
@@ -138,3 +137,17 @@ def test_hostile_names() -> None:
     assert needed_files("o/r", ["../m-Q4_K_M.gguf", "m-Q8_0.gguf"], None) == ("m-Q8_0.gguf",)
     many = [f"m{index}-Q4_0-00001-of-99999.gguf" for index in range(5000)]  # five hundred million parts
     assert all(model.missing is not None for model in gguf_models(many))
+
+
+REFUSED = ["IQ3_S", "IQ2_XXS", "UD-IQ1_M", "TQ1_0", "i1-IQ3_M"]
+
+
+@pytest.mark.parametrize("label", REFUSED)
+def test_types_that_do_not_run_are_refused_before_the_download(label: str) -> None:
+    names = [f"m-{label}.gguf", "m-Q4_K_M.gguf", "m-IQ4_XS.gguf"]
+    for tag in (label, f"m-{label}.gguf"):
+        with pytest.raises(UnsupportedModel, match=r"does not read: it reads IQ4_XS, Q4_K_M$"):
+            needed_files("o/r", names, tag)
+    with pytest.raises(UnsupportedModel, match="it reads no other file of this model"):
+        needed_files("o/r", names[:1], None)
+    assert needed_files("o/r", names, None) == ("m-Q4_K_M.gguf",)

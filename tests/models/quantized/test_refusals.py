@@ -153,6 +153,8 @@ def test_a_wrong_part_is_named(copy: Any, method: str, suffix: str, tensor: torc
         ("fp8-small-blocks", {"weight_block_size": [128]}, "weight_block_size"),
         ("fp8-small-blocks", {"weight_block_size": [0, 128]}, "rows in weight_block_size"),
         ("modelopt-fp8", {"quant_algo": "NVFP4"}, "quant_algo 'NVFP4'"),
+        ("modelopt-fp8", {"exclude_modules": ["*" * 501]}, r"pattern '\*+.* is longer than 500"),
+        ("modelopt-fp8", {"exclude_modules": ["x"] * 20_001}, "a list of at most 20000 texts"),
         ("bnb-nf4", {"bnb_4bit_quant_type": "int4"}, "neither nf4 nor fp4"),
         ("bnb-nf4", {"load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit"),
         ("gptq-4", {"quant_method": "aqlm"}, "quantised with 'aqlm'.*--quantization int8"),

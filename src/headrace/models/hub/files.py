@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from headrace.errors import ModelNotFound
+from headrace.errors import ModelNotFound, UnsupportedModel
 from headrace.gguf.files import PartName, names_model, part_name
+from headrace.gguf.types import REFUSED, TYPES
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -38,6 +39,8 @@ _LABEL = re.compile(
 )
 _SPELLINGS = {"FP16": "F16", "FP32": "F32"}
 _MAX_SHOWN = 24
+_REFUSED = {name.split("_")[0] for name in REFUSED.values()} - {name.split("_")[0] for name in TYPES}
+"""What labels of types that do not run begin with: IQ1, IQ2, IQ3, TQ1, TQ2, NVFP4 and others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ def side_files(names: Sequence[str]) -> list[str]:
 def needed_files(repository: str, names: Sequence[str], tag: str | None) -> tuple[str, ...]:
     """The files that a run of this quantisation needs; without a `tag` safetensors win over GGUF.
 
-    Raises ModelNotFound, with the quantisations that there are, where `tag` is none of them or more than one.
+    Raises ModelNotFound, with the quantisations that there are, where `tag` is none of them or more than one, and
+    UnsupportedModel for one that this version does not read.
     """
     names = [name for name in names if is_safe(name)]
     models = gguf_models(names)
@@ -106,6 +110,12 @@ def needed_files(repository: str, names: Sequence[str], tag: str | None) -> tupl
     if tag is None and not models:
         return tuple(side_files(names))  # reading the folder reports what is missing
     model = _tagged(repository, models, tag) if tag is not None else _default(models)
+    if _runs_not(model):
+        others = list(dict.fromkeys(one.label for one in models if not _runs_not(one)))
+        raise UnsupportedModel(
+            f"{model.label} of hub model {repository} is made of types that this version does not read: it reads "
+            f"{_listed(others) if others else 'no other file of this model'}"
+        )
     if model.missing is not None:
         raise ModelNotFound(f"hub model {repository} lacks {model.missing:.200}, a part of {model.label}")
     return model.files
@@ -122,9 +132,11 @@ def _default(models: Sequence[GgufModel]) -> GgufModel:
     """The model of the first type in PREFERRED; else the first that is whole."""
 
     def rank(model: GgufModel) -> tuple[bool, int]:
-        label = model.label.removeprefix("UD-").removeprefix("I1-")
+        label = _bare(model.label)
         known = label in PREFERRED
-        return model.missing is not None, PREFERRED.index(label) if known else len(PREFERRED)
+        return model.missing is not None or _runs_not(model), PREFERRED.index(label) if known else len(
+            PREFERRED
+        )
 
     return min(models, key=rank)
 
@@ -149,5 +161,17 @@ def _tagged(repository: str, models: Sequence[GgufModel], tag: str) -> GgufModel
     if not models:
         raise ModelNotFound(f"hub model {repository} has no GGUF files, so it has no {tag}: leave :{tag} out")
     labels = list(dict.fromkeys(model.label for model in models))
-    shown = ", ".join(labels[:_MAX_SHOWN]) + (", …" if len(labels) > _MAX_SHOWN else "")
-    raise ModelNotFound(f"hub model {repository} has no {tag}; it has {shown}")
+    raise ModelNotFound(f"hub model {repository} has no {tag}; it has {_listed(labels)}")
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:_MAX_SHOWN]) + (", …" if len(labels) > _MAX_SHOWN else "")
+
+
+def _runs_not(model: GgufModel) -> bool:
+    """Whether its name says that it is made of types that do not run: "IQ3_M" has tensors of IQ3_S."""
+    return _bare(model.label).split("_")[0] in _REFUSED
+
+
+def _bare(label: str) -> str:
+    return label.removeprefix("UD-").removeprefix("I1-")

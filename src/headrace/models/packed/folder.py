@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.errors import ConfigError, ModelError
+from headrace.gguf.vocabulary import VOCABULARY_FILE
 from headrace.models.hub.files import INDEX, side_files
 from headrace.models.packed.header import HEADER_FILE
 from headrace.models.source import ModelSource
@@ -28,7 +29,8 @@ def new_folder(folder: Path, size: int) -> Iterator[Path]:
     """A folder that gets the name `folder` if the block ends without an exception, and is removed else.
 
     `size`: bytes that will be written, about. Raises ConfigError where the folder cannot be made, before the block
-    runs, and ModelError where the disk is full. What killed processes have left of the same folder is removed first.
+    runs, and ModelError where it cannot be written, as where the disk is full. What killed processes have left of the
+    same folder is removed first.
     """
     if folder.is_symlink() or folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already: name a folder that is not")
@@ -48,9 +50,8 @@ def new_folder(folder: Path, size: int) -> Iterator[Path]:
         yield fresh
         fresh.rename(folder)
     except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise ModelError(f"the disk of {folder} is full; nothing was kept") from error
+        why = "its disk is full" if error.errno in _FULL else error.strerror or str(error)
+        raise ModelError(f"{folder} cannot be written: {why}; nothing was kept") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         os.close(held)
@@ -93,7 +94,7 @@ def copy_tokenizer(folder: Path, tokenizer: Path) -> None:
     """The files of the tokenizer in another folder, as they are."""
     found = [path for rule in ("*", "*/*") for path in tokenizer.glob(rule) if path.is_file()]
     names = [path.relative_to(tokenizer).as_posix() for path in found]
-    for name in side_files(names):
+    for name in (*side_files(names), *({VOCABULARY_FILE} & {*names})):
         if name not in (*_OWN, INDEX, HEADER_FILE):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(tokenizer / name, folder / name)

@@ -10,9 +10,10 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.errors import CheckpointError
+from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, names_module
+from headrace.models.quantized.patterns import MAX_LENGTH
 from headrace.quant.code_format import MAX_GROUP, CodeFormat
 from headrace.quant.coded import Coded
 from headrace.quant.format import Scale, Table
@@ -83,6 +84,9 @@ def read_modelopt(config: ConfigReader) -> Method:
 def _method(config: ConfigReader, excluded: Sequence[str]) -> Method:
     config.only("fmt", ("e4m3", "e5m2", "float8_e4m3fn"), "e4m3")
     layout = FP8(_read_block(config))
+    for key in excluded:
+        if len(key) > MAX_LENGTH:
+            raise UnsupportedModel(f"the pattern {key!r:.80} in {config.where} is longer than {MAX_LENGTH}")
 
     def of_module(module: str) -> Layout | None:
         return None if any(_means(key, module) for key in excluded) else layout
@@ -92,7 +96,7 @@ def _method(config: ConfigReader, excluded: Sequence[str]) -> Method:
 
 def _means(key: str, module: str) -> bool:
     """ModelOpt's lists have shell patterns."""
-    return fnmatch.fnmatchcase(module, key[:500]) if "*" in key else names_module(key, module)
+    return fnmatch.fnmatchcase(module, key) if "*" in key else names_module(key, module)
 
 
 def _read_block(config: ConfigReader) -> tuple[int, int] | None:
