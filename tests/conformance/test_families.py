@@ -163,6 +163,17 @@ CASES = {
 }
 
 CASES |= {
+    "gpt-oss": Case(
+        "GptOss",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "layer_types": LAYERS,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+        },
+    ),
     "ministral3": Case(
         "Ministral3",
         {

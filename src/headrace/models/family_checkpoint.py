@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import CheckpointError
 from headrace.models.families import Family, find_family
-from headrace.models.families.reading import Arrangement
+from headrace.models.families.limits import MAX_EXPERTS
+from headrace.models.families.reading import Arrangement, ExpertTensors
 from headrace.models.families.registry import has_text_part, text_part
 from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.weight_files import TensorEntry
@@ -36,9 +37,45 @@ def open_checkpoint(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
     family = find_family(config)
     parts = has_text_part(config)
     checkpoint = Checkpoint(folder)
-    if not parts and not family.arranged and checkpoint.entry(f"{family.names.embed}.weight") is not None:
+    if (
+        not parts
+        and not family.arranged
+        and not family.by_expert
+        and checkpoint.entry(f"{family.names.embed}.weight") is not None
+    ):
         return checkpoint
     return FamilyCheckpoint(checkpoint, family, text_part(config), alone=not parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfExpert:
+    """What a tensor of all experts holds of one: rows part, part + parts, ... of [expert]."""
+
+    expert: int
+    experts: int
+    part: int
+    parts: int
+    transposed: bool
+
+    @property
+    def first(self) -> bool:
+        return self.expert == 0 and self.part == 0
+
+    @property
+    def last(self) -> bool:
+        return self.expert == self.experts - 1 and self.part == self.parts - 1
+
+    def entry(self, whole: TensorEntry) -> TensorEntry:
+        rows, *others = whole.shape[:0:-1] if self.transposed else whole.shape[1:]
+        size = (whole.end - whole.begin) // (self.experts * self.parts)
+        begin = (
+            whole.begin + (self.expert * self.parts + self.part) * size
+        )  # of so many bytes: not where they lie
+        return replace(whole, shape=(rows // self.parts, *others), begin=begin, end=begin + size)
+
+    def of(self, array: NDArray[Any]) -> NDArray[Any]:
+        one = array[self.expert].T if self.transposed else array[self.expert]
+        return np.ascontiguousarray(one[self.part :: self.parts])
 
 
 class FamilyCheckpoint(Checkpoint):
@@ -66,9 +103,35 @@ class FamilyCheckpoint(Checkpoint):
                 self._stored[body + name.removeprefix(stored_body)] = name
             elif alone:
                 self._stored[name] = name
+        self._experts: dict[str, _OfExpert] = {}
+        for name in list(self._stored):
+            for end, tensors in family.by_expert.items():
+                if name.endswith(end):
+                    self._split(name, name.removesuffix(end), tensors)
         self._arranged: dict[str, Arrangement] = {
             name: how for name in self._stored for end, how in family.arranged.items() if name.endswith(end)
         }
+
+    def _split(self, name: str, module: str, tensors: ExpertTensors) -> None:
+        """Replace a tensor of all experts by those of each."""
+        stored = self._stored.pop(name)
+        entry = super().entry(stored)
+        assert entry is not None
+        count = len(tensors.parts)
+        rows = entry.shape[-1] if tensors.transposed else entry.shape[1] if len(entry.shape) > 1 else 0
+        if (
+            len(entry.shape) < (3 if tensors.transposed else 2)
+            or entry.shape[0] > MAX_EXPERTS
+            or rows % count
+        ):
+            raise CheckpointError(
+                f"tensor {stored!r:.200} has shape {list(entry.shape)}, which holds no experts"
+            )
+        for expert in range(entry.shape[0]):
+            for part, end in enumerate(tensors.parts):
+                one = module + end.replace("{e}", str(expert))
+                self._stored[one] = stored
+                self._experts[one] = _OfExpert(expert, entry.shape[0], part, count, tensors.transposed)
 
     def names(self) -> Iterable[str]:
         return self._stored.keys()
@@ -84,6 +147,9 @@ class FamilyCheckpoint(Checkpoint):
         stored = super().entry(self._stored.get(name, ""))
         if stored is None:
             return None
+        one = self._experts.get(name)
+        if one is not None:
+            return replace(one.entry(stored), name=name)
         shape = stored.shape[::-1] if self._arranged.get(name) == "transposed" else stored.shape
         return replace(stored, name=name, shape=shape)
 
@@ -97,13 +163,19 @@ class FamilyCheckpoint(Checkpoint):
         return super().excerpt(self._stored[name], offset, size)
 
     def prefetch(self, name: str) -> None:
-        super().prefetch(self._stored[name])
+        one = self._experts.get(name)
+        if one is None or one.first:
+            super().prefetch(self._stored[name])
 
     def drop(self, name: str) -> None:
-        super().drop(self._stored[name])
+        one = self._experts.get(name)
+        if one is None or one.last:
+            super().drop(self._stored[name])
 
     def _in_order(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """Whole rows, one after the other in memory."""
+        if name in self._experts:
+            return self._experts[name].of(array)
         how = self._arranged.get(name)
         if how is None:
             return array

@@ -142,6 +142,29 @@ def _gemma3(
     )
 
 
+def _gpt_oss(layers: int, experts: int) -> Config:
+    return _shape(
+        "GptOss",
+        (2880, 2880, layers, 64, 8, 201_088),
+        head_dim=64,
+        max_position_embeddings=131_072,
+        rope_theta=150_000.0,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        sliding_window=128,
+        num_local_experts=experts,
+        num_experts_per_tok=4,
+        bos_token_id=199_998,
+        eos_token_id=200_002,
+    )
+
+
 def _gpt2(hidden: int, layers: int, heads: int) -> Config:
     return MappingProxyType(
         {
@@ -321,6 +344,9 @@ SHAPES: Mapping[str, Config] = MappingProxyType(
             eos_token_id=0,
             torch_dtype="float16",
         ),
+        "gpt-oss-20b": _gpt_oss(24, 32),
+        "gpt-oss-20b-8l": _gpt_oss(8, 32),
+        "gpt-oss-120b": _gpt_oss(36, 128),
         "gpt2": _gpt2(768, 12, 12),
         "gpt2-xl": _gpt2(1600, 48, 25),
     }

@@ -175,7 +175,7 @@ def compressed(
         }[strategy]  # fmt: skip
         shape = (-(-rows // blocks[0]), -(-columns // blocks[1]))
         if kind == "mxfp4-pack-quantized":
-            return _mxfp4(rows, columns, draw, ".weight_packed", ".weight_scale")
+            return mxfp4(rows, columns, draw, ".weight_packed", ".weight_scale")
         middle = 1 << (bits - 1)
         scales = scales_of(shape, dtype, draw, 9 if floats else bits)
         zeros = np.zeros(shape) if symmetric else draw.integers(-middle, middle, shape)
@@ -266,7 +266,7 @@ def modelopt() -> Case:
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
 
 
-def _mxfp4(rows: int, columns: int, draw: np.random.Generator, codes_name: str, scales_name: str) -> Packed:
+def mxfp4(rows: int, columns: int, draw: np.random.Generator, codes_name: str, scales_name: str) -> Packed:
     codes = draw.integers(0, 16, (rows, columns))
     scales = draw.integers(120, 123, (rows, columns // 32))
     weights = np.array(E2M1)[codes] * 2.0 ** (np.repeat(scales, 32, axis=1) - 127.0)
@@ -281,7 +281,7 @@ def gpt_oss(experts: int) -> Pack:
     """`experts` matrices in the layout of gpt-oss."""
 
     def pack(rows: int, columns: int, draw: np.random.Generator) -> Packed:
-        tensors, weights = _mxfp4(experts * rows, columns, draw, "_blocks", "_scales")
+        tensors, weights = mxfp4(experts * rows, columns, draw, "_blocks", "_scales")
         tensors["_blocks"] = tensors["_blocks"].reshape(experts, rows, columns // 32, 16)
         tensors["_scales"] = tensors["_scales"].reshape(experts, rows, columns // 32)
         return tensors, weights

@@ -52,14 +52,27 @@ and v of each head next to each other."""
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """A tensor of all experts, [experts, rows, ...]. `parts`: endings of the names of what it holds for one expert,
+    whose rows take turns in it. transposed: it is [experts, columns, rows]."""
+
+    parts: tuple[str, ...]
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
-    """read: from a config to a spec without token ids and types, which the registry adds. arranged: endings of tensors'
-    names, and how these tensors are arranged. models, features: for the table of families, what it is and has."""
+    """read: from a config to a spec without token ids and types, which the registry adds.
+
+    arranged: endings of tensors' names, and how these tensors are arranged; by_expert: of those that hold all experts.
+    models, features: for the table of families, what it is and has.
+    """
 
     name: str
     read: Callable[[ConfigReader], ModelSpec]
     names: WeightNames = HF_NAMES
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
+    by_expert: Mapping[str, ExpertTensors] = field(default_factory=dict)
     models: str = ""
     features: str = ""
 

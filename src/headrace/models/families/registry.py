@@ -10,6 +10,7 @@ from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.families.gemma import GEMMA
 from headrace.models.families.gpt import GPT
+from headrace.models.families.gpt_oss import GPT_OSS
 from headrace.models.families.llama import LLAMA_LIKE
 from headrace.models.families.mixtures import MIXTURES
 from headrace.models.families.others import OTHERS
@@ -17,7 +18,7 @@ from headrace.models.families.reading import DTYPES, Family
 from headrace.models.names import WeightNames
 from headrace.models.spec import ModelSpec
 
-ARCHITECTURES: Mapping[str, Family] = {**LLAMA_LIKE, **GEMMA, **OTHERS, **GPT, **MIXTURES}
+ARCHITECTURES: Mapping[str, Family] = {**LLAMA_LIKE, **GEMMA, **OTHERS, **GPT, **GPT_OSS, **MIXTURES}
 
 FAMILIES: dict[str, Family] = {
     **ARCHITECTURES,

@@ -53,9 +53,10 @@ def find_coded(checkpoint: Checkpoint, method: Method | None, program: Program) 
     Raises CheckpointError, naming the tensor, for one that is missing, misshapen or of another type.
     """
     found: dict[str, LaidOut] = {}
-    for weight in program.weights if method is not None else ():
+    each = [one for weight in program.weights if weight.kind == "matrix" for one in weight.each()]
+    for weight in each if method is not None else ():
         assert method is not None
-        for name, rows in weight.parts if weight.kind == "matrix" else ():
+        for name, rows in weight.parts:
             module = name.removesuffix(".weight")
             layout = method.layout(module)
             if layout is not None and not _is_plain(checkpoint, name, module + layout.codes):
