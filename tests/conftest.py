@@ -11,16 +11,10 @@ import ssl
 from collections.abc import Generator, Iterator, Mapping
 
 import pytest
-
-# Read when numpy is imported, here and in every process that a test starts: threads for matrix products cost each start
-# 35 ms, and take cores from the other workers.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import torch
 from hypothesis import HealthCheck, settings
 
 from headrace.ops.cpu_features import FLAGS, detect
-from tests import needs, tiny_checkpoint
+from tests import needs
 from tests.alone import pytest_runtest_protocol
 from tests.places import TALE
 
@@ -32,6 +26,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("headrace")
+
+
+# Read when numpy and torch are imported, here and in every process that a test starts. Threads for products of matrices
+# cost a start 35 ms each, and take cores from the other workers.
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def pytest_configure() -> None:
@@ -76,14 +75,13 @@ def _one_tls_context() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _few_threads() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Folders of random models with the bundled tokenizer, by name: one with a window, one with both kinds of layer."""
+    from tests import (
+        tiny_checkpoint,  # imports numpy, which xdist's own process and many narrow runs do without
+    )
+
     folders = {}
     for name, config in tiny_checkpoint.CONFIGS.items():
         folder = tmp_path_factory.mktemp(name)

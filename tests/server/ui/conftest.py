@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,22 +18,57 @@ playwright = needs.package("playwright.sync_api")
 from tests.server.ui.visit import NO_OTHER_HOSTS, Tabs, Visit  # noqa: E402  (it needs playwright)
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[object]:
-    """One browser a module: while Playwright runs, its event loop occupies this thread."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        needs.lacking("browser", "there is no Chromium on this machine: `make browser` installs Debian's")
-    arguments = [NO_OTHER_HOSTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=arguments)
-        yield browser
-        browser.close()
+class Chromium:
+    """One browser for all tests in a row that take it.
+
+    While Playwright runs, its event loop occupies this thread, so it ends before a test that does without.
+    """
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+        self._tabs: Tabs | None = None
+
+    def tabs(self) -> Tabs:
+        if self._tabs is None:
+            path = shutil.which("chromium") or shutil.which("chromium-browser")
+            if path is None:
+                needs.lacking(
+                    "browser", "there is no Chromium on this machine: `make browser` installs Debian's"
+                )
+            arguments = [NO_OTHER_HOSTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+            driver = self._running.enter_context(playwright.sync_playwright())
+            browser = driver.chromium.launch(executable_path=path, args=arguments)
+            self._running.callback(browser.close)
+            self._tabs = Tabs(browser)
+        return self._tabs
+
+    def close(self) -> None:
+        self._tabs = None
+        self._running.close()
 
 
-@pytest.fixture(scope="module")
-def tabs(chromium: Any) -> Tabs:
-    return Tabs(chromium)
+CHROMIUM = Chromium()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    finally:
+        if "tabs" not in getattr(nextitem, "fixturenames", ()):
+            CHROMIUM.close()
+
+
+@pytest.fixture
+def tabs() -> Tabs:
+    return CHROMIUM.tabs()
+
+
+@pytest.fixture
+def chromium(tabs: Tabs) -> Any:
+    return tabs.browser
 
 
 @pytest.fixture

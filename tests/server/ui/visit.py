@@ -27,11 +27,11 @@ class Tabs:
     """The tabs of one browser."""
 
     def __init__(self, browser: Browser) -> None:
-        self._browser = browser
+        self.browser = browser
         self._free: list[Page] = []
 
     def take(self) -> Page:
-        return self._free.pop() if self._free else self._browser.new_context().new_page()
+        return self._free.pop() if self._free else self.browser.new_context().new_page()
 
     def give_back(self, page: Page) -> None:
         """Forget what the visit has stored, was allowed and has routed."""
