@@ -140,7 +140,7 @@ def test_a_form_alone_is_itself() -> None:
 
 
 def reader(call_format: str, reasons: bool = False) -> ReplyReader:
-    calls = TOOL_CALL_FORMATS[call_format].parser(frozenset({"paint", "ring"}), frozenset())
+    calls = TOOL_CALL_FORMATS[call_format].parser({"paint": None, "ring": None}, frozenset())
     return ReplyReader(ReasoningParser(THINK, inside=False) if reasons else None, LeadingCalls(calls))
 
 
@@ -171,4 +171,4 @@ def test_a_beginning_that_is_cut_off_is_content(call_format: str) -> None:
     first = CALLS[call_format][0]
     reply = read(reader(call_format), list(first[:4]))
     assert reply.content == first[:4] and not reply.calls
-    assert LeadingCalls(TOOL_CALL_FORMATS[call_format].parser((), ())).push("x") == [Content("x")]
+    assert LeadingCalls(TOOL_CALL_FORMATS[call_format].parser({}, ())).push("x") == [Content("x")]

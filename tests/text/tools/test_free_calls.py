@@ -89,7 +89,7 @@ class Model:
         text = IncrementalDetokenizer(self.tokenizer, skip, visible=shown)
         reader = ReplyReader(
             ReasoningParser(how, inside, hidden) if how else None,
-            calls.parser(frozenset(tool.name for tool in TOOLS), hidden),
+            calls.parser({tool.name: tool.parameters for tool in TOOLS}, hidden),
             single=not parallel,
         )
         pieces = [piece for one in ids for piece in reader.push(text.push([one]))]

@@ -57,7 +57,7 @@ def test_pieces_do_not_matter(parts: list[str], inside: bool, cuts: list[int]) -
 
     def reader() -> ReplyReader:
         reasoning = ReasoningParser(REASONING_FORMATS["qwen3"], inside)
-        return ReplyReader(reasoning, TOOL_CALL_FORMATS["hermes"].parser(["now"], ()))
+        return ReplyReader(reasoning, TOOL_CALL_FORMATS["hermes"].parser({"now": None}, ()))
 
     whole = read(reader(), [text])
     assert read(reader(), [text[a:b] for a, b in pairwise(edges)]) == whole
@@ -67,7 +67,7 @@ def test_pieces_do_not_matter(parts: list[str], inside: bool, cuts: list[int]) -
 def test_a_call_after_the_reasoning() -> None:
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     reader = ReplyReader(
-        ReasoningParser(REASONING_FORMATS["qwen3"], False), TOOL_CALL_FORMATS["hermes"].parser([], ())
+        ReasoningParser(REASONING_FORMATS["qwen3"], False), TOOL_CALL_FORMATS["hermes"].parser({}, ())
     )
     reply = read(reader, f"<think>I could {call}.</think>\n{call}")
     assert reply == Reply("", f"I could {call}.", [["now", "{}"]])
@@ -75,7 +75,7 @@ def test_a_call_after_the_reasoning() -> None:
 
 def test_only_the_first_call_counts_where_one_is_allowed() -> None:
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-    reader = ReplyReader(None, TOOL_CALL_FORMATS["hermes"].parser([], ()), single=True)
+    reader = ReplyReader(None, TOOL_CALL_FORMATS["hermes"].parser({}, ()), single=True)
     assert read(reader, f"a {call} {call} b") == Reply("ab", "", [["now", "{}"]])
 
 

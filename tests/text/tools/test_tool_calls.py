@@ -17,7 +17,7 @@ from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Piece
 from tests.text.replies import Reply, read
 from tests.work import growth
 
-TOOLS = ["weather", "add", "now"]
+TOOLS = dict.fromkeys(["weather", "add", "now"])
 
 CASES: list[tuple[str, str, str, list[list[str]]]] = [
     # ---- Hermes ----

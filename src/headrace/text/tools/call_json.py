@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from headrace.text.tools.json_text import JsonSpan
 from headrace.text.tools.pieces import CallArguments, CallBegins, Piece, past_space
@@ -14,8 +15,19 @@ MAX_NAME_CHARS = 256
 
 _NAME = re.compile(r"[\w.\-:/]+", re.ASCII)
 _SCALAR = re.compile(r"[\w+\-.]*", re.ASCII)
-_ARGUMENTS = ("arguments", "parameters")
-_IGNORED = ("id", "type")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of an object that is a call; it has no others."""
+
+    name: str = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    ignored: tuple[str, ...] = ("id", "type")
+
+
+USUAL_KEYS = Keys()
+
 _MAX_SMALL_CHARS = 4 * MAX_NAME_CHARS
 """Longest key, and longest value of an ignored key; an object with longer ones is no call."""
 
@@ -38,12 +50,15 @@ class CallReader:
     before: text before the object that belongs to `raw`.
     """
 
-    def __init__(self, index: int, names: Collection[str] | None = None, before: str = "") -> None:
+    def __init__(
+        self, index: int, names: Collection[str] | None = None, before: str = "", keys: Keys = USUAL_KEYS
+    ) -> None:
         self.index = index
         self.certain = False
         self.ended = False
         self.broken = False
         self._names = names
+        self._keys = keys
         self._raw = [before]
         self._name: str | None = None
         self._key: str | None = None
@@ -100,7 +115,7 @@ class CallReader:
         at, value = self._read_small(text, at)
         if value is not None:
             self._key = value
-            if value != "name" and value not in _ARGUMENTS and value not in _IGNORED:
+            if value != self._keys.name and value not in (*self._keys.arguments, *self._keys.ignored):
                 return self._fail(at)
             self._expect = self._colon
         return at
@@ -113,17 +128,17 @@ class CallReader:
         if at == len(text):
             return at
         first = text[at]
-        if self._key in _ARGUMENTS:
+        if self._key in self._keys.arguments:
             if self._has_arguments:
                 return self._fail(at)
             self._has_arguments = True
-        if self._key in _ARGUMENTS and first == "{":
+        if self._key in self._keys.arguments and first == "{":
             self._span = JsonSpan()
             self._expect = self._arguments
             self._begin_arguments(pieces)
         elif first == '"':
-            self._begin_small(self._arguments_text if self._key in _ARGUMENTS else self._string_value)
-        elif self._key in _ARGUMENTS or self._key in _IGNORED:
+            self._begin_small(self._arguments_text if self._key in self._keys.arguments else self._string_value)
+        elif self._key in self._keys.arguments or self._key in self._keys.ignored:
             self._small, self._small_chars = [], 0
             self._expect = self._scalar
         else:
@@ -152,7 +167,7 @@ class CallReader:
     def _string_value(self, text: str, at: int, pieces: list[Piece]) -> int:
         at, value = self._read_small(text, at)
         if value is not None:
-            if self._key == "name" and self._name is None:
+            if self._key == self._keys.name and self._name is None:
                 if not is_name(value) or not (self._names is None or value in self._names):
                     return self._fail(at)
                 self._name = value
@@ -171,7 +186,7 @@ class CallReader:
         self._small_chars += end - at
         if end < len(text):
             word, self._small = "".join(self._small), None
-            if not word or (self._key in _ARGUMENTS and word != "null"):
+            if not word or (self._key in self._keys.arguments and word != "null"):
                 return self._fail(end)
             self._expect = self._after_value
         return end

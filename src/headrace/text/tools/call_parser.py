@@ -1,12 +1,17 @@
-"""What the parsers of call formats share: states, text that is held back, and calls in JSON."""
+"""What the parsers of call formats share: states, text that is held back, calls in JSON, and those named before it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from headrace.text.tools.call_json import CallReader
-from headrace.text.tools.pieces import Piece, Prose, begun
+from headrace.text.tools.call_json import USUAL_KEYS, CallReader, Keys
+from headrace.text.tools.json_text import JsonSpan
+from headrace.text.tools.pieces import CallArguments, CallBegins, Piece, Prose, begun, cut_off, past_space
+
+Tools = Mapping[str, Mapping[str, Any] | None]
+"""The tools of a request by name, each with the JSON Schema of its arguments, if it has one."""
 
 State = Callable[[str, int, list[Piece]], int]
 """Reads some of text[at:], adds to the pieces, and returns where it stopped: after a character, or in another state."""
@@ -18,13 +23,23 @@ class CallParser:
     hidden: markers to leave out of the content, see `Prose`.
     """
 
-    marker = ""
-    """Begins a call anywhere in a reply."""
+    marks: tuple[str, ...] = ()
+    """Each begins a call, or a list of them, anywhere in a reply."""
+    closings: tuple[str, ...] = ()
+    """What may follow a call, each at most once and in this order."""
+    keys: Keys = USUAL_KEYS
+    """Of calls in JSON."""
 
     def __init__(self, hidden: Collection[str] = ()) -> None:
         self._prose = Prose(hidden)
+        self._any_mark = re.compile("|".join(map(re.escape, self.marks)) or r"[^\s\S]")
+        self._mark = ""
+        """The one that was read last."""
+        self._closed = 0
+        """How many of the closings cannot follow any more."""
         self._calls = 0
         self._call: CallReader | None = None
+        self._span: JsonSpan | None = None
         self._held: list[str] = []
         self._rest = ""
         """The end of the text so far, which may begin a marker."""
@@ -51,16 +66,18 @@ class CallParser:
     # ---- States ----
 
     def _read_content(self, text: str, at: int, pieces: list[Piece]) -> int:
-        """Content up to the marker."""
-        found = text.find(self.marker, at)
-        end = begun(text, self.marker, at) if found < 0 else found
-        self._prose.add(text[at:end], pieces)
-        if found < 0:
+        """Content up to a mark."""
+        found = self._any_mark.search(text, at)
+        if found is None:
+            end = min((begun(text, mark, at) for mark in self.marks), default=len(text))
+            self._prose.add(text[at:end], pieces)
             self._rest = text[end:]
             return len(text)
-        self._held.append(self.marker)
+        self._prose.add(text[at : found.start()], pieces)
+        self._mark = found[0]
+        self._held.append(self._mark)
         self._begin()
-        return end + len(self.marker)
+        return found.end()
 
     def _read_call(self, text: str, at: int, pieces: list[Piece]) -> int:
         """A call in JSON."""
@@ -70,9 +87,29 @@ class CallParser:
             self._end_call(self._call, pieces)
         return at
 
+    def _read_arguments(self, text: str, at: int, pieces: list[Piece]) -> int:
+        """The arguments of a call whose name is known, an object in JSON."""
+        assert self._span is not None
+        end = self._span.read(text, at)
+        if end > at:
+            pieces.append(CallArguments(self._calls, text[at:end]))
+        if self._span.ended:
+            self._span = None
+            self._called()
+        return end
+
     def _read_after(self, text: str, at: int, pieces: list[Piece]) -> int:
         """What follows a call."""
-        raise NotImplementedError
+        at = past_space(text, at)
+        for number in range(self._closed, len(self.closings)):
+            if text.startswith(self.closings[number], at):
+                self._closed = number + 1
+                return at + len(self.closings[number])
+        if any(cut_off(text, at, mark) for mark in self.closings[self._closed :]):
+            self._rest = text[at:]
+            return len(text)
+        self._state = self._read_content
+        return at
 
     # ---- Changes of state ----
 
@@ -82,9 +119,17 @@ class CallParser:
 
     def _begin_call(self, names: Collection[str] | None = None) -> None:
         """A call in JSON, of one of the tools with these names, or of any tool."""
-        self._call = CallReader(self._calls, names, before="".join(self._held))
+        self._call = CallReader(self._calls, names, before="".join(self._held), keys=self.keys)
         self._held = []
         self._state = self._read_call
+
+    def _begin_arguments(self, name: str, pieces: list[Piece]) -> None:
+        """The call is certain; the first character of its arguments comes next."""
+        pieces.append(CallBegins(self._calls, name))
+        self._held = []
+        self._prose.call()
+        self._span = JsonSpan()
+        self._state = self._read_arguments
 
     def _end_call(self, call: CallReader, pieces: list[Piece]) -> None:
         self._call = None
@@ -96,6 +141,7 @@ class CallParser:
     def _called(self) -> None:
         """A call is complete."""
         self._calls += 1
+        self._closed = 0
         self._held = []
         self._prose.call()
         self._state = self._read_after
@@ -107,6 +153,13 @@ class CallParser:
         self._state = self._read_content
 
     # ---- Parts of states ----
+
+    def _waits(self, text: str, at: int, mark: str) -> bool:
+        """Whether text[at:] may become `mark`; then it is kept for the next piece."""
+        if not cut_off(text, at, mark):
+            return False
+        self._rest = text[at:]
+        return True
 
     def _hold(self, pattern: re.Pattern[str], text: str, at: int) -> int:
         """Hold what matches at text[at]. Returns where it ends."""

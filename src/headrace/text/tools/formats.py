@@ -8,28 +8,52 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tools import hermes, llama3, mistral, pythonic
+from headrace.text.tools import (
+    deepseek,
+    gemma,
+    harmony,
+    hermes,
+    llama3,
+    marked_json,
+    mistral,
+    pythonic,
+    tagged,
+)
+from headrace.text.tools.call_parser import Tools
 from headrace.text.tools.pieces import Parser
 from headrace.text.tools.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning
+
+
+_DEEPSEEK = (
+    deepseek.CALLS, deepseek.CALL, deepseek.SEPARATOR, deepseek.CALL_END, deepseek.CALLS_END,
+)  # fmt: skip
+
+Sign = str | tuple[str, ...]
+"""A text in a chat template, or several that are all in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
     """One way to write calls.
 
-    parser: makes a parser from the names of the tools and the markers to leave out of the content.
+    parser: makes a parser from the tools and the markers to leave out of the content.
     markers: what the parser needs of the model's output, even if it is a special token.
     signs: a chat template that contains one of these uses this format.
+    looks: what a call looks like, for people. families: models that write it.
     id_chars: length of the ids of calls; None for any length.
     forced: the name of the format for answers that must be calls; empty for this one.
+    channels: the parser reads whole replies, reasoning and all: harmony.
     """
 
     name: str
-    parser: Callable[[Collection[str], Collection[str]], Parser]
+    parser: Callable[[Tools, Collection[str]], Parser]
     markers: tuple[str, ...]
-    signs: tuple[str, ...]
+    signs: tuple[Sign, ...]
+    looks: str
+    families: str
     id_chars: int | None = None
     forced: str = ""
+    channels: bool = False
 
     def new_id(self) -> str:
         """A random id for a call."""
@@ -37,22 +61,111 @@ class ToolCallFormat:
             return f"call_{secrets.token_hex(12)}"
         return secrets.token_hex(self.id_chars)[: self.id_chars]
 
+    def shown_by(self, template: str) -> bool:
+        """Whether a chat template contains one of the signs."""
+        return any(
+            all(part in template for part in ((sign,) if isinstance(sign, str) else sign))
+            for sign in self.signs
+        )
+
+
+_LLAMA_JSON = '{"name": function name, "parameters"'
 
 TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
     one.name: one
     for one in (
         ToolCallFormat(
+            "openai", harmony.HarmonyParser, harmony.MARKERS, (harmony.CHANNEL,),
+            '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>', "gpt-oss",
+            channels=True,
+        ),
+        ToolCallFormat(
+            "gemma4", gemma.Gemma4Parser, ("<|tool_call>", "<tool_call|>", '<|"|>'), ("<|tool_call>",),
+            '<|tool_call>call:f{a:<|"|>text<|"|>,b:1}<tool_call|>', "Gemma 4",
+        ),
+        ToolCallFormat(
+            "functiongemma", gemma.FunctionGemmaParser,
+            ("<start_function_call>", "<end_function_call>", "<escape>"), ("<start_function_call>",),
+            "<start_function_call>call:f{a:<escape>text<escape>,b:1}<end_function_call>", "FunctionGemma",
+        ),
+        ToolCallFormat(
             "mistral", mistral.MistralParser, (mistral.OPEN, mistral.ID, mistral.ARGUMENTS), (mistral.OPEN,),
+            '[TOOL_CALLS] [{"name": "f", "arguments": {…}}, …] or [TOOL_CALLS]f[ARGS]{…}',
+            "Mistral, Ministral, Magistral, Devstral",
             id_chars=9,  # Mistral's templates refuse any other length
         ),
         ToolCallFormat(
-            "hermes", hermes.HermesParser, (hermes.OPEN, hermes.CLOSE), (hermes.OPEN,),
+            "deepseek_v3", deepseek.DeepSeekParser, _DEEPSEEK, ((deepseek.CALL, deepseek.FENCE),),
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f, then {…} fenced as json, <｜tool▁call▁end｜>",
+            "DeepSeek V2.5, V3, R1",
         ),
         ToolCallFormat(
-            "llama3_json", llama3.Llama3Parser, (llama3.TAG,),
-            (llama3.TAG, '{"name": function name, "parameters"'),
+            "deepseek_v31", deepseek.DeepSeekParser, _DEEPSEEK, (deepseek.CALL,),
+            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>", "DeepSeek V3.1",
         ),
-        ToolCallFormat("pythonic", pythonic.PythonicParser, (), ("[func_name1(params_name1=",), forced="llama3_json"),
+        ToolCallFormat(
+            "cohere_command3", marked_json.CohereParser, (marked_json.START_ACTION, marked_json.END_ACTION),
+            (marked_json.START_ACTION,),
+            '<|START_ACTION|>[{"tool_name": "f", "parameters": {…}}]<|END_ACTION|>', "Command R7B, Command A",
+        ),
+        ToolCallFormat(
+            "internlm", marked_json.InternLMParser,
+            (marked_json.ACTION_START, marked_json.PLUGIN, marked_json.ACTION_END), (marked_json.ACTION_START,),
+            '<|action_start|><|plugin|>{"name": "f", "parameters": {…}}<|action_end|>', "InternLM 2.5, 3",
+        ),
+        ToolCallFormat(
+            "phi4_mini_json", marked_json.Phi4MiniParser, (marked_json.TOOL_CALL, marked_json.TOOL_CALL_END),
+            (marked_json.TOOL_CALL_END, "functools[", "<|/tool|>"),
+            '<|tool_call|>[{"name": "f", "arguments": {…}}]<|/tool_call|> or functools[{…}]', "Phi-4-mini",
+        ),
+        ToolCallFormat(
+            "granite", marked_json.GraniteParser, marked_json.GraniteParser.marks, (marked_json.TOOL_CALL,),
+            '<|tool_call|>[{"name": "f", "arguments": {…}}]', "Granite 3",
+        ),
+        ToolCallFormat(
+            "lfm2", pythonic.Lfm2Parser, (pythonic.CALL_START, pythonic.CALL_END),
+            (pythonic.CALL_START, "<|tool_list_start|>"),
+            "<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>", "LFM 2",
+        ),
+        ToolCallFormat(
+            "seed_oss", tagged.SeedParser, tagged.SEED.markers, (tagged.SEED.call,),
+            "<seed:tool_call><function=f><parameter=a>1</parameter></function></seed:tool_call>", "Seed-OSS",
+        ),
+        ToolCallFormat(
+            "glm45", tagged.GlmParser, tagged.GLM.markers, (tagged.GLM.key,),
+            "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "GLM-4.5 and later",
+        ),
+        ToolCallFormat(
+            "qwen3_coder", tagged.QwenCoderParser, tagged.QWEN.markers, ((tagged.QWEN.function, tagged.QWEN.key),),
+            "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>",
+            "Qwen3-Coder, Qwen 3.5 and later",
+        ),
+        ToolCallFormat(
+            "olmo3", pythonic.Olmo3Parser, (pythonic.CALLS, pythonic.CALLS_END), (pythonic.CALLS,),
+            "<function_calls>f(a=1)</function_calls>, a call a line", "OLMo 3",
+        ),
+        ToolCallFormat(
+            "llama4_json", llama3.Llama4JsonParser, (llama3.PYTHON_START, llama3.PYTHON_END),
+            ((llama3.PYTHON_START, _LLAMA_JSON),),
+            '{"name": "f", "parameters": {…}}, also after <|python_start|>', "Llama 4", forced="llama3_json",
+        ),
+        ToolCallFormat(
+            "llama4_pythonic", pythonic.Llama4Parser, (llama3.PYTHON_START, llama3.PYTHON_END),
+            (llama3.PYTHON_START,), "[f(a=1), g()], also after <|python_start|>", "Llama 4", forced="llama3_json",
+        ),
+        ToolCallFormat(
+            "hermes", hermes.HermesParser, (hermes.OPEN, hermes.CLOSE), (hermes.OPEN, "xml_tools"),
+            '<tool_call>{"name": "f", "arguments": {…}}</tool_call>',
+            "Hermes, Qwen 2.5, Qwen 3, SmolLM 3, Granite 4; also if the template shows nothing, as that of Gemma 3",
+        ),
+        ToolCallFormat(
+            "llama3_json", llama3.Llama3Parser, (llama3.TAG,), (llama3.TAG, _LLAMA_JSON),
+            '{"name": "f", "parameters": {…}}, several separated by ;, also after <|python_tag|>', "Llama 3.1 to 3.3",
+        ),
+        ToolCallFormat(
+            "pythonic", pythonic.PythonicParser, (), ("[func_name1(params_name1=",), "[f(a=1), g()]", "Llama 3.2",
+            forced="llama3_json",
+        ),
     )
 }  # fmt: skip
 """By vLLM's names, in the order in which a template is searched for their signs."""
@@ -64,7 +177,7 @@ GENERIC = TOOL_CALL_FORMATS["hermes"]
 def detect_tool_calls(template: str | None) -> ToolCallFormat | None:
     """The format that a chat template uses; None if it shows none."""
     for one in TOOL_CALL_FORMATS.values():
-        if template is not None and any(sign in template for sign in one.signs):
+        if template is not None and one.shown_by(template):
             return one
     return None
 

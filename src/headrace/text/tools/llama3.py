@@ -1,6 +1,6 @@
 """Calls as Llama 3 writes them: a reply that is `{"name": "f", "parameters": {…}}`, or several, separated by `;`.
 
-`<|python_tag|>` may precede a call, and text may precede the tag.
+`<|python_tag|>` may precede a call, and text may precede the tag. Llama 4 has other tags.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from headrace.text.tools.call_parser import CallParser
-from headrace.text.tools.pieces import Piece, cut_off, past_space
+from headrace.text.tools.call_parser import CallParser, Tools
+from headrace.text.tools.pieces import Piece, past_space
 
 TAG = "<|python_tag|>"
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 
 _BETWEEN = re.compile(r"[\s;,]*")
 
@@ -23,9 +24,9 @@ class Llama3Parser(CallParser):
     tools: names of the tools. hidden: see `CallParser`.
     """
 
-    marker = TAG
+    marks = (TAG,)
 
-    def __init__(self, tools: Collection[str], hidden: Collection[str] = ()) -> None:
+    def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:
         super().__init__(hidden)
         self._tools = tools
         self._state = self._read_beginning
@@ -36,6 +37,11 @@ class Llama3Parser(CallParser):
         return self._read_start(text, end, pieces)
 
     def _read_after(self, text: str, at: int, pieces: list[Piece]) -> int:
+        closing = next((each for each in self.closings if text.startswith(each, at)), "")
+        if closing:
+            return at + len(closing)
+        if any(self._waits(text, at, each) for each in self.closings):
+            return len(text)
         return self._read_start(text, self._hold(_BETWEEN, text, at), pieces)
 
     def _read_start(self, text: str, at: int, pieces: list[Piece]) -> int:
@@ -45,12 +51,19 @@ class Llama3Parser(CallParser):
         if text[at] == "{":
             self._begin_call(self._tools)
             return at
-        if cut_off(text, at, TAG):
-            self._rest = text[at:]
+        (tag,) = self.marks
+        if self._waits(text, at, tag):
             return len(text)
-        if not text.startswith(TAG, at):
+        if not text.startswith(tag, at):
             self._no_call("", pieces)
             return at
-        self._held.append(TAG)
+        self._held.append(tag)
         self._begin_call()
-        return at + len(TAG)
+        return at + len(tag)
+
+
+class Llama4JsonParser(Llama3Parser):
+    """Llama 4, whose calls in JSON may stand between `<|python_start|>` and `<|python_end|>`."""
+
+    marks = (PYTHON_START,)
+    closings = (PYTHON_END,)

@@ -1,4 +1,5 @@
-"""Calls as a list in Python's syntax, `[f(city="Paris", days=2), g()]`, as Llama 3.2 and 4 may write them.
+"""Calls in Python's syntax: a list, `[f(city="Paris", days=2), g()]`, as Llama 3.2 may write it, or between marks, as
+Llama 4, LFM 2 and OLMo 3 do.
 
 A call is passed on when it is complete, as its arguments are converted to JSON.
 """
@@ -12,7 +13,8 @@ from collections.abc import Collection
 from typing import Any
 
 from headrace.text.tools.call_json import MAX_NAME_CHARS, is_name
-from headrace.text.tools.call_parser import CallParser
+from headrace.text.tools.call_parser import CallParser, Tools
+from headrace.text.tools.llama3 import PYTHON_END, PYTHON_START
 from headrace.text.tools.pieces import CallArguments, CallBegins, Piece, past_space
 
 MAX_CALL_CHARS = 65_536
@@ -28,11 +30,11 @@ _NAMED = {"true": True, "false": False, "null": None}
 class PythonicParser(CallParser):
     """A reply that is a list of calls of the tools, from its first character on; anything else is content.
 
-    tools: names of the tools; other names are no calls. hidden: unused, as this format has no markers.
+    tools: names of the tools; other names are no calls. hidden: see `CallParser`.
     """
 
-    def __init__(self, tools: Collection[str], hidden: Collection[str] = ()) -> None:
-        super().__init__()
+    def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:
+        super().__init__(hidden)
         self._tools = tools
         self._name: list[str] = []
         self._arguments: list[str] = []
@@ -71,7 +73,7 @@ class PythonicParser(CallParser):
         self._held.append(text[at:end])
         if end == len(text):
             return end
-        if text[end] != "(" or "".join(self._name) not in self._tools:
+        if text[end] != "(" or not self._is_called("".join(self._name)):
             self._no_call("", pieces)
             return end
         self._arguments = ["("]
@@ -81,7 +83,7 @@ class PythonicParser(CallParser):
         return end + 1
 
     def _read_arguments(self, text: str, at: int, pieces: list[Piece]) -> int:
-        end = self._span(text, at)
+        end = self._read_span(text, at)
         room = MAX_CALL_CHARS - self._chars
         if end - at > room:
             self._no_call(text[at : at + room], pieces)
@@ -117,7 +119,11 @@ class PythonicParser(CallParser):
         self._prose.add(text[at:], pieces)
         return len(text)
 
-    def _span(self, text: str, at: int) -> int:
+    def _is_called(self, name: str) -> bool:
+        """A call may have this name."""
+        return name in self._tools
+
+    def _read_span(self, text: str, at: int) -> int:
         """Reads brackets and strings from text[at] to the end of the call, or of the text."""
         while at < len(text) and self._depth:
             if self._escaped:
@@ -181,3 +187,103 @@ def _key(node: ast.expr | None) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     raise ValueError("not a string")
+
+
+class MarkedPythonicParser(PythonicParser):
+    """A list of calls after a mark, which may be anywhere; after it any name is a call."""
+
+    def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:
+        super().__init__(tools, hidden)
+        self._in_list = False
+        self._state = self._read_content
+
+    def _begin(self) -> None:
+        self._in_list = False
+        self._state = self._read_list
+
+    def _read_list(self, text: str, at: int, pieces: list[Piece]) -> int:
+        end = self._hold(_SPACE, text, at)
+        if end < len(text):
+            if text[end] == "[":
+                self._held.append("[")
+                self._in_list = True
+                self._state = self._read_gap
+                return end + 1
+            self._no_call("", pieces)
+        return end
+
+    def _is_called(self, name: str) -> bool:
+        return True
+
+    def _read_content(self, text: str, at: int, pieces: list[Piece]) -> int:
+        return CallParser._read_content(self, text, at, pieces)
+
+    def _read_after(self, text: str, at: int, pieces: list[Piece]) -> int:
+        if not self._in_list:
+            return CallParser._read_after(self, text, at, pieces)
+        end = self._hold(_SPACE, text, at)
+        if end < len(text):
+            if text[end] == ",":
+                self._held.append(",")
+                self._state = self._read_gap
+                return end + 1
+            self._held = []
+            self._in_list = False
+            end += text[end] == "]"
+        return end
+
+
+class Llama4Parser(MarkedPythonicParser):
+    """Llama 4: the list between `<|python_start|>` and `<|python_end|>`, or a reply that is the list."""
+
+    marks = (PYTHON_START,)
+    closings = (PYTHON_END,)
+
+    def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:
+        super().__init__(tools, hidden)
+        self._state = self._read_open
+
+    def _read_open(self, text: str, at: int, pieces: list[Piece]) -> int:
+        end = super()._read_open(text, at, pieces)
+        self._in_list = self._state == self._read_gap
+        return end
+
+    def _is_called(self, name: str) -> bool:
+        return self._mark == PYTHON_START or name in self._tools
+
+
+CALL_START, CALL_END = "<|tool_call_start|>", "<|tool_call_end|>"
+
+
+class Lfm2Parser(MarkedPythonicParser):
+    """LFM 2: `<|tool_call_start|>[f(city="Paris")]<|tool_call_end|>`."""
+
+    marks = (CALL_START,)
+    closings = (CALL_END,)
+
+
+CALLS, CALLS_END = "<function_calls>", "</function_calls>"
+
+
+class Olmo3Parser(MarkedPythonicParser):
+    """OLMo 3: calls between `<function_calls>` and `</function_calls>`, each in a line, without a list around them."""
+
+    marks = (CALLS,)
+    closings = (CALLS_END,)
+
+    def _begin(self) -> None:
+        self._in_list = False
+        self._state = self._read_gap
+
+    def _read_after(self, text: str, at: int, pieces: list[Piece]) -> int:
+        """The next call, or the end of all; anything else is content."""
+        end = self._hold(_SPACE, text, at)
+        if end == len(text):
+            return end
+        if text[end] in "<,":
+            self._held = []
+            if text[end] == "<":
+                return CallParser._read_after(self, text, end, pieces)
+            return end + 1
+        self._state = self._read_gap
+        return end
