@@ -14,6 +14,7 @@ from headrace.text.tools.formats import GENERIC, TOOL_CALL_FORMATS, ToolCallForm
 from headrace.text.tools.grammar.fixed import answer_grammar
 from headrace.text.tools.grammar.free import free_call_grammar
 from headrace.text.tools.grammar.words import ToolSchema
+from headrace.text.tools.harmony import HarmonyParser
 from headrace.text.tools.json_text import JsonSpan
 from headrace.text.tools.pieces import (
     CallArguments,
@@ -34,8 +35,9 @@ class Reading:
     `reasoning` also if it ended in the prompt.
 
     form: the grammar of the answer, after any reasoning and instead of calls. inside: completions begin in the middle
-    of the reasoning. visible: special tokens that mark calls and reasoning, so that the text must contain them; None
-    if all text is content. hidden: the texts of these tokens, if the request skips special tokens.
+    of the reasoning. answering: they continue the text of an answer. visible: special tokens that mark calls and
+    reasoning, so that the text must contain them; None if all text is content. hidden: the texts of these tokens, if
+    the request skips special tokens.
     """
 
     tools: ToolUse
@@ -43,6 +45,7 @@ class Reading:
     reasoning: ReasoningFormat | None
     form: Grammar | None
     inside: bool
+    answering: bool
     visible: frozenset[int] | None
     hidden: frozenset[str]
 
@@ -63,13 +66,12 @@ class Reading:
         stage = Stage.PAST if reasoning is None else reasoning.stage(prompt.text or "", prompt.continued)
         if stage is Stage.PAST:
             reasoning = None
-        markers = (() if calls is None else tuple(calls.markers)) + (
-            () if reasoning is None else (reasoning.open, reasoning.close)
-        )
+        markers = (() if calls is None else calls.markers) + (() if reasoning is None else reasoning.markers)
         special = _special(service.tokenizer, markers)
         reading = cls(
             tools, calls, reasoning, None if tools.forced else params.grammar,
-            stage is Stage.INSIDE, frozenset(special.values()) if calls or reasoning else None,
+            stage is Stage.INSIDE, prompt.continued is not None and stage is not Stage.INSIDE,
+            frozenset(special.values()) if calls or reasoning else None,
             frozenset(special) if params.skip_special_tokens else frozenset(),
         )  # fmt: skip
         return reading, reading._constrained(service.tokenizer, params)
@@ -78,12 +80,19 @@ class Reading:
         """A parser for one completion; None if all of it is content."""
         if self.calls is None and self.reasoning is None:
             return None
+        if self._channels:
+            whole = HarmonyParser(
+                None if self.calls is None else self.tools.schemas, self.hidden,
+                reasons=self.reasoning is not None, shows=not self.tools.forced, inside=self.inside,
+                answering=self.answering,
+            )  # fmt: skip
+            return ReplyReader(whole, single=not self.tools.parallel)
         reasoning: ReasoningParser | None = None
         calls: Parser | None = None
         if self.reasoning is not None:
             reasoning = ReasoningParser(self.reasoning, self.inside, self.hidden)
         if self.calls is not None:
-            calls = self.calls.parser(self.tools.names, self.hidden)
+            calls = self.calls.parser(self.tools.schemas, self.hidden)
             if self.tools.forced:
                 calls = OnlyCalls(calls)
             elif self.form is not None:
@@ -91,6 +100,10 @@ class Reading:
         elif self.hidden and self.form is None:
             calls = PlainParser(self.hidden)
         return ReplyReader(reasoning, calls, single=not self.tools.parallel)
+
+    @property
+    def _channels(self) -> bool:
+        return any(one is not None and one.channels for one in (self.calls, self.reasoning))
 
     def _constrained(self, tokenizer: Tokenizer | None, params: SamplingParams) -> SamplingParams:
         tools = self.tools
@@ -102,11 +115,13 @@ class Reading:
             grammar = answer_grammar(
                 self.form, schemas if name else (), name, tokenizer,
                 parallel=tools.parallel, reasoning=self.reasoning, inside=self.inside,
+                channels=self._channels, answering=self.answering,
             )  # fmt: skip
         elif tools.strict and name:
             grammar = free_call_grammar(
                 schemas, name, tokenizer,
                 parallel=tools.parallel, reasoning=self.reasoning, inside=self.inside,
+                channels=self._channels, answering=self.answering,
             )  # fmt: skip
         else:
             return params

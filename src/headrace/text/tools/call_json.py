@@ -137,7 +137,9 @@ class CallReader:
             self._expect = self._arguments
             self._begin_arguments(pieces)
         elif first == '"':
-            self._begin_small(self._arguments_text if self._key in self._keys.arguments else self._string_value)
+            self._begin_small(
+                self._arguments_text if self._key in self._keys.arguments else self._string_value
+            )
         elif self._key in self._keys.arguments or self._key in self._keys.ignored:
             self._small, self._small_chars = [], 0
             self._expect = self._scalar

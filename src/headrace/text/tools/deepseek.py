@@ -1,8 +1,8 @@
 """Calls as DeepSeek V2.5, V3 and R1 write them, and V3.1.
 
-Until R1: `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, a line that is "```json", the arguments,
-a line that is "```", `<｜tool▁call▁end｜><｜tool▁calls▁end｜>`. V3.1 has the name before the separator and the arguments,
-in one line, after it. The parser reads both.
+Until R1: `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, the arguments between lines that are
+"```json" and "```", `<｜tool▁call▁end｜><｜tool▁calls▁end｜>`. V3.1 has the name before the separator and the
+arguments, in one line, after it. The parser reads both.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from headrace.text.tools.call_parser import Tools
 from headrace.text.tools.pieces import Parser
 from headrace.text.tools.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning
 
-
 _DEEPSEEK = (
     deepseek.CALLS, deepseek.CALL, deepseek.SEPARATOR, deepseek.CALL_END, deepseek.CALLS_END,
 )  # fmt: skip

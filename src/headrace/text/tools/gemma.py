@@ -128,6 +128,7 @@ class ObjectReader:
         end = at if match is None else match.end()
         room = MAX_BARE_CHARS - sum(map(len, self._bare))
         if end - at > room:
+            self._bare.append(text[at : at + room])
             self.broken = True
             return at + room
         self._bare.append(text[at:end])

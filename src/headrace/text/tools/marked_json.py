@@ -100,7 +100,7 @@ START_ACTION, END_ACTION = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
 class CohereParser(MarkedJsonParser):
-    """Command R7B and A: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {…}}]<|END_ACTION|>`."""
+    """Command R7B and A: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {…}}]` and a mark."""
 
     marks = (START_ACTION,)
     closings = (END_ACTION,)

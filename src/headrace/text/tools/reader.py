@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.text.tools.harmony import HarmonyParser
 from headrace.text.tools.pieces import CallArguments, CallBegins, Content, Parser, Piece
 from headrace.text.tools.reasoning import ReasoningParser
 
@@ -9,11 +10,16 @@ from headrace.text.tools.reasoning import ReasoningParser
 class ReplyReader:
     """Parses the text of one completion.
 
+    reasoning: reads it first, and may read calls, too. calls: reads the content that `reasoning` leaves.
     single: only the first call counts; others are dropped.
     """
 
     def __init__(
-        self, reasoning: ReasoningParser | None = None, calls: Parser | None = None, *, single: bool = False
+        self,
+        reasoning: ReasoningParser | HarmonyParser | None = None,
+        calls: Parser | None = None,
+        *,
+        single: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._calls = calls
@@ -41,7 +47,7 @@ class ReplyReader:
 
     def _split(self, pieces: list[Piece]) -> list[Piece]:
         if self._calls is None:
-            return pieces
+            return self._selected(pieces)
         split: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, Content):

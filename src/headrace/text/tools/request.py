@@ -102,8 +102,9 @@ class ToolUse:
     parallel: bool = True
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.tools)
+    def schemas(self) -> dict[str, Mapping[str, Any] | None]:
+        """The schemas of the tools' arguments by the tools' names."""
+        return {tool.name: tool.parameters for tool in self.tools}
 
     @property
     def strict(self) -> bool:

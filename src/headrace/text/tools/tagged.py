@@ -31,11 +31,11 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What stands around the parts of a call: `call` NAME `named`, then `key` KEY `keyed`, `value` VALUE `ended` for each
-    argument, then `done` and `closed`.
+    """What stands around the parts of a call: `call` NAME `named`, then `key` KEY `keyed`, `value` VALUE `ended` for
+    each argument, then `done` and `closed`.
 
-    call: begins a call anywhere; `function` stands between it and the name, and begins a call alone, too, as models forget
-    the tag before it. lines: values stand in lines of their own.
+    call: begins a call anywhere; `function` stands between it and the name, and begins a call alone, too, as models
+    forget the tag before it. lines: values stand in lines of their own.
     """
 
     call: str
@@ -111,7 +111,9 @@ class TaggedParser(CallParser):
         self._certain = False
         self._keys = 0
         self._word = []
-        self._state = self._read_function if self._mark == self.tags.call and self.tags.function else self._read_name
+        self._state = (
+            self._read_function if self._mark == self.tags.call and self.tags.function else self._read_name
+        )
 
     # ---- States ----
 

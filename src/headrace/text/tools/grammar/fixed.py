@@ -5,75 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headrace.core.grammar import CHOICE, JSON_OBJECT, JSON_SCHEMA, LARK, REGEX, Grammar
 from headrace.errors import InvalidParams
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tools import hermes, llama3, mistral
+from headrace.text.tools import llama3
+from headrace.text.tools.grammar.channels import channel_answer
+from headrace.text.tools.grammar.forms import FORMS, MARKERS, MAX_CALLS, call_rules
 from headrace.text.tools.grammar.pythonic import pythonic_calls
-from headrace.text.tools.grammar.words import (
-    JSON_LAYOUT,
-    Prose,
-    ToolSchema,
-    Words,
-    json_value,
-    object_rules,
-    quoted,
-)
+from headrace.text.tools.grammar.words import JSON_LAYOUT, Prose, ToolSchema, Words, json_value, quoted
 from headrace.text.tools.reasoning import ReasoningFormat
 
-MAX_CALLS = 32
-"""Most calls in one answer."""
+CALL_FORMATS = tuple(FORMS)
+"""vLLM's names of the tool parsers that read calls of these grammars."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How calls are written: `before` all of them, each between `opening` and `closing`, `between` two, `after`."""
-
-    arguments: str  # the key that holds them
-    before: str = ""
-    opening: str = ""
-    closing: str = ""
-    between: str = ""
-    after: str = ""
-
-
-_FORMS = {
-    "hermes": _Form("arguments", opening="<tool_call>\n", closing="\n</tool_call>", between="\n"),
-    "llama3_json": _Form("parameters", between="; "),
-    "mistral": _Form("arguments", before="[TOOL_CALLS][", between=", ", after="]"),
-}
-CALL_FORMATS = tuple(_FORMS)
-"""vLLM's names of the tool parsers that read these forms."""
-
-
-def call_rules(tools: Sequence[ToolSchema], call_format: str, words: Words, *, parallel: bool) -> list[str]:
-    """The rule `calls`, and those it uses: one call of one of `tools`, or with `parallel` up to MAX_CALLS, and
-    nothing around them. Order of keys: name, then arguments.
-
-    Markers that are tokens of the vocabulary are written as those tokens. If these are special, a detokenizer that
-    skips special tokens leaves out their texts.
-
-    Raises InvalidParams for an unknown format, no tools, and schemas that are not JSON.
-    """
-    form = _FORMS.get(call_format)
-    if form is None:
-        raise InvalidParams(
-            f"tool calls can be written as {', '.join(CALL_FORMATS)}, not {call_format!r:.80}"
-        )
-    if not tools:
-        raise InvalidParams("a tool call needs at least one tool")
-    literal = words.literal
-    more = f" ({literal(form.between)} call){{0,{MAX_CALLS - 1}}}" if parallel else ""
-    return [
-        f"calls: {literal(form.before)} call{more} {literal(form.after)}",
-        f"call: {literal(form.opening)} tool {literal(form.closing)}",
-        *object_rules(tools, form.arguments),
-    ]
-
-
-_MARKERS = (hermes.OPEN, hermes.CLOSE, mistral.OPEN)
 _GAP = r"/\s{0,2}/"
 """White space between reasoning and answer: no more than models write, as an unsure model would continue it."""
 
@@ -87,19 +32,25 @@ def answer_grammar(
     parallel: bool = True,
     reasoning: ReasoningFormat | None = None,
     inside: bool = False,
+    channels: bool = False,
+    answering: bool = False,
 ) -> Grammar:
     """Text of `form`, or calls of `tools` in `call_format`, or either of them. With `parallel` up to MAX_CALLS calls.
 
     With `reasoning` the answer may follow some; it must end, and an answer must follow. `inside`: the text begins
-    in the middle of it. A form without reasoning and tools is its own grammar.
+    in the middle of it. `channels`: replies are in the harmony format. `answering`: the text continues an answer.
+    A form without reasoning and tools is its own grammar.
 
     Raises InvalidParams for neither form nor tools, for an unknown format of calls, and for sources that are too large.
     """
     if form is not None and not tools and reasoning is None:
         return form
-    words = Words(tokenizer, _MARKERS)
-    marks = () if reasoning is None else (reasoning.open, reasoning.close)
-    prose = Prose(words, marks)
+    marks = () if reasoning is None else (*reasoning.opens, *reasoning.closes)
+    prose = Prose(Words(tokenizer, MARKERS), marks)
+    if channels:
+        written = None if form is None else _inline(form)
+        return channel_answer(prose, written, tools, parallel, reasoning, inside, answering)
+    literal = prose.words.literal
     rules: list[str] = []
     kinds: list[str] = []
     if tools or form is None:
@@ -111,12 +62,12 @@ def answer_grammar(
     if reasoning is None:
         start = ["start: answer"]
     else:
-        first = "" if inside else f"{words.literal(reasoning.open)} "
+        first = "" if inside else f"{literal(reasoning.open)} "
         thinks = f"{first}thought* until_closed {_GAP} answer"
         start = [
             f"start: {thinks}" if inside else f"start: {thinks} | answer",
-            f"thought: SAFE {prose.others((reasoning.close,))}",
-            *prose.until("until_closed", reasoning.close),
+            f"thought: SAFE {prose.others(reasoning.closes)}",
+            *prose.until_any("until_closed", reasoning.closes),
         ]
     lines = [*start, f"answer: {' | '.join(kinds)}", *rules, *prose.terminals()]
     return Grammar(LARK, "\n".join(lines) + "\n")
@@ -129,8 +80,14 @@ def _calls(
     llguidance can choose between two JSONs that begin alike, but not between a literal and JSON."""
     if call_format == "pythonic":
         return pythonic_calls(prose, tools, parallel)
-    if call_format != "llama3_json" or form is None or not tools:
-        return call_rules(tools, call_format, prose.words, parallel=parallel)
+    if call_format not in FORMS:
+        raise InvalidParams(
+            f"tool calls can be written as {', '.join(CALL_FORMATS)}, not {call_format!r:.80}"
+        )
+    if not tools:
+        raise InvalidParams("a tool call needs at least one tool")
+    if call_format != "llama3_json" or form is None:
+        return call_rules(prose, FORMS[call_format], tools, parallel)
     more = f' ("; " call){{0,{MAX_CALLS - 1}}}' if parallel else ""
     return [
         f"calls: call{more} | {prose.words.literal(llama3.TAG)} call",

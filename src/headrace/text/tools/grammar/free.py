@@ -9,11 +9,14 @@ after their arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.core.grammar import LARK, Grammar
 from headrace.errors import InvalidParams
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools import hermes, llama3, mistral
+from headrace.text.tools.grammar.channels import free_channel_answer
+from headrace.text.tools.grammar.forms import FORMS, MARKERS, Form
 from headrace.text.tools.grammar.pythonic import pythonic_answer
 from headrace.text.tools.grammar.words import SPACE, Prose, ToolSchema, Words, object_rules, quoted
 from headrace.text.tools.reasoning import ReasoningFormat
@@ -47,6 +50,46 @@ def mistral_answer(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) ->
         *named,
         f"by_name: ({literal(mistral.ID)} /[a-zA-Z0-9]{{1,32}}/)? {literal(mistral.ARGUMENTS)} {GAP}",
         *object_rules(tools, "arguments"),
+    ]
+
+
+def formed_answer(form: Form, prose: Prose, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
+    """The rules `answer` and `reply`: text, and calls that are written as in `form` from one of its marks on."""
+    literal = prose.words.literal
+    listed = f" ({literal(form.between)} one)*" if parallel else ""
+    rules = [
+        *_text_and_calls(prose, form.marks, parallel),
+        "one: " + " | ".join(f"one_{index}" for index in range(len(tools))),
+        *form.arguments(prose, tools),
+    ]
+    for index, tool in enumerate(tools):
+        rules.append(f"one_{index}: {literal(form.head(tool.name))} arguments_{index} {literal(form.tail)}")
+    for number, mark in enumerate(form.marks):
+        written = form.same.get(mark, mark)
+        if written in form.before or form.before.startswith(written):
+            rest = form.before.partition(written)[2]
+            rules.append(f"after_mark_{number}: {literal(rest)} one{listed} {literal(form.after)}")
+        else:
+            ones = [
+                f"{literal(form.head(tool.name).partition(written)[2])} arguments_{index} {literal(form.tail)}"
+                for index, tool in enumerate(tools)
+            ]
+            rules.append(f"after_mark_{number}: {' | '.join(ones)}")
+    return rules
+
+
+def _text_and_calls(prose: Prose, marks: Sequence[str], parallel: bool) -> list[str]:
+    """As `marked`, with several marks: rule `after_mark_n` follows mark n. The first mark in a text begins a call."""
+    rest = "(call | other)* ANY" if parallel else "other* (call | ANY)"
+    other = prose.others(marks)
+    return [
+        f"answer: {rest}",
+        f"reply: ANY | call{' answer' if parallel else ''} | first_other answer",
+        "call: " + " | ".join(f"until_mark_{number} after_mark_{number}" for number in range(len(marks))),
+        *(rule for number, mark in enumerate(marks) for rule in prose.until(f"until_mark_{number}", mark)),
+        f"other: SAFE {other}",
+        f"first_other: FIRST {other}",
+        f"FIRST: SAFE & /[{SPACE}]*[^{SPACE}](?s:.)*/",
     ]
 
 
@@ -123,8 +166,6 @@ _ANSWERS: dict[str, tuple[_Answer, tuple[str, ...]]] = {
 }
 """By vLLM's names of the tool parsers: the rules of the answer, and the marks that begin a call in it."""
 
-_MARKERS = (hermes.CLOSE, mistral.ID, mistral.ARGUMENTS)
-
 
 def free_call_grammar(
     tools: Sequence[ToolSchema],
@@ -134,25 +175,38 @@ def free_call_grammar(
     parallel: bool = True,
     reasoning: ReasoningFormat | None = None,
     inside: bool = False,
+    channels: bool = False,
+    answering: bool = False,
 ) -> Grammar:
     """Any text in which all that the parser of `call_format` reads as calls are calls of `tools` by their schemas.
 
     With `reasoning` the answer may follow some, in which there are no calls. `inside`: the text begins
-    in the middle of it. Without `parallel` the answer ends with its first call.
+    in the middle of it. Without `parallel` the answer ends with its first call. `channels`: replies are in the harmony
+    format. `answering`: the text continues an answer.
 
-    Raises InvalidParams for an unknown format, no tools, and schemas too large or not expressible in the format.
+    Raises InvalidParams for a format in which calls cannot be checked, no tools, and schemas that are too large or
+    cannot be expressed in the format.
     """
-    if call_format not in _ANSWERS:
-        raise InvalidParams(f"tool calls can be written as {', '.join(_ANSWERS)}, not {call_format!r:.80}")
+    if call_format not in _ANSWERS and call_format not in FORMS:
+        raise InvalidParams(
+            f"calls in the format {call_format!r:.80} cannot be held to a strict tool's schema; "
+            "leave strict out, or require a call with tool_choice"
+        )
     if not tools:
         raise InvalidParams("a tool call needs at least one tool")
-    rules_of, marks = _ANSWERS[call_format]
+    rules_of, marks = _ANSWERS.get(call_format) or _formed(FORMS[call_format])
     if reasoning is not None:
-        marks += (reasoning.open, reasoning.close)
-    prose = Prose(Words(tokenizer, _MARKERS), marks)
+        marks += (*reasoning.opens, *reasoning.closes)
+    prose = Prose(Words(tokenizer, MARKERS), marks)
+    if channels:
+        return free_channel_answer(prose, tools, parallel, inside, answering)
     start = ["start: answer"] if reasoning is None else _with_reasoning(prose, reasoning, inside)
     rules = [*start, *rules_of(prose, tools, parallel), *prose.terminals()]
     return Grammar(LARK, "\n".join(rules) + "\n")
+
+
+def _formed(form: Form) -> tuple[_Answer, tuple[str, ...]]:
+    return partial(formed_answer, form), form.marks
 
 
 def _with_reasoning(prose: Prose, reasoning: ReasoningFormat, inside: bool) -> list[str]:
@@ -162,7 +216,7 @@ def _with_reasoning(prose: Prose, reasoning: ReasoningFormat, inside: bool) -> l
     return [
         "start: thoughts" if inside else "start: until_opened thoughts | reply",
         "thoughts: thought* (until_closed answer | ANY)",
-        f"thought: SAFE {prose.others((reasoning.close,))}",
-        *([] if inside else prose.until("until_opened", reasoning.open, "BLANK")),
-        *prose.until("until_closed", reasoning.close),
+        f"thought: SAFE {prose.others(reasoning.closes)}",
+        *([] if inside else prose.until_any("until_opened", reasoning.opens, "BLANK")),
+        *prose.until_any("until_closed", reasoning.closes),
     ]

@@ -15,10 +15,10 @@ from headrace.errors import InvalidParams
 from headrace.text.tools.grammar.words import SPACE, Prose, ToolSchema, json_value, quoted
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DEFINITIONS = ("$defs", "definitions")
+DEFINITIONS = ("$defs", "definitions")
 _KNOWN = frozenset(
     {
-        "type", "properties", "required", "additionalProperties", *_DEFINITIONS,
+        "type", "properties", "required", "additionalProperties", *DEFINITIONS,
         "title", "description", "default", "examples", "$schema", "$id", "$comment",
     }
 )  # fmt: skip
@@ -49,28 +49,40 @@ def pythonic_calls(prose: Prose, tools: Sequence[ToolSchema], parallel: bool) ->
         'calls: first more* "]"' if parallel else 'calls: first "]"',
         "first: " + " | ".join(f'until_call_{index} arguments_{index} ")"' for index in every),
         'more: "," " "? (' + " | ".join(f"call_{index}" for index in every) + ")",
-        'any_arguments: (any_argument (", " any_argument)*)?',
-        f'any_argument: ANY_NAME "=" {json_value({}, tools[0])}',
-        "ANY_NAME: /[A-Za-z_][A-Za-z0-9_]*/ & ~(" + " | ".join(map(quoted, keyword.kwlist)) + ")",
+        *any_arguments(tools),
     ]
     for index, tool in enumerate(tools):
         opening = quoted(f"{tool.name}(")
         rules += [
             f'until_call_{index}[lazy]: BLANK "[" BLANK {opening}',
             f'call_{index}: {opening} arguments_{index} ")"',
-            *_arguments(f"arguments_{index}", tool),
+            *python_arguments(f"arguments_{index}", tool),
         ]
     return rules
 
 
-def _arguments(name: str, tool: ToolSchema) -> list[str]:
-    """The rule `name`: arguments with their keywords, in the order of the schema."""
-    required = _checked(tool)
+def any_arguments(tools: Sequence[ToolSchema]) -> list[str]:
+    """The rule `any_arguments`, which `python_arguments` uses."""
+    return [
+        'any_arguments: (any_argument (", " any_argument)*)?',
+        f'any_argument: ANY_NAME "=" {json_value({}, tools[0])}',
+        "ANY_NAME: /[A-Za-z_][A-Za-z0-9_]*/ & ~(" + " | ".join(map(quoted, keyword.kwlist)) + ")",
+    ]
+
+
+def python_arguments(name: str, tool: ToolSchema) -> list[str]:
+    """The rule `name`: arguments with their keywords, in the order of the schema. Raises as `pythonic_answer` does."""
+    required = checked_properties(tool, "Python's syntax")
+    for key in tool.parameters.get("properties", {}):
+        if not _NAME.fullmatch(key) or keyword.iskeyword(key):
+            raise InvalidParams(
+                f"the parameters of tool {tool.name!r:.80} name {key!r:.80}, which is no keyword argument of Python"
+            )
     schema = tool.parameters
     properties = schema.get("properties", {})
     if not properties and schema.get("additionalProperties") in (None, True):
         return [f"{name}: any_arguments"]
-    shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    shared = {key: schema[key] for key in DEFINITIONS if key in schema}
     # The rest of the arguments, after none of them was written (first), or some (next).
     rules = [f"{name}: {name}_first_0"]
     for index, (key, value) in enumerate(properties.items()):
@@ -87,14 +99,15 @@ def _arguments(name: str, tool: ToolSchema) -> list[str]:
     return [*rules, f'{name}_first_{end}: ""', f'{name}_next_{end}: ""']
 
 
-def _checked(tool: ToolSchema) -> frozenset[str]:
-    """The keys that the arguments must have."""
+def checked_properties(tool: ToolSchema, syntax: str) -> frozenset[str]:
+    """The keys that the arguments must have. Raises InvalidParams for a schema that constrains more than each argument
+    by itself, which grammars of calls in this syntax cannot enforce."""
     schema: Mapping[str, Any] = tool.parameters
     where = f"the parameters of tool {tool.name!r:.80}"
     unknown = sorted(set(schema) - _KNOWN)
     if unknown:
         raise InvalidParams(
-            f"{where} use {unknown[0]!r:.80}, which cannot be enforced in this model's format of calls, Python's syntax"
+            f"{where} use {unknown[0]!r:.80}, which cannot be enforced in this model's format of calls, {syntax}"
         )
     if schema.get("type", "object") != "object":
         raise InvalidParams(f"{where} must be those of an object")
@@ -103,9 +116,6 @@ def _checked(tool: ToolSchema) -> frozenset[str]:
         isinstance(one, Mapping) for one in properties.values()
     ):
         raise InvalidParams(f"{where} must have properties that are schemas, objects")
-    for key in properties:
-        if not _NAME.fullmatch(key) or keyword.iskeyword(key):
-            raise InvalidParams(f"{where} name {key!r:.80}, which is no keyword argument of Python")
     required = schema.get("required", ())
     if not isinstance(required, (list, tuple)) or not all(
         isinstance(one, str) and one in properties for one in required

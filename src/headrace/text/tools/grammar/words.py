@@ -140,6 +140,12 @@ class Prose:
 
     def until(self, name: str, mark: str, text: str = "ANY") -> list[str]:
         """The rule `name`, text up to the first `mark`, and the mark as a token or as text."""
-        token = self.words.token(mark)
-        either = f" | {text} {token}" if token else ""
+        written = self.words.literal(mark)
+        either = f" | {text} {written}" if written != quoted(mark) else ""
         return [f"{name}_spelled[lazy]: {text} {quoted(mark)}", f"{name}: {name}_spelled{either}"]
+
+    def until_any(self, name: str, marks: Sequence[str], text: str = "ANY") -> list[str]:
+        """The rule `name`, text up to the first of several marks, and the mark."""
+        each = [f"{name}_{index}" for index in range(len(marks))]
+        rules = [rule for one, mark in zip(each, marks, strict=True) for rule in self.until(one, mark, text)]
+        return [f"{name}: {' | '.join(each)}", *rules]
