@@ -12,7 +12,7 @@ from tokenizers import models
 from headrace.errors import InvalidParams, RequestError, TokenizerError
 from headrace.text.templates.chat import ChatTemplate
 from headrace.text.templates.messages import MAX_MESSAGES, MAX_NESTING, MAX_TOOLS
-from headrace.text.templates.wire import TemplateLimits
+from headrace.text.templates.wire import Reads, TemplateLimits
 from tests import needs
 
 transformers = needs.lazily("transformers")
@@ -218,7 +218,10 @@ def test_templates_see_copies() -> None:
         ([{"role": "user", "content": {"type": "text"}}], "content must be"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] must be an object"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "only text parts"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "content.0. is an image, of type 'image_url'; of a model only its text part runs here",
+        ),
         ([{"role": "assistant", "tool_calls": "x"}], "tool_calls"),
         ([{"role": "user", "content": "x", "object": object()}], "not JSON data"),
         ([{"role": "user", "content": "x", "keys": {1: 2}}], "not a string"),
@@ -308,7 +311,7 @@ def test_roles_are_checked_by_the_template() -> None:
 )  # fmt: skip
 def test_parts_become_text_for_templates_that_know_strings_only(source: str, reads: bool) -> None:
     template = chat(source)
-    assert template.reads_parts is reads
+    assert (Reads.PARTS in template.reads) is reads
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     text = template.render([{"role": "user", "content": parts}])
     assert ("one\ntwo" in text) is not reads

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import InvalidParams
-from headrace.text.templates.messages import MAX_MESSAGES, MAX_TOOLS
+from headrace.text.templates.messages import MAX_MESSAGES, MAX_TOOLS, not_text
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _ERROR = "Error: "
@@ -172,9 +172,7 @@ def _text(content: Any, where: str) -> str:
 
 def _text_of(block: Mapping[str, Any], where: str) -> str:
     if block.get("type") != "text":
-        raise InvalidParams(
-            f"{where} is of type {block.get('type')!r:.40}, which this server cannot use there"
-        )
+        raise not_text(where, block.get("type"))
     if not isinstance(block.get("text"), str):
         raise InvalidParams(f"{where}.text must be a string")
     text: str = block["text"]

@@ -21,6 +21,7 @@ from headrace.server.http.strict import NoEffect, Other, Refused, Strict
 from headrace.server.requests.fields import MAX_MODEL_NAME_CHARS, Length, WorkFields, checked_stop
 from headrace.server.requests.structured import format_grammar
 from headrace.text.templates.messages import MAX_MESSAGES
+from headrace.text.templates.shapes import THINKING_VARIABLES
 from headrace.text.tools.request import ToolUse, checked_tool_use
 
 MAX_MARKS = 4
@@ -180,7 +181,7 @@ class CountTokensRequest(Strict):
     @property
     def template_variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        given: dict[str, Any] = {"enable_thinking": self.thinks}
+        given: dict[str, Any] = dict.fromkeys(THINKING_VARIABLES, self.thinks)
         if self.output_config is not None and self.output_config.effort is not None:
             given["reasoning_effort"] = self.output_config.effort
         return given | (self.chat_template_kwargs or {})

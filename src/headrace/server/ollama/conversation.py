@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import InvalidParams
-from headrace.text.templates.messages import MAX_MESSAGES
+from headrace.text.templates.messages import MAX_MESSAGES, not_text
 
 _TEXTS = ("content", "thinking", "tool_name", "name", "tool_call_id")
 
@@ -39,7 +39,7 @@ def chat_messages(messages: Any) -> list[dict[str, Any]]:
             if not isinstance(message.get(name), (str, type(None))):
                 raise InvalidParams(f"{where}.{name} must be a string")
         if message.get("images"):
-            raise InvalidParams(f"{where}.images: prompts are text")
+            raise not_text(f"{where}.images", "image")
         one: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
         if message.get("thinking"):
             one["reasoning_content"] = message["thinking"]

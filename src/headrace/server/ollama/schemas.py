@@ -32,6 +32,7 @@ from headrace.server.requests.fields import (
 )
 from headrace.server.requests.structured import named_grammar
 from headrace.server.requests.vectors import MAX_DIMENSIONS
+from headrace.text.templates.shapes import THINKING_VARIABLES
 from headrace.text.tools.request import ToolUse, checked_tool_use
 
 MAX_KEEP_ALIVE_CHARS = 64
@@ -175,7 +176,7 @@ class GeneratingFields(ModelFields):
         """What the chat template sees beside the conversation; a request that says nothing leaves the choice to it."""
         if self.think is None:
             return {}
-        given: dict[str, Any] = {"enable_thinking": self.think is not False}
+        given: dict[str, Any] = dict.fromkeys(THINKING_VARIABLES, self.think is not False)
         return given | ({"reasoning_effort": self.think} if isinstance(self.think, str) else {})
 
     @property

@@ -17,6 +17,7 @@ from headrace.core.params import (
 from headrace.errors import InvalidParams
 from headrace.server.openai.request_fields import CHAT, COMPLETION
 from headrace.server.requests.fields import MESSAGES, Length, Prompts, SamplingFields, TruncationFields
+from headrace.text.templates.shapes import THINKING_VARIABLES
 from headrace.text.tools.request import ToolUse, checked_tool_use
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -66,10 +67,11 @@ class CompletionRequest(PromptFields):
 
 
 def template_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The variables of a chat template; two of them set the reasoning effort, as in vLLM."""
+    """The variables of a chat template; `reasoning_effort` and THINKING_VARIABLES set the reasoning effort."""
     variables = dict(given or {})
     if effort is not None:
-        variables.setdefault("enable_thinking", effort != "none")
+        for name in THINKING_VARIABLES:
+            variables.setdefault(name, effort != "none")
         variables["reasoning_effort"] = effort
     return variables
 

@@ -12,6 +12,7 @@ from headrace.server.requests.fields import Prompt, TruncationFields
 from headrace.server.requests.service import Service
 from headrace.serving.requests.inputs import SHORT_CHARS
 from headrace.text.templates.conversation import adapted, knows_tools
+from headrace.text.templates.shapes import tool_variables
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.request import Tool
 
@@ -103,7 +104,7 @@ async def encode_chat(
         described = [tool.described for tool in tools] if knows_tools(template) else None
         return tokenizer.apply_chat_template(
             adapted(messages, tools, template), add_generation_prompt, described,
-            continue_final_message=continue_final_message, **variables,
+            continue_final_message=continue_final_message, **(tool_variables(template, described) | dict(variables)),
         )  # fmt: skip
 
     text = await service.chats.run(render)
@@ -129,7 +130,13 @@ async def read_messages(service: Service, many: bool, read: Callable[[], Read]) 
     return await asyncio.get_running_loop().run_in_executor(service.long_texts, read)
 
 
-_RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template")
+_RESERVED = (
+    "messages",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "chat_template",
+)
 
 
 async def _tokenized(

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.errors import InvalidParams, RequestError, TokenizerError
 from headrace.text.templates.messages import PlainCopier, checked_messages, checked_tools
 from headrace.text.templates.renderer import Renderer, TemplateStopped
-from headrace.text.templates.wire import Answer, TemplateLimits
+from headrace.text.templates.wire import Answer, Reads, TemplateLimits
 
 
 class ChatTemplate:
@@ -49,8 +49,8 @@ class ChatTemplate:
             raise TokenizerError(f"the chat template cannot be compiled: {error.reason}.") from error
         if kind is not Answer.DONE:
             raise TokenizerError(f"the chat template {text}")
-        self.reads_parts = bool(text)
-        """The template iterates over lists of content parts by itself; others expect one string."""
+        self.reads = Reads(int(text))
+        """The forms of messages that the template reads."""
 
     def render(
         self,
@@ -78,7 +78,7 @@ class ChatTemplate:
             copier = PlainCopier(self._limits.chat_chars)
             # transformers always defines these three, if only as None, and templates test them in that way.
             names = {"documents": None, **self._variables, **copier.copy(variables, "chat_template_kwargs")}
-            names["messages"] = checked_messages(messages, copier, self.reads_parts)
+            names["messages"] = checked_messages(messages, copier, self.reads)
             names["tools"] = checked_tools(tools, copier)
             names["add_generation_prompt"] = bool(add_generation_prompt) and not continue_final_message
             if continue_final_message:

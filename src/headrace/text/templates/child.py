@@ -40,7 +40,7 @@ def main() -> NoReturn:
     environment = new_environment()
     try:
         with _deadline(limits.cpu_s):
-            template, reads_parts = compiled(environment, source)
+            template, reads = compiled(environment, source)
     except TemplateSyntaxError as error:
         answer(Answer.FAILED, f"is damaged (line {error.lineno}): {_clip(error)}")
         os._exit(0)
@@ -48,7 +48,7 @@ def main() -> NoReturn:
         _end_without_memory(error)
         answer(Answer.FAILED, f"cannot be compiled: {_clip(error)}")
         os._exit(0)
-    answer(Answer.DONE, "parts" if reads_parts else "")
+    answer(Answer.DONE, str(int(reads)))
     while True:
         names, now = json.loads(unframed(stream.read, sys.maxsize))
         environment.globals["strftime_now"] = datetime.fromisoformat(now).strftime

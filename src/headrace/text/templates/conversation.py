@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import InvalidParams
+from headrace.text.templates.shapes import shaped
 from headrace.text.tools.request import Tool
 
 INSTRUCTIONS = (
@@ -28,7 +29,8 @@ def knows_tools(template: str | None) -> bool:
 
 def adapted(messages: Any, tools: Sequence[Tool], template: str | None) -> Any:
     """The messages for a template: `developer` becomes `system` if the template has no such role, and tools become
-    text if it does not support them. Messages of a wrong shape are unchanged; `ChatTemplate.render` checks them.
+    text if it does not support them, or take the shape that it expects (`shapes`). Messages of a wrong shape are
+    unchanged; `ChatTemplate.render` checks them.
 
     Raises InvalidParams for arguments that cannot be written as JSON.
     """
@@ -37,10 +39,10 @@ def adapted(messages: Any, tools: Sequence[Tool], template: str | None) -> Any:
     messages = [_with_content(message) for message in messages]
     if "developer" not in template:
         messages = [_as_system(message) for message in messages]
-    if knows_tools(template):
-        return messages
     written: list[Any] = []
     try:
+        if knows_tools(template):
+            return shaped(messages, tools, template)
         for message in messages:
             _write_out(message, written)
     except (TypeError, ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import InvalidParams
+from headrace.text.templates.wire import Reads
 
 MAX_MESSAGES = 16_384
 """Most messages of one request."""
@@ -24,6 +25,7 @@ MAX_NESTING = 48
 ITEM_WEIGHT = 8
 """Characters that a value counts for besides its text, for the time that it takes."""
 
+_MEDIA = {"image": "an image", "audio": "audio", "video": "a video"}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -65,16 +67,15 @@ class PlainCopier:
         return str.__str__(key)
 
 
-def checked_messages(messages: Any, copier: PlainCopier, keep_parts: bool) -> list[dict[str, Any]]:
+def checked_messages(messages: Any, copier: PlainCopier, reads: Reads) -> list[dict[str, Any]]:
     """Check the messages of a chat and copy them.
 
     messages: a list of dicts with `role` (any string; templates check it) and `content`: a string, a list of
         {"type": "text", "text": …} parts, or None beside tool calls or reasoning.
-    keep_parts: keep lists of parts; otherwise their texts are joined with newlines into one string, for templates
-        that expect strings.
+    reads: what the template reads. Unless it reads parts, they become one string, their texts joined with newlines.
+        Arguments of tool calls that are strings of JSON, as in OpenAI's API, become objects, unless it reads text.
 
-    As in transformers, fields that are None are left out, and reasoning has each of its names. Arguments of tool calls
-    that are strings of JSON, as in OpenAI's API, become objects.
+    As in transformers, fields that are None are left out, and reasoning has each of its names.
 
     Raises InvalidParams for any other shape.
     """
@@ -84,7 +85,7 @@ def checked_messages(messages: Any, copier: PlainCopier, keep_parts: bool) -> li
         raise InvalidParams("messages must hold at least one message.")
     if len(messages) > MAX_MESSAGES:
         raise InvalidParams(f"messages holds {len(messages)} messages; at most {MAX_MESSAGES} are allowed.")
-    return [_checked_message(each, f"messages[{i}]", copier, keep_parts) for i, each in enumerate(messages)]
+    return [_checked_message(each, f"messages[{i}]", copier, reads) for i, each in enumerate(messages)]
 
 
 def checked_tools(tools: Any, copier: PlainCopier) -> list[dict[str, Any]] | None:
@@ -101,7 +102,7 @@ def checked_tools(tools: Any, copier: PlainCopier) -> list[dict[str, Any]] | Non
     return [copier.copy(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
 
 
-def _checked_message(message: Any, where: str, copier: PlainCopier, keep_parts: bool) -> dict[str, Any]:
+def _checked_message(message: Any, where: str, copier: PlainCopier, reads: Reads) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidParams(f"{where} must be an object with role and content.")
     if not isinstance(message.get("role"), str):
@@ -116,27 +117,46 @@ def _checked_message(message: Any, where: str, copier: PlainCopier, keep_parts: 
             raise InvalidParams(f"{where}.content is missing.")
     elif isinstance(content, list):
         texts = [_text_of_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-        if not keep_parts:
+        if Reads.PARTS not in reads:
             plain["content"] = "\n".join(texts)
     elif not isinstance(content, str):
         raise InvalidParams(f"{where}.content must be a string or a list of text parts.")
     for call in calls or ():
-        _parse_arguments(call)
+        if Reads.ARGUMENTS_AS_TEXT in reads:
+            _write_arguments(call)
+        else:
+            _parse_arguments(call)
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
 
 
+def not_text(where: str, kind: Any) -> InvalidParams:
+    """The refusal of a part of a message that is of this type."""
+    media = next((name for word, name in _MEDIA.items() if isinstance(kind, str) and word in kind), None)
+    if media is None:
+        return InvalidParams(f"{where} is of type {kind!r:.40}; only text parts are supported.")
+    return InvalidParams(
+        f"{where} is {media}, of type {kind!r:.40}; of a model only its text part runs here: send messages of text."
+    )
+
+
 def _text_of_part(part: Any, where: str) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise InvalidParams(f"{where} must be an object with a type.")
     if part["type"] != "text":
-        raise InvalidParams(f"{where} is of type {part['type'][:40]!r}; only text parts are supported.")
+        raise not_text(where, part["type"])
     if not isinstance(part.get("text"), str):
         raise InvalidParams(f"{where}.text must be a string.")
     text: str = part["text"]
     return text
+
+
+def _write_arguments(call: dict[str, Any]) -> None:
+    function = call.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments", {}), dict):
+        function["arguments"] = json.dumps(function.get("arguments", {}), ensure_ascii=False)
 
 
 def _parse_arguments(call: dict[str, Any]) -> None:

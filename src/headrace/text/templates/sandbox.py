@@ -11,6 +11,8 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from headrace.text.templates.wire import Reads
+
 
 class RaisedByTemplate(Exception):
     """The template called `raise_exception`; the text is the template's own."""
@@ -37,16 +39,22 @@ def new_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def compiled(environment: ImmutableSandboxedEnvironment, source: str) -> tuple[Template, bool]:
-    """The template, and whether it iterates over lists of content parts by itself; others expect one string.
+def compiled(environment: ImmutableSandboxedEnvironment, source: str) -> tuple[Template, Reads]:
+    """The template, and which forms of messages it reads.
 
     Raises TemplateSyntaxError, and whatever the parser and Python's compiler raise for hostile input.
     """
     tree = environment.parse(source)
     for other in tree.find_all(_UNAVAILABLE):
         raise TemplateSyntaxError("it loads other templates or escapes for HTML", other.lineno)
-    reads_parts = any(_ends_in_content(loop.iter) for loop in tree.find_all(nodes.For))
-    return environment.from_string(tree), reads_parts
+    reads = Reads(0)
+    if any(_ends_in(loop.iter, "content") for loop in tree.find_all(nodes.For)):
+        reads |= Reads.PARTS
+    joined = [part for sum in tree.find_all(nodes.Add) for part in (sum.left, sum.right)]
+    joined += [part for text in tree.find_all(nodes.Concat) for part in text.nodes]
+    if any(not isinstance(part, nodes.Filter) and _ends_in(part, "arguments") for part in joined):
+        reads |= Reads.ARGUMENTS_AS_TEXT
+    return environment.from_string(tree), reads
 
 
 def _raise_exception(message: Any) -> None:
@@ -73,12 +81,10 @@ _UNAVAILABLE: tuple[type[nodes.Node], ...] = (
 """There are no other files, and escaping is for HTML."""
 
 
-def _ends_in_content(node: nodes.Node) -> bool:
+def _ends_in(node: nodes.Node, name: str) -> bool:
     match node:
-        case nodes.Name(name="content") | nodes.Getattr(attr="content"):
-            return True
-        case nodes.Getitem(arg=nodes.Const(value="content")):
-            return True
+        case nodes.Name(name=found) | nodes.Getattr(attr=found) | nodes.Getitem(arg=nodes.Const(value=found)):
+            return bool(found == name)
         case nodes.Filter(node=nodes.Node() as inner):
-            return _ends_in_content(inner)
+            return _ends_in(inner, name)
     return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 HEAD_BYTES = 4
 """The length of a message, in network byte order, before the message."""
@@ -33,11 +33,20 @@ class Answer(IntEnum):
     """First byte of an answer; the rest is text in UTF-8."""
 
     DONE = 0
-    """The prompt."""
+    """The prompt; at first, the number of `Reads`."""
     RAISED = 1
     """The template called `raise_exception` with this message."""
     FAILED = 2
     """What went wrong."""
+
+
+class Reads(IntFlag):
+    """The forms of messages that a template reads."""
+
+    PARTS = 1
+    """Lists of content parts, over which it iterates by itself; others expect one string."""
+    ARGUMENTS_AS_TEXT = 2
+    """Arguments of calls as text in JSON, which it joins to other text; others expect objects."""
 
 
 class Exit(IntEnum):

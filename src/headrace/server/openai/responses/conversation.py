@@ -15,7 +15,7 @@ from headrace.server.openai.responses.schemas import ResponsesRequest
 from headrace.server.openai.responses.store import MAX_ENTRY_BYTES, ResponseStore, StoredItems, StoredResponse
 from headrace.server.requests.prompts import are_many
 from headrace.server.requests.service import Service
-from headrace.text.templates.messages import MAX_MESSAGES
+from headrace.text.templates.messages import MAX_MESSAGES, not_text
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _ROLES = ("user", "assistant", "system", "developer")
@@ -118,7 +118,7 @@ def _text(content: Any, where: str) -> str:
         kind = part.get("type")
         text = part.get("refusal") if kind == "refusal" else part.get("text")
         if kind != "refusal" and kind not in _TEXT_PARTS:
-            raise InvalidParams(f"{where}[{number}] is of type {kind!r:.40}; only text is supported")
+            raise not_text(f"{where}[{number}]", kind)
         if not isinstance(text, str):
             raise InvalidParams(f"{where}[{number}].text must be a string")
         texts.append(text)

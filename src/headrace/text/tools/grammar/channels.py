@@ -65,7 +65,7 @@ def free_channel_answer(
         [
             f"start: {start}",
             f"answer: {literal(_ANALYSIS)} {more} | {literal(_PREAMBLE)} {more} | {literal(_FINAL)} text | calls",
-            f"text: SAID | SAID {literal(END)}",
+            "text: SAID | message",
             *_texts(prose),
             *call_rules(prose, FORMS["openai"], tools, parallel),
             *prose.terminals(),
