@@ -15,6 +15,8 @@ from pathlib import Path
 from headrace import config
 from headrace.cli import COMMANDS
 from headrace.core import params
+from headrace.text.tools.formats import TOOL_CALL_FORMATS
+from headrace.text.tools.reasoning import REASONING_FORMATS
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference.md"
 
@@ -72,7 +74,7 @@ ENVIRONMENT: Mapping[str, str] = {
 
 def page() -> str:
     """The whole page as Markdown."""
-    return "\n".join([HEAD, *_engine(), *_sampling(), *_commands(), *_environment()])
+    return "\n".join([HEAD, *_engine(), *_sampling(), *_formats(), *_commands(), *_environment()])
 
 
 def main() -> None:
@@ -123,6 +125,31 @@ def _sampling() -> Iterator[str]:
         for field in fields(params.SamplingParams)
     ]
     yield from _table(("field", "default", "allowed", "meaning"), rows)
+
+
+def _formats() -> Iterator[str]:
+    yield "## Formats of tool calls and reasoning"
+    yield ""
+    yield "How models write calls and mark reasoning: the names for `--tool-call-parser` and `--reasoning-parser`, which are"
+    yield "vLLM's where it has the format. `auto` takes the first format that the chat template shows. What the server makes"
+    yield "of them is in [serving.md](serving.md#tools)."
+    yield ""
+    calls = [
+        (_code_text(one.name), one.families, _code_text(one.looks)) for one in TOOL_CALL_FORMATS.values()
+    ]
+    yield from _table(("`--tool-call-parser`", "models", "a call"), calls)
+    marks = [
+        (
+            _code_text(one.name),
+            one.families + ("; without marks, an answer starts as reasoning" if one.assumed else ""),
+            " or ".join(
+                _code_text(f"{opening}…{closing}")
+                for opening, closing in zip(one.opens, one.closes, strict=True)
+            ),
+        )
+        for one in REASONING_FORMATS.values()
+    ]
+    yield from _table(("`--reasoning-parser`", "models", "reasoning"), marks)
 
 
 def _commands() -> Iterator[str]:

@@ -127,8 +127,15 @@ def _flag(field: str) -> str:
 AUTO = "auto"
 
 # As in `headrace.text.tools.formats`, which takes longer to import than help should; a test compares them.
-TOOL_CALL_PARSERS = (AUTO, "mistral", "hermes", "llama3_json", "pythonic", "none")
-REASONING_PARSERS = (AUTO, "qwen3", "deepseek_r1", "mistral", "none")
+TOOL_CALL_PARSERS = (
+    AUTO, "openai", "gemma4", "functiongemma", "mistral", "deepseek_v3", "deepseek_v31", "cohere_command3", "internlm",
+    "phi4_mini_json", "granite", "lfm2", "seed_oss", "glm45", "qwen3_coder", "olmo3", "llama4_json", "llama4_pythonic",
+    "hermes", "llama3_json", "pythonic", "none",
+)  # fmt: skip
+REASONING_PARSERS = (
+    AUTO, "openai_gptoss", "gemma4", "seed_oss", "cohere_command3", "mistral", "granite", "granite_tags", "qwen3",
+    "glm45", "olmo3", "deepseek_v3", "deepseek_r1", "none",
+)  # fmt: skip
 
 
 def add_reply_flags(parser: argparse.ArgumentParser) -> None:
