@@ -130,9 +130,9 @@ def _sampling() -> Iterator[str]:
 def _formats() -> Iterator[str]:
     yield "## Formats of tool calls and reasoning"
     yield ""
-    yield "How models write calls and mark reasoning: the names for `--tool-call-parser` and `--reasoning-parser`, which are"
-    yield "vLLM's where it has the format. `auto` takes the first format that the chat template shows. What the server makes"
-    yield "of them is in [serving.md](serving.md#tools)."
+    yield "How models write calls and mark reasoning: the names for `--tool-call-parser` and `--reasoning-parser`, which"
+    yield "are vLLM's where it has the format. `auto` takes the first format that the chat template shows. What the server"
+    yield "makes of them is in [serving.md](serving.md#tools)."
     yield ""
     calls = [
         (_code_text(one.name), one.families, _code_text(one.looks)) for one in TOOL_CALL_FORMATS.values()
@@ -142,10 +142,7 @@ def _formats() -> Iterator[str]:
         (
             _code_text(one.name),
             one.families + ("; without marks, an answer starts as reasoning" if one.assumed else ""),
-            " or ".join(
-                _code_text(f"{opening}…{closing}")
-                for opening, closing in zip(one.opens, one.closes, strict=True)
-            ),
+            " or ".join(_code_text("…".join(pair)) for pair in zip(one.opens, one.closes, strict=True)),
         )
         for one in REASONING_FORMATS.values()
     ]
