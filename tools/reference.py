@@ -131,8 +131,8 @@ def _formats() -> Iterator[str]:
     yield "## Formats of tool calls and reasoning"
     yield ""
     yield "How models write calls and mark reasoning: the names for `--tool-call-parser` and `--reasoning-parser`,"
-    yield "which are vLLM's where it has the format. `auto` takes the first format that the chat template shows. What the"
-    yield "server makes of them is in [serving.md](serving.md#tools)."
+    yield "which are vLLM's where it has the format. `auto` takes the first format that the chat template shows. What"
+    yield "the server makes of them is in [serving.md](serving.md#tools)."
     yield ""
     calls = [
         (_code_text(one.name), one.families, _code_text(one.looks)) for one in TOOL_CALL_FORMATS.values()
