@@ -116,17 +116,6 @@ def test_an_engine_that_dies_or_hangs(number: signal.Signals, timeout: str) -> N
         assert server.process.poll() is None
 
 
-def test_the_engine_ends_with_the_server() -> None:
-    for stopped in (False, True):
-        with served() as server:
-            readers(server, 4)
-            (engine,) = server.descendants()
-            if stopped:
-                os.kill(engine, signal.SIGSTOP)  # it cannot notice anything any more
-            server.process.kill()
-            until(lambda engine=engine: not alive(engine))  # type: ignore[misc]
-
-
 def descendants(pid: int) -> list[int]:
     """The processes below one, at any depth."""
     found = []
@@ -136,21 +125,37 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def test_the_grammar_process_ends_too() -> None:
+def grammar_worker(server: ServeProcess) -> tuple[int, int]:
+    """(the engine, the process that compiles its grammars), once a request has needed both."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     answer_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    for victim in ("server", "engine"):
-        with served() as server:
-            chat = {"messages": [{"role": "user", "content": "a"}], "response_format": answer_format}
-            reply = httpx.post(
-                f"{server.url}/v1/chat/completions", json=chat | {"max_tokens": 20}, timeout=60
-            )
-            assert reply.status_code == 200
-            (engine,) = server.descendants()
-            (worker,) = descendants(engine)
-            os.kill(worker, signal.SIGSTOP)
-            os.kill(engine if victim == "engine" else server.process.pid, signal.SIGKILL)
-            until(lambda worker=worker: not alive(worker))  # type: ignore[misc]
+    chat = {"messages": [{"role": "user", "content": "a"}], "response_format": answer_format}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=chat | {"max_tokens": 20}, timeout=60)
+    assert reply.status_code == 200
+    (engine,) = server.descendants()
+    (worker,) = descendants(engine)
+    return engine, worker
+
+
+def test_processes_end_with_their_parents() -> None:
+    """Those of the engine with it, both with the server: while they work, and stopped, when they notice nothing."""
+    with served() as server:
+        engine, worker = grammar_worker(server)
+        os.kill(worker, signal.SIGSTOP)
+        os.kill(engine, signal.SIGKILL)
+        until(lambda: not alive(worker))
+        until(lambda: health(server)[0] == 200, START_S)
+        engine, worker = grammar_worker(server)
+        readers(server, 4)
+        os.kill(worker, signal.SIGSTOP)
+        server.process.kill()
+        until(lambda: not alive(engine) and not alive(worker))
+    with served() as server:
+        readers(server, 4)
+        (engine,) = server.descendants()
+        os.kill(engine, signal.SIGSTOP)
+        server.process.kill()
+        until(lambda: not alive(engine))
 
 
 def test_the_server_may_die_while_it_restarts_its_engine() -> None:
@@ -310,16 +315,6 @@ def engines(session: int) -> list[int]:
         ["ps", "-s", str(session), "-o", "pid=,args="], capture_output=True, text=True, check=True
     )
     return [int(line.split()[0]) for line in listing.stdout.splitlines() if "engine-process" in line]
-
-
-def test_a_second_server_on_the_same_port(tale: ServeProcess) -> None:
-    port = tale.url.rsplit(":", 1)[1]
-    second = subprocess.run([*COMMAND, "tale", "--port", port], capture_output=True, text=True, timeout=30)
-    assert second.returncode == 1
-    assert (
-        second.stderr == f"headrace: error: port {port} on 127.0.0.1 is taken; choose another with --port\n"
-    )
-    assert story(tale)
 
 
 def test_two_servers_that_start_at_once() -> None:
