@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from headrace.ops.cpu_features import FLAGS, detect
 from tests import needs
 from tests.alone import pytest_runtest_protocol
+from tests.budget import Spent
 from tests.places import TALE
 
 __all__ = ["pytest_runtest_protocol"]
@@ -33,8 +34,10 @@ settings.load_profile("headrace")
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     needs.required()  # a name that is unknown ends the run here
+    if config.getoption("durations") is not None and config.getoption("markexpr") == "not long":
+        config.pluginmanager.register(Spent())
 
 
 def pytest_report_header() -> str:

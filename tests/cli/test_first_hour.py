@@ -103,13 +103,19 @@ def test_help_and_errors_name_the_program_that_was_started() -> None:
 # ---- Prompts ----
 
 
-def test_prompts_come_from_a_pipe() -> None:
-    given = run("generate", "Once upon a time", *SHORT, "--json")
-    (expected,) = (json.loads(line)["outputs"] for line in given.stdout.splitlines())
+def test_prompts_come_from_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "Once upon a time", *SHORT, "--json"]) == 0
+    (expected,) = (json.loads(line)["outputs"] for line in capsys.readouterr().out.splitlines())
+    done = run("generate", *SHORT, "--json", stdin="Once upon a time\n")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["outputs"] for line in done.stdout.splitlines()] == [expected]
     for words in ([], ["-"], ["--file", "-"]):
-        done = run("generate", *words, *SHORT, "--json", stdin="Once upon a time\n")
-        assert done.returncode == 0, done.stderr
-        assert [json.loads(line)["outputs"] for line in done.stdout.splitlines()] == [expected]
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once upon a time\n")))
+        assert main(["generate", *words, *SHORT, "--json"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert [json.loads(line)["outputs"] for line in shown] == [expected]
 
 
 def test_a_file_of_prompts_from_a_pipe_has_one_prompt_a_line(
@@ -209,16 +215,29 @@ def test_a_chat_without_a_template_is_refused_before_weights_are_read(
     assert error.count("\n") == 1 and not loaded
 
 
-@pytest.mark.parametrize("words", [["chat"], ["generate", "Hello", "--chat", "-m"]])
-def test_a_template_without_an_end_is_refused_before_weights_are_read(
-    words: list[str], base_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("words", "template", "reason"),
+    [
+        (["chat"], LOOP, "takes too long"),
+        (["generate", "Hello", "--chat", "-m"], "{{ 'a' * 10 ** 9 }}", "takes too much memory"),
+    ],
+)
+def test_a_template_that_takes_too_much_is_refused_before_weights_are_read(
+    words: list[str],
+    template: str,
+    reason: str,
+    base_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    (base_model / "chat_template.jinja").write_text(loop)
+    (base_model / "chat_template.jinja").write_text(template)
     loaded = []
     monkeypatch.setattr("headrace.llm.assemble", lambda *_, **__: loaded.append(1))
     assert main([*words, str(base_model)]) == 1
-    error = "headrace: error: the chat template was refused in a trial: it takes too long.\n"
+    error = f"headrace: error: the chat template was refused in a trial: it {reason}.\n"
     assert capsys.readouterr().err == error and not loaded
 
 
