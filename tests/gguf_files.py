@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,17 @@ def _neox(gguf: Any, writer: Any, config: Config) -> None:
     writer.add_parallel_residual(config["use_parallel_residual"])
 
 
+def _experts(gguf: Any, writer: Any, config: Config) -> None:
+    writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config["model_type"] == "mixtral":
+        _mistral(gguf, writer, config)
+        return
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
 def _whole_norms(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
     return values + 1 if name.endswith("norm.weight") else values
 
@@ -116,6 +128,9 @@ LAYOUTS = {
     "ministral3": Layout("mistral3", permuted=True, metadata=_ministral3),
     "qwen2": Layout("qwen2"),
     "qwen3": Layout("qwen3"),
+    "mixtral": Layout("llama", permuted=True, metadata=_experts),
+    "qwen2_moe": Layout("qwen2moe", metadata=_experts),
+    "qwen3_moe": Layout("qwen3moe", metadata=_experts),
     "smollm3": Layout("smollm3", permuted=True),
     "granite": Layout("granite", permuted=True, metadata=_granite),
     "seed_oss": Layout("seed_oss"),
@@ -158,7 +173,7 @@ def write_gguf(
         if (folder / "chat_template.jinja").is_file():
             writer.add_chat_template((folder / "chat_template.jinja").read_text())
     for path in sorted(folder.glob("*.safetensors")):
-        for name, tensor in load_file(path).items():
+        for name, tensor in _with_experts_together(load_file(path)).items():
             if name == "lm_head.weight" and config.get("tie_word_embeddings"):
                 continue
             values = tensor.float().numpy()
@@ -173,8 +188,29 @@ def write_gguf(
     return out
 
 
+def _with_experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One tensor for each projection of all experts of a layer."""
+    found: dict[str, torch.Tensor] = {}
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            found[name] = tensor
+        else:
+            layer = match[1].replace("model.", "", 1) if "block_sparse_moe" in name else match[1]
+            together = f"{layer.replace('block_sparse_moe', 'feed_forward')}{match[3]}"
+            experts.setdefault(together, {})[int(match[2])] = tensor
+    return found | {
+        name: torch.stack([ones[number] for number in range(len(ones))]) for name, ones in experts.items()
+    }
+
+
+_EXPERT = re.compile(r"(model\.layers\.\d+\.\w+\.experts\.)(\d+)\.(\w+\.weight)")
+
+
 def _add_tensor(gguf: Any, writer: Any, name: str, values: NDArray[np.float32], choose: Choose) -> None:
-    if values.ndim == 1:
+    values = values.squeeze()
+    if values.ndim == 1 or "ffn_gate_inp" in name:
         writer.add_tensor(name, values)
         return
     kind = choose(name)

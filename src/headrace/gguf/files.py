@@ -95,13 +95,13 @@ class GGUFModel:
         """See GGUFFile.view; KeyError for a name that `tensor` does not know."""
         return self._file_of[name].view(name)
 
-    def prefetch(self, name: str) -> None:
+    def prefetch(self, name: str, first: int = 0, last: int | None = None) -> None:
         """See GGUFFile.prefetch."""
-        self._file_of[name].prefetch(name)
+        self._file_of[name].prefetch(name, first, last)
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: str, first: int = 0, last: int | None = None) -> None:
         """See GGUFFile.drop."""
-        self._file_of[name].drop(name)
+        self._file_of[name].drop(name, first, last)
 
 
 def part_paths(path: Path) -> list[Path]:

@@ -71,19 +71,20 @@ class GGUFFile:
         info = self.tensors[name]
         return memoryview(self._data)[info.begin : info.end]
 
-    def prefetch(self, name: str) -> None:
-        """Ask the system to read the tensor in the background."""
-        self._advise(name, "MADV_WILLNEED")
+    def prefetch(self, name: str, first: int = 0, last: int | None = None) -> None:
+        """Ask the system to read the tensor, or its bytes `first` to `last`, in the background."""
+        self._advise(name, "MADV_WILLNEED", first, last)
 
-    def drop(self, name: str) -> None:
-        """Release the tensor's pages; a view of it reads them from the file again."""
-        self._advise(name, "MADV_DONTNEED")
+    def drop(self, name: str, first: int = 0, last: int | None = None) -> None:
+        """Release the pages of the tensor, or of a part; a view of it reads them from the file again."""
+        self._advise(name, "MADV_DONTNEED", first, last)
 
-    def _advise(self, name: str, advice: str) -> None:
+    def _advise(self, name: str, advice: str, first: int, last: int | None) -> None:
         info = self.tensors[name]
-        first = info.begin // mmap.PAGESIZE * mmap.PAGESIZE
+        begin = (info.begin + first) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = info.end if last is None else info.begin + last
         if hasattr(mmap, advice):  # a hint, which not every system knows
-            self._data.madvise(getattr(mmap, advice), first, info.end - first)
+            self._data.madvise(getattr(mmap, advice), begin, end - begin)
 
     def _read(self, size: int) -> None:
         where = self.path.name

@@ -26,7 +26,7 @@ from headrace.models.tensor_sources import CheckpointTensors
 from headrace.program.lower import lower
 from headrace.quant.block_formats import BLOCK_CODES
 from headrace.quant.coded import dequantize as dequantize_coded
-from tests.gguf_bytes import HEADS, HIDDEN, KV_HEADS, VOCAB, File, Tensor, model
+from tests.gguf_bytes import HEADS, HIDDEN, KV_HEADS, LAYERS, VOCAB, File, Tensor, model
 from tests.gguf_files import write_gguf
 from tests.places import TALE
 
@@ -56,8 +56,10 @@ def test_names_go_both_ways() -> None:
     assert table.name("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
     assert table.name("blk.0.ffn_norm.weight") == "model.layers.0.post_attention_layernorm.weight"
     assert table.name("rope_freqs.weight") is None and table.name("blk.3.attn_rot_embd.weight") is None
-    for unknown in ("blk.0.ffn_gate_inp.weight", "blk.00.attn_q.weight", "v.blk.0.attn_q.weight", "x"):
+    for unknown in ("blk.0.ssm_in.weight", "blk.00.attn_q.weight", "v.blk.0.attn_q.weight", "x"):
         assert table.name(unknown) == unknown
+    assert table.name("blk.0.ffn_up_exps.weight") == "model.layers.0.mlp.experts.{e}.up_proj.weight"
+    assert table.name("blk.2.ffn_down.31.weight") == "model.layers.2.mlp.experts.31.down_proj.weight"
     assert NameTable(GGUF_NAMES).name("blk.7.attn_k_norm.weight") == "blk.7.attn_k_norm.weight"
 
 
@@ -171,15 +173,53 @@ def changes(file: File, **tensors: Tensor | None) -> File:
     return file
 
 
+def mixture(**tensors: Tensor | None) -> File:
+    """Four experts, of which two are chosen, in each layer."""
+    file = model()
+    file.metadata = {**dict(file.metadata), "llama.expert_count": 4, "llama.expert_used_count": 2}
+    wide = next(
+        tensor.shape[0] for name, tensor in dict(file.tensors).items() if name.endswith("ffn_up.weight")
+    )
+    for layer in range(LAYERS):
+        for part, shape in (("gate", (wide, HIDDEN)), ("up", (wide, HIDDEN)), ("down", (HIDDEN, wide))):
+            changes(file, **{f"blk__{layer}__ffn_{part}__weight": None})
+            changes(file, **{f"blk__{layer}__ffn_{part}_exps__weight": Tensor((4, *shape))})
+        changes(file, **{f"blk__{layer}__ffn_gate_inp__weight": Tensor((4, HIDDEN))})
+    return changes(file, **tensors)
+
+
+def test_a_mixture_has_a_matrix_for_each_expert(tmp_path: Path) -> None:
+    source = resolve_model(str(mixture().write(tmp_path / "m.gguf")))
+    weights = load_weights(source, stored_spec(source), dtype=torch.float32)
+    assert weights.matrices["1.experts_down"].weight.shape == (4, HIDDEN, 64)
+    assert weights.matrices["1.router"].weight.shape == (4, HIDDEN)
+
+
 BAD = {
+    "missing experts": (
+        mixture(blk__1__ffn_up_exps__weight=None),
+        "lacks tensor model.layers.1.block_sparse_moe.experts.0.w3.weight",
+    ),
+    "too few experts": (
+        mixture(blk__1__ffn_up_exps__weight=Tensor((3, 64, HIDDEN))),
+        r"'blk.1.ffn_up_exps.weight' in m.gguf has shape \[3, 64, 32\], and the model has 4 experts",
+    ),
+    "experts of another size": (
+        mixture(blk__1__ffn_up_exps__weight=Tensor((4, 63, HIDDEN))),
+        r"blk.1.ffn_up_exps.weight of expert 0 has shape \[63, 32\], but the config asks for \[64, 32\]",
+    ),
+    "experts without a number": (
+        changes(model(), blk__0__ffn_up_exps__weight=Tensor((1 << 14, 1, 1))),
+        r"has shape \[16384, 1, 1\], and the model has 0 experts",
+    ),
     "missing": (changes(model(), blk__1__attn_v__weight=None), "lacks tensor model.layers.1.self_attn.v_proj.weight"),
     "shape": (
         changes(model(), blk__0__ffn_up__weight=Tensor((63, HIDDEN))),
         r"tensor blk.0.ffn_up.weight has shape \[63, 32\], but the config asks for \[64, 32\]",
     ),
     "unknown": (
-        changes(model(), blk__0__ffn_gate_inp__weight=Tensor((4, HIDDEN))),
-        "holds tensor 'blk.0.ffn_gate_inp.weight', which the config does not account for",
+        changes(model(), blk__0__ssm_in__weight=Tensor((4, HIDDEN))),
+        "holds tensor 'blk.0.ssm_in.weight', which the config does not account for",
     ),
     "layer too many": (changes(model(), blk__2__attn_norm__weight=Tensor((HIDDEN,))), "layers.2.input_layernorm"),
     "vector of codes": (

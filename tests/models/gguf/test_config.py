@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[File, str]] = {
         changed(keys={"general.architecture": "x", "general.type": "adapter"}),
         "adapter with architecture 'x'",
     ),
-    "experts": (changed(keys={"expert_count": 8}), "expert_count 8 in m.gguf is not supported, only 0"),
+    "experts": (changed("qwen2", {"expert_count": 8}), "expert_count 8 in m.gguf is not supported, only 0"),
     "soft cap": (changed(keys={"attn_logit_softcapping": 50.0}), "attn_logit_softcapping 50.0"),
     "partial rope": (changed(keys={"rope.dimension_count": 4}), "rope.dimension_count 4 in m.gguf differs"),
     "other values": (changed(keys={"attention.value_length": 16}), "attention.value_length 16"),

@@ -14,6 +14,7 @@ from typing import Any
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.gguf.files import GGUFModel
 from headrace.models.config_reader import ConfigReader
+from headrace.models.families.limits import MAX_CHOICES, MAX_EXPERTS, MAX_INTERMEDIATE
 from headrace.models.families.reading import FULL, SLIDING
 from headrace.models.gguf.names import LONG_FACTORS, SHORT_FACTORS
 from headrace.models.rope_config import MAX_POSITION
@@ -21,6 +22,9 @@ from headrace.models.rope_config import MAX_POSITION
 Fields = dict[str, Any]
 
 _LARGE = 1e9  # of soft caps and scales
+
+EXPERT_KEYS = frozenset({"expert_count"})
+"""Keys of files that may have experts."""
 
 
 class Reader(ConfigReader):
@@ -119,12 +123,53 @@ def _no_window(facts: Facts) -> None:
 
 
 def _llama(facts: Facts) -> Fields:
-    """Mistral's files have this name too: they differ in their window only."""
+    """Mistral's and Mixtral's files have this name too: they differ in their window and in their experts."""
+    if facts.reader.integer("expert_count", 0, MAX_EXPERTS, 0):
+        window = _window(facts)
+        experts = {"architectures": ["MixtralForCausalLM"], **_experts(facts, "num_local_experts")}
+        return {**experts, "norm_topk_prob": True, **({"sliding_window": window} if window else {})}
     biases = {"attention_bias": facts.has_bias("attn_output"), "mlp_bias": facts.has_bias("ffn_down")}
     window = _window(facts)
     if not window:
         return biases
     return {**biases, "architectures": ["MistralForCausalLM"], "sliding_window": window}
+
+
+def _experts(facts: Facts, *names: str) -> Fields:
+    """Their number, under these names too, and the layers without them."""
+    reader, count = facts.reader, facts.config["num_hidden_layers"]
+    experts = reader.integer("expert_count", 1, MAX_EXPERTS)
+    dense = [index for index in range(count) if f"blk.{index}.ffn_gate_inp.weight" not in facts.model]
+    return {
+        **dict.fromkeys(("num_experts", *names), experts),
+        "num_experts_per_tok": reader.integer("expert_used_count", 1, MAX_CHOICES),
+        "mlp_only_layers": dense,
+    }
+
+
+def _qwen2_moe(facts: Facts) -> Fields:
+    _no_window(facts)
+    reader = facts.reader
+    return {
+        **_experts(facts),
+        "norm_topk_prob": reader.flag("expert_weights_norm", False),
+        "moe_intermediate_size": reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
+        "shared_expert_intermediate_size": reader.integer(
+            "expert_shared_feed_forward_length", 1, MAX_INTERMEDIATE
+        ),
+        "qkv_bias": facts.has_bias("attn_q"),
+    }
+
+
+def _qwen3_moe(facts: Facts) -> Fields:
+    """llama.cpp divides the weights by their sum, whatever the file says."""
+    _no_window(facts)
+    return {
+        **_experts(facts),
+        "attention_bias": facts.has_bias("attn_output"),
+        "norm_topk_prob": facts.reader.flag("expert_weights_norm", True),
+        "moe_intermediate_size": facts.reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
+    }
 
 
 def _qwen2(facts: Facts) -> Fields:
@@ -291,7 +336,8 @@ def _gpt2(facts: Facts) -> Fields:
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
-        "LlamaForCausalLM", _llama, permuted=True, others=("MistralForCausalLM", "InternLM3ForCausalLM")
+        "LlamaForCausalLM", _llama, permuted=True, reads=EXPERT_KEYS,
+        others=("MistralForCausalLM", "InternLM3ForCausalLM", "MixtralForCausalLM"),
     ),
     "mistral3": Architecture(
         "Ministral3ForCausalLM", _mistral3, permuted=True,
@@ -299,6 +345,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen2": Architecture("Qwen2ForCausalLM", _qwen2),
     "qwen3": Architecture("Qwen3ForCausalLM", _qwen3),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2_moe, reads=EXPERT_KEYS),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_moe, reads=EXPERT_KEYS),
     "smollm3": Architecture("SmolLM3ForCausalLM", _smollm3, permuted=True),
     "granite": Architecture(
         "GraniteForCausalLM", _granite, permuted=True,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class GGUFCheckpoint:
         _, arch = architecture(self.model)
         family = FAMILIES[self.config["architectures"][0]]
         names = NameTable(family.names, arch.renamed)
-        self._stored = {name: stored for stored in self.model.names() if (name := names.name(stored))}
+        self._expert: dict[str, int] = {}  # the number of each matrix that is one of several in its tensor
+        self._stored = dict(self._named(names))
         self._check_vectors()
         heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
         self._heads = {"attn_q": heads, "attn_k": kv_heads} if arch.permuted else {}
@@ -49,9 +50,29 @@ class GGUFCheckpoint:
     def _read_config(self) -> tuple[Fields, Fields]:
         return read_config(self.model, lambda name: [float(number) for number in self._decoded(name)])
 
+    def _named(self, names: NameTable) -> Iterator[tuple[str, str]]:
+        """(name, tensor in the file), of a tensor with a matrix for each expert so many."""
+        for stored in self.model.names():
+            name = names.name(stored)
+            if name is None or "{e}" not in name:
+                if name is not None:
+                    yield name, stored
+                continue
+            experts = self.config.get("num_experts", 0)
+            shape = self._tensor(stored).shape
+            if len(shape) != (3 if name.endswith(".weight") else 2) or shape[0] != experts:
+                raise CheckpointError(
+                    f"tensor {stored!r:.200} in {self.model.name} has shape {list(shape)}, and the model has {experts} "
+                    "experts"
+                )
+            for number in range(experts):
+                one = name.replace("{e}", str(number))
+                self._expert[one] = number
+                yield one, stored
+
     def _check_vectors(self) -> None:
-        for stored in self._stored.values():
-            info = self._info(stored)
+        for name, stored in self._stored.items():
+            info = self._info(name)
             if len(info.shape) == 1 and info.type.quantized:
                 raise CheckpointError(
                     f"tensor {stored!r:.200} in {self.model.name} is a vector, and stored as {info.type.name}: "
@@ -60,7 +81,7 @@ class GGUFCheckpoint:
 
     def _decoded(self, stored: str) -> NDArray[Any]:
         """A small tensor of floats, by its name in the file."""
-        info = self._info(stored)
+        info = self._tensor(stored)
         return floats(np.frombuffer(self.model.view(stored), dtype=np.uint8), info.type)
 
     @property
@@ -71,7 +92,8 @@ class GGUFCheckpoint:
         return self._stored.keys()
 
     def stored_name(self, name: str) -> str:
-        return self._stored.get(name, name)
+        stored = self._stored.get(name, name)
+        return f"{stored} of expert {self._expert[name]}" if name in self._expert else stored
 
     def paths(self) -> list[Path]:
         return self.model.paths()
@@ -82,21 +104,20 @@ class GGUFCheckpoint:
     @property
     def method(self) -> str:
         """As in "GGUF Q4_K, Q6_K"."""
-        used = {self._info(stored).type for stored in self._stored.values()}
+        used = {self._tensor(stored).type for stored in self._stored.values()}
         return "GGUF " + ", ".join(one.name for one in TYPES.values() if one in used and one.quantized)
 
     def coded(self) -> Mapping[str, GGUFMatrix]:
         return {
             name: GGUFMatrix(self, name)
-            for name, stored in self._stored.items()
-            if self._info(stored).type.quantized and len(self._info(stored).shape) == 2
+            for name in self._stored
+            if self._info(name).type.quantized and len(self._info(name).shape) == 2
         }
 
     def entry(self, name: str) -> TensorEntry | None:
-        stored = self._stored.get(name)
-        if stored is None:
+        if name not in self._stored:
             return None
-        info = self._info(stored)
+        info = self._info(name)
         return TensorEntry(name, info.type.name, info.shape, info.begin, info.end)
 
     def blocks(self, name: str, first: int = 0, last: int | None = None) -> tuple[BlockType, Bytes]:
@@ -104,35 +125,56 @@ class GGUFCheckpoint:
 
         A view of the file where its rows are in the same order, else a copy. A vector of floats has a row an element.
         """
-        stored = self._stored[name]
-        info = self._info(stored)
+        stored, info = self._stored[name], self._info(name)
         row_bytes = info.row_bytes if len(info.shape) > 1 else info.type.bytes
-        raw = np.frombuffer(self.model.view(stored), dtype=np.uint8).reshape(-1, row_bytes)
+        view = self.model.view(stored)[slice(*self._part(name))]
+        raw = np.frombuffer(view, dtype=np.uint8).reshape(-1, row_bytes)
         heads = self._heads.get(layer_part(stored) or "")
         if heads is None:
             return info.type, raw[first:last]
         return info.type, raw[_halves(len(raw), heads, stored)[first:last]]
 
     def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
-        info = self._info(self._stored[name])
+        info = self._info(name)
         inner = prod(info.shape[1:-1])
         type, raw = self.blocks(name, first * inner, last * inner)
         decoded = dequantize(raw, type) if type.quantized else _floats_as_stored(raw, type)
         return decoded.reshape(-1, *info.shape[1:])
 
     def array(self, name: str) -> NDArray[Any]:
-        return self.rows(name, 0, self._info(self._stored[name]).shape[0])
+        return self.rows(name, 0, self._info(name).shape[0])
 
     def excerpt(self, name: str, offset: int, size: int) -> bytes:
-        return bytes(self.model.view(self._stored[name])[offset : offset + size])
+        first, last = self._part(name)
+        return bytes(self.model.view(self._stored[name])[first:last][offset : offset + size])
 
     def prefetch(self, name: str) -> None:
-        self.model.prefetch(self._stored[name])
+        self.model.prefetch(self._stored[name], *self._part(name))
 
     def drop(self, name: str) -> None:
-        self.model.drop(self._stored[name])
+        self.model.drop(self._stored[name], *self._part(name))
 
-    def _info(self, stored: str) -> TensorInfo:
+    def _info(self, name: str) -> TensorInfo:
+        """The tensor, or the matrix in it. The gate of a shared expert is a row, which files have without its axis."""
+        stored = self._stored[name]
+        info = self._tensor(stored)
+        if layer_part(stored) == "ffn_gate_inp_shexp" and len(info.shape) == 1:
+            return replace(info, shape=(1, *info.shape))
+        if name not in self._expert:
+            return info
+        first, last = self._part(name)
+        return replace(info, shape=info.shape[1:], begin=info.begin + first, end=info.begin + last)
+
+    def _part(self, name: str) -> tuple[int, int]:
+        """The first and the last byte of a matrix in its tensor."""
+        info = self._tensor(self._stored[name])
+        size = info.end - info.begin
+        if name not in self._expert:
+            return 0, size
+        each = size // info.shape[0]
+        return self._expert[name] * each, (self._expert[name] + 1) * each
+
+    def _tensor(self, stored: str) -> TensorInfo:
         info = self.model.tensor(stored)
         assert info is not None  # names come from the model
         return info

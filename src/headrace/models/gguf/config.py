@@ -26,6 +26,9 @@ from headrace.models.rope_config import MAX_FACTOR, MAX_POSITION
 # they hold the value that changes nothing.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
+    "expert_gating_func": (1,),
+    "expert_group_count": (0, 1),
+    "expert_weights_scale": (0.0, 1.0),
     "attention.scale": (0.0,),
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),

@@ -33,6 +33,15 @@ GGUF_NAMES = WeightNames(
     up="blk.{i}.ffn_up",
     gate_up="",
     down="blk.{i}.ffn_down",
+    router="blk.{i}.ffn_gate_inp",
+    choice_bias="blk.{i}.exp_probs_b.bias",
+    expert_gate="blk.{i}.ffn_gate_exps",
+    expert_up="blk.{i}.ffn_up_exps",
+    expert_down="blk.{i}.ffn_down_exps",
+    shared_router="blk.{i}.ffn_gate_inp_shexp",
+    shared_gate="blk.{i}.ffn_gate_shexp",
+    shared_up="blk.{i}.ffn_up_shexp",
+    shared_down="blk.{i}.ffn_down_shexp",
     ignored=(".attn_rot_embd.weight",),
 )
 
@@ -42,6 +51,9 @@ IN_CONFIG = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Divisors of rope's frequencies: read as a part of the config."""
 
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
+
+_ONE_EXPERT = re.compile(r"(ffn_gate|ffn_up|ffn_down)\.(0|[1-9]\d{0,3})")
+"""In files of early 2024."""
 
 
 class NameTable:
@@ -57,19 +69,25 @@ class NameTable:
             gguf, other = getattr(GGUF_NAMES, field.name), getattr(family, field.name)
             if field.name.startswith("ignored") or not gguf or not other:
                 continue
-            ends = ("",) if field.name == "sinks" else (".weight", ".bias")
+            ends = ("",) if field.name in ("sinks", "choice_bias") else (".weight", ".bias")
             self._names.update({f"{gguf}{end}": f"{other}{end}" for end in ends})
         if family.gate_up:  # llama.cpp's converter gives the fused matrix the name of `up`
             self._names[f"{GGUF_NAMES.up}.weight"] = f"{family.gate_up}.weight"
 
     def name(self, gguf: str) -> str | None:
-        """The checkpoint's name, None for a tensor that no model reads, and `gguf` itself for an unknown one."""
+        """The checkpoint's name, None for a tensor that no model reads, and `gguf` itself for an unknown one.
+
+        A tensor with a matrix for each expert has a name with {e} for the expert's number.
+        """
         if gguf in IN_CONFIG or gguf.endswith(GGUF_NAMES.ignored):
             return None
         match = _IN_LAYER.fullmatch(gguf)
         if match is None:
             return self._names.get(gguf, gguf)
         part, end = match[2].rsplit(".", 1) if "." in match[2] else (match[2], "")
+        if one := _ONE_EXPERT.fullmatch(part):
+            name = self._names.get(f"blk.{{i}}.{one[1]}_exps.{end}")
+            return gguf if name is None else name.replace("{i}", match[1]).replace("{e}", one[2])
         name = self._names.get(f"blk.{{i}}.{self._renamed.get(part, part)}.{end}")
         return gguf if name is None else name.replace("{i}", match[1])
 
