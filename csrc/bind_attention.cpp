@@ -62,7 +62,7 @@ KVCache cache_of(const AnyArray& keys, const AnyArray& values, const std::option
                  const std::optional<AnyArray>& value_scales, int head_dim, int block_size) {
     KVCache kv;
     kv.type = type_of(keys);
-    kv.head_dim = head_dim;
+    kv.head_dim = kv.value_dim = head_dim;
     kv.block_size = block_size;
     kv.block_stride = (block_size + 15) / 16 * 16;
     require(head_dim > 0 && head_dim % 16 == 0, "head_dim must be a multiple of 16");

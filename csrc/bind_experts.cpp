@@ -121,7 +121,53 @@ Made<float> expert_linear(const KernelSet& kernels, Team& team, const Input& x, 
     return out;
 }
 
+// x [T, H * inputs], of which each head's matrix reads the first columns.
+Made<float> heads_linear(const KernelSet& kernels, Team& team, const Input& x, const PackedMatrix& matrix, int inputs) {
+    const Matrix& weight = matrix.matrix();
+    const std::size_t rows = x.shape(0), features = static_cast<std::size_t>(weight.rows) * weight.experts;
+    require(static_cast<int>(x.shape(1)) == inputs * weight.experts, "x has so many features for each head");
+    auto out = array_of<float>({rows, features});
+    HeadsArgs args;
+    args.linear.weight = &weight;
+    args.linear.rows = static_cast<int>(rows);
+    args.linear.out = out.data();
+    args.linear.out_stride = features * sizeof(float);
+    args.inputs = inputs;
+    args.outputs = weight.rows;
+    {
+        const nb::gil_scoped_release released;
+        Arena arena;
+        EncodeArgs encode;
+        encode.in = x.data();
+        encode.in_stride = x.shape(1) * sizeof(float);
+        encode.rows = args.linear.rows;
+        encode.cols = static_cast<int>(x.shape(1));
+        encode.cols_padded = (encode.cols + kInputAlign - 1) / kInputAlign * kInputAlign;
+        Matrix whole = weight;  // as wide as the features of all heads
+        whole.cols = encode.cols;
+        whole.cols_padded = encode.cols_padded;
+        args.linear.in = encode.out = rows_for(whole, args.linear.rows, arena);
+        check_heads(args);
+        kernels.table->encode(encode, team);
+        kernels.table->heads_linear(args, team);
+    }
+    return out;
+}
+
 }  // namespace
+
+void check_heads(const HeadsArgs& args) {
+    const LinearArgs& a = args.linear;
+    const Matrix& m = *a.weight;
+    const auto others = static_cast<std::size_t>(m.experts - 1);
+    require(m.input != DType::i8 && a.in.type == m.input, "matrices of heads are floats, and activations encoded as they want them");
+    require(m.cols == m.cols_padded, "matrices of heads have a multiple of 64 columns");
+    require(args.inputs >= m.cols && args.outputs >= m.rows, "heads have fewer features than their matrices");
+    require(a.in.stride >= (others * args.inputs + m.cols) * dtype_bytes(a.in.type) &&
+                a.out_stride >= (others * args.outputs + m.rows) * dtype_bytes(a.out_type),
+            "the heads do not fit their rows");
+    require(a.out_type != DType::i8, "a product is written as f32 or bf16");
+}
 
 void check_groups(const RouteArgs& args) {
     const int experts = args.out.experts, least = args.group_score == GroupScore::top2 ? 2 : 1;
@@ -139,6 +185,8 @@ void bind_experts(nb::module_& m) {
           nb::arg("bias") = nb::none());
     m.def("expert_linear", &expert_linear, nb::arg("kernels"), nb::arg("team"), nb::arg("x"), nb::arg("w"),
           nb::arg("begins"), nb::kw_only(), nb::arg("epilogue") = "store", nb::arg("gate") = "none");
+    m.def("heads_linear", &heads_linear, nb::arg("kernels"), nb::arg("team"), nb::arg("x"), nb::arg("w"), nb::kw_only(),
+          nb::arg("inputs"));
 }
 
 }  // namespace headrace

@@ -82,31 +82,36 @@ public:
         return add(buffers_, rows);
     }
 
-    int add_kv(int group, const std::string& type, const Memory& keys, const Memory& values, int num_kv_heads,
-               int head_dim, std::optional<Memory> key_scales, std::optional<Memory> value_scales) {
+    // Without keys, and their scales, it is a latent cache: the values are the first value_dim features of its rows.
+    int add_kv(int group, const std::string& type, std::optional<Memory> keys, const Memory& values, int num_kv_heads,
+               int head_dim, int value_dim, std::optional<Memory> key_scales, std::optional<Memory> value_scales) {
         const KVGroup& of = at(groups_, group);
         KVCache kv;
         kv.type = dtype_of(type);
-        kv.keys = keys.data();
+        kv.keys = keys ? keys->data() : nullptr;
         kv.values = values.data();
         kv.num_kv_heads = num_kv_heads;
         kv.head_dim = head_dim;
+        kv.value_dim = value_dim;
         kv.block_size = of.block_size;
         kv.block_stride = (of.block_size + 15) / 16 * 16;
         require(head_dim > 0 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
                 "head_dim must be a multiple of 16 and at most 1024");
+        require(keys ? value_dim == head_dim : num_kv_heads == 1 && value_dim > 0 && value_dim % 16 == 0 && value_dim < head_dim,
+                "values that are part of keys are fewer features, a multiple of 16, of one head");
         const std::size_t positions = std::size_t(of.num_blocks) * num_kv_heads * kv.block_stride;
         const std::size_t bytes = positions * head_dim * dtype_bytes(kv.type);
-        require(keys.nbytes() >= bytes && values.nbytes() >= bytes, "the KV memory is too small for its blocks");
-        keep(keys);
+        require((!keys || keys->nbytes() >= bytes) && values.nbytes() >= bytes, "the KV memory is too small for its blocks");
+        if (keys) keep(*keys);
         keep(values);
         if (kv.type == DType::i8) {
-            require(key_scales && value_scales, "an i8 KV cache needs scales");
-            require(key_scales->nbytes() >= positions * 4 && value_scales->nbytes() >= positions * 4,
+            require(value_scales && key_scales.has_value() == keys.has_value(), "an i8 KV cache needs scales");
+            const Memory& of_keys = keys ? *key_scales : *value_scales;
+            require(of_keys.nbytes() >= positions * 4 && value_scales->nbytes() >= positions * 4,
                     "the KV scales are too small for their blocks");
-            kv.key_scales = static_cast<float*>(key_scales->data());
+            kv.key_scales = static_cast<float*>(of_keys.data());
             kv.value_scales = static_cast<float*>(value_scales->data());
-            keep(*key_scales);
+            keep(of_keys);
             keep(*value_scales);
         }
         return add(caches_, Cache{kv, group});
@@ -347,6 +352,7 @@ public:
         args.q_type = at(buffers_, q).type;
         args.q = at(buffers_, q).data;
         require(own.half * 2 == rotated && rotated <= to.kv.head_dim, "the rotation is not that of these heads");
+        require(!to.kv.latent(), "a latent cache has no keys of heads");
         require(args.q_type == (to.kv.type == DType::f32 ? DType::f32 : DType::bf16), "queries do not match the cache");
         if (sink_rotation && q_sink) {
             args.sink_cos = at(rotations_, *sink_rotation).cos;
@@ -361,6 +367,54 @@ public:
         args.q_norm = q_norm ? q_norm->data() : nullptr;
         args.k_norm = k_norm ? k_norm->data() : nullptr;
         tape_.append(args, Scope::tokens, "rope", layer);
+    }
+
+    // `q` has the features that heads_linear writes, from head to head head_dim of the cache apart.
+    void latent(int query, int latent, int cache, int q, int num_heads, int key_dim, bool interleaved, int rotation,
+                int layer) {
+        const Cache& to = at(caches_, cache);
+        const Rows &from = at(buffers_, query), &made = at(buffers_, latent), &out = at(buffers_, q);
+        const Rotation& own = at(rotations_, rotation);
+        LatentArgs args;
+        args.query = static_cast<const float*>(from.data);
+        args.query_stride = from.stride;
+        args.latent = static_cast<const float*>(made.data);
+        args.latent_stride = made.stride;
+        args.num_heads = num_heads;
+        args.key_dim = key_dim;
+        args.interleaved = interleaved;
+        args.cos = own.cos;
+        args.sin = own.sin;
+        args.kv = to.kv;
+        args.group = to.group;
+        args.q_type = out.type;
+        args.q = out.data;
+        require(to.kv.latent(), "a latent needs a latent cache");
+        const int rotated = to.kv.head_dim - to.kv.value_dim;
+        const std::size_t heads = num_heads;
+        require(own.half * 2 == rotated, "the rotation is not that of these heads");
+        require(out.type == (to.kv.type == DType::f32 ? DType::f32 : DType::bf16), "queries do not match the cache");
+        require(num_heads > 0 && key_dim > 0 && from.type == DType::f32 && made.type == DType::f32 &&
+                    from.stride >= heads * (key_dim + rotated) * sizeof(float) && made.stride >= to.kv.head_dim * sizeof(float) &&
+                    out.stride == heads * to.kv.head_dim * dtype_bytes(out.type),
+                "queries and latents do not fit their rows");
+        tape_.append(args, Scope::tokens, "rope", layer);
+    }
+
+    void heads_linear(int source, const PackedMatrix& weight, int out, int inputs, int outputs, const std::string& scope,
+                      const std::string& name, int layer) {
+        const Rows &from = at(buffers_, source), &to = at(buffers_, out);
+        const Matrix& m = weight.matrix();
+        HeadsArgs args;
+        args.linear.in = from;
+        args.linear.weight = &m;
+        args.linear.out = to.data;
+        args.linear.out_type = to.type;
+        args.linear.out_stride = to.stride;
+        args.inputs = inputs;
+        args.outputs = outputs;
+        check_heads(args);
+        tape_.append(args, scope_of(scope), name, layer);
     }
 
     void attention(int q, std::optional<int> q_sink, int cache, int out, int num_heads, float scale, int window,
@@ -386,7 +440,7 @@ public:
         args.out = to.data;
         args.out_stride = to.stride;
         require(to.type != DType::i8, "attention is written as f32 or bf16");
-        require(to.stride >= std::size_t(num_heads) * from.kv.head_dim * dtype_bytes(to.type), "attention does not fit");
+        require(to.stride >= std::size_t(num_heads) * from.kv.value_dim * dtype_bytes(to.type), "attention does not fit");
         tape_.append(args, Scope::tokens, "attention", layer);
     }
 
@@ -560,8 +614,8 @@ void bind_tape(nb::module_& m) {
         .def("combine", &BoundTape::combine, "source"_a, "routing"_a, "out"_a, "cols"_a, nb::kw_only(),
              "shared"_a = nb::none(), "gated"_a = false, "added"_a = false, "scope"_a = "tokens", "layer"_a = -1)
         .def("add_queries", &BoundTape::add_queries, "type"_a, "features"_a)
-        .def("add_kv", &BoundTape::add_kv, "group"_a, "type"_a, "keys"_a.noconvert(), "values"_a.noconvert(),
-             nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "key_scales"_a.noconvert() = nb::none(),
+        .def("add_kv", &BoundTape::add_kv, "group"_a, "type"_a, "keys"_a.noconvert().none(), "values"_a.noconvert(),
+             nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "key_scales"_a.noconvert() = nb::none(),
              "value_scales"_a.noconvert() = nb::none())
         .def("rotations", &BoundTape::rotations, "frequencies"_a.noconvert(), "factor"_a, "limit"_a = nb::none())
         .def("embed", &BoundTape::embed, "table"_a, "out"_a, nb::kw_only(), "scale"_a = 1.0F, "positions"_a = false,
@@ -578,6 +632,10 @@ void bind_tape(nb::module_& m) {
         .def("rope", &BoundTape::rope, "qkv"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a, "rotated"_a,
              "interleaved"_a = false, "temperature"_a = nb::none(), "rotation"_a = nb::none(), "sink_rotation"_a = nb::none(), "q_sink"_a = nb::none(), "q_norm"_a.noconvert() = nb::none(),
              "k_norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "layer"_a = -1)
+        .def("latent", &BoundTape::latent, "query"_a, "latent"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a,
+             "key_dim"_a, "interleaved"_a, "rotation"_a, "layer"_a = -1)
+        .def("heads_linear", &BoundTape::heads_linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "inputs"_a,
+             "outputs"_a, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("attention", &BoundTape::attention, "q"_a, "q_sink"_a.none(), "cache"_a, "out"_a, nb::kw_only(),
              "num_heads"_a, "scale"_a, "window"_a = 0, "sinks"_a = 0, "soft_cap"_a = 0.0F,
              "learned_sinks"_a.noconvert() = nb::none(), "layer"_a = -1)

@@ -26,6 +26,9 @@ Rows rows_for(const Matrix& weight, int rows, Arena& arena);
 // Throws std::invalid_argument where groups do not divide the experts, or hold too few for the choice.
 void check_groups(const RouteArgs& args);
 
+// Throws std::invalid_argument where the heads' features are not those of the matrices, or do not fit their rows.
+void check_heads(const HeadsArgs& args);
+
 Embeddings embeddings_of(nanobind::handle table);
 
 void bind_attention(nanobind::module_& m);

@@ -160,6 +160,33 @@ struct RopeArgs {
     void* q_sink = nullptr;
 };
 
+// Rotates the last features of every query head and of the one key, and writes the latter with its latent into a latent
+// cache at the step's slots. `q` has the heads' other features already.
+struct LatentArgs {
+    const float* query = nullptr;    // [T, H, key_dim + R]: of each head the last R features are rotated
+    std::size_t query_stride = 0;    // bytes
+    const float* latent = nullptr;   // [T, latent + R]
+    std::size_t latent_stride = 0;   // bytes
+    int num_heads = 0;
+    int key_dim = 0;
+    bool interleaved = false;        // as in RopeArgs
+    const float* cos = nullptr;      // [T, R / 2]
+    const float* sin = nullptr;
+    KVCache kv;
+    const Step* step = nullptr;
+    int group = 0;                   // KV group of the layer
+    DType q_type = DType::f32;       // f32 with an f32 cache, else bf16
+    void* q = nullptr;               // [T, H, latent + R]
+};
+
+// A product for each head, with its own matrix of `linear.weight`: head h reads the features from h * inputs on and
+// writes those from h * outputs on.
+struct HeadsArgs {
+    LinearArgs linear;               // the epilogue is store
+    int inputs = 0;
+    int outputs = 0;
+};
+
 // Rotations of a step: cos and sin of position * frequency, times `factor`, computed in double.
 // Positions above `limit` are taken as `limit`; 0: no limit.
 struct RotationArgs {
@@ -252,6 +279,8 @@ struct Kernels {
     void (*embed)(const EmbedArgs&, Team&);
     void (*rotations)(const RotationArgs&, Team&);
     void (*rope_and_write)(const RopeArgs&, Team&);
+    void (*latent_and_write)(const LatentArgs&, Team&);
+    void (*heads_linear)(const HeadsArgs&, Team&);
     void (*attention)(const AttentionArgs&, Team&);
     std::size_t (*attention_scratch)(const AttentionArgs& shape, int max_tokens, int max_seqs, int threads);
     void (*pack)(const PackArgs&, Team&);

@@ -45,6 +45,11 @@ struct Player {
     }
     void operator()(RotationArgs& a) const { kernels.rotations(a, team); }
     void operator()(RopeArgs& a) const { kernels.rope_and_write(a, team); }
+    void operator()(LatentArgs& a) const { kernels.latent_and_write(a, team); }
+    void operator()(HeadsArgs& a) const {
+        a.linear.rows = rows();
+        kernels.heads_linear(a, team);
+    }
     void operator()(AttentionArgs& a) const {
         a.scratch = scratch;
         kernels.attention(a, team);
@@ -120,6 +125,7 @@ Routing Tape::routing(int experts, int each) {
 
 void Tape::append(Call call, Scope scope, std::string name, int layer) {
     if (auto* rope = std::get_if<RopeArgs>(&call)) rope->step = &step_;
+    if (auto* latent = std::get_if<LatentArgs>(&call)) latent->step = &step_;
     if (auto* rotation = std::get_if<RotationArgs>(&call)) rotation->step = &step_;
     if (auto* attention = std::get_if<AttentionArgs>(&call)) {
         attention->step = &step_;

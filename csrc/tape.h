@@ -38,7 +38,7 @@ inline int rows_of(Scope scope, const Step& step) {
     return scope == Scope::tokens ? step.tokens : scope == Scope::head ? step.logits : step.wanted;
 }
 
-using Call = std::variant<EmbedArgs, EncodeArgs, AddArgs, LinearArgs, RotationArgs, RopeArgs, AttentionArgs, RouteArgs,
+using Call = std::variant<EmbedArgs, EncodeArgs, AddArgs, LinearArgs, RotationArgs, RopeArgs, LatentArgs, HeadsArgs, AttentionArgs, RouteArgs,
                           DispatchArgs, ExpertsArgs, CombineArgs, SoftCapArgs, ArgmaxArgs>;
 
 struct Instruction {

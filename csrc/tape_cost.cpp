@@ -54,6 +54,16 @@ struct Costs {
         const double written = q * dtype_bytes(a.q_type) + kv * dtype_bytes(a.kv.type);
         return {step.tokens * ((q + kv) * sizeof(float) + written), step.tokens * (q + kv / 2) * 3.0};
     }
+    Cost operator()(const LatentArgs& a) const {
+        const double rotated = static_cast<double>(a.kv.head_dim - a.kv.value_dim) * (a.num_heads + 1.0);
+        const double read = rotated + a.kv.value_dim;
+        const double written = rotated * dtype_bytes(a.q_type) + a.kv.head_dim * dtype_bytes(a.kv.type);
+        return {step.tokens * (read * sizeof(float) + written), step.tokens * rotated * 3.0};
+    }
+    Cost operator()(const HeadsArgs& a) const {
+        const Cost one = (*this)(a.linear);
+        return {one.bytes * a.linear.weight->experts, one.operations * a.linear.weight->experts};
+    }
     Cost operator()(const AttentionArgs& a) const {
         double keys = 0, pairs = 0;  // positions read, and (query, key) pairs that see each other
         for (int s = 0; s < step.seqs; ++s) {
@@ -63,9 +73,10 @@ struct Costs {
             for (int t = begin; t < end; ++t) pairs += visible(a, step.positions[t], 1);
         }
         const double width = static_cast<double>(a.num_heads) * a.kv.head_dim;
-        const double kv = 2.0 * a.kv.num_kv_heads * a.kv.head_dim * dtype_bytes(a.kv.type);
+        const double out = static_cast<double>(a.num_heads) * a.kv.value_dim;
+        const double kv = (a.kv.latent() ? 1.0 : 2.0) * a.kv.num_kv_heads * a.kv.head_dim * dtype_bytes(a.kv.type);
         const double q = width * (a.kv.type == DType::f32 ? 4 : 2);
-        return {keys * kv + step.tokens * (q + width * dtype_bytes(a.out_type)), 4.0 * pairs * width};
+        return {keys * kv + step.tokens * (q + out * dtype_bytes(a.out_type)), 2.0 * pairs * (width + out)};
     }
     Cost operator()(const RouteArgs& a) const {
         return {rows() * (a.out.experts * 4.0 + a.out.each * 16.0), rows() * a.out.experts * 4.0};

@@ -170,6 +170,8 @@ struct Routing {
 //   bf16  keys [D / 2][T][2]     values [T / 2][D][2]
 //   i8    as bf16, with one float scale a (block, head, position) for keys and one for values
 // T is block_size rounded up to a multiple of 16; positions from block_size on are never read. D is a multiple of 16.
+// A latent cache (value_dim < head_dim) has no keys of its own: `values` holds rows of D features as above, whose first
+// value_dim are the value and all of which are the key. Both have one scale.
 // Positions that a sequence has not written hold data of other sequences, NaN included: no result may depend on it.
 struct KVCache {
     DType type = DType::f32;
@@ -179,8 +181,11 @@ struct KVCache {
     float* value_scales = nullptr;     // i8
     int num_kv_heads = 0;
     int head_dim = 0;
+    int value_dim = 0;                 // a multiple of 16; head_dim but for a latent cache
     int block_size = 0;                // positions that a block holds
     int block_stride = 0;              // positions that it has room for: T
+
+    bool latent() const { return keys == nullptr; }
 };
 
 // One step: `tokens` of `seqs` sequences packed one after the other, each in rising position.

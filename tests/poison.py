@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.build import EngineParts
 from headrace.runner.executor import ModelExecutor
@@ -21,11 +22,20 @@ def poison(storage: NativeKV | KVStorage, group: int, blocks: list[int]) -> None
         storage._pools[group][:, :, blocks] = float("nan")
         return
     dtype, value = NAN[storage.type]
-    keys, values, *scales = storage._pools[group]  # [L, N, bytes of a block] each
-    for part in (keys, values):
+    rows, scales = _parts(storage, group)
+    for part in rows:
         part.view(dtype)[:, blocks] = value
     for part in scales:
         part.view(np.float32)[:, blocks] = np.nan
+
+
+def _parts(
+    storage: NativeKV, group: int
+) -> tuple[tuple[NDArray[np.uint8], ...], tuple[NDArray[np.uint8], ...]]:
+    """Keys and values, or keys alone, and their scales: [L, N, bytes of a block] each."""
+    pool = storage._pools[group]
+    count = len(pool) // 2 if storage.type == "i8" else len(pool)
+    return pool[:count], pool[count:]
 
 
 def poisoned(storage: NativeKV | KVStorage, group: int, block: int) -> bool:
@@ -33,8 +43,7 @@ def poisoned(storage: NativeKV | KVStorage, group: int, block: int) -> bool:
     if isinstance(storage, KVStorage):
         return bool(storage._pools[group][:, :, block].isnan().all())
     dtype, value = NAN[storage.type]
-    keys, values, *_ = storage._pools[group]
-    found = [part.view(dtype)[:, block] for part in (keys, values)]
+    found = [part.view(dtype)[:, block] for part in _parts(storage, group)[0]]
     return all(bool((np.isnan(part) if dtype is np.float32 else part == value).all()) for part in found)
 
 

@@ -29,6 +29,7 @@ MODELS: dict[str, dict[str, object]] = {
     "full on torch": {"model": "tale", "ops_force": "torch"},
     "window": {"model": "mistral"},
     "hybrid": {"model": "qwen2-hybrid"},
+    "full latents": {"model": "deepseek"},
     "sinks": {"model": "tale", "attention_sinks": 4, "sliding_window": 24},
 }
 TORCH = "full on torch"

@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from headrace.models.families import read_spec, weight_names
+from headrace.program.lower import lower
+
 _SIZES: dict[str, Any] = {
     "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
@@ -26,8 +29,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "max_window_layers": 2,
     },
+    "deepseek": _SIZES
+    | {
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 48,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 3,
+        "topk_group": 2,
+        "moe_intermediate_size": 32,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
 }
-"""By name: one with a window, one with both kinds of layer."""
+"""By name: one with a window, one with both kinds of layer, one with latent attention and experts."""
 
 SPREAD = 0.2
 """Standard deviation of the weights: wide, so that the best token leads by far more than rounding."""
@@ -36,6 +64,10 @@ SPREAD = 0.2
 def weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     """Seeded: matrices [out, in] are normal, norms 1 and biases 0."""
     rng = np.random.default_rng(0)
+    if config["model_type"] == "deepseek_v3":
+        spec = read_spec(config)
+        tensors = lower(spec, weight_names(spec)).tensors()
+        return {name: _tensor(rng, name, shape) for name, shape in tensors.items()}
     hidden, inner, vocab = (config[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
     kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     matrices = {
@@ -59,6 +91,12 @@ def weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
         normal = (rng.standard_normal(shape) * SPREAD).astype(np.float32)
         made[f"{name}.weight"] = normal if len(shape) == 2 else np.ones(shape, np.float32)
     return made | {f"{name}.bias": np.zeros(size, np.float32) for name, size in biases.items()}
+
+
+def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    return (rng.standard_normal(shape) * SPREAD).astype(np.float32)
 
 
 def write(folder: Path, config: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out)
     Guarded<char> keys(cells * c.dim * dtype_bytes(c.type)), values(keys.size());
     const std::size_t scale_count = c.type == DType::i8 ? cells : 0;
     Guarded<float> key_scales(scale_count), value_scales(scale_count);
-    KVCache kv{c.type, keys.data(), values.data(), key_scales.data(), value_scales.data(), kHeadsKV, c.dim, c.block_size, stride};
+    KVCache kv{c.type, keys.data(), values.data(), key_scales.data(), value_scales.data(), kHeadsKV, c.dim, c.dim, c.block_size, stride};
 
     GroupTables group;
     group.slots = all_slots.data();

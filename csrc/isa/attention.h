@@ -74,7 +74,7 @@ struct Attention {
             work.ahead->regions = 0;
         }
         Span span;
-        open_span(args, shape, job.tile, job.spans[index], static_cast<bf16_t*>(work.values), span);
+        open_span(args, shape, job.tile, job.spans[index], static_cast<char*>(work.values), span);
         if (span.panels == 0) {  // only dropped blocks: no row sees them
             for (int r = 0; r < job.tile.rows; ++r) out.peak[r] = kHidden;
         } else {
@@ -84,7 +84,7 @@ struct Attention {
 
     template <typename F>
     void do_whole(const Job& job, F& follow, const Workspace& work) const {
-        const int rows = job.tile.rows, dim = args.kv.head_dim;
+        const int rows = job.tile.rows, dim = args.kv.value_dim;
         const Partial result = Partial::at(work.result, rows), partial = Partial::at(work.partial, rows);
         clear_partial(result, rows, dim);
         for (int i = job.from; i < job.to; ++i) {
@@ -96,7 +96,7 @@ struct Attention {
 
     template <typename F>
     void do_unit(const Job& job, F& follow, const Workspace& work) const {
-        const int rows = job.tile.rows, dim = args.kv.head_dim;
+        const int rows = job.tile.rows, dim = args.kv.value_dim;
         const auto which = static_cast<std::size_t>(job.split);
         SplitItem& item = plan.split[which];
         const auto partial = [&](int i) {

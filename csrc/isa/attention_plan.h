@@ -44,9 +44,8 @@ struct ScratchSizes {
     std::size_t plan, splits, before, results, pool, scores, partial, values;
 
     static ScratchSizes of(const AttentionArgs& args, int seqs, int threads) {
-        const int dim = args.kv.head_dim;
         ScratchSizes s;
-        s.partial = lined(Partial::floats(kQueryRows, dim) * sizeof(float));
+        s.partial = lined(Partial::floats(kQueryRows, args.kv.value_dim) * sizeof(float));
         s.plan = lined(sizeof(Plan));
         s.splits = lined(sizeof(SplitItem) * kSplitsPerThread * threads);
         s.before = lined(sizeof(std::int64_t) * (static_cast<std::size_t>(seqs) + 1));
@@ -54,8 +53,8 @@ struct ScratchSizes {
         const std::size_t needed = kPoolFloats * sizeof(float) * threads;
         s.pool = needed > s.results ? needed : s.results;
         s.scores = sizeof(float) * kQueryRows * kScoreStride;
-        const int columns = args.kv.type == DType::i8 ? kSpanColumns : kMaskedColumns;
-        s.values = lined((args.kv.type == DType::f32 ? sizeof(float) : sizeof(bf16_t)) * columns * dim);
+        const int columns = args.kv.type == DType::i8 || args.kv.latent() ? kSpanColumns : kMaskedColumns;
+        s.values = lined((args.kv.type == DType::f32 ? sizeof(float) : sizeof(bf16_t)) * columns * args.kv.head_dim);
         return s;
     }
     std::size_t workspace() const { return scores + 2 * partial + values; }
@@ -128,7 +127,7 @@ inline Plan& make_plan(const AttentionArgs& args, const SpanShape& shape, int th
     plan.first_span = 0;
     plan.wave = plan.step = 1;
     if (plan.splits > 0) {
-        plan.partial_floats = lined(Partial::floats(largest_rows, args.kv.head_dim) * sizeof(float)) / sizeof(float);
+        plan.partial_floats = lined(Partial::floats(largest_rows, args.kv.value_dim) * sizeof(float)) / sizeof(float);
         const std::size_t room = sizes.pool / sizeof(float) / plan.partial_floats / plan.splits;
         plan.wave = room < static_cast<std::size_t>(most_spans) ? static_cast<int>(room) : most_spans;
         plan.step = plan.wave * plan.splits / (16 * threads);

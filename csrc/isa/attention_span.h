@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../kernels.h"
+#include "turn.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -101,13 +102,6 @@ inline int clamped(std::int64_t x, int low, int high) {
     return static_cast<int>(x < low ? low : x > high ? high : x);
 }
 
-// Turns a segment's codes into bf16, which holds them exactly: `count` runs of `width` codes, `stride` codes apart.
-inline void expand_codes(const std::int8_t* codes, int count, int width, int stride, bf16_t* out) {
-    for (int i = 0; i < count; ++i, codes += stride, out += width) {
-        for (int c = 0; c < width; c += 32) store_bf16_of_i8(out + c, codes + c);
-    }
-}
-
 // Does so with the values of a span, and makes it read them from `expanded` (kSpanColumns * head_dim values).
 inline void expand_values(Span& span, int dim, bf16_t* expanded) {
     for (int s = 0; s < span.segments; ++s) {
@@ -137,12 +131,12 @@ inline void over_blocks(const AttentionArgs& args, const SpanShape& shape, const
     }
 }
 
-// Finds what a tile reads of span `index`. Keys of i8 caches are expanded into `expanded` (kSpanColumns * head_dim
-// values); values are still codes.
+// Finds what a tile reads of span `index`. Keys of i8 and of latent caches are expanded into `expanded`
+// (kSpanColumns * head_dim elements); values of i8 caches are still codes.
 inline void open_span(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index,
-                      bf16_t* expanded, Span& span) {
+                      char* expanded, Span& span) {
     const KVCache& kv = args.kv;
-    const bool coded = kv.type == DType::i8;
+    const bool coded = kv.type == DType::i8, latent = kv.latent();
     const int offset = shape.offset(index), dim = kv.head_dim;
     const std::size_t element = dtype_bytes(kv.type);
     const std::size_t key_offset = static_cast<std::size_t>(offset) * (kv.type == DType::f32 ? 1 : 2) * element;
@@ -151,18 +145,21 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
     span.segments = 0;
     span.panels = 0;
     span.columns = shape.width(offset);
-    span.row_stride = 4 * static_cast<std::size_t>(coded ? span.columns : kv.block_stride);
+    span.row_stride = 4 * static_cast<std::size_t>(coded || latent ? span.columns : kv.block_stride);
+    const std::size_t expanded_bytes = static_cast<std::size_t>(span.columns) * dim * (coded ? sizeof(bf16_t) : element);
     over_blocks(args, shape, tile, index, [&](std::int64_t start, std::size_t at) {
-        const char* keys = static_cast<const char*>(kv.keys) + at * block_bytes + key_offset;
+        const char* keys = latent ? expanded : static_cast<const char*>(kv.keys) + at * block_bytes + key_offset;
         const char* values = static_cast<const char*>(kv.values) + at * block_bytes + value_offset;
-        if (coded) {
-            expand_codes(reinterpret_cast<const std::int8_t*>(keys), dim / 2, 2 * span.columns, 2 * kv.block_stride, expanded);
-            keys = reinterpret_cast<const char*>(expanded);
-            expanded += static_cast<std::size_t>(span.columns) * dim;
+        if (coded && !latent) {
+            expand_codes(reinterpret_cast<const std::int8_t*>(keys), dim / 2, 2 * span.columns, 2 * kv.block_stride,
+                         reinterpret_cast<bf16_t*>(expanded));
+            keys = expanded;
         }
+        if (coded || latent) expanded += expanded_bytes;
         span.values[span.segments++] = values;
         const int held = shape.held(offset);
         for (int p = 0; p < span.columns && start + p <= tile.highest; p += kPanel) {
+            if (latent) turn_rows(kv.type, values + static_cast<std::size_t>(p) * dim * element, dim, const_cast<char*>(keys) + 4 * p, span.row_stride);
             const std::size_t scale = at * kv.block_stride + offset + p;
             span.keys[span.panels] = keys + 4 * p;
             span.panel[span.panels++] = {
@@ -194,7 +191,7 @@ struct Ahead {
         if (tile.rows < kFewestRows || tile.rows > kMostRows || shape.chunks > 1) return;
         bytes = static_cast<std::size_t>(args.kv.block_stride) * args.kv.head_dim * dtype_bytes(args.kv.type);
         over_blocks(args, shape, tile, index, [&](std::int64_t, std::size_t block) {
-            at[regions++] = static_cast<const char*>(args.kv.keys) + block * bytes;
+            if (!args.kv.latent()) at[regions++] = static_cast<const char*>(args.kv.keys) + block * bytes;
             at[regions++] = static_cast<const char*>(args.kv.values) + block * bytes;
         });
     }

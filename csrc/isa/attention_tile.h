@@ -37,7 +37,7 @@ struct Workspace {
     float* scores;       // [kQueryRows][kScoreStride]; probabilities take the place of scores
     float* partial;      // Partial::floats(kQueryRows, head_dim)
     float* result;       // the same
-    void* values;        // i8: [kSpanColumns * head_dim] bf16, keys, then values; else [kMaskedColumns * head_dim]
+    void* values;        // i8 and latent caches: [kSpanColumns * head_dim], keys, then values; else [kMaskedColumns * head_dim]
     Ahead* ahead;
 };
 
@@ -162,8 +162,8 @@ inline void multiply_seen(const AttentionArgs& args, const Span& span, int posit
             copy_seen<Step>(args, span, position, s, c, step, static_cast<typename Step::Element*>(copy));
             const void* segment = copy;
             const Panels values = {&segment, 1, 4 * static_cast<std::size_t>(dim), 64, step};
-            Step::multiply(probabilities + s * columns + c, kScoreStride * sizeof(float), 1, values, dim / kPanel, mix,
-                           static_cast<std::size_t>(dim), s > 0 || c > 0);
+            Step::multiply(probabilities + s * columns + c, kScoreStride * sizeof(float), 1, values,
+                           args.kv.value_dim / kPanel, mix, static_cast<std::size_t>(args.kv.value_dim), s > 0 || c > 0);
         }
     }
 }
@@ -185,7 +185,7 @@ template <typename Step>
 inline void recompute_non_finite_rows(const AttentionArgs& args, const Tile& tile, const Span& span, const Workspace& work,
                                       const Partial& out) {
     using Element = typename Step::Element;
-    const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
+    const int dim = args.kv.value_dim, group = args.num_heads / args.kv.num_kv_heads;
     if (finite(out.mix, tile.rows * dim)) return;
     for (int r = 0; r < tile.rows; ++r) {
         float* mix = out.mix + static_cast<std::size_t>(r) * dim;
@@ -227,7 +227,7 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
         .k_per_segment = span.columns,
     };
     Step::multiply(reinterpret_cast<const Element*>(work.scores), kScoreStride * sizeof(float), tile.rows, values,
-                   dim / kPanel, out.mix, static_cast<std::size_t>(dim), false);
+                   args.kv.value_dim / kPanel, out.mix, static_cast<std::size_t>(args.kv.value_dim), false);
     if (!coded) recompute_non_finite_rows<Step>(args, tile, span, work, out);  // codes are finite
 }
 
@@ -267,7 +267,7 @@ inline void fold(const Partial& to, const Partial& from, int rows, int dim) {
 // Divides by the sums and writes the tile's rows of `out`. A sum is at least 1: the key with the highest score counts as
 // 1. It is 0 where every score was -infinity, and the row becomes NaN.
 inline void finish(const AttentionArgs& args, const Tile& tile, const Partial& result) {
-    const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
+    const int dim = args.kv.value_dim, group = args.num_heads / args.kv.num_kv_heads;
     for (int r = 0; r < tile.rows; ++r) {
         const int row = tile.first_row + r;
         char* to = static_cast<char*>(args.out) + static_cast<std::size_t>(tile.first_token + row / group) * args.out_stride;

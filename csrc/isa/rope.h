@@ -1,5 +1,5 @@
-// Rotations of a step, and the work between the QKV product and attention: head norms, rope, writing keys and values
-// into the cache. Included by the translation unit of an instruction set, after its vectors.
+// Rotations of a step, and the work between the QKV product and attention: head norms, rope, writing keys and values, or
+// latents, into the cache. Included by the translation unit of an instruction set, after its vectors.
 #pragma once
 
 #include "../kernels.h"
@@ -193,6 +193,62 @@ inline void rope_and_write(const RopeArgs& args, Team& team) {
             expect_head(args.kv, slots[first], head);
         }
         for (int t = first; t < last; ++t) rope_token(args, t, t + 1 < last ? slots[t + 1] : -1);
+    };
+    over_tokens(args.step->tokens, 4, team, body);
+}
+
+// A row of latent and key to its position, in the order of values; see KVCache.
+inline void write_latent(const KVCache& kv, const float* row, std::int64_t slot) {
+    const int dim = kv.head_dim;
+    const std::int64_t block = slot / kv.block_size;
+    const int offset = static_cast<int>(slot % kv.block_size);
+    const std::size_t base = static_cast<std::size_t>(block) * kv.block_stride * dim;
+    const std::size_t at = base + 2 * static_cast<std::size_t>(offset / 2) * dim + offset % 2;
+    if (kv.type == DType::f32) {
+        store_head(row, dim, DType::f32, kv.values, base + static_cast<std::size_t>(offset) * dim);
+    } else if (kv.type == DType::bf16) {
+        alignas(64) bf16_t narrow[kMaxHeadDim];
+        store_head(row, dim, DType::bf16, narrow, 0);
+        bf16_t* to = static_cast<bf16_t*>(kv.values) + at;
+        for (int i = 0; i < dim; ++i) to[2 * i] = narrow[i];
+    } else {
+        alignas(64) std::int8_t codes[kMaxHeadDim];
+        kv.value_scales[static_cast<std::size_t>(block) * kv.block_stride + offset] = quantize_head(row, dim, codes);
+        std::int8_t* to = static_cast<std::int8_t*>(kv.values) + at;
+        for (int i = 0; i < dim; ++i) to[2 * i] = codes[i];
+    }
+}
+
+// One token: the rotated features of all its query heads behind what they are multiplied with already, and its row of the
+// cache.
+inline void latent_token(const LatentArgs& args, int t) {
+    alignas(64) float x[kMaxHeadDim], row[kMaxHeadDim];
+    const KVCache& kv = args.kv;
+    const int dim = kv.head_dim, latent = kv.value_dim, rotated = dim - latent, half = rotated / 2;
+    const std::size_t at = static_cast<std::size_t>(t), angle = at * half;
+    const auto rotate = [&](const float* from, float* to) {
+        for (int i = 0; i < half; ++i) {
+            x[i] = args.interleaved ? from[2 * i] : from[i];
+            x[half + i] = args.interleaved ? from[2 * i + 1] : from[half + i];
+        }
+        rotate_head(x, to, rotated, args.cos + angle, args.sin + angle, half);
+    };
+    const auto* queries = reinterpret_cast<const float*>(reinterpret_cast<const char*>(args.query) + at * args.query_stride);
+    for (int head = 0; head < args.num_heads; ++head) {
+        rotate(queries + static_cast<std::size_t>(head) * (args.key_dim + rotated) + args.key_dim, row);
+        store_head(row, rotated, args.q_type, args.q, (at * args.num_heads + head) * dim + latent);
+    }
+    const std::int64_t slot = args.step->groups[args.group].slots[t];
+    if (slot < 0) return;  // as in rope_token
+    const auto* made = reinterpret_cast<const float*>(reinterpret_cast<const char*>(args.latent) + at * args.latent_stride);
+    for (int i = 0; i < latent; i += 16) F32x16::load(made + i).store(row + i);
+    rotate(made + latent, row + latent);
+    write_latent(kv, row, slot);
+}
+
+inline void latent_and_write(const LatentArgs& args, Team& team) {
+    auto body = [&](int first, int last) {
+        for (int t = first; t < last; ++t) latent_token(args, t);
     };
     over_tokens(args.step->tokens, 4, team, body);
 }

@@ -5,6 +5,7 @@
 #include "../kernels.h"
 #include "attention.h"
 #include "experts.h"
+#include "heads.h"
 #include "linear.h"
 #include "pack.h"
 #include "peak.h"
@@ -25,6 +26,8 @@ const Kernels table = {
     .embed = embed,
     .rotations = rotations,
     .rope_and_write = rope_and_write,
+    .latent_and_write = latent_and_write,
+    .heads_linear = heads_linear,
     .attention = attention,
     .attention_scratch = attention_scratch,
     .pack = pack,

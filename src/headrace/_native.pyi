@@ -330,6 +330,11 @@ def expert_linear(
 ) -> NDArray[np.float32]:
     """Rows x that are routed already, times the matrices of their experts; `begins` as `route` gives them."""
 
+def heads_linear(
+    kernels: Kernels, team: Team, x: NDArray[np.float32], w: PackedMatrix, *, inputs: int
+) -> NDArray[np.float32]:
+    """The first features of each head, x [T, H * inputs], times its own matrix of w; gives [T, H * O]."""
+
 @final
 class Tape:
     """A model as a list of kernel calls over memory that is allocated once, see csrc/tape.h.
@@ -358,14 +363,16 @@ class Tape:
         self,
         group: int,
         type: str,
-        keys: NDArray[np.uint8],
+        keys: NDArray[np.uint8] | None,
         values: NDArray[np.uint8],
         *,
         num_kv_heads: int,
         head_dim: int,
+        value_dim: int,
         key_scales: NDArray[np.float32] | None = None,
         value_scales: NDArray[np.float32] | None = None,
-    ) -> int: ...
+    ) -> int:
+        """Without keys the values are part of them, see csrc/tensors.h: KVCache."""
     def rotations(self, frequencies: NDArray[np.float64], factor: float, limit: int | None = None) -> int: ...
     def embed(
         self, table: Embeddings, out: int, *, scale: float = 1.0, positions: bool = False, name: str = "embed"
@@ -452,6 +459,33 @@ class Tape:
         eps: float = 0.0,
         layer: int = -1,
     ) -> None: ...
+    def latent(
+        self,
+        query: int,
+        latent: int,
+        cache: int,
+        q: int,
+        *,
+        num_heads: int,
+        key_dim: int,
+        interleaved: bool,
+        rotation: int,
+        layer: int = -1,
+    ) -> None:
+        """Writes the rotated features of `q` and the cache; see csrc/kernels.h: LatentArgs."""
+    def heads_linear(
+        self,
+        source: int,
+        weight: PackedMatrix,
+        out: int,
+        *,
+        inputs: int,
+        outputs: int,
+        scope: str = "tokens",
+        name: str,
+        layer: int = -1,
+    ) -> None:
+        """A matrix for each head; `inputs`, `outputs`: features from one head to the next in a row."""
     def attention(
         self,
         q: int,

@@ -274,6 +274,37 @@ CASES |= {
     "gpt-neox-serial": Case("GPTNeoX", {"hidden_size": 64, "use_parallel_residual": False}),
     "gpt2": Case("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}, head="LMHeadModel"),
 }
+
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "n_group": 4,
+    "topk_group": 2,
+}
+YARN_MSCALE = rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9)
+
+CASES |= {
+    "deepseek-v2": Case("DeepseekV2", {**LATENT, "topk_method": "group_limited_greedy"}),
+    "deepseek-v2-lite": Case(
+        "DeepseekV2", {**LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1, **YARN_MSCALE}
+    ),
+    "deepseek-v3": Case("DeepseekV3", {**LATENT, **YARN_MSCALE}),
+    "deepseek-v3-biases": Case("DeepseekV3", {**LATENT, "attention_bias": True, "rope_interleave": False}),
+    "glm4-moe-lite": Case(
+        "Glm4MoeLite",
+        {**LATENT, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+}
 """Each family with every feature of its own turned on."""
 
 Open = Callable[..., Decoder]

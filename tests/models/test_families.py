@@ -205,6 +205,14 @@ def test_mistral_with_layer_types_is_refused(llama_config: Config) -> None:
         read_spec({**llama_config, **fields})
 
 
+LATENTS = {
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_experts_per_tok": 2,
+}
+
 EXPERTS = {
     "num_experts": 8,
     "num_local_experts": 8,
@@ -216,7 +224,7 @@ EXPERTS = {
 def test_every_family_has_names(llama_config: Config) -> None:
     sizes = {"n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 64, "sliding_window": 8, "head_dim": 8}
     for name in FAMILIES:
-        spec = read_spec({**llama_config, **sizes, **EXPERTS, "architectures": [name]})
+        spec = read_spec({**llama_config, **sizes, **EXPERTS, **LATENTS, "architectures": [name]})
         assert FAMILIES[spec.family].read is FAMILIES[name].read
         tensors = lower(spec, weight_names(spec)).tensors()
         assert tensors and not any(tensor.startswith(".") for tensor in tensors)

@@ -16,7 +16,7 @@ from headrace.program.records import Op  # noqa: E402
 from headrace.program.work import operations_per_row  # noqa: E402
 from headrace.runner import torch_decoder  # noqa: E402
 from tests.native.steps import PagedRun, groups_of  # noqa: E402
-from tests.native.tiny_models import SPECS, native_model, random_weights, torch_model  # noqa: E402
+from tests.native.tiny_models import SPECS, format_of, native_model, random_weights, torch_model  # noqa: E402
 
 ROWS, WANTED = 9, (2, 8)
 SECOND_CALLS = {"soft_cap"}  # of the op `logits`
@@ -37,18 +37,18 @@ def test_the_tape_makes_each_call_once_in_order(name: str, format: str) -> None:
     ]
     rows = {"tokens": ROWS, "selected": len(WANTED), "logits": len(WANTED)}
     for op, (*_, operations) in zip(expected, calls, strict=True):
-        if op.kind in ("linear", "logits", "experts"):
+        if op.kind in ("linear", "logits", "experts", "heads_linear"):
             assert operations == operations_per_row(op) * rows[op.rows], op.name
 
 
 def _without_repeats(ops: list[Op[Any]], format: str) -> list[Op[Any]]:
     """Without norms whose result is there already, encoded alike for another matrix."""
     found: list[Op[Any]] = []
-    latest: dict[str, Op[Any]] = {}  # by encoding
+    latest: dict[tuple[str, int], Op[Any]] = {}  # by encoding and width
     for op in ops:
         if op.kind == "norm":
             assert op.reader is not None
-            encoding = "f32" if op.reader.exact else format
+            encoding = format_of(op.reader, format), op.outputs[0].columns
             before = latest.get(encoding)
             if before is not None and (before.inputs, before.weights) == (op.inputs, op.weights):
                 continue
@@ -59,7 +59,9 @@ def _without_repeats(ops: list[Op[Any]], format: str) -> list[Op[Any]]:
 
 def _encodes(op: Op[Any], format: str) -> bool:
     """Whether the input of this op is not yet of the type that the next matrix reads."""
-    return format == "int8" or (format == "bf16" and op.inputs[0].form == "float")
+    assert op.reader is not None
+    read = format_of(op.reader, format)
+    return read in ("int8", "int4") or (read == "bf16" and op.inputs[0].form == "float")
 
 
 @pytest.mark.parametrize("name", SPECS)

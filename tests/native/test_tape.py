@@ -56,7 +56,7 @@ def test_float32_logits_match_torch(name: str, kernels: str) -> None:
 
 @pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("kv", ["bfloat16", "float32", "int8"])
-@pytest.mark.parametrize("name", ["gqa", "qk-norm", "full-and-window", "sinks", "biases"])
+@pytest.mark.parametrize("name", ["gqa", "qk-norm", "full-and-window", "sinks", "biases", "latent"])
 def test_bfloat16_logits_are_near_those_of_torch(name: str, kv: str, kernels: str) -> None:
     spec, tokens = SPECS[name], prompt()
     weights = random_weights(spec, 0.04)
@@ -72,7 +72,7 @@ def test_bfloat16_logits_are_near_those_of_torch(name: str, kv: str, kernels: st
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 32, 100])
 def test_block_sizes_do_not_change_what_is_computed(block_size: int) -> None:
-    for name in ("gqa", "full-and-window", "sinks"):
+    for name in ("gqa", "full-and-window", "sinks", "latent-and-heads"):
         spec, tokens = SPECS[name], prompt()
         model = native_model(spec, random_weights(spec), block_size, BEST)
         logits = PagedRun(model, groups_of(spec, block_size)).step({0: tokens})[0]
@@ -84,7 +84,7 @@ KV_OF = {"f32": "float32", "bf16": "bfloat16", "int8": "bfloat16", "int4": "int8
 
 @pytest.mark.parametrize("kernels", parameters())
 @pytest.mark.parametrize("format", KV_OF)
-@pytest.mark.parametrize("name", ["gqa", "full-and-window", "sinks", "qk-norm"])
+@pytest.mark.parametrize("name", ["gqa", "full-and-window", "sinks", "qk-norm", "latent-and-heads"])
 def test_logits_are_bitwise_the_same_in_any_batch(name: str, format: str, kernels: str) -> None:
     spec, tokens = SPECS[name], prompt()
     weights = random_weights(spec)
@@ -199,8 +199,8 @@ def test_two_decoders_share_one_process() -> None:
 
 
 def test_a_copied_block_reads_like_its_source() -> None:
-    for kv in ("float32", "int8"):
-        spec = SPECS["gqa"]
+    for name, kv in (("gqa", "float32"), ("gqa", "int8"), ("latent", "bfloat16"), ("latent", "int8")):
+        spec = SPECS[name]
         model = native_model(spec, random_weights(spec), 16, BEST, kv=kv)
         run = PagedRun(model, groups_of(spec, 16))
         tokens = prompt(20)

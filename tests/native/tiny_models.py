@@ -15,7 +15,9 @@ from headrace.models.spec import (
     AttentionSpec,
     ExpertsSpec,
     FeedForward,
+    LatentSpec,
     LayerSpec,
+    Mixer,
     MLPSpec,
     ModelSpec,
     NormPlacement,
@@ -44,6 +46,10 @@ ROPE = RopeSpec(theta=10_000.0, dim=16)
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=ROPE)
 WINDOW = replace(ATTENTION, retention=Retention.WINDOW, window=21)
 SINKS = replace(ATTENTION, retention=Retention.SINKS, window=24, sinks=3)
+LATENT = LatentSpec(
+    num_heads=3, latent=64, key_dim=64, rope_dim=16, value_dim=32, query_rank=None, scale=0.2,
+    rope=replace(ROPE, interleaved=True), norm=NormSpec(1e-6),
+)  # fmt: skip
 EXPERT = MLPSpec(intermediate_size=40)
 EXPERTS = ExpertsSpec(6, RouterSpec(2), EXPERT)
 DEEPSEEK = RouterSpec(
@@ -54,9 +60,7 @@ LAYER_NORM = NormSpec(1e-5, "layer", bias=True)
 YARN = RopeSpec(theta=500.0, dim=16, kind="yarn", factor=4.0, original_max_position=64)
 
 
-def model(
-    *mixers: AttentionSpec, mlp: FeedForward = MLP, norms: NormPlacement = "pre", **fields: Any
-) -> ModelSpec:
+def model(*mixers: Mixer, mlp: FeedForward = MLP, norms: NormPlacement = "pre", **fields: Any) -> ModelSpec:
     """Hidden size 48, so that rows need padding too."""
     known = {
         "family": "tiny", "hidden_size": 48, "vocab_size": VOCAB, "max_position": MAX_LEN, "norm": NormSpec(1e-5),
@@ -118,6 +122,12 @@ SPECS = {
         ),
     ),
     "experts-and-norms-around": model(ATTENTION, ATTENTION, norms="both", mlp=EXPERTS, residual_scale=0.7),
+    "latent": model(LATENT, LATENT),
+    "latent-of-deepseek": model(
+        *[replace(LATENT, query_rank=40, bias=True, rope=replace(YARN, dim=16, interleaved=True))] * 2,
+        mlp=ExpertsSpec(8, DEEPSEEK, EXPERT, shared=MLP),
+    ),
+    "latent-and-heads": model(replace(LATENT, num_heads=20, value_dim=24), ATTENTION),
     "learned-positions": model(*[replace(ATTENTION, rope=None)] * 2, learned_positions=MAX_LEN),
 }
 
@@ -182,6 +192,13 @@ def native_model(
     return NativeDecoder(program, packed, memory, groups, table, team, limits)
 
 
+def format_of(weight: WeightRef, format: str) -> str:
+    """Of a model's matrix, where `format` is that of most."""
+    if weight.in_heads is not None:
+        return "bf16" if format == "bf16" else "f32"
+    return "f32" if weight.exact else format
+
+
 @dataclass(frozen=True)
 class _Packing:
     """Packs the weights of a torch model."""
@@ -204,7 +221,7 @@ class _Packing:
 
     def matrix(self, weight: WeightRef) -> Projection:
         projection = self.weights.matrices[weight.name]
-        format = "f32" if weight.exact else self.format
+        format = format_of(weight, self.format)
         matrices = projection.weight.numpy().reshape(-1, *weight.shape)
         biases: list[Any] = [None] * len(matrices)
         if projection.bias is not None:
@@ -212,7 +229,7 @@ class _Packing:
         parts = [list(np.split(one, 2)) if weight.gated else [one] for one in matrices]
         matrix = _native.PackedMatrix(
             self.kernels, self.team, format, parts[0], gate=weight.gated, input=INPUTS[format],
-            group=0 if weight.exact else self.group, bias=biases[0], experts=len(matrices),
+            group=self.group if format == self.format else 0, bias=biases[0], experts=len(matrices),
         )  # fmt: skip
         for number in range(1, len(matrices)):
             matrix.put(self.kernels, self.team, number, parts[number], biases[number])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,20 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("model", "options"), VARIANTS, ids=lambda value: str(value))
 def test_the_ledger_is_what_is_allocated(model: str, options: dict[str, Any]) -> None:
     check(model, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+        {"ops_force": "avx2", "block_size": 20},
+    ],
+    ids=str,
+)
+def test_the_ledger_of_latents(options: dict[str, Any], tiny_models: Mapping[str, str]) -> None:
+    """One row a token, and matrices of heads, which stay floats."""
+    check(tiny_models["deepseek"], {"num_kv_blocks": 64, **options})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -62,6 +62,13 @@ def products_of(spec: ModelSpec) -> tuple[Product, ...]:
     )
 
 
+def _layout(mixer: Attention) -> KVLayout:
+    """Of one layer."""
+    return KVLayout(
+        "one", (0,), Retention.FULL, None, 0, mixer.num_kv_heads, mixer.head_dim, mixer.value_in_key
+    )
+
+
 def _first_attention(spec: ModelSpec) -> Attention:
     attends: Attention = lower(spec).of_kind("attention")[0].attributes
     return attends
@@ -158,9 +165,9 @@ class KernelBench:
         """Decoding `count` sequences that hold `context` tokens each, or one prompt of `count` tokens."""
         mixer = _first_attention(spec)
         shape = f"{mixer.num_heads}/{mixer.num_kv_heads}x{mixer.head_dim}"
-        layout = KVLayout("one", (0,), Retention.FULL, None, 0, mixer.num_kv_heads, mixer.head_dim)
+        layout = _layout(mixer)
         scale = 0 if kv_type != "int8" else 4
-        token_bytes = 2 * mixer.num_kv_heads * (mixer.head_dim * _KV_TYPES[kv_type][1] + scale)
+        token_bytes = layout.rows_per_token * (mixer.head_dim * _KV_TYPES[kv_type][1] + scale)
         for count in row_counts:
             decoding = count <= DECODE_ROWS
             step = self._decode(count, context) if decoding else self._one_prompt(count)
@@ -171,7 +178,8 @@ class KernelBench:
             tape = self._attention_tape(spec, kv_type, step)
             seconds = self._time(tape, "attention", step)
             product = "f32" if kv_type == "f32" else "bf16"
-            work = Work(keys * token_bytes, {product: 4.0 * pairs * mixer.num_heads * mixer.head_dim})
+            each = 2.0 * mixer.num_heads * (mixer.head_dim + mixer.value_dim)  # two products
+            work = Work(keys * token_bytes, {product: pairs * each})
             labels: dict[str, Label] = {
                 "op": "attention", "format": kv_type, "shape": shape, "rows": count,
                 "context": context if decoding else count,
@@ -185,22 +193,21 @@ class KernelBench:
         group = tape.add_group(block_size=BLOCK_SIZE, num_blocks=step.num_blocks, sink_blocks=0)
         per_token = mixer.num_kv_heads * mixer.head_dim * width
         size = step.num_blocks * BLOCK_SIZE * per_token
-        copies = min(64, 1 + self._cold_bytes // (2 * size)) if step.seqs == step.tokens else HOT_COPIES
+        parts = _layout(mixer).parts
+        copies = min(64, 1 + self._cold_bytes // (parts * size)) if step.seqs == step.tokens else HOT_COPIES
         activations = "f32" if kv_type == "f32" else "bf16"
         q = tape.add_queries(activations, mixer.num_heads * mixer.head_dim)
-        out = tape.add_rows(activations, mixer.num_heads * mixer.head_dim)
+        out = tape.add_rows(activations, mixer.num_heads * mixer.value_dim)
         heads = step.num_blocks * mixer.num_kv_heads * BLOCK_SIZE
-        scales = (
-            {"key_scales": np.full(heads, 0.01, np.float32), "value_scales": np.full(heads, 0.01, np.float32)}
-            if kv_type == "int8"
-            else {}
-        )
+        names = ("value_scales", "key_scales")[:parts] if kv_type == "int8" else ()
+        scales = {name: np.full(heads, 0.01, np.float32) for name in names}
         for _ in range(copies):
             # 0x3c3c is 0.011 in bfloat16 and float32: written, or all pages would be the one page of zeros.
-            keys, values = np.full(size, 0x3C, np.uint8), np.full(size, 0x3C, np.uint8)
+            values, *keys = (np.full(size, 0x3C, np.uint8) for _ in range(parts))
             cache = tape.add_kv(
-                group, name, keys, values, num_kv_heads=mixer.num_kv_heads, head_dim=mixer.head_dim, **scales
-            )
+                group, name, keys[0] if keys else None, values, num_kv_heads=mixer.num_kv_heads,
+                head_dim=mixer.head_dim, value_dim=mixer.value_dim, **scales,
+            )  # fmt: skip
             tape.attention(q, None, cache, out, num_heads=mixer.num_heads, scale=mixer.scale)
         return tape
 

@@ -56,7 +56,7 @@ def read_weights(
     names = weight_names(spec)
     program = lower(spec, names)
     check_tensors(stored.checkpoint, program, names, stored.coded, stored.parts | {*stored.ignored})
-    done, total = 0, len(program.tensors())
+    done, total = 0, sum(1 for weight in program.weights for _ in weight.tensors())
 
     def fill(name: str, target: torch.Tensor) -> None:
         nonlocal done
@@ -84,6 +84,15 @@ def random_weights(
 
     program = lower(spec, weight_names(spec))
     return make_weights(program.weights, _TorchMaker(fill, dtype, torch.device(device)))
+
+
+def head_matrices(tensor: torch.Tensor, weight: WeightRef) -> torch.Tensor:
+    """The matrices [H, O, I] of a weight of heads, from the tensor that holds them."""
+    rows = weight.in_heads
+    assert rows is not None
+    picked = tensor.unflatten(0, (weight.experts, rows.each))[:, rows.first : rows.first + rows.count]
+    matrices: torch.Tensor = picked.transpose(1, 2) if rows.transposed else picked
+    return matrices.contiguous()
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
@@ -114,6 +123,13 @@ class _TorchMaker:
         return vector + weight.offset if weight.offset else vector
 
     def matrix(self, weight: WeightRef) -> Projection:
+        if weight.in_heads is not None:
+            (name, shape), *_ = weight.tensors()
+            tensor = self._empty(*shape)
+            self._fill(name, tensor)
+            return Projection(
+                head_matrices(tensor, weight)
+            )  # one copy: a view would keep the rest of the tensor
         if weight.experts is not None:
             return self._experts(weight)
         bias = None

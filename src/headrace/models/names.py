@@ -26,6 +26,12 @@ class WeightNames:
     key: str = "model.layers.{i}.self_attn.k_proj"
     value: str = "model.layers.{i}.self_attn.v_proj"
     qkv: str = ""
+    query_down: str = "model.layers.{i}.self_attn.q_a_proj"  # latent attention
+    query_down_norm: str = "model.layers.{i}.self_attn.q_a_layernorm"
+    query_up: str = "model.layers.{i}.self_attn.q_b_proj"
+    latent: str = "model.layers.{i}.self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "model.layers.{i}.self_attn.kv_a_layernorm"
+    latent_up: str = "model.layers.{i}.self_attn.kv_b_proj"
     out: str = "model.layers.{i}.self_attn.o_proj"
     query_norm: str = "model.layers.{i}.self_attn.q_norm"
     key_norm: str = "model.layers.{i}.self_attn.k_norm"

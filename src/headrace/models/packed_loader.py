@@ -22,7 +22,7 @@ from headrace.models.stored import open_weights
 from headrace.models.tensor_sources import CheckpointTensors, RandomSource, TensorSource
 from headrace.models.weights import Maker, Progress, Projection, Weights, check_tensors, make_weights
 from headrace.program.lower import lower
-from headrace.program.records import WeightRef
+from headrace.program.records import HeadRows, WeightRef
 from headrace.quant.format import WeightFormat, WeightFormats
 
 
@@ -124,12 +124,33 @@ class _Packer:
         return vector + np.float32(weight.offset) if weight.offset else vector
 
     def matrix(self, weight: WeightRef) -> Projection:
+        if weight.in_heads is not None:
+            return self._heads(weight, weight.in_heads)
         if weight.experts is None:
             return self._matrix(weight, ALONE)
         first, *others = weight.each()
         packed = self._matrix(first, ExpertPlace(0, weight.experts))
         for number, one in enumerate(others, 1):
             self._matrix(one, ExpertPlace(number, weight.experts, packed.weight))
+        return packed
+
+    def _heads(self, weight: WeightRef, rows: HeadRows) -> Projection:
+        """Matrices of heads, which are floats whatever the tensor that holds them is stored as."""
+        ((name, (count, columns)),) = weight.tensors()
+        parts = self._tensors.matrices([name], [count], columns)
+        tensor = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        target = self._weights.of(weight.name)
+        packed: Projection | None = None
+        matrix: PackedMatrix | None = None
+        for number in range(count // rows.each):
+            start = number * rows.each + rows.first
+            one = tensor[start : start + rows.count]
+            one = np.ascontiguousarray(one.T if rows.transposed else one)
+            place = ExpertPlace(number, count // rows.each, matrix)
+            packed = self._pack([one], target, gate=False, bias=None, place=place)
+            matrix = packed.weight
+        self._finish([name])
+        assert packed is not None
         return packed
 
     def _matrix(self, weight: WeightRef, place: ExpertPlace) -> Projection:

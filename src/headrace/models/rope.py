@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from headrace.core.types import Retention
-from headrace.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from headrace.models.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec, RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
@@ -36,7 +36,12 @@ def with_context(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:
 
     def fitted(layer: LayerSpec) -> LayerSpec:
         rope = layer.mixer.rope
-        if rope is None or rope.kind != "longrope" or not rope.short_factors:
+        if (
+            isinstance(layer.mixer, LatentSpec)
+            or rope is None
+            or rope.kind != "longrope"
+            or not rope.short_factors
+        ):
             return layer
         length = spec.max_position if max_model_len is None else max_model_len
         factors = rope.short_factors if length <= rope.original_max_position else rope.factors
@@ -51,6 +56,12 @@ def sink_position(spec: AttentionSpec) -> int | None:
     if spec.retention is not Retention.SINKS or spec.window is None or spec.sinks == 0 or spec.rope is None:
         return None
     return spec.sinks + spec.window - 1
+
+
+def yarn_scale(rope: RopeSpec) -> float:
+    """The factor on the logits of latent attention: there YaRN's `mscale_all_dim` is applied to queries and keys
+    (DeepSeek-AI 2024, as in HF's yarn_apply_mscale)."""
+    return _mscale(rope.factor, rope.mscale_all_dim) ** 2 if rope.mscale_all_dim else 1.0
 
 
 def dynamic_theta(rope: RopeSpec, length: int | None = None) -> float:

@@ -165,6 +165,50 @@ def _gpt_oss(layers: int, experts: int) -> Config:
     )
 
 
+def _deepseek(
+    architecture: str, sizes: tuple[int, int, int, int, int, int], query_rank: int | None, **fields: Any
+) -> Config:
+    mscale = fields.pop("mscale")
+    return _shape(
+        architecture,
+        sizes,
+        max_position_embeddings=163_840,
+        rms_norm_eps=1e-6,
+        q_lora_rank=query_rank,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        rope_scaling={
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": mscale,
+            "mscale_all_dim": mscale,
+        },
+        **fields,
+    )
+
+
+def _deepseek_v2_lite(layers: int) -> Config:
+    return _deepseek(
+        "DeepseekV2",
+        (2048, 10_944, layers, 16, 16, 102_400),
+        None,
+        mscale=0.707,
+        moe_intermediate_size=1408,
+        n_routed_experts=64,
+        num_experts_per_tok=6,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        topk_method="greedy",
+        bos_token_id=100_000,
+        eos_token_id=100_001,
+    )
+
+
 def _gpt2(hidden: int, layers: int, heads: int) -> Config:
     return MappingProxyType(
         {
@@ -226,6 +270,25 @@ SHAPES: Mapping[str, Config] = MappingProxyType(
         "qwen3-30b-a3b": _qwen3_moe(48),
         # its first layers, for measurements
         "qwen3-30b-a3b-8l": _qwen3_moe(8),
+        "deepseek-v2-lite": _deepseek_v2_lite(27),
+        "deepseek-v2-lite-4l": _deepseek_v2_lite(4),
+        "deepseek-v3": _deepseek(
+            "DeepseekV3",
+            (7168, 18_432, 61, 128, 128, 129_280),
+            1536,
+            mscale=1.0,
+            moe_intermediate_size=2048,
+            n_routed_experts=256,
+            num_experts_per_tok=8,
+            n_shared_experts=1,
+            first_k_dense_replace=3,
+            n_group=8,
+            topk_group=4,
+            routed_scaling_factor=2.5,
+            norm_topk_prob=True,
+            bos_token_id=0,
+            eos_token_id=1,
+        ),
         "mixtral-8x7b": _shape(
             "Mixtral",
             (4096, 14_336, 32, 32, 8, 32_000),

@@ -102,6 +102,63 @@ class AttentionSpec:
     learned_sinks: bool = False
     temperature: Temperature | None = None
 
+    @property
+    def value_in_key(self) -> int | None:
+        """See `KVLayout`."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-AI 2024). A token's cache is one latent and one rotated key, which all
+    heads share: each head has matrices that make its key and its value of the latent.
+
+    latent: features of it (HF kv_lora_rank). key_dim, rope_dim, value_dim: features of a head's key that come from the
+    latent, of the shared key with rope, and of a head's value. query_rank: queries come from so many features, which
+    have a norm (HF q_lora_rank); None: from the hidden state. norm: of those and of the latent. bias: of the products
+    that make those and the latent, and of the output.
+    """
+
+    num_heads: int
+    latent: int
+    key_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None
+    scale: float
+    rope: RopeSpec
+    norm: NormSpec
+    bias: bool = False
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of what is cached."""
+        return 1
+
+    @property
+    def head_dim(self) -> int:
+        """Of what is cached, and of the queries that meet it: `latent` features, then the rotated ones."""
+        return self.latent + self.rope_dim
+
+    @property
+    def value_in_key(self) -> int:
+        return self.latent
+
+    @property
+    def retention(self) -> Retention:
+        return Retention.FULL
+
+    @property
+    def window(self) -> int | None:
+        return None
+
+    @property
+    def sinks(self) -> int:
+        return 0
+
+
+Mixer = AttentionSpec | LatentSpec
+
 
 @dataclass(frozen=True, slots=True)
 class MLPSpec:
@@ -155,7 +212,7 @@ FeedForward = MLPSpec | ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    mixer: AttentionSpec
+    mixer: Mixer
     feed_forward: FeedForward
     norms: NormPlacement = "pre"
 
@@ -214,7 +271,9 @@ class ModelSpec:
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, layer in enumerate(self.layers):
             mixer = layer.mixer
-            key = (mixer.retention, mixer.window, mixer.sinks, mixer.num_kv_heads, mixer.head_dim)
+            key = (
+                mixer.retention, mixer.window, mixer.sinks, mixer.num_kv_heads, mixer.head_dim, mixer.value_in_key
+            )  # fmt: skip
             groups.setdefault(key, []).append(index)
         layouts = []
         for members in groups.values():
@@ -230,6 +289,7 @@ class ModelSpec:
                     sinks=mixer.sinks,
                     num_kv_heads=mixer.num_kv_heads,
                     head_dim=mixer.head_dim,
+                    value_in_key=mixer.value_in_key,
                 )
             )
         return tuple(layouts)
@@ -237,7 +297,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Layers whose keys and values have one shape and one retention: one block table serves them all."""
+    """Layers whose keys and values have one shape and one retention: one block table serves them all.
+
+    value_in_key: values are not stored, as they are the first so many features of the keys; None: they are as wide.
+    """
 
     name: str
     layers: tuple[int, ...]
@@ -246,8 +309,19 @@ class KVLayout:
     sinks: int
     num_kv_heads: int
     head_dim: int
+    value_in_key: int | None = None
+
+    @property
+    def parts(self) -> int:
+        """2: keys and values. 1: keys alone."""
+        return 2 if self.value_in_key is None else 1
+
+    @property
+    def rows_per_token(self) -> int:
+        """Keys and values of one token over all layers of the group."""
+        return self.parts * len(self.layers) * self.num_kv_heads
 
     @property
     def elements_per_token(self) -> int:
         """Key and value elements of one token over all layers of the group."""
-        return 2 * len(self.layers) * self.num_kv_heads * self.head_dim
+        return self.rows_per_token * self.head_dim

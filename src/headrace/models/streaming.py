@@ -7,7 +7,7 @@ from dataclasses import replace
 from headrace.core.types import Retention
 from headrace.errors import ConfigError
 from headrace.models.rope import dynamic_theta
-from headrace.models.spec import LayerSpec, ModelSpec
+from headrace.models.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec
 
 STREAM_MAX_POSITION = 1 << 20
 """Tokens of one stream. No layer attends further back than its window; the bound is for the host's token lists."""
@@ -25,6 +25,8 @@ def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
             f"attention sinks {sinks} and window {window} must be at least 0 and 1 and together at most the "
             f"model's {spec.max_position} positions"
         )
+    if any(isinstance(layer.mixer, LatentSpec) for layer in spec.layers):
+        raise ConfigError("attention_sinks and sliding_window are not supported for latent attention")
     if all(layer.mixer.retention is Retention.WINDOW for layer in spec.layers):
         raise ConfigError(
             "attention_sinks and sliding_window change nothing in this model: every layer of it has a window of its own"
@@ -35,6 +37,7 @@ def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
 
 def _streaming_layer(layer: LayerSpec, sinks: int, window: int) -> LayerSpec:
     mixer = layer.mixer
+    assert isinstance(mixer, AttentionSpec)
     rope = mixer.rope
     if (
         rope is not None and rope.kind == "dynamic"

@@ -62,6 +62,10 @@ class ExpertLinear(Protocol):
     ) -> torch.Tensor: ...
 
 
+class HeadsLinear(Protocol):
+    def __call__(self, x: torch.Tensor, weight: Weight) -> torch.Tensor: ...
+
+
 class RopeTables(Protocol):
     def __call__(
         self, positions: torch.Tensor, inverse_frequencies: torch.Tensor, attention_factor: float

@@ -26,7 +26,7 @@ PLAIN_OPS = (
     "paged_attention",
     "route",
 )
-WEIGHT_OPS = ("linear", "gated_linear", "expert_linear")
+WEIGHT_OPS = ("linear", "gated_linear", "expert_linear", "heads_linear")
 """Ops that are bound once for each weight format."""
 
 
@@ -107,6 +107,7 @@ class Ops:
     linear: Mapping[str, signatures.Linear]
     gated_linear: Mapping[str, signatures.GatedLinear]
     expert_linear: Mapping[str, signatures.ExpertLinear]
+    heads_linear: Mapping[str, signatures.HeadsLinear]
     choices: tuple[Choice, ...]
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -140,6 +141,7 @@ class Selection:
             linear=by_format["linear"],
             gated_linear=by_format["gated_linear"],
             expert_linear=by_format["expert_linear"],
+            heads_linear=by_format["heads_linear"],
             choices=self.choices,
         )
 

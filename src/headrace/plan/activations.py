@@ -13,6 +13,8 @@ from headrace.plan.units import format_count
 from headrace.program.records import Combine, Op, Program
 
 LOGITS_BYTES = 4  # logits are float32 whatever the compute type
+_LATENT = ("query_down", "query", "latent", "absorbed", "head_values")
+"""Buffers of latent attention."""
 FLOAT_BYTES = 4  # torch attends in float32
 MASK_BYTES = 12  # of a pair of query and key: their distance as int64, and masks
 LOGPROB_CHUNK_BYTES = 16  # of a logit: its log-probability, whether it is greater, and what ranking sorts
@@ -43,6 +45,7 @@ def activation_parts(
     element_bytes = memory.element_bytes
     routed = max((_routed(program, op) for op in program.of_kind("combine")), default=0)
     qkv, attended, inner = (_widest(program, name) for name in ("qkv", "mixed", "wide"))
+    latent = sum(_widest(program, name) for name in _LATENT)
     shape = f"{format_count(tokens)} tokens x "
     each = f" x {element_bytes} B"
     return (
@@ -53,8 +56,8 @@ def activation_parts(
         ),
         ActivationPart(
             "attention",
-            tokens * (qkv + attended) * element_bytes,
-            f"{shape}({qkv} q, k, v + {attended} output){each}",
+            tokens * (qkv + latent + attended) * element_bytes,
+            f"{shape}({qkv + latent} q, k, v + {attended} output){each}",
         ),
         ActivationPart(
             "feed-forward",

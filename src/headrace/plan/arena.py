@@ -28,8 +28,8 @@ def arena_bytes(program: Program, tokens: int, seqs: int, memory: MemoryFormat) 
     sizes: dict[str, int] = {}
     for one in _places(program, memory.weights, memory.kv.dtype):
         sizes[one.part] = sizes.get(one.part, 0) + _place_bytes(one, tokens)
-    heads = {op.attributes.head_dim for op in program.of_kind("attention")}
-    sizes["attention"] += sum(_pages(_scratch(head_dim, memory, seqs)) for head_dim in heads)
+    heads = {(op.attributes.head_dim, op.attributes.value_dim) for op in program.of_kind("attention")}
+    sizes["attention"] += sum(_pages(_scratch(key, value, memory, seqs)) for key, value in heads)
     return sizes
 
 
@@ -67,10 +67,10 @@ def _place_bytes(one: Place, tokens: int) -> int:
     return size
 
 
-def _scratch(head_dim: int, memory: MemoryFormat, seqs: int) -> int:
+def _scratch(head_dim: int, value_dim: int, memory: MemoryFormat, seqs: int) -> int:
     """A bound: instruction sets cut attention into tiles of different sizes."""
-    partial = _round((2 * _round(_TILE_ROWS, 16) + _TILE_ROWS * head_dim) * 4, _CACHE_LINE)
-    columns = _SPAN if memory.kv.dtype == "int8" else _MASKED
+    partial = _round((2 * _round(_TILE_ROWS, 16) + _TILE_ROWS * value_dim) * 4, _CACHE_LINE)
+    columns = _SPAN if memory.kv.dtype == "int8" or value_dim < head_dim else _MASKED
     values = (4 if memory.kv.dtype == "float32" else 2) * columns * head_dim
     results = partial * _PARTIALS
     work = 4 * _TILE_ROWS * (_SPAN + 16) + 2 * partial + values

@@ -16,7 +16,7 @@ _NATIVE_SCALE_BYTES = 4
 class KVFormat:
     """A stored key or value element, with its scales and padding.
 
-    scale_bytes: of each position's and head's key, and as many of its value.
+    scale_bytes: of each position's and head's key, and as many of its value, where that is stored.
     stride: the room of a block is a multiple of this many positions.
     """
 
@@ -30,8 +30,7 @@ class KVFormat:
 
     def token_bytes(self, layout: KVLayout) -> int:
         """Of one token's keys and values over all layers of a group."""
-        heads = 2 * len(layout.layers) * layout.num_kv_heads
-        return layout.elements_per_token * self.element_bytes + heads * self.scale_bytes
+        return layout.elements_per_token * self.element_bytes + layout.rows_per_token * self.scale_bytes
 
     def block_bytes(self, layout: KVLayout, block_size: int) -> int:
         """Of one block over all layers of a group, padding included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
-from headrace.models.spec import ModelSpec
+from headrace.models.spec import LatentSpec, ModelSpec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.cpu.support import KV_DTYPES, native_facts
 from headrace.ops.table import DENSE, Facts, op_keys
@@ -27,7 +27,9 @@ class KernelChoice:
 def op_facts(spec: ModelSpec, machine: Machine) -> Facts:
     """Facts about a model and a machine that the op table's candidates check."""
     dims = dict.fromkeys(layout.head_dim for layout in spec.kv_shapes)
-    return native_facts(machine.kernels, machine.kernels_note, tuple(dims))
+    latents = (layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentSpec))
+    sizes = dict.fromkeys((one.key_dim, one.latent) for one in latents)
+    return native_facts(machine.kernels, machine.kernels_note, tuple(dims), tuple(sizes))
 
 
 def choose_kernels(

@@ -121,6 +121,8 @@ def _token_text(layout: KVLayout, stored: KVFormat) -> str:
     each = f"{layout.head_dim} x {stored.element_bytes} B"
     if stored.scale_bytes:
         each = f"({each} + {stored.scale_bytes} B scale)"
+    if layout.value_in_key is not None:
+        return f"{layers} layers x one latent and key x {each}; keeps {kept}"
     return f"{layers} layers x 2 x {layout.num_kv_heads} heads x {each}; keeps {kept}"
 
 

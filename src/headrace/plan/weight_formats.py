@@ -46,7 +46,7 @@ def weight_formats(
     if spec.packed is not None:
         return spec.packed
     if quantization is not None and quantization not in ACTIVATION_NAMES:
-        return _rounded(program, named_format(quantization), _exact(spec, program))
+        return _rounded(program, named_format(quantization), _exact(spec, program, dtype))
     if quantization is not None and spec.codes is None:
         raise ConfigError(
             f"quantization {quantization} is about the codes of a quantised checkpoint, and this one is not quantised"
@@ -54,7 +54,7 @@ def weight_formats(
     if dtype not in DTYPES:
         return None
     usual = dense_format(dtype, stored_type(spec, dtype)[0])
-    exact = _exact(spec, program)
+    exact = _exact(spec, program, dtype)
     if spec.codes is None:
         return WeightFormats(usual, exact=exact)
     activations = ACTIVATION_NAMES.get(quantization or "", spec.codes.activations or CODE_ACTIVATIONS)
@@ -65,7 +65,7 @@ def weight_formats(
     for weight in program.weights:
         found = {stored.get(name) for one in weight.each() for name, _ in one.parts[:1]}
         codes = next((one for one in found if one is not None), None)
-        if codes is None or weight.exact:
+        if codes is None or weight.exact or weight.in_heads is not None:
             continue
         acts = "int8" if weight.kind == "table" else activations  # tables meet none
         packed = native_format(codes, acts) if len(found) == 1 else None
@@ -80,15 +80,19 @@ def weight_formats(
     return WeightFormats(usual, tuple(others), frozenset(kept), tuple(decoded), exact)
 
 
-def _exact(spec: ModelSpec, program: Program) -> tuple[tuple[str, WeightFormat], ...]:
-    """The formats of the matrices that are multiplied in float32."""
+def _exact(spec: ModelSpec, program: Program, dtype: str) -> tuple[tuple[str, WeightFormat], ...]:
+    """The formats of the matrices that are floats always, or multiplied in float32 even."""
     stored = {} if spec.codes is None else dict(spec.codes.formats)
     floats = dense_format("float32", spec.stored_dtype)
-    return tuple(
-        (weight.name, F32 if any(name in stored for name, _ in weight.parts) else floats)
-        for weight in program.weights
-        if weight.exact
-    )
+    formats: list[tuple[str, WeightFormat]] = []
+    for weight in program.weights:
+        codes = next((stored[name] for name, _ in weight.parts if name in stored), None)
+        if weight.exact:
+            formats.append((weight.name, floats if codes is None else F32))
+        elif weight.in_heads is not None and dtype in DTYPES:
+            usual = dense_format(dtype, stored_type(spec, dtype)[0])
+            formats.append((weight.name, usual if codes is None else float_format(codes, dtype)))
+    return tuple(formats)
 
 
 def _rounded(
@@ -97,7 +101,7 @@ def _rounded(
     """One format for every matrix. Raises ConfigError, naming a matrix whose rows are no whole blocks."""
     for weight in program.weights if format.blocks else ():
         whole = SUPER if format.scale == "super" else format.group
-        if weight.exact:
+        if weight.exact or weight.in_heads is not None:
             continue
         if weight.kind in ("matrix", "tied") and whole is not None and weight.columns % whole:
             raise ConfigError(

@@ -8,8 +8,18 @@ from typing import Any, Literal
 
 from headrace.models.names import HF_NAMES, WeightNames
 from headrace.models.rope import sink_position
-from headrace.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
+from headrace.models.spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+)
 from headrace.program.lower_experts import lower_experts
+from headrace.program.lower_latent import lower_latent
 from headrace.program.records import (
     Activate,
     Add,
@@ -18,6 +28,7 @@ from headrace.program.records import (
     Buffer,
     Embed,
     Head,
+    HeadRows,
     Heads,
     Linear,
     Norm,
@@ -97,7 +108,13 @@ class Lowering:
         self._layer = index
         names, norms = self.names, layer.norms
         before = norms != "post"
-        mixed, out = self._attention(layer.mixer, before, gather=gather)
+        if isinstance(layer.mixer, LatentSpec):
+            mixed, out = lower_latent(
+                self, index, layer.mixer, names.input_norm if before else "", gather=gather
+            )
+            gather = False  # it has done so
+        else:
+            mixed, out = self._attention(layer.mixer, before, gather=gather)
         if norms != "parallel":
             self._project(
                 "out", mixed, out, names.mixer_post_norm if norms in ("post", "both") else "", gather=gather
@@ -116,7 +133,7 @@ class Lowering:
     def head(self, head: WeightRef) -> None:
         spec = self.spec
         if self._rows == "tokens":
-            self._gather_stream()
+            self.gather_stream()
         self.read_stream("final_norm", self.names.final_norm, head)
         logits = Buffer("logits", spec.vocab_size, "logits", "logits", "logits")
         attributes = Head(spec.final_soft_cap, spec.logit_scale)
@@ -152,7 +169,7 @@ class Lowering:
             for role, name, first, count in (
                 ("query_norm", names.query_norm, 0, width), ("key_norm", names.key_norm, width, kv_width),
             ):  # fmt: skip
-                weights = self._norm_weights(role, name, spec.qk_norm, count if whole else spec.head_dim)
+                weights = self.norm_weights(role, name, spec.qk_norm, count if whole else spec.head_dim)
                 if whole:
                     norm = _norm(spec.qk_norm, (first, count))
                     self.add("norm_columns", role, (qkv,), qkv, *weights, attributes=norm)
@@ -160,10 +177,10 @@ class Lowering:
                     head_norms += weights
 
         limit = sink_position(spec)
-        rotations = [] if spec.rope is None else [self._rotation(spec.rope, None)]
+        rotations = [] if spec.rope is None else [self.rotation(spec.rope, None)]
         queries = [self.buffer("q", width, "queries", "attention")]
         if limit is not None and spec.rope is not None:
-            rotations.append(self._rotation(spec.rope, limit))
+            rotations.append(self.rotation(spec.rope, limit))
             queries.append(self.buffer("q_sink", width, "queries", "attention"))
         heads = Heads(
             spec.num_heads, spec.num_kv_heads, spec.head_dim,
@@ -192,7 +209,7 @@ class Lowering:
         reader = None if gather else out
         self.add("attention", "attention", queries, mixed, *sinks, attributes=attends, reader=reader)
         if gather:
-            self._gather_stream()
+            self.gather_stream()
         return mixed, out
 
     def _feed_forward(self, spec: MLPSpec, normed: bool) -> Branch:
@@ -257,7 +274,7 @@ class Lowering:
             self.add("encode", "encode", (self.stream,), out, reader=reader)
             return
         norm, hidden = self.spec.norm, self.spec.hidden_size
-        weights = self._norm_weights(role, name, norm, hidden)
+        weights = self.norm_weights(role, name, norm, hidden)
         self.add("norm", "norm", (self.stream,), out, *weights, attributes=_norm(norm), reader=reader)
 
     def _project(
@@ -285,21 +302,21 @@ class Lowering:
         norm, weights = None, tuple[WeightRef, ...]()
         if post_norm:
             norm = _norm(spec.norm)
-            weights = self._norm_weights(f"{name}_post_norm", post_norm, spec.norm, spec.hidden_size)
+            weights = self.norm_weights(f"{name}_post_norm", post_norm, spec.norm, spec.hidden_size)
         add = Add(spec.residual_scale, norm)
         self.add("add", f"add_{name}", (result, self.stream), self.stream, *weights, attributes=add)
 
-    def _norm_weights(self, role: str, name: str, norm: NormSpec, size: int) -> tuple[WeightRef, ...]:
+    def norm_weights(self, role: str, name: str, norm: NormSpec, size: int) -> tuple[WeightRef, ...]:
         weight = self.vector(role, f"{name}.weight", size, norm.offset)
         return (weight, self.vector(f"{role}_bias", f"{name}.bias", size)) if norm.bias else (weight,)
 
-    def _gather_stream(self) -> None:
+    def gather_stream(self) -> None:
         self._rows = "selected"
         selected = self.buffer("selected", self.spec.hidden_size, "float", "hidden")
         self.add("gather", "gather", (self.stream,), selected)
         self.stream = selected
 
-    def _rotation(self, rope: RopeSpec, limit: int | None) -> Buffer:
+    def rotation(self, rope: RopeSpec, limit: int | None) -> Buffer:
         """Cosines and sines of a step, computed once for all layers that use them."""
         key = (rope, limit)
         if key not in self._rotations:
@@ -319,7 +336,7 @@ class Lowering:
 
     def matrix(
         self, role: str, part: Part, stacked: dict[str, int], columns: int, bias: bool, shard: Any,
-        gated: bool = False, experts: int | None = None, exact: bool = False,
+        gated: bool = False, experts: int | None = None, exact: bool = False, in_heads: HeadRows | None = None,
     ) -> WeightRef:  # fmt: skip
         tensors = {self._tensor(name): rows for name, rows in stacked.items()}
         return WeightRef(
@@ -334,6 +351,7 @@ class Lowering:
             experts=experts,
             shard=shard,
             exact=exact,
+            in_heads=in_heads,
         )
 
     def _in_layer(self, role: str) -> str:

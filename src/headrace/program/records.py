@@ -43,6 +43,17 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Matrices of heads in one tensor, which has `each` rows a head: `count` of these from `first` on, or what they are
+    transposed."""
+
+    each: int
+    first: int
+    count: int
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WeightRef:
     """One weight of the model and the checkpoint tensors that make it up. Sizes are counts of elements.
 
@@ -50,7 +61,8 @@ class WeightRef:
     parts: (tensor name, rows), below each other; one product computes them all. biases: one tensor a part, or none.
     gated: the upper half of the rows is a gate for the lower half. exact: multiplied in float32, as stored.
     experts: there are so many of these, in memory one after the other, whose tensors have the expert's number in place
-    of {e}; `rows`, `columns` and `shape` are those of one.
+    of {e}; `rows`, `columns` and `shape` are those of one. in_heads: they are matrices of heads, in one tensor; floats
+    always.
     shard: the axis that tensor parallelism cuts; the bias follows rows. None: every rank holds it whole.
     """
 
@@ -66,6 +78,7 @@ class WeightRef:
     shard: Literal["row", "column"] | None = None
     offset: float = 0.0  # of a vector: added to what the checkpoint holds
     exact: bool = False
+    in_heads: HeadRows | None = None
 
     @property
     def rows(self) -> int:
@@ -93,6 +106,10 @@ class WeightRef:
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, shape) of each checkpoint tensor."""
+        if self.in_heads is not None:
+            size = self.rows if self.in_heads.transposed else self.columns
+            yield self.parts[0][0], ((self.experts or 1) * self.in_heads.each, size)
+            return
         for one in self.each():
             for name, rows in one.parts:
                 yield name, (rows,) if self.kind == "vector" else (rows, self.columns)
@@ -198,9 +215,32 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadsLinear:
+    """A product of each head with its own matrix: it reads the first of `inputs` features of the head, and writes the
+    first of `outputs` features."""
+
+    num_heads: int
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Rope of the last features of each query head and of the one key that all heads share, and the write of the latent
+    with that key to the KV cache. A query head comes with `key_dim` features before those, which are not read."""
+
+    num_heads: int
+    key_dim: int
+    rotated: int
+    latent: int
+    interleaved: bool
+    cache: int  # the layer whose KV cache it is
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query attention over the KV cache. A weight, if there is one, holds a logit for each head, which takes
-    part in the softmax and has no value."""
+    part in the softmax and has no value. value_in_key: see KVLayout."""
 
     num_heads: int
     num_kv_heads: int
@@ -210,6 +250,11 @@ class Attention:
     sinks: int
     soft_cap: float | None
     cache: int
+    value_in_key: int | None = None
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.value_in_key is None else self.value_in_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +280,9 @@ class Op(Generic[Attributes]):
     gather         rows of tokens -> selected rows    None
     linear         encoded[, other] -> floats, sum    Linear  other: what is added or appended to, or the gates
     rope           qkv, rotations -> queries          Heads   writes keys and values of every token
+    heads_linear   encoded -> queries, or direct      HeadsLinear
+    latent         q, latent and key, rotation,       Latent  writes latent and key of every token
+                   queries -> queries
     attention      queries -> direct                  Attention
     route          floats -> routing                  Route   weights: the bias of the choice, if there is one
     dispatch       encoded, routing -> routed rows    None    of the same form

@@ -205,7 +205,7 @@ class WeightFormats:
     usual: of every matrix that `others` does not name. others: (name of a `WeightRef`, format) pairs.
     kept: names of matrices whose codes are those of the checkpoint. decoded: (name, how the checkpoint stores it)
     of those whose codes no kernel reads, so that they are floats in memory. exact: (name, format) of matrices that are
-    multiplied in float32 whatever the others are.
+    floats whatever the others are.
     """
 
     usual: WeightFormat

@@ -13,7 +13,8 @@ from headrace.runner.batch import LayerKV
 
 
 class KVStorage:
-    """Keys and values of every layer, [num_blocks, num_kv_heads, block_size, head_dim] each.
+    """Keys and values of every layer, [num_blocks, num_kv_heads, block_size, head_dim] each. Values that are part of
+    the keys are the same memory.
 
     Group g of `groups` belongs to `layouts[g]`. Blocks are reused without being cleared: readers must
     skip positions that the sequence has not written, since zero times NaN is NaN.
@@ -30,17 +31,17 @@ class KVStorage:
         pools = []
         for layout, group in zip(layouts, groups, strict=True):
             shape = (
-                2,
+                layout.parts,
                 len(layout.layers),
                 group.num_blocks,
                 layout.num_kv_heads,
                 group.block_size,
                 layout.head_dim,
             )
-            pool = _zeros(shape, dtype, device)  # [2, L, N, Hkv, bs, D]
+            pool = _zeros(shape, dtype, device)  # [2 or 1, L, N, Hkv, bs, D]
             pools.append(pool)
             for at, layer in enumerate(layout.layers):
-                layers[layer] = LayerKV(key=pool[0, at], value=pool[1, at])
+                layers[layer] = LayerKV(key=pool[0, at], value=pool[-1, at])
         self.layers = tuple(layers[index] for index in range(len(layers)))
         self._pools = tuple(pools)
 

@@ -22,9 +22,12 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """Keys and values of one layer as csrc/tensors.h lays them out, and for int8 a scale a (block, head, position)."""
+    """Keys and values of one layer as csrc/tensors.h lays them out, and for int8 a scale a (block, head, position).
 
-    keys: NDArray[np.uint8]  # [N, bytes of a block]
+    keys, key_scales: None where the values are part of the keys.
+    """
+
+    keys: NDArray[np.uint8] | None  # [N, bytes of a block]
     values: NDArray[np.uint8]
     key_scales: NDArray[np.float32] | None = None  # [N, Hkv * T]
     value_scales: NDArray[np.float32] | None = None
@@ -44,16 +47,23 @@ class NativeKV:
             pool = self._pool(layout, group)
             self._pools.append(pool)
             for at, layer in enumerate(layout.layers):
-                scales = [part[at].view(np.float32) for part in pool[2:]]
-                layers[layer] = LayerMemory(pool[0][at], pool[1][at], *scales)
+                rows = [part[at] for part in pool[: layout.parts]]
+                scales = [part[at].view(np.float32) for part in pool[layout.parts :]]
+                layers[layer] = LayerMemory(
+                    None if layout.value_in_key is not None else rows[0],
+                    rows[-1],
+                    scales[0] if len(scales) > 1 else None,
+                    scales[-1] if scales else None,
+                )
         self.layers = tuple(layers[index] for index in range(len(layers)))
 
     def _pool(self, layout: KVLayout, group: KVGroupSpec) -> tuple[NDArray[np.uint8], ...]:
-        """Keys, values and their scales, each [L, N, bytes of a block]."""
+        """Keys, values and their scales, each [L, N, bytes of a block]; of values that are part of keys only the keys,
+        which take the place of the values."""
         positions = layout.num_kv_heads * -(-group.block_size // _STRIDE) * _STRIDE
-        sizes = [positions * layout.head_dim * _ELEMENT_BYTES[self.type]] * 2
+        sizes = [positions * layout.head_dim * _ELEMENT_BYTES[self.type]] * layout.parts
         if self.type == "i8":
-            sizes += [positions * _SCALE_BYTES] * 2
+            sizes += [positions * _SCALE_BYTES] * layout.parts
         return tuple(_zeros(len(layout.layers), group.num_blocks, size) for size in sizes)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:

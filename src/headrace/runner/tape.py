@@ -25,6 +25,8 @@ from headrace.program.records import (
     Experts,
     Head,
     Heads,
+    HeadsLinear,
+    Latent,
     Linear,
     Norm,
     Op,
@@ -101,6 +103,7 @@ def _add_caches(tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVG
                 memory.values,
                 num_kv_heads=layout.num_kv_heads,
                 head_dim=layout.head_dim,
+                value_dim=layout.value_in_key or layout.head_dim,
                 key_scales=memory.key_scales,
                 value_scales=memory.value_scales,
             )
@@ -232,6 +235,34 @@ class _Compiler:
             layer=_layer(op),
         )
 
+    def latent(self, call: Call) -> None:
+        op: Op[Latent] = call.op
+        query, latent, rotation, _ = (self.buffer(place) for place in call.inputs)
+        self.tape.latent(
+            query,
+            latent,
+            self.caches[op.attributes.cache],
+            self.buffer(call.outputs[0]),
+            num_heads=op.attributes.num_heads,
+            key_dim=op.attributes.key_dim,
+            interleaved=op.attributes.interleaved,
+            rotation=rotation,
+            layer=_layer(op),
+        )
+
+    def heads_linear(self, call: Call) -> None:
+        op: Op[HeadsLinear] = call.op
+        self.tape.heads_linear(
+            self.buffer(call.inputs[0]),
+            _packed(self.weights, op.weights[0]),
+            self.buffer(call.outputs[0]),
+            inputs=op.attributes.inputs,
+            outputs=op.attributes.outputs,
+            scope=_scope(op),
+            name=op.name,
+            layer=_layer(op),
+        )
+
     def attention(self, call: Call) -> None:
         op: Op[Attention] = call.op
         q, *q_sink = (self.buffer(place) for place in call.inputs)
@@ -325,6 +356,8 @@ _KINDS: Mapping[str, Callable[[_Compiler, Call], None]] = {
     "gather": _Compiler.gather,
     "linear": _Compiler.linear,
     "rope": _Compiler.rope,
+    "latent": _Compiler.latent,
+    "heads_linear": _Compiler.heads_linear,
     "attention": _Compiler.attention,
     "route": _Compiler.route,
     "dispatch": _Compiler.dispatch,

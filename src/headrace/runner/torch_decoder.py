@@ -23,6 +23,8 @@ from headrace.program.records import (
     Experts,
     Head,
     Heads,
+    HeadsLinear,
+    Latent,
     Linear,
     Norm,
     Op,
@@ -198,7 +200,29 @@ class _Step:
             q_sink=q_sink,
             learned_sinks=self._weights.vectors[op.weights[0].name] if op.weights else None,
         )  # [T, Hq, D]
-        return (mixed.flatten(1),)
+        return (mixed[..., : spec.value_dim].flatten(1),)
+
+    def heads_linear(self, op: Op[HeadsLinear], x: torch.Tensor) -> tuple[torch.Tensor]:
+        """[T, H, O] where it makes queries, which lack their rotated features yet; else [T, H * O]."""
+        matrix, heads = self._weights.matrices[op.weights[0].name], op.attributes.num_heads
+        read = x.unflatten(-1, (heads, -1))[..., : op.weights[0].columns]  # [T, H, I]
+        product = self._ops.heads_linear[matrix.format](read, matrix.weight)
+        return (product if op.outputs[0].form == "queries" else product.flatten(1),)
+
+    def latent(
+        self, op: Op[Latent], query: torch.Tensor, latent: torch.Tensor, rotation: Any, absorbed: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        spec, ops = op.attributes, self._ops
+        turned = query.unflatten(-1, (spec.num_heads, -1))[..., spec.key_dim :]  # [T, H, R]
+        key = latent[:, None, spec.latent :]  # [T, 1, R]
+        if spec.interleaved:
+            turned, key = deinterleave(turned, spec.rotated), deinterleave(key, spec.rotated)
+        queries = torch.cat((absorbed, ops.apply_rope(turned, *rotation)), dim=-1)
+        row = torch.cat((latent[:, None, : spec.latent], ops.apply_rope(key, *rotation)), dim=-1)
+        group, cache = self._group(spec.cache), self._kv[spec.cache]
+        row = row if group.written is None else row[group.written]
+        ops.write_kv(row, row, cache.key, cache.value, group.slots)  # one memory: see KVStorage
+        return (queries,)
 
     def logits(self, op: Op[Head], x: torch.Tensor) -> tuple[torch.Tensor]:
         head = self._weights.matrices[op.weights[0].name]
@@ -275,6 +299,8 @@ KINDS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
     "gather": _Step.gather,
     "linear": _Step.linear,
     "rope": _Step.rope,
+    "heads_linear": _Step.heads_linear,
+    "latent": _Step.latent,
     "attention": _Step.attention,
     "route": _Step.route,
     "dispatch": _Step.dispatch,

@@ -11,6 +11,7 @@ from headrace.models.config_reader import ConfigReader
 from headrace.models.families.gemma import GEMMA
 from headrace.models.families.gpt import GPT
 from headrace.models.families.gpt_oss import GPT_OSS
+from headrace.models.families.latent import LATENT
 from headrace.models.families.llama import LLAMA_LIKE
 from headrace.models.families.mixtures import MIXTURES
 from headrace.models.families.others import OTHERS
@@ -18,7 +19,15 @@ from headrace.models.families.reading import DTYPES, Family
 from headrace.models.names import WeightNames
 from headrace.models.spec import ModelSpec
 
-ARCHITECTURES: Mapping[str, Family] = {**LLAMA_LIKE, **GEMMA, **OTHERS, **GPT, **GPT_OSS, **MIXTURES}
+ARCHITECTURES: Mapping[str, Family] = {
+    **LLAMA_LIKE,
+    **GEMMA,
+    **OTHERS,
+    **GPT,
+    **GPT_OSS,
+    **MIXTURES,
+    **LATENT,
+}
 
 FAMILIES: dict[str, Family] = {
     **ARCHITECTURES,

@@ -22,6 +22,8 @@ BFLOAT16_SETS = ("amx", "avx512", EMULATED)
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "int8")
 HEAD_DIM_STEP = 16
+HEAD_INPUT_STEP = 64
+"""A product with a matrix a head reads a multiple of this many features of each: rows are not padded there."""
 
 _HEAD_OPS = ("apply_rope", "write_kv", "paged_attention")
 
@@ -38,12 +40,23 @@ _FUNCTIONS = {
     "gated_linear": "linear",
     "route": "route",
     "expert_linear": "expert_linear",
+    "heads_linear": "heads_linear",
 }
 
 
-def native_facts(kernels: Sequence[str], note: str, head_dims: Sequence[int]) -> dict[str, object]:
-    """Facts for the native candidates: the usable sets (or, in `note`, why there are none), and the model's heads."""
-    return {"kernels": tuple(kernels), "kernels_note": note, "head_dims": tuple(head_dims)}
+def native_facts(
+    kernels: Sequence[str], note: str, head_dims: Sequence[int], latents: Sequence[tuple[int, int]] = ()
+) -> dict[str, object]:
+    """Facts for the native candidates: the usable sets (or, in `note`, why there are none), and the model's heads.
+
+    latents: (features of a head's key without rope, of the latent) of latent attention.
+    """
+    return {
+        "kernels": tuple(kernels),
+        "kernels_note": note,
+        "head_dims": tuple(head_dims),
+        "latents": tuple(latents),
+    }
 
 
 def candidates() -> list[Candidate]:
@@ -66,8 +79,8 @@ def _refusal(name: str, key: OpKey, facts: Facts) -> str | None:
     """Why the kernels of instruction set `name` cannot serve the key; None: they can."""
     if key.device != "cpu":
         return "runs on CPUs only"
-    kernels, head_dims = facts.get("kernels", ()), facts.get("head_dims", ())
-    assert isinstance(kernels, tuple) and isinstance(head_dims, tuple)
+    kernels, head_dims, latents = (facts.get(name, ()) for name in ("kernels", "head_dims", "latents"))
+    assert isinstance(kernels, tuple) and isinstance(head_dims, tuple) and isinstance(latents, tuple)
     if not kernels:
         return str(facts.get("kernels_note") or "no native kernels here")
     if name not in kernels:
@@ -78,6 +91,10 @@ def _refusal(name: str, key: OpKey, facts: Facts) -> str | None:
         for dim in head_dims:
             if dim % HEAD_DIM_STEP:
                 return f"heads of {dim} channels are not a multiple of {HEAD_DIM_STEP}"
+    if key.op == "heads_linear":
+        for key_dim, latent in latents:
+            if key_dim % HEAD_INPUT_STEP or latent % HEAD_INPUT_STEP:
+                return f"latents of {latent} and keys of {key_dim} channels are not multiples of {HEAD_INPUT_STEP}"
     if key.op in WEIGHT_OPS and key.format == DENSE:
         return "reads packed weights only"
     return None

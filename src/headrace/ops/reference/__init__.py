@@ -2,7 +2,7 @@
 
 from headrace.ops.reference.attention import paged_attention
 from headrace.ops.reference.dense import embedding, gated_linear, linear
-from headrace.ops.reference.experts import expert_linear, route
+from headrace.ops.reference.experts import expert_linear, heads_linear, route
 from headrace.ops.reference.kv import write_kv
 from headrace.ops.reference.norm import layer_norm, rms_norm
 from headrace.ops.reference.rope import apply_rope, rope_tables
@@ -12,6 +12,7 @@ __all__ = [
     "embedding",
     "expert_linear",
     "gated_linear",
+    "heads_linear",
     "layer_norm",
     "linear",
     "paged_attention",

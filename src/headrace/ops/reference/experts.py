@@ -55,6 +55,11 @@ def _best_groups(ranked: torch.Tensor, groups: int, top_groups: int, counted: in
     return masked.flatten(1)
 
 
+def heads_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The features of each head, x [T, H, I], times its own matrix of weight [H, O, I]: [T, H, O]."""
+    return torch.einsum("thi,hoi->tho", x, weight)
+
+
 def expert_linear(
     x: torch.Tensor,
     counts: list[int],
