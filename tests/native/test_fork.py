@@ -37,7 +37,7 @@ def run(program: str) -> None:
 
 def test_a_child_samples_while_the_parent_was_sampling() -> None:
     run("""
-vocab, many = 20000, 4000
+vocab, many = 20000, 2500
 team = _native.Team(2)
 sampler = _native.Sampler(_native.Kernels("portable"), team, vocab)
 rules = _native.SampleRules(vocab, temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, repetition_penalty=1.0, seed=1,

@@ -50,7 +50,7 @@ class Model:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(kind, marks=pytest.mark.long if kind == "mistral" else ()) for kind in MARKERS],
+    params=[pytest.param(kind, marks=() if kind == "hermes" else pytest.mark.long) for kind in MARKERS],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     kind = request.param
