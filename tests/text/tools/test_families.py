@@ -68,43 +68,57 @@ def test_the_formats_are_found_in_the_template(one: Family) -> None:
     assert (calls and calls.name, reasoning and reasoning.name) == (one.calls, one.reasoning)
 
 
+MESSAGES: list[tuple[str, str, list[dict[str, Any]]]] = [
+    ("It rains.", "", []),
+    ("It rains.", "Hm,\nwell.", []),
+    ("", "Hm.", [call("weather", **ARGUMENTS)]),
+    ("I look.", "", [call("weather", **ARGUMENTS)]),
+    ("", "", [call("weather", **ARGUMENTS), call("now", "call_2")]),
+]
+"""Content, reasoning, calls."""
+
+
+def messages_of(one: Family) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Those that the family can write."""
+    return [
+        ("" if calls and one.calls_alone else content, reasoning, calls)
+        for content, reasoning, calls in MESSAGES
+        if not (reasoning and one.reasoning is None)
+        and not (len(calls) > 1 and one.calls in ("openai", "llama3_json"))
+    ]
+
+
+def written(one: Family, content: str, reasoning: str, calls: list[dict[str, Any]]) -> str:
+    """The reply that the template writes of an assistant's message."""
+    message: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": calls or None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    text = rendered(one, [{"role": "user", "content": "Rain?"}, message], TOOLS, begins=False)
+    before = "Rain?<|end|><|start|>assistant" if one.calls == "openai" else one.assistant
+    reply = text[text.rindex(before) + len(before) :]
+    if one.end:
+        reply = reply[: reply.rindex(one.end)]
+    # R1's template shows no reasoning; a reply begins with it, without a mark.
+    return f"{reasoning}</think>{reply}" if one.reasoning == "deepseek_r1" else reply
+
+
 @EVERY
 def test_a_message_is_read_as_it_was_written(one: Family) -> None:
-    user = {"role": "user", "content": "Rain?"}
-    prompt = rendered(one, [user], TOOLS)
-    for content, reasoning, calls in (
-        ("It rains.", "", []), ("It rains.", "Hm,\nwell.", []), ("", "Hm.", [call("weather", **ARGUMENTS)]),
-        ("" if one.calls_alone else "I look.", "", [call("weather", **ARGUMENTS)]),
-        ("", "", [call("weather", **ARGUMENTS), call("now", "call_2")]),
-    ):  # fmt: skip
-        if (reasoning and one.reasoning is None) or (
-            len(calls) > 1 and one.calls in ("openai", "llama3_json")
-        ):
+    prompt = rendered(one, [{"role": "user", "content": "Rain?"}], TOOLS, **one.opens)
+    for content, reasoning, calls in messages_of(one):
+        reply = written(one, content, reasoning, calls)
+        if one.opens and not reasoning:
             continue
-        message = {"role": "assistant", "content": content, "tool_calls": calls or None}
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if reasoning == "" and one.reasoning == "deepseek_r1":
-            continue  # an answer of R1 begins with reasoning
-        text = rendered(one, [user, message], TOOLS, begins=False)
-        reply = text[
-            text.rindex(one.assistant if one.calls != "openai" else "Rain?<|end|><|start|>assistant") :
-        ]
-        reply = reply.removeprefix("Rain?<|end|>").removeprefix(one.assistant)
-        if one.end:
-            reply = reply[: reply.rindex(one.end)]
-        opening = rendered(one, [user], TOOLS).removesuffix(prompt) if False else ""
-        said = read(reader(one, prompt), list(opening + reply))
-        assert said.content.strip() == content and said.reasoning.strip() == reasoning, (text, said)
-        assert [name for name, _ in said.calls] == [each["function"]["name"] for each in calls], (text, said)
-        for (_, written), each in zip(said.calls, calls, strict=True):
-            assert json.loads(written) == json.loads(each["function"]["arguments"])
+        said = read(reader(one, prompt), list(reply))
+        assert said.content.strip() == content and said.reasoning.strip() == reasoning, (reply, said)
+        assert [name for name, _ in said.calls] == [each["function"]["name"] for each in calls], (reply, said)
+        for (_, arguments), each in zip(said.calls, calls, strict=True):
+            assert json.loads(arguments) == json.loads(each["function"]["arguments"])
 
 
 @EVERY
 def test_the_tools_are_in_the_prompt(one: Family) -> None:
     user = {"role": "user", "content": "Rain?"}
-    assert "Does it rain" not in rendered(one, [user])
     assert "weather" in rendered(one, [user], TOOLS) and "weather" not in rendered(one, [user])
 
 
@@ -125,7 +139,7 @@ def by_name(name: str) -> Family:
 
 
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": '{"rain": 7}'}
-ASKED = [
+ASKED: list[Any] = [
     {"role": "user", "content": "Rain?"},
     {"role": "assistant", "content": None, "tool_calls": [call("weather", city="Oslo")]},
 ]
@@ -178,17 +192,24 @@ def test_arguments_are_text_where_a_template_joins_them_to_text() -> None:
         assert '{"city": "Oslo"}' in rendered(by_name(name), [*ASKED, RESULT], TOOLS)
 
 
+MALFORMED: list[list[Any]] = [
+    [5], ["x", {"tool_calls": [3]}], [{"role": "tool"}], [{"role": "assistant", "tool_calls": 5}],
+    [{"role": "assistant", "tool_calls": [{"function": 5}]}, {"role": "tool", "content": 5}],
+]  # fmt: skip
+
+
 def test_malformed_messages_keep_their_shape() -> None:
     for name in ("gemma4", "phi4-mini", "gpt-oss"):
-        one = by_name(name)
-        for messages in ([5], [{"role": "tool"}], [{"role": "assistant", "tool_calls": 5}], ["x", {"tool_calls": [3]}],
-                         [{"role": "assistant", "tool_calls": [{"function": 5}]}, {"role": "tool", "content": 5}]):  # fmt: skip
-            adapted(messages, checked_tools(TOOLS), one.template)
+        for messages in MALFORMED:
+            adapted(messages, checked_tools(TOOLS), by_name(name).template)
 
 
 HARMONY: list[tuple[str, Reply]] = [
     ("<|channel|>final<|message|>Yes.", Reply("Yes.")),
-    ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>", Reply("Yes.", "Hm.")),
+    (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        Reply("Yes.", "Hm."),
+    ),
     (
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
@@ -222,8 +243,8 @@ def test_channels_without_tools_and_without_reasoning() -> None:
     text = HARMONY[2][0]
     assert read(HarmonyParser(), text) == Reply('I look.\n{"city": "Oslo"}', "a\nb")
     assert read(HarmonyParser(reasons=False), text).content == 'a\nb\nI look.\n{"city": "Oslo"}'
-    assert read(HarmonyParser({}, shows=False), text) == Reply("", "a\nb", [["weather", '{"city": "Oslo"}']])
-    assert read(
-        HarmonyParser(inside=True), "Hm.<|end|><|start|>assistant<|channel|>final<|message|>x"
-    ) == Reply("x", "Hm.")
+    called = Reply("", "a\nb", [["weather", '{"city": "Oslo"}']])
+    assert read(HarmonyParser({}, shows=False), text) == called
+    final = "<|channel|>final<|message|>x"
+    assert read(HarmonyParser(inside=True), f"Hm.<|end|><|start|>assistant{final}") == Reply("x", "Hm.")
     assert read(HarmonyParser(answering=True), " and on.<|return|>") == Reply(" and on.")

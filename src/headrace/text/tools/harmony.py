@@ -111,7 +111,7 @@ class HarmonyParser:
         elif self._state in (self._read_start, self._read_header, self._read_tail):
             left = "".join([*self._header, rest])
             self._begin_text(thinks=False)
-            if not _CUT_HEADER.fullmatch(left):
+            if not (left.strip() and _CUT_HEADER.fullmatch(left)):
                 self._add_text(left, pieces)
         self._end_text(pieces)
         return self._shown(pieces)
