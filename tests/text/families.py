@@ -22,7 +22,8 @@ _THINK = "<think>\n{{ m.reasoning_content }}\n</think>\n\n"
 class Family:
     """`calls` and `reasoning`: the formats that its template shows. user, end: the marks around what a user says.
     assistant: the mark before a reply. special: two marks that its vocabulary has as special tokens.
-    opens: variables with which the prompt opens the reasoning; closes: those with which it has none.
+    thinks: variables with which the model may reason. opens: they open the reasoning in the prompt. closes: variables
+    with which there is none.
     """
 
     name: str
@@ -33,7 +34,8 @@ class Family:
     end: str
     assistant: str
     special: tuple[str, str]
-    opens: dict[str, object] = field(default_factory=dict)
+    thinks: dict[str, object] = field(default_factory=dict)
+    opens: bool = False
     closes: dict[str, object] = field(default_factory=dict)
     calls_alone: bool = False
     """A message with calls has no other content."""
@@ -55,7 +57,8 @@ def family(
     said: str = "{{ m.content or '' }}",
     tools: str = "{{ tools | tojson }}",
     base: str = _BASE,
-    opens: dict[str, object] | None = None,
+    thinks: dict[str, object] | None = None,
+    opens: bool = False,
     closes: dict[str, object] | None = None,
     calls_alone: bool = False,
 ) -> Family:
@@ -69,8 +72,8 @@ def family(
     }.items():  # fmt: skip
         template = template.replace(place, text)
     return Family(
-        name, template, calls, reasoning, turn.replace("ROLE", "user"), end, assistant, special, opens or {},
-        closes or {}, calls_alone,
+        name, template, calls, reasoning, turn.replace("ROLE", "user"), end, assistant, special, thinks or {},
+        opens, closes or {}, calls_alone,
     )  # fmt: skip
 
 
@@ -129,7 +132,7 @@ FAMILIES = (
         assistant="<｜Assistant｜>", special=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), thought=_THINK,
         written="<｜tool▁calls▁begin｜>" + _ALL + "{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
         "c.function.arguments + '<｜tool▁call▁end｜>' }}{% endfor %}<｜tool▁calls▁end｜>",
-        opening="{% if thinking %}<think>{% else %}</think>{% endif %}", opens={"thinking": True},
+        opening="{% if thinking %}<think>{% else %}</think>{% endif %}", opens=True, thinks={"thinking": True},
         closes={"thinking": False},
     ),
     family(
@@ -156,6 +159,7 @@ FAMILIES = (
         "<tool_response|>{% endfor %}",
         base=_BASE.replace("{% elif m.role == 'tool' %}[RESULT]", ""),
         opening="{% if not enable_thinking | default(false) %}<|channel>thought\n<channel|>{% endif %}", closes=_OFF,
+        thinks={"enable_thinking": True},
     ),
     family(
         "phi4-mini", "phi4_mini_json", None, turn="<|ROLE|>", end="<|end|>",
@@ -191,7 +195,7 @@ FAMILIES = (
     ),
     family(
         "command", "cohere_command3", "cohere_command3", turn="<|START_OF_TURN_TOKEN|><|ROLE|>",
-        end="<|END_OF_TURN_TOKEN|>", special=("<|START_ACTION|>", "<|START_RESPONSE|>"), calls_alone=True,
+        end="<|END_OF_TURN_TOKEN|>", special=("<|START_RESPONSE|>", "<|END_RESPONSE|>"), calls_alone=True,
         thought="<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>",
         said="{% if m.content %}<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}",
         written=f"<|START_ACTION|>[{_ALL}"
@@ -225,7 +229,7 @@ FAMILIES = (
     family(
         "olmo3", "olmo3", "qwen3", **_CHATML, special=("<|spare|>", "<|other|>"), thought=_THINK,
         written=f"<function_calls>{_ALL}{_PYTHON}\n{{% endfor %}}</function_calls>", opening="<think>",
-        opens={"any": 1},
+        opens=True,
     ),
     family(
         "seed-oss", "seed_oss", "seed_oss", turn="<seed:bos>ROLE\n", end="<seed:eos>",

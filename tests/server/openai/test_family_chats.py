@@ -113,7 +113,7 @@ def test_what_a_family_writes_is_the_message_that_it_means(serve: Serve, one: Fa
             continue  # the prompt opens the reasoning
         answer = ask(
             server, one, written(one, content, reasoning, calls), tools=TOOLS,
-            extra_body={"chat_template_kwargs": one.opens},
+            extra_body={"chat_template_kwargs": one.thinks},
         )  # fmt: skip
         assert (answer["content"].strip(), answer["reasoning"].strip()) == (content, reasoning), answer
         assert answer["finish"] == ("tool_calls" if calls else "stop")

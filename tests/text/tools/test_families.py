@@ -104,7 +104,7 @@ def written(one: Family, content: str, reasoning: str, calls: list[dict[str, Any
 
 @EVERY
 def test_a_message_is_read_as_it_was_written(one: Family) -> None:
-    prompt = rendered(one, [{"role": "user", "content": "Rain?"}], TOOLS, **one.opens)
+    prompt = rendered(one, [{"role": "user", "content": "Rain?"}], TOOLS, **one.thinks)
     for content, reasoning, calls in messages_of(one):
         reply = written(one, content, reasoning, calls)
         if one.opens and not reasoning:
@@ -129,7 +129,7 @@ def test_variables_switch_the_reasoning(one: Family) -> None:
     how = REASONING_FORMATS[one.reasoning]
     user = {"role": "user", "content": "Rain?"}
     if one.opens:
-        assert how.stage(rendered(one, [user], **one.opens)) is Stage.INSIDE
+        assert how.stage(rendered(one, [user], **one.thinks)) is Stage.INSIDE
     if one.closes:
         assert how.stage(rendered(one, [user], **one.closes)) is Stage.PAST
 
