@@ -182,7 +182,7 @@ CASES |= {
             **rope(
                 "yarn",
                 factor=4.0,
-                original_max_position_embeddings=16,
+                original_max_position_embeddings=64,
                 llama_4_scaling_beta=0.3,
                 max_position_embeddings=256,
                 mscale=1.0,

@@ -48,7 +48,6 @@ def _gpt_oss(config: ConfigReader) -> ModelSpec:
     router = RouterSpec(4, scores="softmax_chosen", bias=True)
     experts = read_experts(config, router, expert, "num_local_experts", "num_experts", top_k=4)
     layers = [LayerSpec(with_window(mixer, window), experts) for window in windows]
-    longest = min(longest, config.integer("max_position_embeddings", 1, longest, longest))
     return decoder(config, "gpt_oss", layers, rms_norm(config), longest)
 
 
