@@ -159,7 +159,7 @@ BAD_VALUES = [
 ]
 
 UNSUPPORTED = [
-    ("architectures", ["BloomForCausalLM"], "known are LlamaForCausalLM"),
+    ("architectures", ["BloomForCausalLM"], "is not supported; the nearest that are: "),
     ("architectures", ["LlamaForSequenceClassification"], "is not supported"),
     ("architectures", [["x"]], "is not supported"),
     ("architectures", [HUGE], "is not supported"),

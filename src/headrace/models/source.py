@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -130,7 +131,8 @@ def is_at_hand(name: str) -> bool:
 def _from_shape(name: str) -> ModelSource:
     shape = name.removeprefix(SHAPE_PREFIX)
     if shape not in SHAPES:
-        raise ModelNotFound(f"there is no shape {shape!r:.200}; known are {', '.join(SHAPES)}")
+        near = difflib.get_close_matches(shape, SHAPES, 8, 0.3) or list(SHAPES)[:8]
+        raise ModelNotFound(f"there is no shape {shape!r:.200}; some that there are: {', '.join(near)}")
     return ModelSource("shape", name, None, SHAPES[shape])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -78,9 +79,14 @@ def find_family(config: Mapping[str, Any]) -> Family:
     )
     family = FAMILIES.get(named) if isinstance(named, str) else None
     if family is None:
-        known = ", ".join(ARCHITECTURES)
-        raise UnsupportedModel(f"model architecture {named!r:.80} is not supported; known are {known}")
+        raise UnsupportedModel(f"model architecture {named!r:.80} is not supported{_nearest(named)}")
     return family
+
+
+def _nearest(named: object) -> str:
+    """What the user may have meant, and where the list is."""
+    near = difflib.get_close_matches(named, ARCHITECTURES, 3, 0.6) if isinstance(named, str) else []
+    return f"; the nearest that are: {', '.join(near)}" if near else "; the README lists those that are"
 
 
 def weight_names(spec: ModelSpec) -> WeightNames:
