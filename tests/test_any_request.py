@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -137,6 +136,12 @@ class Machine:
     def __init__(self) -> None:
         self.events: Counter[str] = Counter()
         self._parts: EngineParts | None = None
+        self._time = 0.0
+
+    def _clock(self) -> float:
+        """Each look takes a millisecond, on every machine: requests have deadlines."""
+        self._time += 0.001
+        return self._time
 
     def run(self, drawn: list[dict[str, Any]]) -> None:
         parts = self._parts = self._parts or assemble(
@@ -145,7 +150,7 @@ class Machine:
                 max_num_batched_tokens=32,
             )
         )  # fmt: skip
-        stepper = Stepper(parts.engine, parts.executor, time.monotonic)
+        stepper = Stepper(parts.engine, parts.executor, self._clock)
         names = [name for at, fields in enumerate(drawn) if self._add(parts, name := f"r{at}", fields)]
         outputs: list[Output] = []
         try:
@@ -163,7 +168,7 @@ class Machine:
     def _add(self, parts: EngineParts, name: str, fields: dict[str, Any]) -> bool:
         try:
             new = NewRequest(name, **{**fields, "params": SamplingParams(**fields["params"])})
-            parts.engine.add(new, time.monotonic())
+            parts.engine.add(new, self._clock())
         except RequestError:
             self.events["refused"] += 1
             return False
