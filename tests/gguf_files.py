@@ -102,6 +102,10 @@ def _experts(gguf: Any, writer: Any, config: Config) -> None:
     if config["model_type"] == "mixtral":
         _mistral(gguf, writer, config)
         return
+    if config["model_type"] == "gpt_oss":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        return
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
@@ -131,6 +135,7 @@ LAYOUTS = {
     "mixtral": Layout("llama", permuted=True, metadata=_experts),
     "qwen2_moe": Layout("qwen2moe", metadata=_experts),
     "qwen3_moe": Layout("qwen3moe", metadata=_experts),
+    "gpt_oss": Layout("gpt-oss", metadata=_experts),
     "smollm3": Layout("smollm3", permuted=True),
     "granite": Layout("granite", permuted=True, metadata=_granite),
     "seed_oss": Layout("seed_oss"),
@@ -194,7 +199,9 @@ def _with_experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         match = _EXPERT.fullmatch(name)
-        if match is None:
+        if ".mlp.experts." in name and match is None:
+            found |= _in_halves(name, tensor)
+        elif match is None:
             found[name] = tensor
         else:
             layer = match[1].replace("model.", "", 1) if "block_sparse_moe" in name else match[1]
@@ -205,12 +212,22 @@ def _with_experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
     }
 
 
+def _in_halves(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """gpt-oss: rows of gate and up in turn, matrices as [columns, rows]."""
+    layer, part = name.rsplit(".", 1)
+    end = "bias" if part.endswith("_bias") else "weight"
+    rows = tensor if end == "bias" else tensor.transpose(1, 2).contiguous()
+    if part.startswith("down"):
+        return {f"{layer}.down_proj.{end}": rows}
+    return {f"{layer}.gate_proj.{end}": rows[:, 0::2], f"{layer}.up_proj.{end}": rows[:, 1::2]}
+
+
 _EXPERT = re.compile(r"(model\.layers\.\d+\.\w+\.experts\.)(\d+)\.(\w+\.weight)")
 
 
 def _add_tensor(gguf: Any, writer: Any, name: str, values: NDArray[np.float32], choose: Choose) -> None:
-    values = values.squeeze()
-    if values.ndim == 1 or "ffn_gate_inp" in name:
+    values = np.ascontiguousarray(values.squeeze())
+    if values.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias"):
         writer.add_tensor(name, values)
         return
     kind = choose(name)
@@ -234,6 +251,7 @@ def _names(gguf: Any, arch: str, config: Config) -> Callable[[str], str]:
 
     def name(of: str) -> str:
         found: str | None = table.get_name(of, try_suffixes=(".weight", ".bias"))
+        found = f"{found}.weight" if of.endswith(".sinks") else found
         assert found is not None, of
         return found
 

@@ -31,7 +31,7 @@ FAMILIES = (
     "llama-yarn", "llama-yarn-factor", "llama-llama3", "mistral-window", "mistral-full", "mistral-head-dim",
     "qwen2-full", "qwen2-tied", "qwen3-full", "qwen3-bias-tied", "qwen3-yarn", "ministral3", "smollm3-file", "granite",
     "seed-oss", "gemma", "gemma2-file", "gemma3-scaled", "phi3", "phi3-longrope", "olmo2", "olmo3", "cohere2", "glm",
-    "glm4", "starcoder2", "gpt-neox", "gpt-neox-serial", "gpt2",
+    "glm4", "starcoder2", "gpt-neox", "gpt-neox-serial", "gpt2", "gpt-oss",
     "mixtral-full", "mixtral-window", "qwen2-moe-shared", "qwen3-moe-normalized",
 )  # fmt: skip
 

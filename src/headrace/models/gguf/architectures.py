@@ -194,6 +194,19 @@ def _mistral3(facts: Facts) -> Fields:
     return {"rope_scaling": scaling, **({"sliding_window": window} if window else {})}
 
 
+def _gpt_oss(facts: Facts) -> Fields:
+    """YaRN without rounding, which files do not say."""
+    reader, scaling = facts.reader, facts.config.get("rope_scaling")
+    return {
+        **_experts(facts, "num_local_experts"),
+        "intermediate_size": reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
+        "attention_bias": facts.has_bias("attn_q"),
+        "sliding_window": reader.integer("attention.sliding_window", 1, MAX_POSITION, 128),
+        "layer_types": facts.layer_types(lambda index: index % 2 == 1),
+        "rope_scaling": {**scaling, "truncate": False} if scaling else {"rope_type": "default"},
+    }
+
+
 def _smollm3(facts: Facts) -> Fields:
     _no_window(facts)
     return {"attention_bias": facts.has_bias("attn_output"), "mlp_bias": facts.has_bias("ffn_down")}
@@ -347,6 +360,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture("Qwen3ForCausalLM", _qwen3),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", _qwen2_moe, reads=EXPERT_KEYS),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_moe, reads=EXPERT_KEYS),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM", _gpt_oss, reads=EXPERT_KEYS, renamed={"post_attention_norm": "ffn_norm"}
+    ),
     "smollm3": Architecture("SmolLM3ForCausalLM", _smollm3, permuted=True),
     "granite": Architecture(
         "GraniteForCausalLM", _granite, permuted=True,
