@@ -62,6 +62,9 @@ class Case:
                     "norm" in name or ".ln_" in name or name.endswith(("bias", "sinks"))
                 ):  # these start as ones and zeros, which hide mistakes
                     weight.add_(torch.randn_like(weight) * 0.3)
+            for name, buffer in model.named_buffers():
+                if name.endswith("correction_bias"):
+                    buffer.add_(torch.randn_like(buffer) * 0.3)
         model.to(dtype).save_pretrained(folder, **save)
         # Not model.float(): model.to(dtype) has rounded the rope frequencies too, which no checkpoint holds.
         loaded = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -163,6 +166,21 @@ CASES = {
 }
 
 CASES |= {
+    "glm4-moe": Case(
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "gpt-oss": Case(
         "GptOss",
         {

@@ -100,23 +100,31 @@ def _experts(config: ConfigReader, dense: MLPSpec, router: RouterSpec, top_k: in
     return replace(spec, shared=replace(expert, intermediate_size=wide) if shared else None)
 
 
-def _first_dense(config: ConfigReader, default: int) -> list[str]:
+def first_dense(config: ConfigReader, default: int) -> list[str]:
+    """The kind of each layer: `default` of them without experts, where the config does not say."""
     count = read_layer_count(config)
     first = config.integer("first_k_dense_replace", 0, MAX_LAYERS, default)
     step = config.integer("moe_layer_freq", 1, MAX_LAYERS, 1)
     return [_SPARSE if index >= first and index % step == 0 else _DENSE for index in range(count)]
 
 
+def experts_of_layers(
+    config: ConfigReader, dense: MLPSpec, kinds: list[str], router: RouterSpec, top_k: int | None
+) -> list[FeedForward]:
+    """The feed-forward half of each layer, by its kind."""
+    parts: dict[str, FeedForward] = {_DENSE: dense}
+    if _SPARSE in kinds:
+        parts[_SPARSE] = _experts(config, dense, router, top_k)
+    return [parts[kind] for kind in kinds]
+
+
 def _model(
     config: ConfigReader, family: str, kinds: list[str], router: RouterSpec, top_k: int | None
 ) -> ModelSpec:
     mixer, longest = read_latent(config)
-    dense = read_mlp(config)
     config.only("mlp_bias", (False,), False)
-    parts: dict[str, FeedForward] = {_DENSE: dense}
-    if _SPARSE in kinds:
-        parts[_SPARSE] = _experts(config, dense, router, top_k)
-    layers = [LayerSpec(mixer, parts[kind]) for kind in kinds]
+    parts = experts_of_layers(config, read_mlp(config), kinds, router, top_k)
+    layers = [LayerSpec(mixer, part) for part in parts]
     return decoder(config, family, layers, rms_norm(config), longest)
 
 
@@ -130,10 +138,11 @@ def _deepseek_v2(config: ConfigReader) -> ModelSpec:
         scale=config.number("routed_scaling_factor", 0.0, 1e6, 1.0),
         **(_groups(config) if grouped else {}),
     )
-    return _model(config, "deepseek_v2", _first_dense(config, 0), router, None)
+    return _model(config, "deepseek_v2", first_dense(config, 0), router, None)
 
 
-def _sigmoid_router(config: ConfigReader, scale: float) -> RouterSpec:
+def sigmoid_router(config: ConfigReader, scale: float) -> RouterSpec:
+    """DeepSeek V3's. `scale`: of the weights, where the config does not say."""
     config.only("scoring_func", ("sigmoid",), "sigmoid")
     config.only("topk_method", ("noaux_tc",), "noaux_tc")
     return RouterSpec(
@@ -148,20 +157,20 @@ def _sigmoid_router(config: ConfigReader, scale: float) -> RouterSpec:
 
 
 def _deepseek_v3(config: ConfigReader) -> ModelSpec:
-    return _model(config, "deepseek_v3", _first_dense(config, 3), _sigmoid_router(config, 2.5), 8)
+    return _model(config, "deepseek_v3", first_dense(config, 3), sigmoid_router(config, 2.5), 8)
 
 
 def _glm4_moe_lite(config: ConfigReader) -> ModelSpec:
     """DeepSeek V3's layers; `mlp_layer_types` says which of them have experts."""
     count = read_layer_count(config)
-    kinds = config.texts("mlp_layer_types", count) or _first_dense(config, 1)
+    kinds = config.texts("mlp_layer_types", count) or first_dense(config, 1)
     if {*kinds} - {_SPARSE, _DENSE}:
         raise CheckpointError(f"mlp_layer_types in {config.where} must be {_SPARSE!r} or {_DENSE!r}")
-    return _model(config, "glm4_moe_lite", kinds, _sigmoid_router(config, 1.8), 4)
+    return _model(config, "glm4_moe_lite", kinds, sigmoid_router(config, 1.8), 4)
 
 
-def _names(*ignored: str) -> WeightNames:
-    """ignored: layers after the last one, which predict several tokens and are not used."""
+def ignoring(*ignored: str) -> WeightNames:
+    """Names of shared experts; `ignored`: layers after the last one, which predict several tokens and are not used."""
     return WeightNames(
         shared_gate="model.layers.{i}.mlp.shared_experts.gate_proj",
         shared_up="model.layers.{i}.mlp.shared_experts.up_proj",
@@ -174,21 +183,21 @@ LATENT = {
     "DeepseekV2ForCausalLM": Family(
         "deepseek_v2",
         _deepseek_v2,
-        _names(),
+        ignoring(),
         models="DeepSeek V2, V2-Lite",
         features="latent attention, experts in groups, shared experts",
     ),
     "DeepseekV3ForCausalLM": Family(
         "deepseek_v3",
         _deepseek_v3,
-        _names("model.layers.61."),
+        ignoring("model.layers.61."),
         models="DeepSeek V3, R1",
         features="latent attention, experts in groups, shared experts",
     ),
     "Glm4MoeLiteForCausalLM": Family(
         "glm4_moe_lite",
         _glm4_moe_lite,
-        _names("model.layers.47."),
+        ignoring("model.layers.47."),
         models="GLM-4.7-Flash",
         features="latent attention, experts, a shared expert",
     ),

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.families.gemma import GEMMA
+from headrace.models.families.glm_moe import GLM_MOE
 from headrace.models.families.gpt import GPT
 from headrace.models.families.gpt_oss import GPT_OSS
 from headrace.models.families.latent import LATENT
@@ -27,6 +28,7 @@ ARCHITECTURES: Mapping[str, Family] = {
     **GPT,
     **GPT_OSS,
     **MIXTURES,
+    **GLM_MOE,
     **LATENT,
 }
 
