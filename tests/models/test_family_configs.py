@@ -1,0 +1,70 @@
+"""Configs of every family that lie: one field after the other holds something absurd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.models.families import read_spec, weight_names
+from headrace.models.families.registry import ARCHITECTURES
+from headrace.models.shapes import SHAPES
+from headrace.program.lower import lower
+
+ABSURD: tuple[Any, ...] = (
+    None, -1, 0, 1, 3, 7, 1 << 40, 10**400, 0.5, float("nan"), float("inf"), True, "", "x", "x" * 10_000,
+    [], [0], [1] * 5000, ["full_attention"], ["sliding_attention"] * 8, ["linear_attention"] * 8, {}, {"a": {"b": 1}},
+    {"rope_type": "yarn"}, {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0], "long_factor": "x"},
+    {"full_attention": 3, "sliding_attention": []},
+)  # fmt: skip
+
+FIELDS = (
+    "layer_types", "sliding_window", "rope_scaling", "rope_parameters", "partial_rotary_factor", "head_dim",
+    "num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group",
+    "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace", "mlp_only_layers", "kv_lora_rank",
+    "q_lora_rank", "qk_rope_head_dim", "v_head_dim", "hidden_activation", "hidden_act", "text_config", "dtype",
+    "no_rope_layers", "query_pre_attn_scalar", "logit_scale", "quantization_config",
+)  # fmt: skip
+
+
+def configs() -> dict[str, Mapping[str, Any]]:
+    """A well-known config of each family that has one, of few layers."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for config in SHAPES.values():
+        layers = "n_layer" if "n_layer" in config else "num_hidden_layers"
+        found.setdefault(config["architectures"][0], {**config, layers: 8})
+    return found
+
+
+CONFIGS = configs()
+
+
+def one_sentence(error: HeadraceError) -> bool:
+    text = str(error)
+    return 10 < len(text) < 500 and "\n" not in text
+
+
+def test_most_families_have_a_shape() -> None:
+    assert CONFIGS.keys() <= ARCHITECTURES.keys() and len(CONFIGS) > len(ARCHITECTURES) // 2
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_lie_is_refused_or_has_a_program(name: str) -> None:
+    config = CONFIGS[name]
+    refused = 0
+    for field in dict.fromkeys((*config, *FIELDS)):
+        for value in ABSURD:
+            try:
+                spec = read_spec({**config, field: value})
+                if len(spec.layers) <= 16 and sum(layer_experts(layer) for layer in spec.layers) <= 1 << 16:
+                    assert lower(spec, weight_names(spec)).weights
+            except HeadraceError as error:
+                assert one_sentence(error), (field, value, str(error)[:600])
+                refused += 1
+    assert refused > 100
+
+
+def layer_experts(layer: Any) -> int:
+    return int(getattr(layer.feed_forward, "num_experts", 1))
