@@ -16,7 +16,8 @@ import pytest
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.formats import ReplyFormats
 from tests.places import TALE
-from tests.server.conftest import TinyServer
+from tests.server.conftest import TinyServer, served
+from tests.server.echo import model_folder
 from tests.serving.say_engine import COMMAND, STOP
 from tests.text.families import FAMILIES, Family
 from tests.text.tools.test_families import TOOLS, by_name, messages_of, written
@@ -174,3 +175,62 @@ def test_media_in_a_request_are_refused(server: TinyServer, path: str, body: dic
     assert (
         "only its text part runs here" in answer.text and "messages" in answer.text
     ) or "input" in answer.text
+
+
+FORCED = {
+    "openai": ("<|return|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"),
+    "qwen3_coder": ("<eos>", "<tool_call>", "</tool_call>", "<a>", "<b>", "<c>"),
+    "deepseek_v3": (
+        "<eos>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<a>",
+        "<b>",
+    ),
+    "gemma4": ("<eos>", "<|tool_call>", "<tool_call|>", '<|"|>', "<a>", "<b>"),
+    "lfm2": ("<eos>", "<|tool_call_start|>", "<|tool_call_end|>", "<a>", "<b>", "<c>"),
+    "cohere_command3": ("<eos>", "<|START_ACTION|>", "<|END_ACTION|>", "<a>", "<b>", "<c>"),
+}
+"""What ends a text, and marks, in place of the bundled model's special tokens."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "openai" else pytest.param(name, marks=pytest.mark.long) for name in FORCED]
+)
+def test_the_bundled_model_is_forced_to_call_in_each_format(tmp_path: Path, name: str) -> None:
+    folder = model_folder(tmp_path / "model", "hermes")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        text = (folder / file).read_text()
+        for old, new in zip(
+            ("end", "begin", "system", "user", "assistant", "pad"), FORCED[name], strict=True
+        ):
+            text = text.replace(f"<|{old}|>", json.dumps(new, ensure_ascii=False)[1:-1])
+        (folder / file).write_text(text)
+    server = served(folder, tool_call_parser=name, reasoning_parser="none")
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}, "coats": {"enum": [1, 2]}},
+              "required": ["colour", "coats"], "additionalProperties": False}  # fmt: skip
+    tools: Any = [{"type": "function", "function": {"name": "paint", "parameters": schema, "strict": True}}]
+    body: dict[str, Any] = {
+        "model": "tale", "messages": [{"role": "user", "content": "Paint!"}], "tools": tools, "max_tokens": 200,
+        "tool_choice": {"type": "function", "function": {"name": "paint"}}, "temperature": 0.0,
+    }  # fmt: skip
+    try:
+        (choice,) = server.openai.chat.completions.create(**body).choices
+        (call,) = choice.message.tool_calls
+        assert not choice.message.content and choice.finish_reason == "tool_calls"
+        arguments = json.loads(call.function.arguments)
+        assert (
+            call.function.name == "paint"
+            and arguments["colour"] in ("red", "blue")
+            and arguments["coats"] in (1, 2)
+        )
+        parts = [
+            each.function.arguments
+            for chunk in server.openai.chat.completions.create(**body, stream=True)
+            for part in chunk.choices
+            for each in part.delta.tool_calls or []
+        ]
+        assert "".join(parts) == call.function.arguments
+    finally:
+        server.close()

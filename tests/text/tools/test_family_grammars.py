@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
@@ -12,6 +13,7 @@ import pytest
 
 from headrace.core.grammar import JSON_SCHEMA, Grammar
 from headrace.errors import InvalidParams
+from headrace.text.grammars import GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.formats import TOOL_CALL_FORMATS
 from headrace.text.tools.grammar.fixed import CALL_FORMATS, answer_grammar
@@ -285,3 +287,64 @@ def test_strict_calls_among_messages(backend: Any) -> None:
     assert accepts(backend, grammar, f"{thought}<|channel|>final<|message|>Done.<|end|>")
     assert not accepts(backend, grammar, thought + CALL.replace("red", "dead"))
     assert not accepts(backend, grammar, f"<|channel|>final<|message|>a<|end|><|start|>assistant{CALL}")
+
+
+# ---- Marks that are tokens ----
+
+MARKS = {
+    "openai": ("<|return|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"),
+    "glm45": ("<eos>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>", "<arg_value>"),
+    "qwen3_coder": ("<eos>", "<tool_call>", "</tool_call>", "<think>", "</think>", "<other>"),
+    "gemma4": ("<eos>", "<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>'),
+    "deepseek_v31": ("<eos>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+                     "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    "lfm2": ("<eos>", "<|tool_call_start|>", "<|tool_call_end|>", "<think>", "</think>", "<other>"),
+    "internlm": ("<eos>", "<|action_start|>", "<|plugin|>", "<|action_end|>", "<other>", "<another>"),
+}  # fmt: skip
+"""What ends a text, and marks, in place of tale's special tokens."""
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
+    def make(name: str) -> Tokenizer:
+        folder = tmp_path_factory.mktemp(name)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            text = (TALE / file).read_text()
+            for old, new in zip(
+                ("end", "begin", "system", "user", "assistant", "pad"), MARKS[name], strict=True
+            ):
+                text = text.replace(json.dumps(f"<|{old}|>"), json.dumps(new, ensure_ascii=False))
+            (folder / file).write_text(text)
+        return Tokenizer.from_folder(folder)
+
+    return make
+
+
+@pytest.mark.parametrize("reasons", [False, True], ids=["answers", "reasons"])
+@pytest.mark.parametrize("name", MARKS)
+def test_marks_that_are_tokens_are_written_as_tokens(
+    vocabulary: Callable[[str], Tokenizer], name: str, reasons: bool
+) -> None:
+    tokenizer = vocabulary(name)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
+    how = {"openai": "openai_gptoss", "gemma4": "gemma4"}.get(name, "qwen3")
+    reasoning = REASONING_FORMATS[how] if reasons else None
+    options: dict[str, Any] = {"reasoning": reasoning, "channels": name == "openai"}
+    call, _ = GOOD[name]
+    thought = ""
+    if reasoning is not None:
+        thought = f"{reasoning.open}Hm.{reasoning.close}" + ("<|start|>assistant" if name == "openai" else "")
+    texts = [call, thought + call]
+    for grammar in (
+        answer_grammar(None, TOOLS, name, tokenizer, **options),
+        free_call_grammar(TOOLS, name, tokenizer, **options),
+    ):
+        compiled = compiler.compile(grammar)
+        for text in texts:
+            for wrong in (False, True):
+                ids = tokenizer.encode(
+                    text.replace("red", "dead") if wrong else text, add_special_tokens=False
+                )
+                one = compiled.start()
+                done = one.try_consume_tokens(ids) == len(ids) and one.is_accepting()
+                assert done is not wrong, (text, grammar.source)
