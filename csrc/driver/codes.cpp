@@ -113,7 +113,7 @@ void check_blocks(const Kernels& kernels, const Teams& teams, const BlockType& t
     }
     const PackedMatrix packed(kernels, teams.many, type, {{raw.data(), kRows, kCols}}, {});
     check(kernels, teams, packed);
-    check_mapped(kernels, teams, packed, {}, [&](const KeptMatrix& kept) { return PackedMatrix(kept, type, false); });
+    check_mapped(kernels, teams, packed, {}, [&](const KeptMatrix& kept) { return PackedMatrix(kept, type, false, 1); });
 }
 
 void check_codes(const Kernels& kernels, const Teams& teams, WeightFormat format, DType input, int group, int span) {

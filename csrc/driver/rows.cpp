@@ -26,8 +26,13 @@ void encode(const Kernels& kernels, Team& team, int rows, int cols, DType type, 
     out.groups = static_cast<int>(groups);
     Guarded<std::int64_t> gather(rows);
     for (int row = 0; row < rows; ++row) gather[row] = rows - 1 - row;
-    kernels.encode({x.data(), cols * sizeof(float), gather.data(), norm.data(), 1e-5F, rows, cols, padded, out}, team);
-    kernels.encode({x.data(), cols * sizeof(float), nullptr, nullptr, 0, rows, cols, padded, out}, team);
+    const std::size_t stride = cols * sizeof(float);
+    const NormArgs scaled{.weight = norm.data(), .eps = 1e-5F}, centred{.weight = norm.data(), .bias = norm.data(), .centred = true, .eps = 1e-5F};
+    for (const NormArgs& given : {scaled, centred}) {
+        kernels.encode({.in = x.data(), .in_stride = stride, .gather = gather.data(), .norm = given, .rows = rows, .cols = cols,
+                        .cols_padded = padded, .out = out}, team);
+    }
+    kernels.encode({.in = x.data(), .in_stride = stride, .rows = rows, .cols = cols, .cols_padded = padded, .out = out}, team);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,27 @@ def generate(model: Path, **options: Any) -> list[RequestOutput]:
     return llm.generate(PROMPTS, GREEDY, use_tqdm=False)
 
 
-def distributions(model: Path, **options: Any) -> list[dict[int, float]]:
-    """The log-probabilities of the 20 most likely tokens after each token of a story."""
+TEXT = "Once upon a time there was a little dog who wanted a drum. He asked his friend, the duck, for help."
+TEXTS = (
+    TEXT + " The duck said that a drum needs a skin and a hoop, and that the miller might have both. So they walked "
+    "along the river until the mill came in sight, and the wheel turned and turned in the sun.",
+    "Anna and Tom went to the market to buy apples. The old man gave them three red ones and one green one for their "
+    "mother, who was ill. On the way home it began to rain, and they hid under a tree with a big white bird.",
+    "The fox looked at the moon and thought that it was a cheese. He jumped and jumped, but he could not reach it. "
+    "Then the cat came and laughed at him, and told him that nobody can eat the moon.",
+)  # fmt: skip
+
+
+def distributions(model: Path, texts: Sequence[str] = (TEXT,), **options: Any) -> list[dict[int, float]]:
+    """The log-probabilities of the 20 most likely tokens after each token of stories."""
     llm = LLM(str(model), tokenizer="tale", dtype="float32", num_threads=1, show_progress=False, **options)
-    text = (
-        "Once upon a time there was a little dog who wanted a drum. He asked his friend, the duck, for help."
-    )
-    (out,) = llm.generate([text], SamplingParams(max_tokens=1, prompt_logprobs=20), use_tqdm=False)
-    assert out.prompt_logprobs is not None
-    return [{token: one.logprob for token, one in entry.items()} for entry in out.prompt_logprobs if entry]
+    found: list[dict[int, float]] = []
+    for out in llm.generate([*texts], SamplingParams(max_tokens=1, prompt_logprobs=20), use_tqdm=False):
+        assert out.prompt_logprobs is not None
+        found += [
+            {token: one.logprob for token, one in entry.items()} for entry in out.prompt_logprobs if entry
+        ]
+    return found
 
 
 def divergence(expected: list[dict[int, float]], found: list[dict[int, float]]) -> float:
@@ -150,6 +162,19 @@ def test_blocks_are_kept(kind: str, tmp_path: Path) -> None:
         assert name == kind.lower() if quantization is None else "-a16" in name
         assert len(formats.kept) == 4 * 6 + 1
         assert divergence(floats, distributions(path, quantization=quantization)) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q4_K", "Q8_0"])
+def test_what_keys_and_values_in_16_bits_cost(kind: str, tmp_path: Path) -> None:
+    """Less than codes and their activations do, but not nothing: so they are an option. -s prints the figures."""
+    needs.native()
+    exact = distributions(folder_of_floats(tmp_path / "floats", kind), TEXTS, kv_cache_dtype="float32")
+    path = write_gguf(TALE, tmp_path / "tale.gguf", kind)
+    wide, narrow = (
+        divergence(exact, distributions(path, TEXTS, kv_cache_dtype=kv)) for kv in ("float32", "bfloat16")
+    )
+    print(f"{kind}: from the exact weights {wide:.1e} with KV in float32, {narrow:.1e} in bfloat16")
+    assert narrow < (2e-4 if kind == "F32" else 1e-3)
 
 
 def test_mixed_types_in_split_files(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def divergence(expected: NDArray[np.float64], found: Sequence[dict[int, float]])
 def generate(path: Path, **options: Any) -> tuple[Sequence[int], list[dict[int, float]], list[RequestOutput]]:
     """(tokens of TEXT, the most likely tokens after each of them, greedy answers to PROMPTS)."""
     llm = LLM(
-        str(path), tokenizer="tale", dtype="float32", max_logprobs=SHOWN, num_threads=1, show_progress=False, **options
+        str(path), tokenizer="tale", dtype="float32", kv_cache_dtype="float32", max_logprobs=SHOWN, num_threads=1,
+        show_progress=False, **options,
     )  # fmt: skip
     (out,) = llm.generate([TEXT], SamplingParams(max_tokens=1, prompt_logprobs=SHOWN), use_tqdm=False)
     assert out.prompt_logprobs is not None
@@ -120,7 +121,9 @@ def test_distributions_and_greedy_text(kind: str, tmp_path: Path) -> None:
     own = divergence(expected, exact)
     assert divergence(expected, ours) < (1e-5 if kind in EXACT else max(1e-3, 1.5 * own))
     if kind not in EXACT:
-        assert own < 1e-3 and nearness(exact, ours) < 5e-4
+        near = nearness(exact, ours)
+        print(f"{kind}: from the exact weights {near:.1e}, llama.cpp {own:.1e}")
+        assert own < 1e-3 and near < 5e-4
     for output in outputs:
         check_greedy(theirs, output, 0.0 if kind in EXACT else TIE)
 

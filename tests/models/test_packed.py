@@ -209,7 +209,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "unknown fact": (lambda h: h["facts"].update(run="rm"), "without exactly the fields"),
     "no weights": (lambda h: h.update(weights=[]), "lists no weights"),
     "a number": (lambda h: h["weights"].append(3), "no weight: 3"),
-    "lacks one": (lambda h: h["weights"].pop(), "bytes, but its header speaks of|lacks weight"),
+    "lacks one": (lambda h: h["weights"].pop(), "bytes, but its header states|lacks weight"),
     "twice": (lambda h: h["weights"].append(h["weights"][0]), "where .* is the next page"),
     "overlap": (lambda h: h["weights"][3].update(offset=0), "bytes at 0, where"),
     "gap": (lambda h: h["weights"][3].update(offset=h["weights"][3]["offset"] + PAGE), "is the next page"),

@@ -42,7 +42,7 @@ class PackedData:
                 size = file.seek(0, 2)
                 if size != header.bytes:
                     raise CheckpointError(
-                        f"{header.data} has {size} bytes, but its header speaks of {header.bytes}: it is not complete"
+                        f"{header.data} has {size} bytes, but its header states {header.bytes}: it is not complete"
                     )
                 self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except OSError as error:

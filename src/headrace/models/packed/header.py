@@ -117,8 +117,7 @@ def is_packed(folder: Path | None) -> bool:
 
 
 def read_header(folder: Path) -> PackedHeader:
-    """Read and check packed.json. Raises CheckpointError in one sentence, naming the weight where it is one's
-    fault."""
+    """Read and check packed.json. Raises CheckpointError in one sentence, which names the wrong weight."""
     path = folder / HEADER_FILE
     try:
         if path.stat().st_size > MAX_HEADER_BYTES:
