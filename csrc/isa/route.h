@@ -44,7 +44,7 @@ HEADRACE_INLINE int padded(int count) { return ceil_div(count, 16) * 16; }
 // Minus infinity in place of scores outside of the best groups.
 HEADRACE_ALONE void keep_groups(const RouteArgs& a, float* ranked) {
     const int size = a.out.experts / a.groups;
-    float totals[kMaxExperts];
+    float totals[kMaxExperts] = {};
     std::int32_t best[kMaxChoices];
     for (int g = 0; g < a.groups; ++g) {
         std::int32_t top[2];
