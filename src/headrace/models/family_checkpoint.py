@@ -49,13 +49,14 @@ def open_checkpoint(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _OfExpert:
-    """What a tensor of all experts holds of one: rows part, part + parts, ... of [expert]."""
+    """What a tensor of all experts holds of one: rows part, part + parts, ... of [expert], or so many rows `apart`."""
 
     expert: int
     experts: int
     part: int
     parts: int
     transposed: bool
+    apart: bool
 
     @property
     def first(self) -> bool:
@@ -75,7 +76,13 @@ class _OfExpert:
 
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
         one = array[self.expert].T if self.transposed else array[self.expert]
-        return np.ascontiguousarray(one[self.part :: self.parts])
+        size = len(one) // self.parts
+        rows = (
+            slice(self.part * size, (self.part + 1) * size)
+            if self.apart
+            else slice(self.part, None, self.parts)
+        )
+        return np.ascontiguousarray(one[rows])
 
 
 class FamilyCheckpoint(Checkpoint):
@@ -131,7 +138,9 @@ class FamilyCheckpoint(Checkpoint):
             for part, end in enumerate(tensors.parts):
                 one = module + end.replace("{e}", str(expert))
                 self._stored[one] = stored
-                self._experts[one] = _OfExpert(expert, entry.shape[0], part, count, tensors.transposed)
+                self._experts[one] = _OfExpert(
+                    expert, entry.shape[0], part, count, tensors.transposed, tensors.apart
+                )
 
     def names(self) -> Iterable[str]:
         return self._stored.keys()

@@ -10,6 +10,7 @@ from headrace.models.families.limits import MAX_CHOICES, MAX_EXPERTS, MAX_INTERM
 from headrace.models.families.reading import (
     FULL,
     SLIDING,
+    ExpertTensors,
     Family,
     decoder,
     read_attention,
@@ -120,14 +121,26 @@ MIXTRAL_NAMES = WeightNames(
     expert_down="model.layers.{i}.block_sparse_moe.experts.{e}.w2",
 )
 
+_TOGETHER = {
+    ".experts.gate_up_proj": ExpertTensors(
+        (".experts.{e}.gate_proj.weight", ".experts.{e}.up_proj.weight"), apart=True
+    ),
+    ".experts.down_proj": ExpertTensors((".experts.{e}.down_proj.weight",)),
+}
+"""Tensors of all experts, as transformers 5 holds them, and some checkpoints too."""
+
 MIXTURES = {
     "MixtralForCausalLM": Family(
         "mixtral", _mixtral, MIXTRAL_NAMES, models="Mixtral", features="8 experts, 2 a token"
     ),
     "Qwen2MoeForCausalLM": Family(
-        "qwen2_moe", _qwen2_moe, models="Qwen1.5-MoE, Qwen2-MoE", features="experts, a gated shared expert"
+        "qwen2_moe",
+        _qwen2_moe,
+        models="Qwen1.5-MoE, Qwen2-MoE",
+        features="experts, a gated shared expert",
+        by_expert=_TOGETHER,
     ),
     "Qwen3MoeForCausalLM": Family(
-        "qwen3_moe", _qwen3_moe, models="Qwen3-MoE", features="128 experts, 8 a token"
+        "qwen3_moe", _qwen3_moe, models="Qwen3-MoE", features="128 experts, 8 a token", by_expert=_TOGETHER
     ),
 }

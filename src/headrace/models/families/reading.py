@@ -54,10 +54,11 @@ and v of each head next to each other."""
 @dataclass(frozen=True, slots=True)
 class ExpertTensors:
     """A tensor of all experts, [experts, rows, ...]. `parts`: endings of the names of what it holds for one expert,
-    whose rows take turns in it. transposed: it is [experts, columns, rows]."""
+    whose rows take turns in it, or with `apart` lie one after the other. transposed: it is [experts, columns, rows]."""
 
     parts: tuple[str, ...]
     transposed: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

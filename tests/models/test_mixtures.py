@@ -1,0 +1,159 @@
+"""Checkpoints of mixtures of experts: what they hold, how they are packed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from headrace.errors import CheckpointError
+from headrace.models.families import read_spec, weight_names
+from headrace.models.loader import load_weights
+from headrace.models.source import resolve_model
+from headrace.models.stored import stored_spec
+from headrace.program.lower import lower
+from tests import needs
+
+Tensors = dict[str, NDArray[np.float32]]
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 50,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "mlp_only_layers": [0],
+}
+MIXTURE = "model.layers.1.mlp.experts"
+
+
+def tensors_of(config: dict[str, Any]) -> Tensors:
+    random = np.random.default_rng(0)
+    spec = read_spec(config)
+    shapes = lower(spec, weight_names(spec)).tensors()
+    return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def load(folder: Path) -> Any:
+    source = resolve_model(str(folder))
+    return load_weights(source, stored_spec(source), dtype=torch.float32)
+
+
+def together(tensors: Tensors) -> Tensors:
+    """As transformers 5 holds experts in memory."""
+    found = {name: values for name, values in tensors.items() if not name.startswith(MIXTURE)}
+    gate, up, down = (
+        np.stack([tensors[f"{MIXTURE}.{e}.{part}_proj.weight"] for e in range(5)])
+        for part in ("gate", "up", "down")
+    )
+    return found | {f"{MIXTURE}.gate_up_proj": np.concatenate((gate, up), 1), f"{MIXTURE}.down_proj": down}
+
+
+def test_experts_are_in_their_order(tmp_path: Path) -> None:
+    tensors = tensors_of(CONFIG)
+    weights = load(write(tmp_path, CONFIG, tensors))
+    for e in range(5):
+        rows = np.concatenate([tensors[f"{MIXTURE}.{e}.{part}_proj.weight"] for part in ("gate", "up")])
+        assert np.array_equal(weights.matrices["1.experts_gate_up"].weight[e].numpy(), rows)
+    assert "0.gate_up" in weights.matrices and "0.router" not in weights.matrices
+
+
+def test_tensors_of_all_experts_read_the_same(tmp_path: Path) -> None:
+    tensors = tensors_of(CONFIG)
+    one, other = (
+        load(write(tmp_path / "a", CONFIG, tensors)),
+        load(write(tmp_path / "b", CONFIG, together(tensors))),
+    )
+    for name in ("1.experts_gate_up", "1.experts_down", "1.router"):
+        assert torch.equal(one.matrices[name].weight, other.matrices[name].weight)
+
+
+LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "more choices than experts": (
+        {"num_experts_per_tok": 6}, "num_experts_per_tok 6 in config.json is more than the 5 of num_experts"
+    ),
+    "no experts": ({"num_experts": 0}, "num_experts in config.json must be a whole number between 1 and 4096, got 0"),
+    "endless experts": ({"num_experts": 10**12}, "num_experts in config.json must be a whole number between 1 and 4096"),
+    "no size": ({"moe_intermediate_size": None}, "config.json lacks the field moe_intermediate_size"),
+    "layers that are not there": ({"mlp_only_layers": [7]}, "mlp_only_layers in config.json must be a list"),
+    "one expert too many": ({"num_experts": 6}, f"lacks tensor {MIXTURE}.5.gate_proj.weight"),
+    "one expert too few": ({"num_experts": 4}, r"model.layers.1.mlp.gate.weight has shape \[5, 48\]"),
+    "another size": ({"moe_intermediate_size": 41}, rf"{MIXTURE}.0.gate_proj.weight has shape \[40, 48\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_config_that_lies_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    changes, said = LIES[name]
+    folder = write(tmp_path, {**CONFIG, **changes}, tensors_of(CONFIG))
+    with pytest.raises(CheckpointError, match=said) as raised:
+        load(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    tensors = tensors_of(CONFIG)
+    del tensors[f"{MIXTURE}.3.up_proj.weight"]
+    with pytest.raises(CheckpointError, match=f"lacks tensor {MIXTURE}.3.up_proj.weight"):
+        load(write(tmp_path, CONFIG, tensors))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (5, 81, 48)])
+def test_a_tensor_that_cannot_hold_all_experts_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tensors = together(tensors_of(CONFIG)) | {f"{MIXTURE}.gate_up_proj": np.zeros(shape, np.float32)}
+    with pytest.raises(CheckpointError, match="gate_up_proj' has shape .*, which holds no experts"):
+        load(write(tmp_path, CONFIG, tensors))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4-g32-asym", "nf4", "fp8", "mxfp4", "q8_0"])
+def test_packed_as_planned_and_the_same_from_a_packed_folder(
+    quantization: str | None, tmp_path: Path
+) -> None:
+    """The bytes of each weight, and every bit of the logits."""
+    needs.native()
+    from headrace import LLM, SamplingParams
+    from headrace.build import pack
+    from headrace.config import EngineConfig
+    from headrace.plan.weights import held_bytes
+
+    config = {**CONFIG, "vocab_size": 2048, "hidden_size": 64, "moe_intermediate_size": 64}
+    folder = write(tmp_path / "source", config, {k: v * 0.2 for k, v in tensors_of(config).items()})
+    options: dict[str, Any] = {
+        "tokenizer": "tale",
+        "quantization": quantization,
+        "num_threads": 1,
+        "max_model_len": 64,
+    }
+    pack(EngineConfig(str(folder), **options), tmp_path / "packed")
+    greedy = SamplingParams(max_tokens=8, temperature=0.0, logprobs=2)
+    found = []
+    for model in (folder, tmp_path / "packed"):
+        llm = LLM(str(model), show_progress=False, **options)
+        found.append(llm.generate([[5, 6, 7], [900, 3]], greedy, use_tqdm=False))
+        memory, weights = llm.parts.resolved.memory_format, llm.parts.executor.backend.weights
+        for weight in lower(llm.parts.spec, weight_names(llm.parts.spec)).weights:
+            if weight.kind == "matrix":
+                assert weights.matrices[weight.name].weight.nbytes == sum(held_bytes(weight, memory).values())
+    assert [one.outputs[0].logprobs for one in found[0]] == [one.outputs[0].logprobs for one in found[1]]
