@@ -95,10 +95,10 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
         {"num_experts_per_tok": 6}, "num_experts_per_tok 6 in config.json is more than the 5 of num_experts"
     ),
     "no experts": ({"num_experts": 0}, "num_experts in config.json must be a whole number between 1 and 4096, got 0"),
-    "endless experts": ({"num_experts": 10**12}, "num_experts in config.json must be a whole number between 1 and 4096"),
+    "endless experts": ({"num_experts": 10**12}, "num_experts in config.json must be a whole number between"),
     "no size": ({"moe_intermediate_size": None}, "config.json lacks the field moe_intermediate_size"),
     "layers that are not there": ({"mlp_only_layers": [7]}, "mlp_only_layers in config.json must be a list"),
-    "one expert too many": ({"num_experts": 6}, f"lacks tensor {MIXTURE}.5.gate_proj.weight"),
+    "one expert too many": ({"num_experts": 6}, r"model.layers.1.mlp.gate.weight has shape \[5, 48\]"),
     "one expert too few": ({"num_experts": 4}, r"model.layers.1.mlp.gate.weight has shape \[5, 48\]"),
     "another size": ({"moe_intermediate_size": 41}, rf"{MIXTURE}.0.gate_proj.weight has shape \[40, 48\]"),
 }  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(), (5,), (5, 81, 48)])
 def test_a_tensor_that_cannot_hold_all_experts_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     tensors = together(tensors_of(CONFIG)) | {f"{MIXTURE}.gate_up_proj": np.zeros(shape, np.float32)}
-    with pytest.raises(CheckpointError, match="gate_up_proj' has shape .*, which holds no experts"):
+    with pytest.raises(CheckpointError, match=r"gate_up_proj' has shape .*, which holds no experts"):
         load(write(tmp_path, CONFIG, tensors))
 
 
@@ -131,29 +131,34 @@ def test_a_tensor_that_cannot_hold_all_experts_is_refused(shape: tuple[int, ...]
 def test_packed_as_planned_and_the_same_from_a_packed_folder(
     quantization: str | None, tmp_path: Path
 ) -> None:
-    """The bytes of each weight, and every bit of the logits."""
+    """The bytes of everything, and every bit of the log-probabilities."""
     needs.native()
     from headrace import LLM, SamplingParams
     from headrace.build import pack
     from headrace.config import EngineConfig
-    from headrace.plan.weights import held_bytes
+    from tests.plan.test_arena import check
 
-    config = {**CONFIG, "vocab_size": 2048, "hidden_size": 64, "moe_intermediate_size": 64}
-    folder = write(tmp_path / "source", config, {k: v * 0.2 for k, v in tensors_of(config).items()})
+    config = {
+        **CONFIG,
+        "vocab_size": 2048,
+        "hidden_size": 64,
+        "moe_intermediate_size": 64,
+        "intermediate_size": 96,
+    }
+    tensors = {name: values * np.float32(0.2) for name, values in tensors_of(config).items()}
+    folder = write(tmp_path / "source", config, tensors)
     options: dict[str, Any] = {
         "tokenizer": "tale",
         "quantization": quantization,
         "num_threads": 1,
         "max_model_len": 64,
     }
+    check(str(folder), options)
     pack(EngineConfig(str(folder), **options), tmp_path / "packed")
     greedy = SamplingParams(max_tokens=8, temperature=0.0, logprobs=2)
     found = []
     for model in (folder, tmp_path / "packed"):
         llm = LLM(str(model), show_progress=False, **options)
-        found.append(llm.generate([[5, 6, 7], [900, 3]], greedy, use_tqdm=False))
-        memory, weights = llm.parts.resolved.memory_format, llm.parts.executor.backend.weights
-        for weight in lower(llm.parts.spec, weight_names(llm.parts.spec)).weights:
-            if weight.kind == "matrix":
-                assert weights.matrices[weight.name].weight.nbytes == sum(held_bytes(weight, memory).values())
-    assert [one.outputs[0].logprobs for one in found[0]] == [one.outputs[0].logprobs for one in found[1]]
+        outputs = llm.generate([[5, 6, 7], [900, 3]], greedy, use_tqdm=False)
+        found.append([one.outputs[0].logprobs for one in outputs])
+    assert found[0] == found[1]
