@@ -226,6 +226,8 @@ HARMONY: list[tuple[str, Reply]] = [
     ("<|channel|>analysis<|message|>never ended", Reply("", "never ended")),
     ("<|channel|>final<|message|>Yes.<|end|>more", Reply("Yes.\nmore")),
     ("<|channel|>analysis", Reply()),
+    ("<|start|>assistant<|message|>a<|end|>", Reply("a")),
+    ("<|start|>no header {<|message|>a", Reply("<|start|>no header {a")),
     ("<|channel|>final<|message|>Yes.<|end|><|start|>assist", Reply("Yes.")),
     ("<|channel|>" + "x y " * 200, Reply("<|channel|>" + "x y " * 200)),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -195,6 +196,17 @@ def test_pieces_do_not_matter_for_hostile_text(data: st.DataObject) -> None:
     whole = parse(name, [text], hidden)
     assert parse(name, [text[a:b] for a, b in pairwise(edges)], hidden) == whole
     assert parse(name, list(text), hidden) == whole
+
+
+def test_nothing_is_lost_of_hostile_text() -> None:
+    """Words between any marks are in the content or in a call, except in the headers of channels."""
+    for name in sorted(TOOL_CALL_FORMATS.keys() - {"openai"}):
+        rng = random.Random(name)
+        for _ in range(40):
+            parts = [rng.choice(MARKED[name]) if rng.random() < 0.8 else f"word{n}x" for n in range(14)]
+            reply = parse(name, ["".join(parts)])
+            shown = reply.content + " ".join(" ".join(call) for call in reply.calls)
+            assert all(part in shown for part in parts if part.startswith("word")), (parts, reply)
 
 
 HOSTILE: dict[str, tuple[str, Callable[[int], str]]] = {

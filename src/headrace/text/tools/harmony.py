@@ -48,7 +48,7 @@ _CUT_HEADER = re.compile(
     r"\s*(?:<\|start\|>\w*)?(?:\s*to=[^\s<]*)?(?:\s*<\|channel\|>\s*\w*)?(?:\s*to=[^\s<]*)?\s*"
     r"(?:<\|constrain\|>\s*)?\w*\s*(?:<\|?\w*\|?)?"
 )
-"""A header without its end: not shown where a reply is cut off in it."""
+"""A header or its beginning: not shown where a reply is cut off in it."""
 
 _State = Callable[[str, int, list[Piece]], int]
 
@@ -148,7 +148,7 @@ class HarmonyParser:
             self._rest = text[end:]
             return len(text)
         header, self._header = "".join(self._header), []
-        self._begin_message(header)
+        self._begin_message(header, pieces)
         return end + len(MESSAGE)
 
     def _read_text(self, text: str, at: int, pieces: list[Piece]) -> int:
@@ -211,7 +211,7 @@ class HarmonyParser:
 
     # ---- Parts of states ----
 
-    def _begin_message(self, header: str) -> None:
+    def _begin_message(self, header: str, pieces: list[Piece]) -> None:
         channel = _CHANNEL.search(header)
         recipient = _RECIPIENT.search(header)
         name = "" if recipient is None else recipient[1]
@@ -221,6 +221,8 @@ class HarmonyParser:
                 self._state = self._read_call
                 return
         self._begin_text(thinks=self._reasons and channel is not None and channel[1] == "analysis")
+        if channel is None and recipient is None and not _CUT_HEADER.fullmatch(header):
+            self._add_text(header, pieces)  # no header
 
     def _begin_call(self, pieces: list[Piece]) -> None:
         pieces.append(CallBegins(self._calls, self._name))
