@@ -21,7 +21,8 @@ class Form:
     """`before` all calls, `head` of a tool's name and `tail` around the arguments of each, `between` two, `after` all.
 
     tags: arguments are text between these; python: they are Python's keyword arguments; else they are JSON.
-    single: an answer has one call. marks: what begins calls for the parser, see `free`; `same`: for those that are not
+    single: an answer has one call. marks: what begins calls for the parser, see `free`, which has others if there are
+    none; `same`: for those that are not
     written here, what they stand for.
     """
 
@@ -73,6 +74,13 @@ FORMS: dict[str, Form] = {
     "hermes": Form(_object("arguments", "<tool_call>\n"), "}\n</tool_call>", between="\n", marks=(hermes.OPEN,)),
     "llama3_json": Form(_object("parameters"), "}", between="; "),
     "mistral": Form(_object("arguments"), "}", before="[TOOL_CALLS][", between=", ", after="]"),
+    "llama4_json": Form(
+        _object("parameters"), "}", before=llama3.PYTHON_START, between="; ", after=llama3.PYTHON_END
+    ),
+    "llama4_pythonic": Form(
+        _named("", "("), ")", before=f"{llama3.PYTHON_START}[", between=", ", after=f"]{llama3.PYTHON_END}",
+        python=True,
+    ),
     "openai": Form(
         _named(f"{harmony.CHANNEL}commentary to={harmony.FUNCTIONS}", f" {harmony.CONSTRAIN}json{harmony.MESSAGE}"),
         "", single=True,
@@ -130,7 +138,8 @@ FORMS: dict[str, Form] = {
 MARKERS = tuple(
     dict.fromkeys(
         (
-            *harmony.MARKERS, hermes.OPEN, hermes.CLOSE, mistral.OPEN, mistral.ID, mistral.ARGUMENTS, llama3.TAG,
+            *harmony.MARKERS, hermes.OPEN, hermes.CLOSE, llama3.PYTHON_START, llama3.PYTHON_END,
+            mistral.OPEN, mistral.ID, mistral.ARGUMENTS, llama3.TAG,
             "<|tool_call>", "<tool_call|>", "<start_function_call>", "<end_function_call>",
             deepseek.CALLS, deepseek.CALL, deepseek.SEPARATOR, deepseek.CALL_END, deepseek.CALLS_END,
             marked_json.START_ACTION, marked_json.END_ACTION, marked_json.ACTION_START, marked_json.PLUGIN,

@@ -187,7 +187,7 @@ def free_call_grammar(
     Raises InvalidParams for a format in which calls cannot be checked, no tools, and schemas that are too large or
     cannot be expressed in the format.
     """
-    if call_format not in _ANSWERS and call_format not in FORMS:
+    if call_format not in _ANSWERS and not (call_format in FORMS and (FORMS[call_format].marks or channels)):
         raise InvalidParams(
             f"calls in the format {call_format!r:.80} cannot be held to a strict tool's schema; "
             "leave strict out, or require a call with tool_choice"
