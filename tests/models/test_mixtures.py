@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,16 @@ def test_tensors_of_all_experts_read_the_same(tmp_path: Path) -> None:
         assert torch.equal(one.matrices[name].weight, other.matrices[name].weight)
 
 
+METHODS = (
+    "gptq-4-asym",
+    "gptq-4-act-order",
+    "awq-gemm",
+    "ct-int4-group",
+    "ct-fp8-channel",
+    "fp8-block",
+    "ct-mxfp4",
+)
+
 LIES: dict[str, tuple[dict[str, Any], str]] = {
     "more choices than experts": (
         {"num_experts_per_tok": 6}, "num_experts_per_tok 6 in config.json is more than the 5 of num_experts"
@@ -162,3 +173,46 @@ def test_packed_as_planned_and_the_same_from_a_packed_folder(
         outputs = llm.generate([[5, 6, 7], [900, 3]], greedy, use_tqdm=False)
         found.append([one.outputs[0].logprobs for one in outputs])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_experts_of_codes_are_what_torch_decodes(method: str, tmp_path: Path) -> None:
+    """Each expert is quantised by itself; codes are kept where all experts have one format."""
+    needs.native()
+    from headrace import LLM, SamplingParams
+    from tests.models.quantized.models import quantize
+    from tests.models.quantized.packers import CASES
+
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 128, "head_dim": 32}
+    config = {**CONFIG, **sizes, "vocab_size": 2048}
+    folder = write(tmp_path, config, {k: v * np.float32(0.1) for k, v in tensors_of(config).items()})
+    quantize(folder, _Nothing(), CASES[method])
+    scored = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=5)
+    found = []
+    for force in (None, "torch"):
+        llm = LLM(
+            str(folder), tokenizer="tale", dtype="float32", ops_force=force, num_threads=1, max_model_len=64,
+            show_progress=False,
+        )  # fmt: skip
+        (output,) = llm.generate([[5, 6, 7, 900, 31]], scored, use_tqdm=False)
+        assert output.prompt_logprobs is not None
+        found.append(
+            [
+                {token: one.logprob for token, one in entry.items()}
+                for entry in output.prompt_logprobs
+                if entry
+            ]
+        )
+    for ours, theirs in zip(*found, strict=True):
+        shared = ours.keys() & theirs.keys()
+        assert shared and all(abs(ours[token] - theirs[token]) < 0.1 for token in shared)
+
+
+class _Nothing:
+    """In place of a model of transformers and of its tensors, whose weights `quantize` changes."""
+
+    def state_dict(self) -> dict[str, _Nothing]:
+        return defaultdict(_Nothing)
+
+    def copy_(self, weights: torch.Tensor) -> None:
+        pass
