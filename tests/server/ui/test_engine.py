@@ -143,7 +143,7 @@ def test_nothing_reaches_beyond_the_window(slow: TinyServer, visit: Open, width:
 
 
 def test_both_views_are_side_by_side_where_there_is_room(slow: TinyServer, visit: Open) -> None:
-    wide, narrow = visit(slow.url, width=1280), visit(slow.url, width=390)
+    wide, narrow = visit(slow.url, width=1280, calm=True), visit(slow.url, width=390, calm=True)
     assert wide.page.is_visible("#chat") and wide.page.is_visible("#engine")
     assert not wide.page.is_visible("#tab-chat")
     assert narrow.page.is_visible("#chat") and not narrow.page.is_visible("#engine")
@@ -204,7 +204,7 @@ def test_a_hidden_page_does_not_poll(slow: TinyServer, visit: Open) -> None:
 def test_the_page_survives_a_restart_of_the_engine(visit: Open) -> None:
     served = serve("tale", "--port", "0", "--num-threads", "1")
     try:
-        one = visit(served.url)
+        one = visit(served.url, calm=True)
         one.say("Tell me a story.")
         one.wait(lambda: one.figures)
         (engine,) = served.descendants()
@@ -224,7 +224,7 @@ def test_the_first_token_of_a_chat(visit: Open) -> None:
     """The promise is 200 ms on a machine that does nothing else; here others may be at work, so the best of four."""
     served = serve("tale", "--port", "0")
     try:
-        one = visit(served.url)
+        one = visit(served.url, calm=True)
         seen = []
         for _ in range(4):
             one.say("Tell me a story about a bear who wants a kite.")
