@@ -111,6 +111,29 @@ def _experts(gguf: Any, writer: Any, config: Config) -> None:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
 
 
+def _deepseek2(gguf: Any, writer: Any, config: Config) -> None:
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config.get("norm_topk_prob", False))
+    sigmoid = config["model_type"] != "deepseek_v2"
+    kinds = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SIGMOID if sigmoid else kinds.SOFTMAX)
+    if config["n_group"] > 1:
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    if _rope(config).get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * _rope(config)["mscale_all_dim"])
+
+
 def _whole_norms(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
     return values + 1 if name.endswith("norm.weight") else values
 
@@ -136,6 +159,8 @@ LAYOUTS = {
     "qwen2_moe": Layout("qwen2moe", metadata=_experts),
     "qwen3_moe": Layout("qwen3moe", metadata=_experts),
     "gpt_oss": Layout("gpt-oss", metadata=_experts),
+    "deepseek_v2": Layout("deepseek2", metadata=_deepseek2),
+    "deepseek_v3": Layout("deepseek2", metadata=_deepseek2),
     "smollm3": Layout("smollm3", permuted=True),
     "granite": Layout("granite", permuted=True, metadata=_granite),
     "seed_oss": Layout("seed_oss"),
@@ -156,11 +181,18 @@ LAYOUTS = {
 
 
 def write_gguf(
-    folder: Path, out: Path, kind: str | Choose, *, tokenizer: str | None = None, **options: Any
+    folder: Path,
+    out: Path,
+    kind: str | Choose,
+    *,
+    tokenizer: str | None = None,
+    split: bool = True,
+    **options: Any,
 ) -> Path:
     """`out`, with matrices of that type.
 
-    tokenizer: the kind of vocabulary that is named, where the folder has none. `options` are those of gguf.GGUFWriter,
+    split: matrices of heads are tensors of their own (latent attention), as in files since 2025. tokenizer: the kind of
+    vocabulary that is named, where the folder has none. `options` are those of gguf.GGUFWriter,
     for split files.
     """
     gguf = needs.package("gguf")
@@ -183,7 +215,9 @@ def write_gguf(
                 continue
             values = tensor.float().numpy()
             values = layout.change(name, _turned(name, values, config) if layout.permuted else values, config)
-            _add_tensor(gguf, writer, names(name), values, choose)
+            for one, part in _split_heads(name, values, config) if split else [(name, values)]:
+                written = names(one.replace("e_score_correction_bias", "e_score_correction.bias"))
+                _add_tensor(gguf, writer, written, part, choose)
     if (divisors := _rope_divisors(config)) is not None:
         writer.add_tensor("rope_freqs.weight", divisors)
     writer.write_header_to_file()
@@ -191,6 +225,20 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def _split_heads(
+    name: str, values: NDArray[np.float32], config: Config
+) -> list[tuple[str, NDArray[np.float32]]]:
+    """Those of keys, transposed, and of values."""
+    if "kv_b_proj" not in name:
+        return [(name, values)]
+    heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
+    keys, of_values = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    return [
+        (name.replace("kv_b", "k_b"), np.ascontiguousarray(keys.swapaxes(1, 2))),
+        (name.replace("kv_b", "v_b"), np.ascontiguousarray(of_values)),
+    ]
 
 
 def _with_experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

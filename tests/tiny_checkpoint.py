@@ -35,7 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["DeepseekV3ForCausalLM"],
         "num_hidden_layers": 3,
         "first_k_dense_replace": 1,
-        "q_lora_rank": 48,
+        "q_lora_rank": 64,
         "kv_lora_rank": 64,
         "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 16,

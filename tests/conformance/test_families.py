@@ -309,14 +309,21 @@ LATENT: dict[str, Any] = {
     "n_group": 4,
     "topk_group": 2,
 }
-YARN_MSCALE = rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9)
+
+
+def yarn_mscale(one: float, all_dim: float) -> dict[str, Any]:
+    return rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=one, mscale_all_dim=all_dim)
+
+
+YARN_FILE = yarn_mscale(0.7, 0.7)  # what files can say: both alike, as published models have them
 
 CASES |= {
     "deepseek-v2": Case("DeepseekV2", {**LATENT, "topk_method": "group_limited_greedy"}),
     "deepseek-v2-lite": Case(
-        "DeepseekV2", {**LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1, **YARN_MSCALE}
+        "DeepseekV2", {**LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1, **YARN_FILE}
     ),
-    "deepseek-v3": Case("DeepseekV3", {**LATENT, **YARN_MSCALE}),
+    "deepseek-v3": Case("DeepseekV3", {**LATENT, **yarn_mscale(0.7, 0.9)}),
+    "deepseek-v3-file": Case("DeepseekV3", {**LATENT, **YARN_FILE}),
     "deepseek-v3-biases": Case("DeepseekV3", {**LATENT, "attention_bias": True, "rope_interleave": False}),
     "glm4-moe-lite": Case(
         "Glm4MoeLite",

@@ -33,6 +33,7 @@ FAMILIES = (
     "seed-oss", "gemma", "gemma2-file", "gemma3-scaled", "phi3", "phi3-longrope", "olmo2", "olmo3", "cohere2", "glm",
     "glm4", "starcoder2", "gpt-neox", "gpt-neox-serial", "gpt2", "gpt-oss",
     "mixtral-full", "mixtral-window", "qwen2-moe-shared", "qwen3-moe-normalized",
+    "deepseek-v2", "deepseek-v2-lite", "deepseek-v3-file",
 )  # fmt: skip
 
 FLOATS = ("F32", "F16", "BF16")

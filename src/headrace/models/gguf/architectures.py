@@ -14,7 +14,7 @@ from typing import Any
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.gguf.files import GGUFModel
 from headrace.models.config_reader import ConfigReader
-from headrace.models.families.limits import MAX_CHOICES, MAX_EXPERTS, MAX_INTERMEDIATE
+from headrace.models.families.limits import MAX_CHOICES, MAX_EXPERTS, MAX_HEAD_DIM, MAX_INTERMEDIATE
 from headrace.models.families.reading import FULL, SLIDING
 from headrace.models.gguf.names import LONG_FACTORS, SHORT_FACTORS
 from headrace.models.rope_config import MAX_POSITION
@@ -77,6 +77,10 @@ class Facts:
         """Whether the first layer's tensor of that name, such as "attn_q", has a bias: metadata does not say."""
         return f"blk.0.{part}.bias" in self.model
 
+    def has_tensor(self, part: str) -> bool:
+        """Whether the first layer has it."""
+        return f"blk.0.{part}.weight" in self.model
+
     def layer_types(self, is_full: Callable[[int], bool]) -> list[str]:
         """From the file, or by the number of a layer."""
         count = self.config["num_hidden_layers"]
@@ -93,8 +97,8 @@ class Architecture:
 
     permuted: the rows of q and k are in the order of rope that turns neighbouring features, not features half a head
     apart. eps: the config's name of the norms' epsilon; a LayerNorm unless it begins with "rms". partial: a part of
-    each head may be rotated. reads: keys that change what a model computes and that `fields` reads. renamed: parts of a
-    layer by other names than those of most files.
+    each head may be rotated. latent: attention is latent. reads: keys that change what a model computes and that
+    `fields` reads. renamed: parts of a layer by other names than those of most files.
     """
 
     family: str
@@ -102,6 +106,7 @@ class Architecture:
     permuted: bool = False
     eps: str = "rms_norm_eps"
     partial: bool = False
+    latent: bool = False
     reads: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
@@ -170,6 +175,58 @@ def _qwen3_moe(facts: Facts) -> Fields:
         "norm_topk_prob": facts.reader.flag("expert_weights_norm", True),
         "moe_intermediate_size": facts.reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
     }
+
+
+def _deepseek2(facts: Facts) -> Fields:
+    """DeepSeek V2, or V3 and GLM-4.7-Flash, whose router has sigmoids. Files of early 2025 and before state the sizes
+    of a head, later ones those of the cache, and of a head under names of their own."""
+    _no_window(facts)
+    reader, count = facts.reader, facts.config["num_hidden_layers"]
+    rotated = facts.config["head_dim"]
+    sizes = {}
+    for name in ("key_length", "value_length"):
+        own = f"attention.{name}_mla"
+        sizes[name] = reader.integer(own if reader.has(own) else f"attention.{name}", 1, MAX_HEAD_DIM)
+    if sizes["key_length"] <= rotated:
+        raise CheckpointError(
+            f"{facts.model.name} has keys of {sizes['key_length']} features, of which {rotated} are rotated"
+        )
+    found: Fields = {
+        "kv_lora_rank": reader.integer("attention.kv_lora_rank", 1, MAX_HEAD_DIM),
+        "qk_nope_head_dim": sizes["key_length"] - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": sizes["value_length"],
+        "attention_bias": facts.has_bias("attn_output"),
+    }
+    if facts.has_tensor("attn_q_a"):
+        found["q_lora_rank"] = reader.integer("attention.q_lora_rank", 1, MAX_INTERMEDIATE)
+    scaling = dict(facts.config.get("rope_scaling") or {})
+    if scaling:  # a tenth of it, in float32
+        mscale = float(f"{10 * reader.number('rope.scaling.yarn_log_multiplier', 0.0, 1e3, 0.0):.6g}")
+        found["rope_scaling"] = scaling | ({"mscale": mscale, "mscale_all_dim": mscale} if mscale else {})
+    dense = [index for index in range(count) if f"blk.{index}.ffn_gate_inp.weight" not in facts.model]
+    if dense != [*range(len(dense))]:
+        raise UnsupportedModel(f"{facts.model.name} has layers without experts after such with them")
+    found["first_k_dense_replace"] = len(dense)
+    if len(dense) == count:
+        return found
+    choice = f"blk.{len(dense)}.exp_probs_b.bias" in facts.model
+    gating = reader.integer("expert_gating_func", 1, 2, 2 if choice else 1)
+    groups = reader.integer("expert_group_count", 0, MAX_EXPERTS, 0) or 1
+    found |= {
+        "n_routed_experts": reader.integer("expert_count", 1, MAX_EXPERTS),
+        "num_experts": reader.integer("expert_count", 1, MAX_EXPERTS),
+        "num_experts_per_tok": reader.integer("expert_used_count", 1, MAX_CHOICES),
+        "n_shared_experts": reader.integer("expert_shared_count", 0, MAX_EXPERTS, 0),
+        "moe_intermediate_size": reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
+        "routed_scaling_factor": reader.number("expert_weights_scale", 0.0, _LARGE, 0.0) or 1.0,
+        "norm_topk_prob": reader.flag("expert_weights_norm", False),
+        "n_group": groups,
+        "topk_group": reader.integer("expert_group_used_count", 0, MAX_EXPERTS, 0) or groups,
+    }
+    if gating == 1:
+        return {**found, "topk_method": "greedy" if groups == 1 else "group_limited_greedy"}
+    return {**found, "architectures": ["DeepseekV3ForCausalLM"]}
 
 
 def _qwen2(facts: Facts) -> Fields:
@@ -362,6 +419,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3_moe, reads=EXPERT_KEYS),
     "gpt-oss": Architecture(
         "GptOssForCausalLM", _gpt_oss, reads=EXPERT_KEYS, renamed={"post_attention_norm": "ffn_norm"}
+    ),
+    "deepseek2": Architecture(
+        "DeepseekV2ForCausalLM", _deepseek2, latent=True, others=("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        reads=EXPERT_KEYS | {
+            "expert_gating_func", "expert_group_count", "expert_weights_scale", "rope.scaling.yarn_log_multiplier"
+        },
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", _smollm3, permuted=True),
     "granite": Architecture(

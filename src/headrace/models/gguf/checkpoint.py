@@ -19,6 +19,7 @@ from headrace.models.families import FAMILIES
 from headrace.models.gguf.architectures import Fields
 from headrace.models.gguf.blocks import Bytes, coded, dequantize, floats
 from headrace.models.gguf.config import architecture, matrix_dtype, read_config
+from headrace.models.gguf.heads import join_heads
 from headrace.models.gguf.names import NameTable, layer_part
 from headrace.models.weight_files import TensorEntry
 from headrace.quant.block_formats import BLOCK_CODES
@@ -42,6 +43,7 @@ class GGUFCheckpoint:
         family = FAMILIES[self.config["architectures"][0]]
         names = NameTable(family.names, arch.renamed)
         self._expert: dict[str, int] = {}  # the number of each matrix that is one of several in its tensor
+        self._joined = join_heads(self.model, f"{family.names.latent_up}.weight")
         self._stored = dict(self._named(names))
         self._check_vectors()
         heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
@@ -52,8 +54,9 @@ class GGUFCheckpoint:
 
     def _named(self, names: NameTable) -> Iterator[tuple[str, str]]:
         """(name, tensor in the file), of a tensor with a matrix for each expert so many."""
+        joined = {info.name for one in self._joined.values() for info in (one.keys, one.values)}
         for stored in self.model.names():
-            name = names.name(stored)
+            name = None if stored in joined else names.name(stored)
             if name is None or "{e}" not in name:
                 if name is not None:
                     yield name, stored
@@ -89,9 +92,11 @@ class GGUFCheckpoint:
         return str(self.model.path)
 
     def names(self) -> Iterable[str]:
-        return self._stored.keys()
+        return [*self._stored, *self._joined]
 
     def stored_name(self, name: str) -> str:
+        if name in self._joined:
+            return f"{self._joined[name].keys.name}, joined with that of the values,"
         stored = self._stored.get(name, name)
         return f"{stored} of expert {self._expert[name]}" if name in self._expert else stored
 
@@ -115,6 +120,8 @@ class GGUFCheckpoint:
         }
 
     def entry(self, name: str) -> TensorEntry | None:
+        if name in self._joined:
+            return self._joined[name].entry(name)
         if name not in self._stored:
             return None
         info = self._info(name)
@@ -135,6 +142,8 @@ class GGUFCheckpoint:
         return info.type, raw[_halves(len(raw), heads, stored)[first:last]]
 
     def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+        if name in self._joined:
+            return self._joined[name].array()[first:last]
         info = self._info(name)
         inner = prod(info.shape[1:-1])
         type, raw = self.blocks(name, first * inner, last * inner)
@@ -142,17 +151,32 @@ class GGUFCheckpoint:
         return decoded.reshape(-1, *info.shape[1:])
 
     def array(self, name: str) -> NDArray[Any]:
+        if name in self._joined:
+            return self._joined[name].array()
         return self.rows(name, 0, self._info(name).shape[0])
 
     def excerpt(self, name: str, offset: int, size: int) -> bytes:
+        if name in self._joined:
+            return bytes(self.model.view(self._joined[name].keys.name)[offset : offset + size])
         first, last = self._part(name)
         return bytes(self.model.view(self._stored[name])[first:last][offset : offset + size])
 
     def prefetch(self, name: str) -> None:
-        self.model.prefetch(self._stored[name], *self._part(name))
+        for stored, first, last in self._places(name):
+            self.model.prefetch(stored, first, last)
 
     def drop(self, name: str) -> None:
-        self.model.drop(self._stored[name], *self._part(name))
+        for stored, first, last in self._places(name):
+            self.model.drop(stored, first, last)
+
+    def _places(self, name: str) -> list[tuple[str, int, int]]:
+        """Tensors of the file, and which of their bytes."""
+        if name in self._joined:
+            return [
+                (info.name, 0, info.end - info.begin)
+                for info in (self._joined[name].keys, self._joined[name].values)
+            ]
+        return [(self._stored[name], *self._part(name))]
 
     def _info(self, name: str) -> TensorInfo:
         """The tensor, or the matrix in it. The gate of a shared expert is a row, which files have without its axis."""

@@ -88,7 +88,10 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
             reader.only(key, neutral, neutral[0])
     hidden = reader.integer("embedding_length", 1, MAX_HIDDEN)
     heads = reader.integer("attention.head_count", 1, MAX_HEADS)
-    head_dim = _head_dim(reader, hidden, heads, partial=arch.partial)
+    if arch.latent:  # of the one key that has rope
+        head_dim = reader.integer("rope.dimension_count", 2, MAX_HEAD_DIM)
+    else:
+        head_dim = _head_dim(reader, hidden, heads, partial=arch.partial)
     context = reader.integer("context_length", 1, MAX_POSITION)
     config: Fields = {
         "architectures": [arch.family],
