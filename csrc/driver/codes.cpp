@@ -92,7 +92,7 @@ void check_mapped(const Kernels& kernels, const Teams& teams, const PackedMatrix
     other.bytes -= 4096;
     require(refused(map, other), "memory that is too short is refused", kernels.name);
     other = kept;
-    other.rows -= kPanel;
+    other.bytes += 4096;  // refused before it is read
     require(refused(map, other), "memory that is left over is refused", kernels.name);
     if (!kept.ordered) return;
     const std::size_t order = memory.size() - (w.cols * sizeof(std::int32_t) + 4095) / 4096 * 4096;  // the last piece
