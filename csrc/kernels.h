@@ -268,7 +268,7 @@ struct WeighArgs {
 
 // The layout of packed matrices as tensors.h describes it: files that hold such matrices state it. Whatever changes the bytes of
 // a packed matrix, for one instruction set or for all, gives the layout another name.
-constexpr const char* kPackedLayout = "panels-of-16.1";
+constexpr const char* kPackedLayout = "panels-of-16.2";
 
 struct Kernels {
     const char* name;                // "amx", "avx512", "avx512_vnni", "avx2", "portable"

@@ -8,7 +8,7 @@
 //   kUsual      products of it are compiled for tiles of every shape
 //   kAsStored   decode() changes nothing: the panel itself is read
 //   of(matrix)  what decoding needs
-//   decode()    a unit as whole numbers, from 0 to 255
+//   decode()    a unit as whole numbers, from 0 to 255; take<kFirst, kCount>() so many of its vectors, where units are of 32
 //   Wide        a functor, of(matrix, zeros of the columns): a unit as pairs of bf16, exactly code - zero or the number
 //   put(), get()  the codes of one column of a unit, at load and for look-ups
 //   number()    what a code stands for, without scale and zero
@@ -42,35 +42,53 @@ struct BytesFormat {
     HEADRACE_INLINE float number(const Matrix&, std::uint8_t code) { return code; }
 };
 
-// Codes of kLow (4 or 2) bits, or kLow + kHigh of them. First lines with the low bits of all codes: kLow bits of a byte for
-// each vector, the first one lowest; then, if there are higher bits, one line that holds kHigh bits of each vector alike.
-template <int kLow, int kHigh>
-struct PlanesFormat {
-    static constexpr int kFeatures = 32 / (kHigh == 0 ? kLow : kHigh), kVectors = kFeatures / 4;
-    static constexpr int kLineVectors = 8 / kLow, kLowLines = kVectors / kLineVectors, kLines = kLowLines + (kHigh > 0);
-    static constexpr bool kWhole = true, kSmall = true, kAsStored = false;
-    static constexpr bool kUsual = kLow == 4 && kHigh == 0;
-    static constexpr int kLowBits = (1 << kLow) - 1, kHighBits = (1 << kHigh) - 1;
-    HEADRACE_INLINE PlanesFormat of(const Matrix&) { return {}; }
+// Some bits of a vector's codes: those of a line's bytes from bit `from` on, and from bit `to` on of the code.
+struct CodeBits {
+    int line, from, to, bits;
+};
 
-    template <int kVector>
-    HEADRACE_INLINE void take_bits(const std::uint8_t* at, Codes (&out)[kVectors]) {
-        constexpr int kLine = kVector / kLineVectors, kPart = kVector % kLineVectors;
-        out[kVector] = shifted<-kLow * kPart>(Codes::load(at + 64 * kLine), kLowBits);
-        if constexpr (kHigh > 0) {
-            const Codes high = Codes::load(at + 64 * kLowLines);
-            out[kVector] = out[kVector] | shifted<kLow - kHigh * kVector>(high, kHighBits << kLow);
-        }
-        if constexpr (kVector + 1 < kVectors) take_bits<kVector + 1>(at, out);
+// Codes of fewer than 8 bits. A byte of a line holds as many whole codes as fit, one each of as many vectors, the first one
+// lowest. What is left of the bytes on top is taken together from line to line, for the vectors that come last.
+template <int kBits>
+struct BitsFormat {
+    static constexpr int kWholeCodes = 8 / kBits, kRest = 8 - kBits * kWholeCodes;  // of a byte
+    static constexpr int kLines = kRest == 0 ? 1 : kBits % kRest == 0 ? kBits / kRest : kBits;
+    static constexpr int kVectors = 8 * kLines / kBits, kFeatures = 4 * kVectors, kFirstVectors = kLines * kWholeCodes;
+    static constexpr bool kWhole = true, kSmall = true, kAsStored = false, kUsual = kBits == 4;
+    HEADRACE_INLINE BitsFormat of(const Matrix&) { return {}; }
+
+    // The bits of a vector's codes, from bit `to` on, that lie in one line.
+    HEADRACE_INLINE constexpr CodeBits place_of(int vector, int to) {
+        if (vector < kFirstVectors) return {vector / kWholeCodes, kBits * (vector % kWholeCodes), 0, kBits};
+        const int place = kBits * (vector - kFirstVectors) + to;  // among the bits that are left
+        const int from = kRest == 0 ? 0 : place % kRest;
+        return {kRest == 0 ? 0 : place / kRest, 8 - kRest + from, to, least(kRest - from, kBits - to)};
     }
-    HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[kVectors]) const { take_bits<0>(at, out); }
+    template <int kVector, int kTo>
+    HEADRACE_INLINE void take_bits(const std::uint8_t* at, Codes& out) {
+        constexpr CodeBits some = place_of(kVector, kTo);
+        constexpr int kLeft = some.to - some.from, kMask = ((1 << some.bits) - 1) << some.to;
+        const Codes line = Codes::load(at + 64 * some.line);
+        if constexpr (kTo == 0) {
+            out = shifted<kLeft>(line, kMask);
+        } else {
+            out = with_shifted<kLeft>(out, line, kMask);
+        }
+        if constexpr (kTo + some.bits < kBits) take_bits<kVector, kTo + some.bits>(at, out);
+    }
+    template <int kFirst, int kCount>
+    HEADRACE_INLINE void take(const std::uint8_t* at, Codes* out) {
+        take_bits<kFirst, 0>(at, *out);
+        if constexpr (kCount > 1) take<kFirst + 1, kCount - 1>(at, out + 1);
+    }
+    HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[kVectors]) const { take<0, kVectors>(at, out); }
 
     struct Wide {
         BytePairs pairs;
         HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {BytePairs::of(zeros)}; }
         HEADRACE_METHOD void operator()(const std::uint8_t* at, Pairs (&out)[2 * kVectors]) const {
             Codes codes[kVectors];
-            PlanesFormat().decode(at, codes);
+            BitsFormat().decode(at, codes);
             HEADRACE_UNROLL for (int v = 0; v < kVectors; ++v) {
                 Pairs two[2];
                 pairs(codes[v], two);
@@ -81,38 +99,36 @@ struct PlanesFormat {
     };
 
     HEADRACE_INLINE void put(std::uint8_t* unit, int column, const std::uint8_t* codes) {
-        for (int j = 0; j < 4; ++j) {
-            std::uint8_t* at = unit + 4 * column + j;
-            unsigned high = 0;
-            for (int line = 0; line < kLowLines; ++line) {
-                unsigned low = 0;
-                for (int part = 0; part < kLineVectors; ++part) {
-                    const int v = kLineVectors * line + part;
-                    const unsigned code = codes[4 * v + j];
-                    low |= (code & kLowBits) << (kLow * part);
-                    high |= code >> kLow << (kHigh * v);
-                }
-                at[64 * line] = static_cast<std::uint8_t>(low);
+        for (int line = 0; line < kLines; ++line) __builtin_memset(unit + 64 * line + 4 * column, 0, 4);
+        for (int i = 0; i < kFeatures; ++i) {
+            for (int to = 0; to < kBits;) {
+                const CodeBits some = place_of(i / 4, to);
+                const int value = codes[i] >> to & ((1 << some.bits) - 1);
+                std::uint8_t& byte = unit[64 * some.line + 4 * column + i % 4];
+                byte = static_cast<std::uint8_t>(byte | value << some.from);
+                to += some.bits;
             }
-            if constexpr (kHigh > 0) at[64 * kLowLines] = static_cast<std::uint8_t>(high);
         }
     }
     HEADRACE_INLINE void get(const std::uint8_t* unit, int column, std::uint8_t* codes) {
         for (int i = 0; i < kFeatures; ++i) {
-            const int v = i / 4;
-            const std::uint8_t* at = unit + 4 * column + i % 4;
-            const int low = at[64 * (v / kLineVectors)] >> (kLow * (v % kLineVectors)) & kLowBits;
-            const int high = kHigh == 0 ? 0 : at[64 * (kLines - 1)] >> (kHigh * v) & kHighBits;
-            codes[i] = static_cast<std::uint8_t>(low | high << kLow);
+            int code = 0;
+            for (int to = 0; to < kBits;) {
+                const CodeBits some = place_of(i / 4, to);
+                const int byte = unit[64 * some.line + 4 * column + i % 4];
+                code |= (byte >> some.from & ((1 << some.bits) - 1)) << to;
+                to += some.bits;
+            }
+            codes[i] = static_cast<std::uint8_t>(code);
         }
     }
     HEADRACE_INLINE float number(const Matrix&, std::uint8_t code) { return code; }
 };
 
-using NibblesFormat = PlanesFormat<4, 0>;
+using NibblesFormat = BitsFormat<4>;
 
 template <>
-struct PlanesFormat<4, 0>::Wide {  // without the way over bytes
+struct BitsFormat<4>::Wide {  // without the way over bytes
     NibblePairs pairs;
     HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {NibblePairs::of(zeros)}; }
     HEADRACE_METHOD void operator()(const std::uint8_t* at, Pairs (&out)[4]) const {
@@ -222,15 +238,22 @@ template <typename Visit>
 HEADRACE_INLINE auto with_format(WeightFormat format, Visit visit) {
     switch (format) {
         case WeightFormat::int4: return visit.template operator()<NibblesFormat>();
-        case WeightFormat::int6: return visit.template operator()<PlanesFormat<4, 2>>();
-        case WeightFormat::int5: return visit.template operator()<PlanesFormat<4, 1>>();
-        case WeightFormat::int3: return visit.template operator()<PlanesFormat<2, 1>>();
-        case WeightFormat::int2: return visit.template operator()<PlanesFormat<2, 0>>();
+        case WeightFormat::int6: return visit.template operator()<BitsFormat<6>>();
+        case WeightFormat::int5: return visit.template operator()<BitsFormat<5>>();
+        case WeightFormat::int3: return visit.template operator()<BitsFormat<3>>();
+        case WeightFormat::int2: return visit.template operator()<BitsFormat<2>>();
         case WeightFormat::table4: return visit.template operator()<TableFormat>();
         case WeightFormat::e4m3: return visit.template operator()<E4M3Format>();
         case WeightFormat::e5m2: return visit.template operator()<E5M2Format>();
         default: return visit.template operator()<BytesFormat>();
     }
+}
+
+HEADRACE_INLINE Decode decoder_of(WeightFormat format) {  // null: the panels hold what products read
+    return with_format(format, []<class Format>() -> Decode {
+        if constexpr (Format::kWhole && !Format::kAsStored) return decode_codes<Format>;
+        return nullptr;
+    });
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -13,7 +13,6 @@ static_assert(kChunkFeatures == kSuper);
 // Parts of a chunk are the groups that a product adds up by itself: spans of i8 activations, groups of weights otherwise.
 struct Side {
     alignas(64) float scales[kChunkParts][kPanel];
-    alignas(64) float minima[kChunkParts][kPanel];         // if has_minima()
     alignas(64) std::int32_t starts[kChunkParts][kPanel];  // offset - zero
 };
 
@@ -26,9 +25,9 @@ HEADRACE_INLINE int chunk_end(int begin, int size, int cols_padded) {
     return least(least(begin + kChunkFeatures, (begin / size + 1) * size), cols_padded);
 }
 
-// The usual side, f16 scales of groups that are spans, is read in place by products that pass over a panel once.
+// The usual scales, f16 of groups, are read in place.
 HEADRACE_INLINE bool in_place(const Matrix& w, int size) {
-    return w.scale_type == ScaleType::f16 && w.unit == 1 && size == w.group && w.minima == nullptr;
+    return w.scale_type == ScaleType::f16 && w.unit == 1 && size == w.group;
 }
 HEADRACE_INLINE F32x16 scales_of(const Matrix& w, int panel, int group) {
     return load_f16(static_cast<const f16_t*>(w.scales) + (static_cast<std::size_t>(panel) * w.groups + group) * kPanel);
@@ -57,69 +56,88 @@ HEADRACE_INLINE void for_parts(const Matrix& w, int begin, int end, int size, Ea
     }
 }
 
-// Groups of plain scales or minima.
-static inline void load_groups(const Matrix& w, const void* from, int panel, int begin, int end, int size, float unit,
-                               float (*to)[kPanel]) {
-    const std::size_t first = static_cast<std::size_t>(panel) * w.groups * kPanel;
-    const F32x16 times = F32x16::broadcast(unit);
-    switch (w.scale_type) {
-        case ScaleType::bf16:
-            for_parts(w, begin, end, size, [&](int part, int group) {
-                (load_bf16(static_cast<const bf16_t*>(from) + first + kPanel * group) * times).store(to[part]);
-            });
-            return;
-        case ScaleType::f32:
-            for_parts(w, begin, end, size, [&](int part, int group) {
-                (F32x16::load(static_cast<const float*>(from) + first + kPanel * group) * times).store(to[part]);
-            });
-            return;
-        case ScaleType::e8m0:
-            for_parts(w, begin, end, size, [&](int part, int group) {
-                (load_powers(static_cast<const std::uint8_t*>(from) + first + kPanel * group) * times).store(to[part]);
-            });
-            return;
-        default:
-            for_parts(w, begin, end, size, [&](int part, int group) {
-                (load_f16(static_cast<const f16_t*>(from) + first + kPanel * group) * times).store(to[part]);
-            });
+// Where the scales (or minima) of a panel begin that belong to feature k.
+HEADRACE_INLINE const std::uint8_t* groups_at(const Matrix& w, const void* groups, int panel, int k) {
+    const int features = is_super(w.scale_type) ? kSuper : w.group;
+    const std::size_t place = static_cast<std::size_t>(panel) * ceil_div(w.cols_padded, features) + k / features;
+    return static_cast<const std::uint8_t*>(groups) + place * scale_bytes(w.scale_type, w.group);
+}
+
+// each(number) for the parts of [begin, end), with read(place) for every group; `ahead` bytes further is prefetched.
+template <typename Read, typename Each>
+HEADRACE_INLINE void for_groups(const Matrix& w, const void* groups, int panel, int begin, int end, int size,
+                                std::ptrdiff_t ahead, Read read, Each each) {
+    const std::uint8_t* at = groups_at(w, groups, panel, begin);
+    const std::size_t bytes = scale_bytes(w.scale_type, w.group);
+    if (size == w.group) {
+        const std::uint8_t* stop = at + ceil_div(end - begin, size) * bytes;
+        for (; at + 2 * bytes <= stop; at += 2 * bytes) {
+            HEADRACE_PREFETCH(at + ahead);
+            each(read(at));
+            each(read(at + bytes));
+        }
+        if (at < stop) each(read(at));
+        return;
+    }
+    const int first = begin / w.group;
+    for_parts(w, begin, end, size, [&](int, int group) { each(read(at + (group - first) * bytes)); });
+}
+
+// The same of super-blocks: their scales, or (kMinima) minima.
+template <bool kSigned, bool kMinima, typename Each>
+HEADRACE_INLINE void for_supers(const Matrix& w, int panel, int begin, int end, int size, std::ptrdiff_t ahead, Each each) {
+    const int groups = kSuper / w.group, parts = w.group / size;
+    const std::size_t bytes = scale_bytes(w.scale_type, w.group);
+    const std::uint8_t* at = groups_at(w, w.scales, panel, begin);
+    for (int k = begin; k < end; k += kSuper, at += bytes) {
+        for (std::size_t line = 0; line < bytes; line += 64) HEADRACE_PREFETCH(at + ahead + line);
+        const auto* halves = reinterpret_cast<const f16_t*>(at);
+        const F32x16 d = kMinima ? F32x16::zero() - load_f16(halves + kPanel) : load_f16(halves);
+        const std::uint8_t* one = at + kPanel * (kSigned ? 2 : kMinima ? 4 + groups : 4);
+        for (const std::uint8_t* stop = one + kPanel * groups; one < stop; one += kPanel) {
+            const F32x16 number = d * (kSigned ? load_i8(reinterpret_cast<const std::int8_t*>(one)) : to_float(load_bytes(one)));
+            for (int i = 0; i < parts; ++i) each(number);
+        }
     }
 }
 
-// The scales and minima of features [begin, end) of a panel, in parts of `size`, which divides the matrix's group or is it;
-// and, where `offset` is not null, what the sum of a part's activations is multiplied by before its products are added.
-HEADRACE_ALONE void load_side(const Matrix& w, int panel, int begin, int end, int size, const int* offset, Side& side) {
-    if (is_super(w.scale_type)) {  // groups are shorter than a super-block, which is the chunk
-        const bool minima = w.scale_type == ScaleType::k_minima;
-        const int groups = kSuper / w.group, first = begin / kSuper * groups;
-        const std::size_t bytes = scale_bytes(w.scale_type, w.group);
-        const std::size_t block = static_cast<std::size_t>(panel) * (w.cols_padded / kSuper) + begin / kSuper;
-        const auto* at = static_cast<const std::uint8_t*>(w.scales) + block * bytes;
-        const F32x16 d = load_f16(reinterpret_cast<const f16_t*>(at));
-        if (minima) {
-            const F32x16 least_d = F32x16::zero() - load_f16(reinterpret_cast<const f16_t*>(at) + kPanel);
-            const std::uint8_t *scales = at + 4 * kPanel, *lows = scales + groups * kPanel;
-            for_parts(w, begin, end, size, [&](int part, int group) {
-                (d * to_float(load_bytes(scales + kPanel * (group - first)))).store(side.scales[part]);
-                (least_d * to_float(load_bytes(lows + kPanel * (group - first)))).store(side.minima[part]);
-            });
-        } else {
-            const auto* scales = reinterpret_cast<const std::int8_t*>(at + 2 * kPanel);
-            for_parts(w, begin, end, size, [&](int part, int group) {
-                (d * load_i8(scales + kPanel * (group - first))).store(side.scales[part]);
-            });
-        }
-    } else {
-        load_groups(w, w.scales, panel, begin, end, size, w.unit, side.scales);
-        if (w.minima != nullptr) load_groups(w, w.minima, panel, begin, end, size, 1.0F, side.minima);
+template <bool kMinima, typename Each>
+HEADRACE_INLINE void for_numbers(const Matrix& w, int panel, int begin, int end, int size, std::ptrdiff_t ahead, Each each) {
+    const void* groups = kMinima ? w.minima : w.scales;
+    const F32x16 unit = F32x16::broadcast(kMinima ? 1.0F : w.unit);
+    const auto plain = [&](auto read) { for_groups(w, groups, panel, begin, end, size, ahead, read, each); };
+    switch (w.scale_type) {
+        case ScaleType::k_minima: return for_supers<false, kMinima>(w, panel, begin, end, size, ahead, each);
+        case ScaleType::k_signed:
+            if constexpr (!kMinima) for_supers<true, false>(w, panel, begin, end, size, ahead, each);
+            return;
+        case ScaleType::bf16: return plain([=](auto* at) { return load_bf16(reinterpret_cast<const bf16_t*>(at)) * unit; });
+        case ScaleType::f32: return plain([=](auto* at) { return F32x16::load(reinterpret_cast<const float*>(at)) * unit; });
+        case ScaleType::e8m0: return plain([=](auto* at) { return load_powers(at) * unit; });
+        case ScaleType::f16:
+            if (kMinima || w.unit == 1) return plain([](auto* at) { return load_f16(reinterpret_cast<const f16_t*>(at)); });
+            return plain([=](auto* at) { return load_f16(reinterpret_cast<const f16_t*>(at)) * unit; });
     }
-    if (offset == nullptr) return;
-    const I32x16 base = I32x16::broadcast(*offset);
-    if (w.zeros == nullptr) {
-        const I32x16 start = base - I32x16::broadcast(w.middle);
-        for (int k = begin, part = 0; k < end; k += size, ++part) start.store(side.starts[part]);
-        return;
-    }
-    for_parts(w, begin, end, size, [&](int part, int group) { (base - zeros_of(w, panel, group)).store(side.starts[part]); });
+}
+
+// The scales of features [begin, end) of a panel, in parts of `size`, which divides the matrix's group or is it; whole
+// super-blocks where there are some. What lies `ahead` bytes further is prefetched.
+HEADRACE_ALONE void load_scales(const Matrix& w, int panel, int begin, int end, int size, float (*to)[kPanel],
+                                std::ptrdiff_t ahead = 0) {
+    for_numbers<false>(w, panel, begin, end, size, ahead, [&](F32x16 number) { number.store(*to++); });
+}
+
+// The minima of them, where there are some.
+HEADRACE_ALONE void load_minima(const Matrix& w, int panel, int begin, int end, int size, float (*to)[kPanel],
+                                std::ptrdiff_t ahead = 0) {
+    for_numbers<true>(w, panel, begin, end, size, ahead, [&](F32x16 number) { number.store(*to++); });
+}
+
+// What the sum of a part's activations is multiplied by before its products are added: offset - zero.
+HEADRACE_ALONE void load_starts(const Matrix& w, int panel, int begin, int end, int size, int offset,
+                                std::int32_t (*to)[kPanel]) {
+    const I32x16 base = I32x16::broadcast(offset);
+    for_parts(w, begin, end, size, [&](int part, int group) { (base - zeros_of(w, panel, group)).store(to[part]); });
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -43,12 +43,6 @@ struct CodeTile {
     int row, panel;
     float* out;
     std::size_t out_stride;  // floats
-    // What the tile prefetches while it works: from `ask` on, `ask_step` bytes further with each 64 bytes of a panel that
-    // it reads, and from `turn` on when it reaches span `turn_span`.
-    const std::uint8_t* ask = nullptr;
-    std::size_t ask_step = 0;
-    const std::uint8_t* turn = nullptr;
-    int turn_span = -1;
 
     template <typename T>
     HEADRACE_METHOD const T* activations(int r, int k) const {
@@ -59,7 +53,6 @@ struct CodeTile {
     }
 };
 
-constexpr int kDirectRows = kCodePanels == 1 ? 0 : 4;  // up to so many rows always decode in registers
 constexpr int kCodesAhead = 4096;  // bytes of a panel that are prefetched before they are needed
 
 // Where the codes of a panel's feature k begin; k is a multiple of the format's unit.
@@ -73,6 +66,19 @@ HEADRACE_INLINE const std::uint8_t* codes_of(const Matrix& w, int panel, int k) 
 HEADRACE_INLINE I32x16 zeros_of(const Matrix& w, int panel, int group) {
     if (w.zeros == nullptr) return I32x16::broadcast(w.middle);
     return load_bytes(w.zeros + (static_cast<std::size_t>(panel) * w.groups + group) * kPanel);
+}
+
+// acc[c] += sum over j of (codes[c][j] - offset) * four[j], with the offset of offset_of().
+template <bool kSmall>
+HEADRACE_INLINE I32x16 dot_codes(I32x16 acc, Codes codes, const std::int8_t* four) {
+    if constexpr (kSmall) return dot_small(acc, codes, four);
+    return dot_bytes(acc, codes, four);
+}
+constexpr int offset_of(bool small) { return small ? 0 : kByteOffset; }
+
+// acc = fma(float(sum), weight scale * activation scale, acc).
+HEADRACE_INLINE F32x16 add_scaled(F32x16 acc, I32x16 sum, F32x16 weight_scale, F32x16 row_scale) {
+    return fma(to_float(sum), weight_scale * row_scale, acc);
 }
 
 }  // namespace headrace::HEADRACE_ISA

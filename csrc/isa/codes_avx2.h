@@ -44,15 +44,21 @@ HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
     return {power(bytes.a), power(bytes.b)};
 }
 
-HEADRACE_INLINE Codes operator|(Codes x, Codes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+template <int kLeft>
+HEADRACE_INLINE __m256i moved(__m256i a) {
+    if constexpr (kLeft < 0) return _mm256_srli_epi16(a, -kLeft);
+    if constexpr (kLeft > 0) return _mm256_slli_epi16(a, kLeft);
+    return a;
+}
 template <int kLeft>
 HEADRACE_INLINE Codes shifted(Codes x, int mask) {
     const __m256i kept = _mm256_set1_epi8(static_cast<char>(mask));
-    const auto moved = [&](__m256i v) {
-        return _mm256_and_si256(
-            kLeft < 0 ? _mm256_srli_epi16(v, kLeft < 0 ? -kLeft : 0) : _mm256_slli_epi16(v, kLeft < 0 ? 0 : kLeft), kept);
-    };
-    return {moved(x.a), moved(x.b)};
+    return {_mm256_and_si256(moved<kLeft>(x.a), kept), _mm256_and_si256(moved<kLeft>(x.b), kept)};
+}
+template <int kLeft>
+HEADRACE_INLINE Codes with_shifted(Codes low, Codes x, int mask) {
+    const Codes more = shifted<kLeft>(x, mask);
+    return {_mm256_or_si256(low.a, more.a), _mm256_or_si256(low.b, more.b)};
 }
 
 struct ByteTable {

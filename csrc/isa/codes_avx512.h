@@ -40,13 +40,22 @@ HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
     return {_mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, half))};
 }
 
-HEADRACE_INLINE Codes operator|(Codes a, Codes b) { return {_mm512_or_si512(a.v, b.v)}; }
 // Every byte moved by kLeft bits (to the right if negative), and of that the bits of `mask`, which no neighbour reaches.
 template <int kLeft>
+HEADRACE_INLINE __m512i moved(Codes a) {
+    if constexpr (kLeft < 0) return _mm512_srli_epi16(a.v, -kLeft);
+    if constexpr (kLeft > 0) return _mm512_slli_epi16(a.v, kLeft);
+    return a.v;
+}
+template <int kLeft>
 HEADRACE_INLINE Codes shifted(Codes a, int mask) {
-    const __m512i moved =
-        kLeft < 0 ? _mm512_srli_epi16(a.v, kLeft < 0 ? -kLeft : 0) : _mm512_slli_epi16(a.v, kLeft < 0 ? 0 : kLeft);
-    return {_mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)))};
+    return {_mm512_and_si512(moved<kLeft>(a), _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+// And these bits set in `low`.
+template <int kLeft>
+HEADRACE_INLINE Codes with_shifted(Codes low, Codes a, int mask) {
+    constexpr int kOrAnd = 0xf8;  // a | (b & c)
+    return {_mm512_ternarylogic_epi32(low.v, moved<kLeft>(a), _mm512_set1_epi8(static_cast<char>(mask)), kOrAnd)};
 }
 
 // Sixteen bytes that nibbles are looked up in.

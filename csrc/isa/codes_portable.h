@@ -32,10 +32,6 @@ HEADRACE_INLINE F32x16 load_powers(const std::uint8_t* p) {
     return r;
 }
 
-HEADRACE_INLINE Codes operator|(Codes a, Codes b) {
-    for (int i = 0; i < 64; ++i) a.v[i] |= b.v[i];
-    return a;
-}
 template <int kLeft>
 HEADRACE_INLINE Codes shifted(Codes a, int mask) {
     for (int i = 0; i < 64; ++i) {
@@ -43,6 +39,13 @@ HEADRACE_INLINE Codes shifted(Codes a, int mask) {
         a.v[i] = static_cast<std::uint8_t>(moved & mask);
     }
     return a;
+}
+
+template <int kLeft>
+HEADRACE_INLINE Codes with_shifted(Codes low, Codes a, int mask) {
+    a = shifted<kLeft>(a, mask);
+    for (int i = 0; i < 64; ++i) low.v[i] |= a.v[i];
+    return low;
 }
 
 struct ByteTable {

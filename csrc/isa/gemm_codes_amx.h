@@ -66,7 +66,6 @@ HEADRACE_INLINE void run_code_rows(const CodeBlock& block, const TileChunk& chun
 // whole numbers start without their zeros here.
 template <bool kPairs>
 static void add_part(const CodeBlock& block, const TileChunk& chunk, int part, int index) {
-    const bool minima = has_minima(*block.weight);
     for (int p = 0; p < block.panels; ++p) {
         const Side& side = chunk.side[p];
         const F32x16 scale = F32x16::load(side.scales[part]);
@@ -82,9 +81,7 @@ static void add_part(const CodeBlock& block, const TileChunk& chunk, int part, i
                 const F32x16 row_scale = F32x16::broadcast(block.in->scales[at]);
                 const I32x16 start = total * I32x16::load(side.starts[part]);
                 const I32x16 whole = I32x16::load(reinterpret_cast<const std::int32_t*>(sums)) + start;
-                F32x16 after = add_scaled(before, whole, scale, row_scale);
-                if (minima) after = fma(to_float(total) * row_scale, F32x16::load(side.minima[part]), after);
-                after.store(out);
+                add_scaled(before, whole, scale, row_scale).store(out);
             }
         }
     }
@@ -94,7 +91,6 @@ template <bool kPairs>
 static void multiply_code_block(const CodeBlock& block) {
     const Matrix& w = *block.weight;
     const Decode decode = kPairs ? pair_decoder_of(w.format) : decoder_of(w.format);
-    constexpr int kNoOffset = 0;
     const int size = kPairs ? w.group : w.span;
     const int most = kPairs ? 32 : 64;  // features of a row of a tile, or fewer where a part is no multiple of them
     const int features = size % most == 0 ? most : size % (most / 2) == 0 ? most / 2 : 16;
@@ -103,7 +99,8 @@ static void multiply_code_block(const CodeBlock& block) {
     for (chunk.begin = 0; chunk.begin < w.cols_padded; chunk.begin = chunk.end) {
         const int begin = chunk.begin, end = chunk.end = chunk_end(begin, size, w.cols_padded);
         for (int p = 0; p < block.panels; ++p) {
-            load_side(w, block.panel + p, begin, end, size, kPairs ? nullptr : &kNoOffset, chunk.side[p]);
+            load_scales(w, block.panel + p, begin, end, size, chunk.side[p].scales);
+            if (!kPairs) load_starts(w, block.panel + p, begin, end, size, 0, chunk.side[p].starts);
             if (decode != nullptr) decode(w, block.panel + p, begin, end, chunk.memory[p]);
         }
         chunk.tiles = reinterpret_cast<const char*>(chunk.memory);
@@ -130,8 +127,7 @@ static void multiply_code_block(const CodeBlock& block) {
 // order. So few such rows are left to it; they read memory as fast without tiles.
 static void gemm_codes_amx(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                            std::size_t out_stride, int next_panel) {
-    const int few = with_format(weight.format, [&]<class Format>() { return most_direct_rows<Format>(weight); });
-    if (in.type == DType::i8 && rows <= few) {
+    if (in.type == DType::i8 && rows <= kCodeRows) {
         gemm_whole_codes(in, row, rows, weight, panel, panels, out, out_stride, next_panel);
         return;
     }
@@ -143,6 +139,11 @@ static void gemm_codes_amx(const Rows& in, int row, int rows, const Matrix& weig
             const int left = rows - r, some = left < 32 ? left : least(kCodeBlockRows, left / 32 * 32);
             run({&in, &weight, row + r, some, panel + p, least(2, panels - p), out + r * out_stride + kPanel * p, out_stride,
                  sums});
+            if (in.type == DType::i8 && has_minima(weight)) {
+                alignas(64) float lows[kCodeBlockRows * kLowsStride];
+                multiply_minima(in, row + r, some, weight, panel + p, least(2, panels - p), lows);
+                add_lows(lows, some, least(2, panels - p), out + r * out_stride + kPanel * p, out_stride);
+            }
             r += some;
         }
     }

@@ -20,7 +20,7 @@ static void direct_pairs_tile(const CodeTile& tile) {
     for (int begin = 0, end, group = 0; begin < w.cols_padded; begin = end) {
         end = side_end<kInPlace>(w, begin, w.group);
         if constexpr (!kInPlace) {
-            for (int p = 0; p < P; ++p) load_side(w, tile.panel + p, begin, end, w.group, nullptr, side[p]);
+            for (int p = 0; p < P; ++p) load_scales(w, tile.panel + p, begin, end, w.group, side[p].scales);
         }
         for (int k = begin, part = 0; k < end; k += w.group, ++part, ++group) {
             typename Format::Wide decoders[P];
@@ -134,7 +134,7 @@ static void chunk_pairs(const CodeTile& tile, int rows) {
     for (chunk.begin = 0; chunk.begin < w.cols_padded; chunk.begin = chunk.end) {
         chunk.end = chunk_end(chunk.begin, w.group, w.cols_padded);
         for (int p = 0; p < P; ++p) {
-            load_side(w, tile.panel + p, chunk.begin, chunk.end, w.group, nullptr, chunk.side[p]);
+            load_scales(w, tile.panel + p, chunk.begin, chunk.end, w.group, chunk.side[p].scales);
             decode(w, tile.panel + p, chunk.begin, chunk.end, chunk.pairs[p]);
         }
         int row = 0;
@@ -163,8 +163,8 @@ static bool multiply_pairs_directly(CodeTile tile, int rows) {
             return true;
         }
     }
-    if (kDirectRows == 0 || rows > 1) return false;
-    if constexpr (kDirectRows > 0) direct_pairs_tile<Format, false, 1, P>(tile);
+    if (kCodePanels == 1 || rows > 1) return false;
+    if constexpr (kCodePanels > 1) direct_pairs_tile<Format, false, 1, P>(tile);
     return true;
 }
 

@@ -63,21 +63,22 @@ static inline void embed_code_row(const Matrix& w, std::int64_t id, float* out) 
     const int row = static_cast<int>(id), panel = row / kPanel, lane = row % kPanel;
     const auto numbers_of = with_format(w.format, []<class Format>() { return &get_numbers<Format>; });
     const bool minima = has_minima(w);
-    Side side;
+    alignas(64) float scales[kChunkParts][kPanel], lows[kChunkParts][kPanel];
     for (int begin = 0, end; begin < w.cols; begin = end) {
         end = chunk_end(begin, w.group, w.cols_padded);
-        load_side(w, panel, begin, end, w.group, nullptr, side);
+        load_scales(w, panel, begin, end, w.group, scales);
+        if (minima) load_minima(w, panel, begin, end, w.group, lows);
         float numbers[kChunkFeatures];
         numbers_of(w, row, begin, end - begin, numbers);
         for_parts(w, begin, end, w.group, [&](int part, int group) {
-            const float scale = side.scales[part][lane];
+            const float scale = scales[part][lane];
             const std::size_t place = (static_cast<std::size_t>(panel) * w.groups + group) * kPanel + lane;
             const auto zero = static_cast<float>(w.zeros == nullptr ? w.middle : w.zeros[place]);
             const int first = begin + part * w.group, last = least(least(first + w.group, end), w.cols);
             for (int k = first; k < last; ++k) {
                 const float number = numbers[k - begin];
                 out[w.order == nullptr ? k : w.order[k]] =
-                    minima ? scale * number + side.minima[part][lane] : scale * (number - zero);
+                    minima ? scale * number + lows[part][lane] : scale * (number - zero);
             }
         });
     }

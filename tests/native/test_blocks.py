@@ -89,6 +89,22 @@ def test_products_equal_dequantise_then_multiply(team: Any, name: str, type: str
         np.testing.assert_array_equal(native.linear(kernels, team, x[:rows].copy(), matrix), together[:rows])
 
 
+@sets
+@pytest.mark.parametrize("type", ["q6_k", "q2_k", "q8_0"])
+@pytest.mark.parametrize(("rows", "cols"), [(51, 6144), (3, 18688)])
+def test_long_rows_are_multiplied_in_sections(team: Any, name: str, type: str, rows: int, cols: int) -> None:
+    """More spans than are made ready at once, in numbers that do not end with a super-block."""
+    raw, weights = blocks(type, 33, cols)
+    kernels, group = native.Kernels(name), TYPES[type][2]
+    matrix = native.PackedMatrix.from_blocks(kernels, team, type, [raw])
+    x = activations(rows, cols)
+    together = native.linear(kernels, team, x, matrix)
+    expected = seen(x, "i8", group) @ weights.T.astype(np.float64)
+    assert (np.abs(together - expected) / (np.abs(x) @ np.abs(weights.T) + 1e-30)).max() < 2e-6
+    for some in (1, rows // 2):
+        np.testing.assert_array_equal(native.linear(kernels, team, x[:some].copy(), matrix), together[:some])
+
+
 @types
 def test_a_block_of_32_may_end_before_the_padding(team: Any, type: str) -> None:
     """96 features are padded to 128; types with super-blocks refuse the length."""
