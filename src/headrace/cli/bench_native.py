@@ -42,7 +42,7 @@ def _kernels_flags(parser: Flags) -> None:
     parser.add_argument(
         "--formats", nargs="+", default=["bf16", "int8", "int4"], metavar="FORMAT",
         help="f32, bf16, bf16-a32, f16 (the last two meet activations in float32), or formats as --quantization takes "
-        "them (default: bf16 int8 int4)",
+        "them, or all (default: bf16 int8 int4)",
     )  # fmt: skip
     add_number(
         parser, "--rows", [1, 8, 32, 512],
@@ -69,7 +69,7 @@ def _kernels(args: argparse.Namespace) -> Prepared:
     native = native_module()
     if native is None:
         raise ConfigError(f"there are no native kernels to measure: {detect().note}")
-    formats = [_format(name) for name in args.formats]
+    formats = _formats(args.formats)
     source = resolve_model(args.model)
     spec = read_spec(source.config, source.generation_config)
     rooflines = [_roofline(name, args.num_threads) for name in _sets(args.instruction_sets)]
@@ -112,11 +112,14 @@ def _roofline(kernels: str, threads: int | None) -> Roofline:
     return roofline
 
 
-def _format(name: str) -> WeightFormat:
-    from headrace.quant.block_formats import named_format
+def _formats(names: list[str]) -> list[WeightFormat]:
+    """The formats of those names; "all" means every layout of codes with the scales that it usually has."""
+    from headrace.quant.block_formats import BLOCK_FORMATS, named_format
     from headrace.quant.format import FLOAT_FORMATS
 
-    return FLOAT_FORMATS[name] if name in FLOAT_FORMATS else named_format(name)
+    if names == ["all"]:
+        names = ["bf16", "int8", "int4", "nf4", "fp8", *BLOCK_FORMATS]
+    return [FLOAT_FORMATS[name] if name in FLOAT_FORMATS else named_format(name) for name in names]
 
 
 # ---- profile ----
@@ -199,6 +202,7 @@ NATIVE_KINDS: Mapping[str, Kind] = MappingProxyType(
             examples=(
                 "",
                 " --ops linear --formats int4 int4-g32 int4-a16 --rows 1 32",
+                " --ops linear --formats all --rows 1 8 32",
                 " --ops attention --rows 1 --context 8192",
                 " --instruction-sets all --ops linear --formats bf16 --rows 1 512",
             ),
