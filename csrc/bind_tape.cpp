@@ -26,6 +26,7 @@ using Best = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using Hidden = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Group = std::tuple<Blocks, Ints, Longs>;  // block tables, dropped, slots
+using States = std::tuple<Ints, Ints, Ints, Ints>;  // sources, firsts, counts, slots
 using Vectors = std::vector<Floats>;                     // of a norm: none, its weight, or weight and bias
 using Final = std::tuple<int, Vectors, bool, double, Hidden>;  // residual stream, final norm, is it centred, its eps, output
 
@@ -44,6 +45,13 @@ struct Rotation {
 struct Cache {
     KVCache kv;
     int group = 0;
+};
+
+struct StateMemory {
+    int slots = 0;
+    int group = 0;
+    float* memory = nullptr;
+    std::size_t floats = 0;  // of a slot
 };
 
 // A tape whose buffers, rotations and KV caches Python refers to by number, and the objects that it keeps alive.
@@ -115,6 +123,21 @@ public:
             keep(*value_scales);
         }
         return add(caches_, Cache{kv, group});
+    }
+
+    int add_states(int slots) {
+        require(slots > 0, "a group of states needs slots");
+        slots_.push_back(slots);
+        return tape_.add_states(slots);
+    }
+
+    // One part of the states of one layer: `floats` for each slot.
+    int add_state(int group, const Memory& memory, std::int64_t floats) {
+        const int slots = at(slots_, group);
+        require(floats > 0 && memory.nbytes() / sizeof(float) / slots >= static_cast<std::size_t>(floats),
+                "the memory of states is too small for its slots");
+        keep(memory);
+        return add(states_, StateMemory{slots, group, static_cast<float*>(memory.data()), static_cast<std::size_t>(floats)});
     }
 
     int rotations(const Doubles& frequencies, double factor, std::optional<std::int64_t> limit) {
@@ -231,6 +254,86 @@ public:
             args.gates_stride = from.stride;
         }
         tape_.append(args, scope_of(scope), name, layer);
+    }
+
+    // Outputs: (columns of a group, buffer, first column).
+    void ungroup(int source, const std::vector<std::tuple<int, int, int>>& parts, int groups, const std::string& name, int layer) {
+        UngroupArgs args;
+        args.groups = groups;
+        require(groups > 0 && !parts.empty() && parts.size() <= std::size(args.parts), "rows are taken apart into at most four parts");
+        for (const auto& [width, out, column] : parts) {
+            const Rows& to = at(buffers_, out);
+            require(width > 0 && column >= 0 && to.type == DType::f32 &&
+                        to.stride >= (column + static_cast<std::size_t>(groups) * width) * sizeof(float),
+                    "a part does not fit its buffer of f32");
+            args.parts[args.count++] = {static_cast<float*>(to.data) + column, to.stride, width};
+            args.width += width;
+        }
+        args.in = floats_of(source, static_cast<std::size_t>(groups) * args.width, args.in_stride);
+        tape_.append(args, Scope::tokens, name, layer);
+    }
+
+    void sigmoid_gate(int out, int gates, int cols, const std::string& name, int layer) {
+        SigmoidGateArgs args;
+        args.cols = cols;
+        args.gates = floats_of(gates, cols, args.gates_stride);
+        args.out = floats_of(out, cols, args.out_stride);
+        tape_.append(args, Scope::tokens, name, layer);
+    }
+
+    // `weight`: [width * channels], the oldest position first.
+    void convolution(int source, int state, int out, const Floats& weight, std::optional<Floats> bias, int channels, int width,
+                     bool gated, int layer) {
+        ConvArgs args;
+        require(channels > 0 && width >= 2 && width <= kMaxConvWidth, "a convolution sees between 2 and 16 positions");
+        args.in = floats_of(source, static_cast<std::size_t>(channels) * (gated ? 3 : 1), args.in_stride);
+        args.out = floats_of(out, channels, args.out_stride);
+        require(weight.size() == static_cast<std::size_t>(channels) * width, "a convolution has one weight a channel and position");
+        args.weight = weight.data();
+        keep(weight);
+        if (bias) {
+            require(bias->size() == static_cast<std::size_t>(channels), "a convolution has one bias a channel");
+            args.bias = bias->data();
+            keep(*bias);
+        }
+        args.channels = channels;
+        args.width = width;
+        args.gated = gated;
+        const StateMemory& memory = at(states_, state);
+        require(memory.floats == static_cast<std::size_t>(channels) * (width - 1), "the state is not that of this convolution");
+        args.states = memory.memory;
+        args.group = memory.group;
+        tape_.append(args, Scope::tokens, "conv", layer);
+    }
+
+    void gated_delta(int qkv, int gates, int numbers, int state, int out, const Floats& rate, const Floats& time,
+                     const Floats& norm, float eps, int heads, int key_heads, int key_dim, int value_dim, int layer) {
+        DeltaArgs args;
+        require(key_heads > 0 && heads > 0 && heads % key_heads == 0, "heads of values share heads of keys evenly");
+        require(key_dim > 0 && key_dim <= kMaxKeyDim, "keys of the delta rule have at most 256 features");
+        require(value_dim > 0 && value_dim % 16 == 0 && value_dim <= kMaxHeadDim, "value_dim must be a multiple of 16 and at most 1024");
+        const std::size_t values = static_cast<std::size_t>(heads) * value_dim;
+        args.qkv = floats_of(qkv, 2 * static_cast<std::size_t>(key_heads) * key_dim + values, args.qkv_stride);
+        args.gates = floats_of(gates, values, args.gates_stride);
+        args.numbers = floats_of(numbers, 2 * static_cast<std::size_t>(heads), args.numbers_stride);
+        args.out = floats_of(out, values, args.out_stride);
+        require(static_cast<int>(rate.size()) == heads && static_cast<int>(time.size()) == heads &&
+                    static_cast<int>(norm.size()) == value_dim,
+                "the delta rule has a rate and a time a head, and a norm");
+        args.rate = rate.data();
+        args.time = time.data();
+        args.norm = norm.data();
+        for (const Floats* one : {&rate, &time, &norm}) keep(*one);
+        args.eps = eps;
+        args.heads = heads;
+        args.key_heads = key_heads;
+        args.key_dim = key_dim;
+        args.value_dim = value_dim;
+        const StateMemory& memory = at(states_, state);
+        require(memory.floats == values * key_dim, "the state is not that of this delta rule");
+        args.states = memory.memory;
+        args.group = memory.group;
+        tape_.append(args, Scope::tokens, "delta", layer);
     }
 
     // `bias`: of the choice. The logits have one column more with `shared`.
@@ -460,7 +563,7 @@ public:
 
     Logits run(const Longs& ids, const Longs& positions, const Ints& cu_q, const Ints& kv_lens,
                const std::vector<Group>& groups, const Longs& wanted_rows, std::optional<Best> best,
-               const std::optional<Final>& hidden) {
+               const std::optional<Final>& hidden, const std::vector<States>& states) {
         Step step;
         step.tokens = static_cast<int>(ids.size());
         step.seqs = static_cast<int>(kv_lens.size());
@@ -482,6 +585,15 @@ public:
                                groups_[g].sink_blocks});
         }
         step.groups = tables_.data();
+        require(states.size() == slots_.size(), "a step has one table for each group of states");
+        moves_.clear();
+        for (const auto& [sources, firsts, counts, slots] : states) {
+            require(sources.size() == kv_lens.size() && firsts.size() == kv_lens.size() + 1 && counts.size() == slots.size() &&
+                        firsts.data()[0] == 0 && firsts.data()[kv_lens.size()] == static_cast<std::int32_t>(slots.size()),
+                    "the arrays of a group of states differ in length from the step's");
+            moves_.push_back({sources.data(), firsts.data(), counts.data(), slots.data()});
+        }
+        step.states = moves_.data();
         require(!best || static_cast<int>(best->size()) == step.logits, "there is one best token a row of logits");
         const EncodeArgs final_norm = hidden ? final_norm_of(*hidden, step) : EncodeArgs{};
         {
@@ -516,6 +628,14 @@ private:
     static const T& at(const std::vector<T>& things, int index) {
         require(index >= 0 && index < static_cast<int>(things.size()), "the tape has nothing of that number");
         return things[index];
+    }
+
+    // A buffer of f32 with at least so many columns; its stride in bytes goes to `stride`.
+    float* floats_of(int buffer, std::size_t cols, std::size_t& stride) const {
+        const Rows& rows = at(buffers_, buffer);
+        require(rows.type == DType::f32 && rows.stride >= cols * sizeof(float) && each_[buffer] == 1, "these are rows of f32, wide enough");
+        stride = rows.stride;
+        return static_cast<float*>(rows.data);
     }
 
     template <typename A>
@@ -590,6 +710,9 @@ private:
     std::vector<Rotation> rotations_;
     std::vector<Cache> caches_;
     std::vector<GroupTables> tables_;
+    std::vector<int> slots_;  // of each group of states
+    std::vector<StateMemory> states_;
+    std::vector<StateTables> moves_;
     std::vector<nb::ndarray<nb::ro>> kept_;
 };
 
@@ -602,6 +725,15 @@ void bind_tape(nb::module_& m) {
              "max_tokens"_a, "max_seqs"_a, "max_logits"_a, "vocab_size"_a, nb::keep_alive<1, 3>())
         .def("add_group", &BoundTape::add_group, nb::kw_only(), "block_size"_a, "num_blocks"_a, "sink_blocks"_a)
         .def("add_rows", &BoundTape::add_rows, "type"_a, "cols"_a, "group"_a = 0, "each"_a = 1)
+        .def("add_states", &BoundTape::add_states, "slots"_a)
+        .def("add_state", &BoundTape::add_state, "group"_a, "memory"_a.noconvert(), "floats"_a)
+        .def("ungroup", &BoundTape::ungroup, "source"_a, "parts"_a, nb::kw_only(), "groups"_a, "name"_a = "ungroup", "layer"_a = -1)
+        .def("sigmoid_gate", &BoundTape::sigmoid_gate, "out"_a, "gates"_a, "cols"_a, nb::kw_only(), "name"_a = "gate", "layer"_a = -1)
+        .def("convolution", &BoundTape::convolution, "source"_a, "state"_a, "out"_a, nb::kw_only(), "weight"_a.noconvert(),
+             "bias"_a.noconvert() = nb::none(), "channels"_a, "width"_a, "gated"_a, "layer"_a = -1)
+        .def("gated_delta", &BoundTape::gated_delta, "qkv"_a, "gates"_a, "numbers"_a, "state"_a, "out"_a, nb::kw_only(),
+             "rate"_a.noconvert(), "time"_a.noconvert(), "norm"_a.noconvert(), "eps"_a, "heads"_a, "key_heads"_a, "key_dim"_a,
+             "value_dim"_a, "layer"_a = -1)
         .def("add_routing", &BoundTape::add_routing, "experts"_a, "each"_a)
         .def("route", &BoundTape::route, "logits"_a, "routing"_a, nb::kw_only(), "bias"_a.noconvert() = nb::none(),
              "scores"_a, "normalize"_a, "scale"_a, "groups"_a, "top_groups"_a, "group_score"_a, "shared"_a,
@@ -643,7 +775,7 @@ void bind_tape(nb::module_& m) {
              nb::keep_alive<1, 3>())
         .def("run", &BoundTape::run, "ids"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
              "kv_lens"_a.noconvert(), "groups"_a, "wanted_rows"_a.noconvert(), "best"_a.noconvert() = nb::none(),
-             "hidden"_a.noconvert() = nb::none())
+             "hidden"_a.noconvert() = nb::none(), "states"_a.noconvert() = std::vector<States>())
         .def("profile", [](BoundTape& self, bool on) { self.tape().profile(on); }, "on"_a)
         .def("clear_costs", [](BoundTape& self) { self.tape().clear_profile(); })
         .def("costs", &BoundTape::costs)

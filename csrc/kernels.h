@@ -65,6 +65,73 @@ struct AddArgs {
     std::size_t out_stride = 0;      // bytes
 };
 
+// Rows whose columns come in groups, each with the columns of every part, taken apart: out[t, g * width + i] of a part.
+struct UngroupPart {
+    float* out = nullptr;
+    std::size_t stride = 0;          // bytes
+    int width = 0;                   // columns of a group
+};
+
+struct UngroupArgs {
+    const float* in = nullptr;
+    std::size_t in_stride = 0;       // bytes
+    int rows = 0;
+    int groups = 0;
+    int width = 0;                   // columns of a group, over all parts
+    int count = 0;
+    UngroupPart parts[4];
+};
+
+// out[t, :] *= sigmoid(gates[t, :])
+struct SigmoidGateArgs {
+    const float* gates = nullptr;
+    std::size_t gates_stride = 0;    // bytes
+    int rows = 0;
+    int cols = 0;
+    float* out = nullptr;
+    std::size_t out_stride = 0;      // bytes
+};
+
+// A causal convolution of each channel, then SiLU. With `gated` the input has b, c and x of so many channels: b * x is
+// convolved, and the result is multiplied by c. See ops/reference/recurrent.py.
+struct ConvArgs {
+    const float* in = nullptr;       // [tokens, channels or 3 * channels]
+    std::size_t in_stride = 0;       // bytes
+    const float* weight = nullptr;   // [width, channels], the oldest position first
+    const float* bias = nullptr;     // [channels], or null
+    int channels = 0;
+    int width = 0;
+    bool gated = false;
+    float* states = nullptr;         // [slots, width - 1, channels]
+    int group = 0;                   // of Step::states
+    const Step* step = nullptr;
+    float* out = nullptr;            // [tokens, channels]
+    std::size_t out_stride = 0;      // bytes
+};
+
+// The gated delta rule, then the norm of each head's output times the SiLU of its gate. See ops/reference/recurrent.py.
+struct DeltaArgs {
+    const float* qkv = nullptr;      // [tokens, 2 * key_heads * key_dim + heads * value_dim]
+    std::size_t qkv_stride = 0;      // bytes
+    const float* gates = nullptr;    // [tokens, heads * value_dim]
+    std::size_t gates_stride = 0;    // bytes
+    const float* numbers = nullptr;  // [tokens, 2 * heads]: beta, then decay
+    std::size_t numbers_stride = 0;  // bytes
+    const float* rate = nullptr;     // [heads], a logarithm
+    const float* time = nullptr;     // [heads]
+    const float* norm = nullptr;     // [value_dim]
+    float eps = 0;
+    int heads = 0;
+    int key_heads = 0;
+    int key_dim = 0;
+    int value_dim = 0;               // a multiple of 16
+    float* states = nullptr;         // [slots, heads, key_dim, value_dim]
+    int group = 0;                   // of Step::states
+    const Step* step = nullptr;
+    float* out = nullptr;            // [tokens, heads * value_dim]
+    std::size_t out_stride = 0;      // bytes
+};
+
 // Which experts each row goes to, from a logit an expert. See models/spec.py: RouterSpec.
 enum class Scores : std::uint8_t { softmax, sigmoid, softmax_chosen };
 enum class GroupScore : std::uint8_t { max, top2 };
@@ -285,6 +352,10 @@ struct Kernels {
     std::size_t (*attention_scratch)(const AttentionArgs& shape, int max_tokens, int max_seqs, int threads);
     void (*pack)(const PackArgs&, Team&);
     void (*pack_codes)(const PackCodesArgs&, Team&);
+    void (*ungroup)(const UngroupArgs&, Team&);
+    void (*sigmoid_gate)(const SigmoidGateArgs&, Team&);
+    void (*convolution)(const ConvArgs&, Team&);
+    void (*gated_delta)(const DeltaArgs&, Team&);
     void (*route)(const RouteArgs&, Team&);
     void (*dispatch)(const DispatchArgs&, Team&);
     void (*experts)(const ExpertsArgs&, Team&);

@@ -54,6 +54,16 @@ struct Player {
         a.scratch = scratch;
         kernels.attention(a, team);
     }
+    void operator()(UngroupArgs& a) const {
+        a.rows = rows();
+        kernels.ungroup(a, team);
+    }
+    void operator()(SigmoidGateArgs& a) const {
+        a.rows = rows();
+        kernels.sigmoid_gate(a, team);
+    }
+    void operator()(ConvArgs& a) const { kernels.convolution(a, team); }
+    void operator()(DeltaArgs& a) const { kernels.gated_delta(a, team); }
     void operator()(RouteArgs& a) const {
         a.rows = rows();
         kernels.route(a, team);
@@ -93,6 +103,11 @@ int Tape::add_group(const KVGroup& group) {
     return static_cast<int>(groups_.size()) - 1;
 }
 
+int Tape::add_states(int slots) {
+    slots_.push_back(slots);
+    return static_cast<int>(slots_.size()) - 1;
+}
+
 Rows Tape::rows(DType type, int cols, int group, int each) {
     const std::size_t count = static_cast<std::size_t>(sizes_.tokens) * each;
     const int padded = (cols + kInputAlign - 1) / kInputAlign * kInputAlign;
@@ -126,6 +141,8 @@ Routing Tape::routing(int experts, int each) {
 void Tape::append(Call call, Scope scope, std::string name, int layer) {
     if (auto* rope = std::get_if<RopeArgs>(&call)) rope->step = &step_;
     if (auto* latent = std::get_if<LatentArgs>(&call)) latent->step = &step_;
+    if (auto* conv = std::get_if<ConvArgs>(&call)) conv->step = &step_;
+    if (auto* delta = std::get_if<DeltaArgs>(&call)) delta->step = &step_;
     if (auto* rotation = std::get_if<RotationArgs>(&call)) rotation->step = &step_;
     if (auto* attention = std::get_if<AttentionArgs>(&call)) {
         attention->step = &step_;
@@ -196,6 +213,22 @@ void Tape::check(const Step& step) const {
         if (step.wanted_rows[r] < 0 || step.wanted_rows[r] >= step.tokens) refuse("wanted_rows points past the tokens");
     }
     for (std::size_t g = 0; g < groups_.size(); ++g) check_group(step, groups_[g], step.groups[g]);
+    for (std::size_t g = 0; g < slots_.size(); ++g) check_states(step, slots_[g], step.states[g]);
+}
+
+void Tape::check_states(const Step& step, int slots, const StateTables& tables) const {
+    for (int s = 0; s < step.seqs; ++s) {
+        const int tokens = step.cu_q[s + 1] - step.cu_q[s];
+        if (tables.sources[s] < -1 || tables.sources[s] >= slots) refuse("a state lies outside its memory");
+        if (tables.firsts[s + 1] < tables.firsts[s]) refuse("the states of sequences must follow");
+        int count = 0;
+        for (std::int32_t w = tables.firsts[s]; w < tables.firsts[s + 1]; ++w) {
+            if (tables.slots[w] < 0 || tables.slots[w] >= slots) refuse("a state lies outside its memory");
+            if (tables.counts[w] < 1 || tables.counts[w] < count) refuse("states are left in the order of tokens");
+            count = tables.counts[w];
+        }
+        if (count != tokens) refuse("a state is left after the last token of every sequence");
+    }
 }
 
 void Tape::check_group(const Step& step, const KVGroup& group, const GroupTables& tables) const {

@@ -38,8 +38,9 @@ inline int rows_of(Scope scope, const Step& step) {
     return scope == Scope::tokens ? step.tokens : scope == Scope::head ? step.logits : step.wanted;
 }
 
-using Call = std::variant<EmbedArgs, EncodeArgs, AddArgs, LinearArgs, RotationArgs, RopeArgs, LatentArgs, HeadsArgs, AttentionArgs, RouteArgs,
-                          DispatchArgs, ExpertsArgs, CombineArgs, SoftCapArgs, ArgmaxArgs>;
+using Call = std::variant<EmbedArgs, EncodeArgs, AddArgs, LinearArgs, RotationArgs, RopeArgs, LatentArgs, HeadsArgs, AttentionArgs,
+                          UngroupArgs, SigmoidGateArgs, ConvArgs, DeltaArgs, RouteArgs, DispatchArgs, ExpertsArgs, CombineArgs,
+                          SoftCapArgs, ArgmaxArgs>;
 
 struct Instruction {
     Call call;
@@ -61,6 +62,9 @@ public:
 
     const TapeSizes& sizes() const { return sizes_; }
     int add_group(const KVGroup& group);
+
+    // A group of recurrent states in so many slots.
+    int add_states(int slots);
 
     // Room for `each` rows of `cols` features a token, padded with zeros to kInputAlign. i8 rows have a scale and a sum
     // for each `group` features.
@@ -93,6 +97,7 @@ public:
 
 private:
     void check(const Step& step) const;
+    void check_states(const Step& step, int slots, const StateTables& tables) const;
     void check_group(const Step& step, const KVGroup& group, const GroupTables& tables) const;
 
     const Kernels& kernels_;
@@ -100,6 +105,7 @@ private:
     TapeSizes sizes_;
     Arena arena_;
     std::vector<KVGroup> groups_;
+    std::vector<int> slots_;  // of each group of states
     std::vector<Instruction> instructions_;
     Step step_;
     std::int64_t positions_ = INT64_MAX;

@@ -93,6 +93,17 @@ struct Costs {
         const double shared = a.shared == nullptr ? 0 : 1;
         return {rows() * a.cols * 4.0 * (a.routing.each + shared + 2), rows() * a.cols * 2.0 * (a.routing.each + shared)};
     }
+    Cost operator()(const UngroupArgs& a) const { return {rows() * a.groups * a.width * 8.0, 0}; }
+    Cost operator()(const SigmoidGateArgs& a) const { return {rows() * a.cols * 12.0, rows() * a.cols * 3.0}; }
+    Cost operator()(const ConvArgs& a) const {
+        const double state = 2.0 * step.seqs * (a.width - 1), rows = step.tokens * (a.gated ? 4.0 : 2.0);
+        return {(state + rows) * a.channels * sizeof(float), 2.0 * step.tokens * a.channels * a.width};
+    }
+    Cost operator()(const DeltaArgs& a) const {
+        const double state = static_cast<double>(a.heads) * a.key_dim * a.value_dim, width = static_cast<double>(a.heads) * a.value_dim;
+        const double row = 2.0 * a.key_heads * a.key_dim + 3.0 * width + 2.0 * a.heads;
+        return {(2.0 * step.seqs * state + step.tokens * row) * sizeof(float), 7.0 * step.tokens * state};
+    }
     Cost operator()(const SoftCapArgs& a) const { return {rows() * a.cols * 8.0, rows() * a.cols * 2.0}; }
     Cost operator()(const ArgmaxArgs& a) const { return {rows() * a.cols * 4.0, rows() * a.cols * 1.0}; }
 

@@ -25,6 +25,8 @@ constexpr int kPanel = 16;       // output features that lie side by side in a p
 constexpr int kInputAlign = 64;  // input features are padded with zeros to a multiple of this: one AMX int8 tile row
 constexpr int kMaxGroup = 1 << 30;
 constexpr int kMaxHeadDim = 1024;  // features of a head; a head's row lives on the stack
+constexpr int kMaxKeyDim = 256;    // features of a key of the gated delta rule; columns of a state lie on the stack
+constexpr int kMaxConvWidth = 16;  // positions that a short convolution sees
 constexpr int kSuper = 256;        // input features of a super-block
 constexpr int kMaxExperts = 4096;  // a row's scores live on the stack
 constexpr int kMaxChoices = 64;    // experts of a row
@@ -197,6 +199,16 @@ struct GroupTables {                   // one a KV group; see core.types.TableUp
     int sink_blocks = 0;
 };
 
+// Where the recurrent states of one group lie: sequence s starts from slot sources[s], from zero if that is -1. After
+// the first counts[w] of its tokens the state goes to slots[w], for the w from firsts[s] to firsts[s + 1], whose counts do
+// not fall and end with all of its tokens. Sequences take turns: each finds what those before it wrote.
+struct StateTables {
+    const std::int32_t* sources = nullptr;  // [seqs]
+    const std::int32_t* firsts = nullptr;   // [seqs + 1]
+    const std::int32_t* counts = nullptr;   // [firsts[seqs]]
+    const std::int32_t* slots = nullptr;    // [firsts[seqs]]
+};
+
 struct Step {
     int tokens = 0;
     int seqs = 0;
@@ -205,6 +217,7 @@ struct Step {
     const std::int32_t* cu_q = nullptr;          // [seqs + 1]
     const std::int32_t* kv_lens = nullptr;       // [seqs], this step's own writes included
     const GroupTables* groups = nullptr;
+    const StateTables* states = nullptr;         // one a group of recurrent states
     int wanted = 0;
     int logits = 0;                              // the first so many of the wanted rows go through the head
     const std::int64_t* wanted_rows = nullptr;   // [wanted]: tokens whose logits or final hidden states are computed

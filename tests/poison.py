@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.build import EngineParts
 from headrace.runner.executor import ModelExecutor
@@ -16,34 +16,34 @@ NAN = {"f32": (np.float32, np.nan), "bf16": (np.uint16, 0x7FC0), "i8": (np.int8,
 """What a poisoned element is, by the type of the cache. Codes are always finite: there the scales are NaN too."""
 
 
+def _parts(storage: NativeKV, group: int) -> tuple[Any, Any, Any, Any]:
+    """The type and value of a poisoned element, the arrays that hold such elements, and their scales."""
+    pool = storage._pools[group]  # [L, N, bytes of a block] each
+    if storage.layouts[group].state is not None:
+        return (*NAN["f32"], pool, ())
+    count = len(pool) // 2 if storage.type == "i8" else len(pool)
+    return (*NAN[storage.type], pool[:count], pool[count:])
+
+
 def poison(storage: NativeKV | KVStorage, group: int, blocks: list[int]) -> None:
     """Fill blocks of one KV group, in all layers, padding included."""
     if isinstance(storage, KVStorage):
-        storage._pools[group][:, :, blocks] = float("nan")
+        for tensor in storage._pools[group]:
+            tensor[:, blocks] = float("nan")
         return
-    dtype, value = NAN[storage.type]
-    rows, scales = _parts(storage, group)
-    for part in rows:
+    dtype, value, parts, scales = _parts(storage, group)
+    for part in parts:
         part.view(dtype)[:, blocks] = value
     for part in scales:
         part.view(np.float32)[:, blocks] = np.nan
 
 
-def _parts(
-    storage: NativeKV, group: int
-) -> tuple[tuple[NDArray[np.uint8], ...], tuple[NDArray[np.uint8], ...]]:
-    """Keys and values, or keys alone, and their scales: [L, N, bytes of a block] each."""
-    pool = storage._pools[group]
-    count = len(pool) // 2 if storage.type == "i8" else len(pool)
-    return pool[:count], pool[count:]
-
-
 def poisoned(storage: NativeKV | KVStorage, group: int, block: int) -> bool:
     """Whether all keys and values of a block are poison, in all layers."""
     if isinstance(storage, KVStorage):
-        return bool(storage._pools[group][:, :, block].isnan().all())
-    dtype, value = NAN[storage.type]
-    found = [part.view(dtype)[:, block] for part in _parts(storage, group)[0]]
+        return all(bool(tensor[:, block].isnan().all()) for tensor in storage._pools[group])
+    dtype, value, parts, _ = _parts(storage, group)
+    found = [part.view(dtype)[:, block] for part in parts]
     return all(bool((np.isnan(part) if dtype is np.float32 else part == value).all()) for part in found)
 
 

@@ -57,6 +57,47 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """By name: one with a window, one with both kinds of layer, one with latent attention and experts."""
 
+_HYBRID = _SIZES | {"sliding_window": None, "head_dim": 16, "num_hidden_layers": 3}
+
+RECURRENT: dict[str, dict[str, Any]] = {
+    "delta": _HYBRID
+    | {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "partial_rotary_factor": 0.5,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+    },
+    "convolution": _HYBRID
+    | {
+        "model_type": "lfm2",
+        "architectures": ["Lfm2ForCausalLM"],
+        "norm_eps": 1e-6,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "tie_embedding": False,
+    },
+}
+"""By name: models with recurrent layers beside one that attends."""
+
+
+def recurrent_weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    """Seeded, for the tensors that the family's program names."""
+    spec = read_spec(config)
+    program, rng = lower(spec, weight_names(spec)), np.random.default_rng(1)
+    vectors = {
+        name: weight for weight in program.weights for name, _ in weight.parts if weight.kind == "vector"
+    }
+    made = {}
+    for name, shape in program.tensors().items():
+        normal = (rng.standard_normal(shape) * SPREAD).astype(np.float32)
+        around = name in vectors and not vectors[name].offset
+        made[name] = normal + np.float32(around)
+    return made
+
+
 SPREAD = 0.2
 """Standard deviation of the weights: wide, so that the best token leads by far more than rounding."""
 
@@ -102,4 +143,5 @@ def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
 def write(folder: Path, config: dict[str, Any]) -> None:
     """config.json and model.safetensors."""
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(weights(config), folder / "model.safetensors", metadata={"format": "pt"})
+    made = recurrent_weights(config) if config in RECURRENT.values() else weights(config)
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})

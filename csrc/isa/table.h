@@ -9,6 +9,7 @@
 #include "linear.h"
 #include "pack.h"
 #include "peak.h"
+#include "recurrent.h"
 #include "rope.h"
 #include "route.h"
 #include "rowwise.h"
@@ -32,6 +33,10 @@ const Kernels table = {
     .attention_scratch = attention_scratch,
     .pack = pack,
     .pack_codes = pack_codes,
+    .ungroup = ungroup,
+    .sigmoid_gate = sigmoid_gate,
+    .convolution = convolution,
+    .gated_delta = gated_delta,
     .route = route,
     .dispatch = dispatch,
     .experts = experts,

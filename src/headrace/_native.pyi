@@ -373,6 +373,60 @@ class Tape:
         value_scales: NDArray[np.float32] | None = None,
     ) -> int:
         """Without keys the values are part of them, see csrc/tensors.h: KVCache."""
+
+    def add_states(self, slots: int) -> int:
+        """A group of recurrent states."""
+
+    def add_state(self, group: int, memory: NDArray[np.uint8], floats: int) -> int:
+        """One part of a layer's states: `floats` for each slot of the group."""
+
+    def ungroup(
+        self,
+        source: int,
+        parts: Sequence[tuple[int, int, int]],
+        *,
+        groups: int,
+        name: str = "ungroup",
+        layer: int = -1,
+    ) -> None:
+        """Takes rows of groups of columns apart. parts: (columns of a group, buffer, its first column)."""
+
+    def sigmoid_gate(
+        self, out: int, gates: int, cols: int, *, name: str = "gate", layer: int = -1
+    ) -> None: ...
+    def convolution(
+        self,
+        source: int,
+        state: int,
+        out: int,
+        *,
+        weight: NDArray[np.float32],
+        bias: NDArray[np.float32] | None = None,
+        channels: int,
+        width: int,
+        gated: bool,
+        layer: int = -1,
+    ) -> None:
+        """A causal convolution over each channel; weight: [width * channels], the oldest position first."""
+
+    def gated_delta(
+        self,
+        qkv: int,
+        gates: int,
+        numbers: int,
+        state: int,
+        out: int,
+        *,
+        rate: NDArray[np.float32],
+        time: NDArray[np.float32],
+        norm: NDArray[np.float32],
+        eps: float,
+        heads: int,
+        key_heads: int,
+        key_dim: int,
+        value_dim: int,
+        layer: int = -1,
+    ) -> None: ...
     def rotations(self, frequencies: NDArray[np.float64], factor: float, limit: int | None = None) -> int: ...
     def embed(
         self, table: Embeddings, out: int, *, scale: float = 1.0, positions: bool = False, name: str = "embed"
@@ -564,12 +618,17 @@ class Tape:
         wanted_rows: NDArray[np.int64],
         best: NDArray[np.int64] | None = None,
         hidden: tuple[int, Sequence[NDArray[np.float32]], bool, float, NDArray[np.float32]] | None = None,
+        states: Sequence[
+            tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+        ] = (),
     ) -> NDArray[np.float32]:
         """Replay the tape for one step; gives logits [R, V] of the wanted rows, valid until the next run.
 
         `best` [R] receives the token of the largest logit of every row. `hidden` is (buffer of the residual stream,
         final norm, whether it is centred, its eps, output [P, H rounded up to 16]): the last P wanted rows have no
-        logits, the output receives their normalised hidden states. Raises ValueError for a step that is
+        logits, the output receives their normalised hidden states. `states`: of each group of recurrent states the
+        source of each sequence (-1: none), the first of its writes [S + 1], and of each write the number of tokens
+        before it and the slot, see StateTables in csrc/tensors.h. Raises ValueError for a step that is
         larger than the tape, or whose indices point outside their arrays; nothing has been run then.
         """
 

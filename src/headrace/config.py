@@ -23,6 +23,7 @@ MAX_LENGTH = 2**31 - 1  # tokens of a sequence, a window or a batch; lengths are
 MAX_SEQS = 65_536
 MAX_BLOCK_SIZE = 4096
 MAX_BLOCKS = 2**31 - 1  # block ids are int32 in the block tables
+MAX_STATE_INTERVAL = 2**31 - 1
 MAX_KV_BYTES = 1024 * TIB
 MAX_SINKS = 65_536
 MAX_THREADS = 4096
@@ -46,6 +47,7 @@ class EngineConfig:
     max_model_len: longest sequence, prompt and output, in tokens.
     max_num_seqs, max_num_batched_tokens: most sequences and tokens of one step.
     kv_cache_memory: bytes, or text such as "512MiB" or "2GB"; num_kv_blocks: blocks of each KV group instead.
+    state_interval: of a model with recurrent layers, tokens between the states that are kept for the prefix cache.
     kv_cache: False recomputes every sequence at every step, the baseline that shows what a cache is worth.
     kv_layout: "contiguous" is one block of max_model_len tokens a sequence.
     batch_size, batch_wait_s, batch_max_tokens: when a "static" or "dynamic" batch starts.
@@ -74,6 +76,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     block_size: int | None = None
     num_kv_blocks: int | None = None
+    state_interval: int | None = None
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     kv_cache: bool = True
@@ -220,6 +223,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     block_size: int | None
     num_kv_blocks: int | None
+    state_interval: int | None
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     kv_cache: bool
@@ -283,6 +287,7 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "kv_cache_memory": (1, MAX_KV_BYTES),
     "block_size": (1, MAX_BLOCK_SIZE),
     "num_kv_blocks": (1, MAX_BLOCKS),
+    "state_interval": (1, MAX_STATE_INTERVAL),
     "batch_size": (1, MAX_SEQS),
     "batch_max_tokens": (1, MAX_LENGTH),
     "attention_sinks": (0, MAX_SINKS),

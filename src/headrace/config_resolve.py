@@ -18,6 +18,7 @@ from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import GIB, format_bytes
 from headrace.plan.weight_formats import CODE_ACTIVATIONS, describe_formats, stored_type
 from headrace.program.lower import lower
+from headrace.program.records import Program
 from headrace.quant.format import ACTIVATION_NAMES, WeightFormats
 
 ASKED = "asked for"
@@ -38,6 +39,7 @@ _DEFAULTS: dict[DeviceKind, _Defaults] = {
     "cuda": _Defaults(max_num_seqs=256, max_num_batched_tokens=2048, kv_percent=90, kv_most=None),
 }
 _BLOCK_SIZE, _NATIVE_BLOCK_SIZE = 16, 32
+_STATE_INTERVAL = 512
 _RECOMPUTE_TOKENS = 4096  # a step without a KV cache takes whole sequences
 _BATCH_SIZE, _BATCH_WAIT_S, _BATCH_MAX_TOKENS = 8, 0.05, 8192
 
@@ -120,6 +122,7 @@ def resolve(
         kv_bytes=config.kv_cache_bytes,
         kv_blocks=config.num_kv_blocks,
         kv_default_most=defaults.kv_most,
+        state_interval=_state_interval(config, program, reasons),
         mapped=mapped,
     )
     check_memory(fit)
@@ -147,6 +150,7 @@ def resolve(
         max_num_seqs=fit.max_num_seqs,
         max_num_batched_tokens=fit.step_tokens(length),
         block_size=groups[0].block_size,
+        state_interval=next((group.interval for group in groups if group.is_state), None),
         kv_cache_memory=pool,
         num_kv_blocks=max(counts),
         kv_groups=groups,
@@ -303,6 +307,19 @@ def _explain_step(
             "enough rows to keep the matrix units busy, few enough that decoding waits little for a prefill"
         )
     reasons["max_num_batched_tokens"] = reason
+
+
+def _state_interval(config: EngineConfig, program: Program, reasons: dict[str, str]) -> int | None:
+    """Tokens between the recurrent states that are kept; None for a model without such states."""
+    if all(layout.state is None for layout in program.kv):
+        reasons["state_interval"] = "the model has no recurrent layers"
+        return None
+    reasons["state_interval"] = (
+        "a prompt that diverges computes at most so many tokens twice, and a state takes as much memory as many tokens"
+        if config.state_interval is None
+        else ASKED
+    )
+    return config.state_interval or _STATE_INTERVAL
 
 
 def _explain_block(config: EngineConfig, fit: Fit, native: bool, reasons: dict[str, str]) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.core.types import NOWHERE, StateSlots
 from headrace.models.families import read_spec, weight_names
 from headrace.models.loader import load_weights
 from headrace.models.source import resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.program.lower import lower
-from headrace.runner.batch import Batch, GroupBatch, LayerKV
+from headrace.runner.batch import Batch, GroupBatch, LayerCache, LayerKV, LayerState, StateBatch
 from headrace.runner.torch_decoder import Decoder
 
 
@@ -30,9 +31,15 @@ class PagedRun:
         self.block_size = block_size
         self.layouts = decoder.program.kv
         dtype = decoder.weights.dtype
-        self.kv = []
+        self.kv: list[LayerCache] = []
         group_of = {layer: layout for layout in self.layouts for layer in layout.layers}
         for index in range(decoder.program.num_layers):
+            state = group_of[index].state
+            if state is not None:
+                conv = torch.full((blocks, state.taps, state.channels), torch.nan)
+                heads = (blocks, state.heads, state.key_dim, state.value_dim)
+                self.kv.append(LayerState(conv, torch.full(heads, torch.nan)))
+                continue
             shape = (blocks, group_of[index].num_kv_heads, block_size, group_of[index].head_dim)
             self.kv.append(
                 LayerKV(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
@@ -65,8 +72,16 @@ class PagedRun:
             logits = self.decoder.forward(batch, self.kv)
         return dict(zip(slices, logits.split(counts), strict=True))
 
-    def _group(self, group: int, starts: dict[int, int]) -> GroupBatch:
+    def _moves(self, group: int, s: int, start: int) -> StateSlots:
+        """Each slice leaves the state in another slot."""
+        source = self.tables[s, group][-1] if start else NOWHERE
+        self.tables.setdefault((s, group), []).append(self.free[group].pop())
+        return StateSlots(source, ((self.length[s] - start, self.tables[s, group][-1]),))
+
+    def _group(self, group: int, starts: dict[int, int]) -> GroupBatch | StateBatch:
         layout, size = self.layouts[group], self.block_size
+        if layout.state is not None:
+            return tuple(self._moves(group, s, start) for s, start in starts.items())
         sink_blocks = -(-layout.sinks // size)
         rows, dropped, slots = [], [], []
         for s, start in starts.items():

@@ -59,7 +59,7 @@ class Case:
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if (
-                    "norm" in name or ".ln_" in name or name.endswith(("bias", "sinks"))
+                    "norm" in name or ".ln_" in name or name.endswith(("bias", "sinks", "A_log"))
                 ):  # these start as ones and zeros, which hide mistakes
                     weight.add_(torch.randn_like(weight) * 0.3)
             for name, buffer in model.named_buffers():
@@ -106,6 +106,16 @@ def qwen3_moe(**fields: Any) -> Case:
     return Case("Qwen3Moe", {**sizes, **fields})
 
 
+HYBRID = {
+    "initializer_range": 0.1,  # transformers takes chunks of 64 tokens together, which rounds differently
+    "head_dim": 16, "num_experts": 0, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+MIXTURE = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40
+}  # fmt: skip
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 CASES = {
@@ -290,6 +300,32 @@ CASES |= {
     "starcoder2": Case("Starcoder2", {"sliding_window": 17}),
     "gpt-neox": Case("GPTNeoX", {"hidden_size": 64, "rotary_pct": 0.5}),
     "gpt-neox-serial": Case("GPTNeoX", {"hidden_size": 64, "use_parallel_residual": False}),
+    "qwen3-next": Case("Qwen3Next", HYBRID),
+    "qwen3-next-moe": Case(
+        "Qwen3Next",
+        {
+            **HYBRID,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "qwen3.5": Case("Qwen3_5", HYBRID, config="TextConfig"),
+    "qwen3.5-moe": Case(
+        "Qwen3_5Moe",
+        {
+            **HYBRID,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+        config="TextConfig",
+    ),
+    "lfm2": Case(
+        "Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "block_multiple_of": 8}
+    ),
     "gpt2": Case("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}, head="LMHeadModel"),
 }
 

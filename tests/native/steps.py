@@ -8,16 +8,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.types import KVGroupSpec
+from headrace.core.types import NOWHERE, KVGroupSpec, StateSlots
 from headrace.models.spec import ModelSpec
-from headrace.runner.step import GroupTables, Step
+from headrace.runner.step import GroupTables, StateTables, Step
 
 BLOCKS = 256
+SLOTS = 1024  # each slice leaves its state in a new one
 
 
 def groups_of(spec: ModelSpec, block_size: int) -> tuple[KVGroupSpec, ...]:
     return tuple(
-        KVGroupSpec(layout.name, BLOCKS, block_size, layout.retention, layout.window, layout.sinks)
+        KVGroupSpec(
+            layout.name,
+            BLOCKS if layout.state is None else SLOTS,
+            block_size,
+            layout.retention,
+            layout.window,
+            layout.sinks,
+        )
         for layout in spec.kv_shapes
     )
 
@@ -58,8 +66,15 @@ class PagedRun:
             logits_rows=np.arange(sum(map(len, slices.values()))),
         )
 
-    def _group(self, index: int, starts: Mapping[int, int]) -> GroupTables:
+    def _moves(self, index: int, s: int, start: int) -> StateSlots:
+        source = self.tables[s, index][-1] if start else NOWHERE
+        self.tables.setdefault((s, index), []).append(self.free[index].pop())
+        return StateSlots(source, ((self.length[s] - start, self.tables[s, index][-1]),))
+
+    def _group(self, index: int, starts: Mapping[int, int]) -> GroupTables | StateTables:
         group, size = self.groups[index], self.groups[index].block_size
+        if group.is_state:
+            return StateTables(tuple(self._moves(index, s, start) for s, start in starts.items()))
         live, dropped, slots = [], [], []
         for s, start in starts.items():
             table = self.tables.setdefault((s, index), [])

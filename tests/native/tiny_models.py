@@ -13,6 +13,8 @@ from headrace import _native
 from headrace.core.types import Retention
 from headrace.models.spec import (
     AttentionSpec,
+    ConvSpec,
+    DeltaSpec,
     ExpertsSpec,
     FeedForward,
     LatentSpec,
@@ -55,6 +57,8 @@ EXPERTS = ExpertsSpec(6, RouterSpec(2), EXPERT)
 DEEPSEEK = RouterSpec(
     3, "sigmoid", normalize=True, scale=2.5, choice_bias=True, groups=4, top_groups=2, group_score="top2"
 )
+DELTA = DeltaSpec(num_heads=4, num_key_heads=2, key_dim=8, value_dim=16, width=4, norm=NormSpec(1e-5))
+CONV = ConvSpec(channels=48, width=3)
 MLP = MLPSpec(intermediate_size=72)  # not a multiple of 16: gate and up are padded
 LAYER_NORM = NormSpec(1e-5, "layer", bias=True)
 YARN = RopeSpec(theta=500.0, dim=16, kind="yarn", factor=4.0, original_max_position=64)
@@ -128,6 +132,13 @@ SPECS = {
         mlp=ExpertsSpec(8, DEEPSEEK, EXPERT, shared=MLP),
     ),
     "latent-and-heads": model(replace(LATENT, num_heads=20, value_dim=24), ATTENTION),
+    "output-gate": model(
+        *[replace(ATTENTION, output_gate=True, qk_norm=NormSpec(1e-5), rope=replace(ROPE, dim=8))] * 2
+    ),
+    "delta": model(DELTA, replace(ATTENTION, output_gate=True), DELTA),
+    "delta-fused": model(replace(DELTA, fused=True), replace(DELTA, fused=True), WINDOW),
+    "delta-last-wide": model(ATTENTION, replace(DELTA, value_dim=80, num_key_heads=4, key_dim=24)),
+    "short-convolution": model(CONV, ATTENTION, replace(CONV, width=4, bias=True)),
     "learned-positions": model(*[replace(ATTENTION, rope=None)] * 2, learned_positions=MAX_LEN),
 }
 

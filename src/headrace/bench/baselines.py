@@ -122,7 +122,7 @@ def compare(
 def kv_token_bytes(resolved: ResolvedConfig) -> int:
     """Bytes of KV that one token place takes, averaged over the KV groups."""
     return resolved.kv_cache_memory // sum(
-        group.num_blocks * group.block_size for group in resolved.kv_groups
+        group.num_blocks * group.block_size for group in resolved.kv_groups if not group.is_state
     )
 
 

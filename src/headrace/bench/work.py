@@ -98,11 +98,18 @@ class ModelWork:
         """Keys and values read once and the new ones written; two products with every visible key."""
         moved, operations = 0.0, 0.0
         attention = {op.attributes.cache: op for op in self.program.of_kind("attention")}
+        other = 0.0
         for layout, token_bytes in self.groups:
+            if (
+                layout.state is not None
+            ):  # read and written once; decay, two products and the update of each element
+                moved += 2 * layout.slot_elements * 4
+                other += 7.0 * part.tokens * len(layout.layers) * layout.state.matrix_elements
+                continue
             pairs, keys = visible(part, layout)
             moved += (keys + part.tokens) * token_bytes
             operations += pairs * sum(operations_per_pair(attention[layer]) for layer in layout.layers)
-        return Work(moved, {self.attention_product: operations})
+        return Work(moved, {self.attention_product: operations}) + Work(0, {"f32": other} if other else {})
 
     def steps(self, shapes: Iterable[StepShape]) -> Work:
         """The work of several steps together."""

@@ -42,6 +42,9 @@ _FLAGS = (
     _Flag("kv_cache_dtype", str, "TYPE", "type of stored keys and values: auto, float32, bfloat16, int8"),
     _Flag("block_size", int, "N", "tokens in a KV block"),
     _Flag("num_kv_blocks", int, "N", "KV blocks of each group, instead of a size in bytes"),
+    _Flag(
+        "state_interval", int, "N", "tokens between the recurrent states that are kept for the prefix cache"
+    ),
     _Flag("enable_prefix_caching", None, "", "reuse the KV of equal prefixes"),
     _Flag("enable_chunked_prefill", None, "", "let long prompts be computed in several steps"),
     _Flag("kv_cache", None, "", "keep keys and values; off recomputes everything at every step"),

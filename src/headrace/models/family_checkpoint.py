@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,7 +160,9 @@ class FamilyCheckpoint(Checkpoint):
         one = self._experts.get(name)
         if one is not None:
             return replace(one.entry(stored), name=name)
-        shape = stored.shape[::-1] if self._arranged.get(name) == "transposed" else stored.shape
+        how = self._arranged.get(name)
+        shape = stored.shape[::-1] if how == "transposed" else stored.shape
+        shape = (math.prod(shape),) if how == "flattened" else shape
         return replace(stored, name=name, shape=shape)
 
     def array(self, name: str) -> NDArray[Any]:
@@ -188,6 +191,8 @@ class FamilyCheckpoint(Checkpoint):
         how = self._arranged.get(name)
         if how is None:
             return array
+        if how == "flattened":
+            return array.reshape(-1)
         if how == "transposed":
             return np.ascontiguousarray(array.T)
         heads = self._config.get("num_attention_heads")

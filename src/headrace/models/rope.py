@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from headrace.core.types import Retention
-from headrace.models.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec, RopeSpec
+from headrace.models.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec, RecurrentSpec, RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
@@ -35,6 +35,8 @@ def with_context(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:
     their own for those up to the original length."""
 
     def fitted(layer: LayerSpec) -> LayerSpec:
+        if isinstance(layer.mixer, RecurrentSpec):
+            return layer
         rope = layer.mixer.rope
         if (
             isinstance(layer.mixer, LatentSpec)

@@ -83,7 +83,8 @@ class AttentionSpec:
 
     rope: None for a layer without positions. qk_norm: over each head of q and k before rope (Qwen3), or over all heads
     together if `qk_norm_whole` (OLMo 2). learned_sinks: each head has a logit that takes part in the softmax and has
-    no value (gpt-oss).
+    no value (gpt-oss). output_gate: the query's product gives each head a query and a gate, whose sigmoid multiplies
+    what the head gives (Qwen3-Next).
     """
 
     num_heads: int
@@ -101,11 +102,78 @@ class AttentionSpec:
     qk_norm_whole: bool = False
     learned_sinks: bool = False
     temperature: Temperature | None = None
+    output_gate: bool = False
 
     @property
     def value_in_key(self) -> int | None:
         """See `KVLayout`."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a recurrent layer keeps of a sequence, in float32: the inputs of a convolution at the last `taps` positions,
+    [taps, channels], and a matrix a head, [heads, key_dim, value_dim]."""
+
+    taps: int
+    channels: int
+    heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+
+    @property
+    def conv_elements(self) -> int:
+        return self.taps * self.channels
+
+    @property
+    def matrix_elements(self) -> int:
+        return self.heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """The gated delta rule (Yang et al. 2024) after a short convolution: see `ops.reference.recurrent`.
+
+    num_heads: of values; a multiple of num_key_heads. width: positions that the convolution sees. norm: of each head's
+    output, which is then multiplied by the SiLU of a gate. fused: the checkpoint has one tensor for q, k, v and gate,
+    and one for the two numbers of a head, each with the rows of a key head next to each other (Qwen3-Next).
+    """
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    norm: NormSpec
+    fused: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: q, k and v."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(self.width - 1, self.channels, self.num_heads, self.key_dim, self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """A gated short convolution (LFM2): one product gives b, c and x; its output is c * conv(b * x).
+
+    width: positions that the convolution sees. bias: of the products and of the convolution.
+    """
+
+    channels: int
+    width: int
+    bias: bool = False
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(self.width - 1, self.channels)
+
+
+RecurrentSpec = DeltaSpec | ConvSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +225,7 @@ class LatentSpec:
         return 0
 
 
-Mixer = AttentionSpec | LatentSpec
+Mixer = AttentionSpec | LatentSpec | RecurrentSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +339,22 @@ class ModelSpec:
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, layer in enumerate(self.layers):
             mixer = layer.mixer
-            key = (
-                mixer.retention, mixer.window, mixer.sinks, mixer.num_kv_heads, mixer.head_dim, mixer.value_in_key
-            )  # fmt: skip
+            key: tuple[object, ...]
+            if isinstance(mixer, RecurrentSpec):
+                key = (mixer.state,)
+            else:
+                key = (
+                    mixer.retention, mixer.window, mixer.sinks, mixer.num_kv_heads, mixer.head_dim, mixer.value_in_key
+                )  # fmt: skip
             groups.setdefault(key, []).append(index)
         layouts = []
         for members in groups.values():
             mixer = self.layers[members[0]].mixer
+            if isinstance(mixer, RecurrentSpec):
+                layouts.append(
+                    KVLayout("state", tuple(members), Retention.STATE, None, 0, 0, 0, state=mixer.state)
+                )
+                continue
             layouts.append(
                 KVLayout(
                     name=mixer.retention.value
@@ -300,6 +377,7 @@ class KVLayout:
     """Layers whose keys and values have one shape and one retention: one block table serves them all.
 
     value_in_key: values are not stored, as they are the first so many features of the keys; None: they are as wide.
+    state: of recurrent layers, which keep no keys and values.
     """
 
     name: str
@@ -310,6 +388,14 @@ class KVLayout:
     num_kv_heads: int
     head_dim: int
     value_in_key: int | None = None
+    state: StateShape | None = None
+
+    @property
+    def slot_elements(self) -> int:
+        """Float32 elements of one sequence's state over all layers of the group."""
+        if self.state is None:
+            return 0
+        return len(self.layers) * (self.state.conv_elements + self.state.matrix_elements)
 
     @property
     def parts(self) -> int:

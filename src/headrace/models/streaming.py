@@ -7,7 +7,7 @@ from dataclasses import replace
 from headrace.core.types import Retention
 from headrace.errors import ConfigError
 from headrace.models.rope import dynamic_theta
-from headrace.models.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec
+from headrace.models.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec, RecurrentSpec
 
 STREAM_MAX_POSITION = 1 << 20
 """Tokens of one stream. No layer attends further back than its window; the bound is for the host's token lists."""
@@ -27,7 +27,8 @@ def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
         )
     if any(isinstance(layer.mixer, LatentSpec) for layer in spec.layers):
         raise ConfigError("attention_sinks and sliding_window are not supported for latent attention")
-    if all(layer.mixer.retention is Retention.WINDOW for layer in spec.layers):
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    if all(mixer.retention is Retention.WINDOW for mixer in mixers):
         raise ConfigError(
             "attention_sinks and sliding_window change nothing in this model: every layer of it has a window of its own"
         )
@@ -37,6 +38,8 @@ def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
 
 def _streaming_layer(layer: LayerSpec, sinks: int, window: int) -> LayerSpec:
     mixer = layer.mixer
+    if isinstance(mixer, RecurrentSpec):
+        return layer  # its state has one size at any length
     assert isinstance(mixer, AttentionSpec)
     rope = mixer.rope
     if (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # the table is used in processes without torch
     import torch
+
+    from headrace.core.types import StateSlots
 
 Weight = Any
 """The stored form of a matrix, known only to the ops of its format. Format "dense": a tensor [O, I]."""
@@ -64,6 +67,34 @@ class ExpertLinear(Protocol):
 
 class HeadsLinear(Protocol):
     def __call__(self, x: torch.Tensor, weight: Weight) -> torch.Tensor: ...
+
+
+class ShortConvolution(Protocol):
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        states: torch.Tensor,
+        cu_q: torch.Tensor,
+        slots: Sequence[StateSlots],
+    ) -> torch.Tensor: ...
+
+
+class GatedDelta(Protocol):
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        beta: torch.Tensor,
+        decay: torch.Tensor,
+        rate: torch.Tensor,
+        time: torch.Tensor,
+        states: torch.Tensor,
+        cu_q: torch.Tensor,
+        slots: Sequence[StateSlots],
+        *,
+        num_key_heads: int,
+    ) -> torch.Tensor: ...
 
 
 class RopeTables(Protocol):

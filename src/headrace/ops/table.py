@@ -25,6 +25,8 @@ PLAIN_OPS = (
     "write_kv",
     "paged_attention",
     "route",
+    "short_convolution",
+    "gated_delta",
 )
 WEIGHT_OPS = ("linear", "gated_linear", "expert_linear", "heads_linear")
 """Ops that are bound once for each weight format."""
@@ -104,6 +106,8 @@ class Ops:
     write_kv: signatures.WriteKV
     paged_attention: signatures.PagedAttention
     route: signatures.Route
+    short_convolution: signatures.ShortConvolution
+    gated_delta: signatures.GatedDelta
     linear: Mapping[str, signatures.Linear]
     gated_linear: Mapping[str, signatures.GatedLinear]
     expert_linear: Mapping[str, signatures.ExpertLinear]

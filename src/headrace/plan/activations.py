@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.ops.scratch import CHUNK_ELEMENTS, MAX_GATHERED, MAX_TILE_ROWS
 from headrace.plan.arena import arena_bytes
@@ -46,6 +47,7 @@ def activation_parts(
     routed = max((_routed(program, op) for op in program.of_kind("combine")), default=0)
     qkv, attended, inner = (_widest(program, name) for name in ("qkv", "mixed", "wide"))
     latent = sum(_widest(program, name) for name in _LATENT)
+    recurrent = max((_recurrent(op) for op in program.ops if op.kind in ("conv", "delta")), default=0)
     shape = f"{format_count(tokens)} tokens x "
     each = f" x {element_bytes} B"
     return (
@@ -56,8 +58,9 @@ def activation_parts(
         ),
         ActivationPart(
             "attention",
-            tokens * (qkv + latent + attended) * element_bytes,
-            f"{shape}({qkv + latent} q, k, v + {attended} output){each}",
+            tokens * (qkv + latent + attended) * element_bytes + tokens * recurrent * FLOAT_BYTES,
+            f"{shape}({qkv + latent} q, k, v + {attended} output){each}"
+            + (f"; {recurrent} x {FLOAT_BYTES} B: recurrent layers" if recurrent else ""),
         ),
         ActivationPart(
             "feed-forward",
@@ -79,6 +82,8 @@ def _scratch_part(
     by_cache = {op.attributes.cache: op.attributes for op in program.of_kind("attention")}
     for demand in demands:
         layout = demand.layout
+        if layout.state is not None:
+            continue
         mixers = [by_cache[index] for index in layout.layers]
         heads = max(mixer.num_heads for mixer in mixers)
         columns = demand.most // max(1, rows) * demand.block_size  # keys of the longest sequence
@@ -164,6 +169,11 @@ def _routed(program: Program, op: Op[Combine]) -> int:
     """Elements of a token's routed rows, of their products, of what they give, once more in order, and of the sum."""
     each, hidden = op.attributes.top_k, program.hidden_size
     return each * (3 * _widest(program, "wide_routed") + 4 * hidden) + 2 * hidden
+
+
+def _recurrent(op: Op[Any]) -> int:
+    """Elements of a token that a recurrent op and the products before it hold as float32."""
+    return 4 * sum(buffer.columns for buffer in (*op.inputs, *op.outputs))
 
 
 def _widest(program: Program, name: str) -> int:

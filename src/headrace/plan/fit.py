@@ -33,6 +33,7 @@ class Fit:
     mapped: weights lie in a file that is mapped, and need not all be in memory at once.
     memory: bytes for weights, activations and KV together; stored: their formats.
     block_size: None is the contiguous layout, one block of `length` tokens a sequence.
+    state_interval: tokens between recurrent states that are kept for the prefix cache.
     batched_tokens: most tokens of a step, or None for `default_tokens`, raised where more are needed;
     whole_prompts: a step must take the longest sequence at once.
     kv_bytes, kv_blocks: size of the KV cache where the user fixed it; kv_default_most caps it where not.
@@ -49,6 +50,7 @@ class Fit:
     kv_bytes: int | None
     kv_blocks: int | None
     kv_default_most: int | None
+    state_interval: int | None = None
     mapped: bool = False
 
     @property
@@ -85,6 +87,7 @@ class Fit:
             chunk=self.step_tokens(length),
             least_chunk=self.step_tokens(length) if self.whole_prompts else 1,
             stored=self.stored.kv,
+            state_interval=self.state_interval,
         )
 
     def needed(self, length: int) -> int:
@@ -102,6 +105,10 @@ class Fit:
             counts = tuple(
                 self.kv_blocks if demand.layout.window is None else min(self.kv_blocks, demand.most)
                 for demand in demands
+            )
+            counts = tuple(
+                count if demand.layout.state is None else min(demand.blocks(count), demand.most)
+                for count, demand in zip(counts, demands, strict=True)
             )
             enough = all(n >= demand.per_sequence for n, demand in zip(counts, demands, strict=True))
             return counts if enough and pool_bytes(demands, counts) <= free else None

@@ -33,7 +33,9 @@ class KVFormat:
         return layout.elements_per_token * self.element_bytes + layout.rows_per_token * self.scale_bytes
 
     def block_bytes(self, layout: KVLayout, block_size: int) -> int:
-        """Of one block over all layers of a group, padding included."""
+        """Of one block over all layers of a group, padding included. Recurrent states are float32 always."""
+        if layout.state is not None:
+            return layout.slot_elements * DTYPE_BYTES["float32"]
         return self.token_bytes(layout) * (-(-block_size // self.stride) * self.stride)
 
 

@@ -26,10 +26,15 @@ class KernelChoice:
 
 def op_facts(spec: ModelSpec, machine: Machine) -> Facts:
     """Facts about a model and a machine that the op table's candidates check."""
-    dims = dict.fromkeys(layout.head_dim for layout in spec.kv_shapes)
+    layouts = spec.kv_shapes
+    dims = dict.fromkeys(layout.head_dim for layout in layouts if layout.state is None)
     latents = (layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentSpec))
     sizes = dict.fromkeys((one.key_dim, one.latent) for one in latents)
-    return native_facts(machine.kernels, machine.kernels_note, tuple(dims), tuple(sizes))
+    shapes = (layout.state for layout in layouts if layout.state is not None)
+    states = dict.fromkeys((shape.key_dim, shape.value_dim) for shape in shapes)
+    return native_facts(
+        machine.kernels, machine.kernels_note, tuple(dims), latents=tuple(sizes), states=tuple(states)
+    )
 
 
 def choose_kernels(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.core.types import KVGroupSpec
 from headrace.models.spec import KVLayout, ModelSpec
@@ -16,7 +16,9 @@ class KVDemand:
     """One KV group's demand, in blocks of `block_bytes` bytes over all of the group's layers.
 
     `per_sequence` is what one sequence of the longest length holds at its worst moment; `most` is what all
-    sequences can hold together, and more would never be used.
+    sequences can hold together, and more would never be used. A block of recurrent states is a slot: each of
+    `max_num_seqs` sequences has one, and as many copies stay for the prefix cache, with one more for each `interval`
+    tokens.
     """
 
     layout: KVLayout
@@ -24,6 +26,15 @@ class KVDemand:
     block_bytes: int
     per_sequence: int
     most: int
+    max_num_seqs: int = 1
+    interval: int | None = None
+
+    def blocks(self, level: int) -> int:
+        """Blocks beside `level` blocks of a group with full attention."""
+        if self.layout.state is None:
+            return level
+        running = min(self.max_num_seqs, level)
+        return 2 * running + (level * self.block_size // self.interval if self.interval else 0)
 
 
 def streaming_spec(spec: ModelSpec, sinks: int | None, window: int | None) -> ModelSpec:
@@ -43,11 +54,14 @@ def kv_demands(
     chunk: int,
     stored: KVFormat,
     least_chunk: int | None = None,
+    state_interval: int | None = None,
 ) -> tuple[KVDemand, ...]:
     """Demand of each group when a sequence grows by at most `chunk` tokens a step.
 
     `least_chunk` is the smallest step that a sequence can be cut to where memory is short, `chunk` if None.
+    Recurrent states are kept every `state_interval` tokens, rounded up to whole blocks.
     """
+    interval = state_interval and -(-state_interval // block_size) * block_size
     least = chunk if least_chunk is None else least_chunk
     whole = -(-max_model_len // block_size)
 
@@ -59,6 +73,11 @@ def kv_demands(
         reach = -(-(layout.window + min(step, max_model_len)) // block_size) + 2
         return min(whole, -(-layout.sinks // block_size) + reach)
 
+    def states(layout: KVLayout) -> KVDemand:
+        size = stored.block_bytes(layout, block_size)
+        one = KVDemand(layout, block_size, size, 1, 1, max_num_seqs, interval)
+        return replace(one, most=one.blocks(whole * max_num_seqs))
+
     return tuple(
         KVDemand(
             layout=layout,
@@ -67,6 +86,8 @@ def kv_demands(
             per_sequence=blocks(layout, least),
             most=blocks(layout, chunk) * max_num_seqs,
         )
+        if layout.state is None
+        else states(layout)
         for layout in layouts
     )
 
@@ -94,9 +115,9 @@ def blocks_at(demands: Sequence[KVDemand], level: int, *, spare: bool = False) -
     groups may get more than sequences can use, to keep the prefixes of finished ones.
     """
     return tuple(
-        max(demand.per_sequence, level)
+        max(demand.per_sequence, demand.blocks(level))
         if spare and demand.layout.window is None
-        else min(demand.most, max(demand.per_sequence, level))
+        else min(demand.most, max(demand.per_sequence, demand.blocks(level)))
         for demand in demands
     )
 
@@ -124,6 +145,7 @@ def kv_groups(demands: Sequence[KVDemand], counts: Sequence[int]) -> tuple[KVGro
                 retention=layout.retention,
                 window=layout.window,
                 sinks=layout.sinks,
+                interval=demand.interval,
             )
         )
     return tuple(groups)

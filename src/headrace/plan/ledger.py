@@ -73,6 +73,7 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
         max_num_seqs=resolved.max_num_seqs,
         chunk=resolved.max_num_batched_tokens,
         stored=memory.kv,
+        state_interval=resolved.state_interval,
     )
     groups = list(zip(resolved.kv_groups, demands, strict=True))
     return Ledger(
@@ -105,6 +106,12 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
 
 
 def _pool_text(group: KVGroupSpec, demand: KVDemand, stored: KVFormat) -> str:
+    if demand.layout.state is not None:
+        kept = "" if group.interval is None else f" and every {group.interval} tokens"
+        return (
+            f"{format_count(group.num_blocks)} states x {format_count(demand.block_bytes)} B: one a sequence, and "
+            f"copies at the ends of prompts{kept}"
+        )
     text = (
         f"{format_count(group.num_blocks)} blocks x {group.block_size} tokens x "
         f"{format_count(stored.token_bytes(demand.layout))} B"
@@ -115,6 +122,8 @@ def _pool_text(group: KVGroupSpec, demand: KVDemand, stored: KVFormat) -> str:
 
 def _token_text(layout: KVLayout, stored: KVFormat) -> str:
     layers = len(layout.layers)
+    if layout.state is not None:
+        return f"{layers} recurrent layers, whose states have one size at any length"
     kept = "all tokens" if layout.window is None else f"the last {layout.window} tokens"
     if layout.sinks:
         kept += f" and the first {layout.sinks}"

@@ -38,7 +38,7 @@ def report(
 
 def summary(resolved: ResolvedConfig, ledger: Ledger) -> str:
     """The ledger in one sentence, and one more where weights are larger than memory."""
-    tokens = max(group.num_blocks * group.block_size for group in resolved.kv_groups)
+    tokens = max(group.num_blocks * group.block_size for group in resolved.kv_groups if not group.is_state)
     return (
         f"{format_bytes(ledger.weight_bytes)} of weights, {format_bytes(ledger.kv_pool_bytes)} of KV cache for "
         f"{format_count(tokens)} tokens, {format_bytes(ledger.activation_bytes)} of activations; up to "

@@ -39,6 +39,7 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     kv_layout: str
     block_size: int
+    state_interval: int | None
     kv_cache_memory: int
     num_kv_blocks: int
     kv_groups: tuple[KVGroupSpec, ...]

@@ -16,10 +16,12 @@ from headrace.models.spec import (
     MLPSpec,
     ModelSpec,
     NormSpec,
+    RecurrentSpec,
     RopeSpec,
 )
 from headrace.program.lower_experts import lower_experts
 from headrace.program.lower_latent import lower_latent
+from headrace.program.lower_recurrent import lower_recurrent
 from headrace.program.records import (
     Activate,
     Add,
@@ -37,6 +39,7 @@ from headrace.program.records import (
     Program,
     Rotations,
     Rows,
+    Ungroup,
     WeightRef,
 )
 from headrace.quant.code_format import CodeFormat
@@ -108,11 +111,14 @@ class Lowering:
         self._layer = index
         names, norms = self.names, layer.norms
         before = norms != "post"
+        norm = names.input_norm if before else ""
         if isinstance(layer.mixer, LatentSpec):
-            mixed, out = lower_latent(
-                self, index, layer.mixer, names.input_norm if before else "", gather=gather
-            )
+            mixed, out = lower_latent(self, index, layer.mixer, norm, gather=gather)
             gather = False  # it has done so
+        elif isinstance(layer.mixer, RecurrentSpec):
+            mixed, out = lower_recurrent(self, index, layer.mixer, norm)
+            if gather:
+                self.gather_stream()
         else:
             mixed, out = self._attention(layer.mixer, before, gather=gather)
         if norms != "parallel":
@@ -152,6 +158,18 @@ class Lowering:
 
         qkv = self.buffer("qkv", columns, "float", "attention")
         column = 0
+        if spec.output_gate:
+            del stacked[names.query]
+            gates = self.buffer("output_gates", width, "float", "attention")
+            weight = self.matrix(
+                "q", "attention", {names.query: 2 * width}, hidden, spec.qkv_bias, shard="row"
+            )
+            self.read_stream("input_norm", names.input_norm if normed else "", weight)
+            grouped = self.buffer("grouped_q", 2 * width, "float", "attention")
+            self.add("linear", "q", self.ops[-1].outputs, grouped, weight, attributes=Linear("none"))
+            apart = Ungroup(spec.num_heads, ((spec.head_dim, 0), (spec.head_dim, 1)))
+            self.add("ungroup", "ungroup_q", (grouped,), [qkv, gates], attributes=apart)
+            column = width
         for role, run in self.runs({name: letter for name, (letter, _) in stacked.items()}):
             rows = {name: stacked[name][1] for name in run}
             weight = self.matrix(role, "attention", rows, hidden, spec.qkv_bias, shard="row")
@@ -192,7 +210,8 @@ class Lowering:
         )  # fmt: skip
         self.add("rope", "rope", (qkv, *rotations), queries, *head_norms, attributes=heads)
 
-        mixed = self.buffer("mixed", width, "float" if gather else "direct", "attention")
+        direct = not gather and not spec.output_gate
+        mixed = self.buffer("mixed", width, "direct" if direct else "float", "attention")
         attends = Attention(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window, spec.sinks, spec.soft_cap,
             cache=index,
@@ -206,8 +225,10 @@ class Lowering:
                     role, "vector", ((name, spec.num_heads),), 1, "attention", layer=index, shard="row"
                 ),
             )
-        reader = None if gather else out
+        reader = out if direct else None
         self.add("attention", "attention", queries, mixed, *sinks, attributes=attends, reader=reader)
+        if spec.output_gate:
+            self.add("gate", "output_gate", (mixed, gates), mixed)
         if gather:
             self.gather_stream()
         return mixed, out

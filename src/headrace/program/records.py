@@ -258,6 +258,48 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Ungroup:
+    """Takes rows apart whose columns come in groups: each group has the columns of every part, one after the other.
+
+    parts: (columns in a group, number of the output). An output has the columns of all groups of its first part, then
+    those of its next one.
+    """
+
+    groups: int
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A causal convolution of each channel with its own weights over the last `width` positions; see
+    `ops.reference.recurrent`. Weights: [channels * width], then [channels] if there is a bias.
+
+    gated: the input has b, c and x of so many channels, and the output is c * conv(b * x); else SiLU(conv(input)).
+    """
+
+    channels: int
+    width: int
+    gated: bool
+    cache: int  # the layer whose state it is
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The gated delta rule, then a norm of each head times the SiLU of its gate; see `ops.reference.recurrent`.
+
+    Inputs: the convolved q, k and v, the gates, and of each head beta and decay: all betas first. Weights: the
+    logarithm of each head's rate and its bias, [num_heads] each, and the norm's, [value_dim].
+    """
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    eps: float
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """The language-model head. The soft cap applies to the scaled logits."""
 
@@ -284,6 +326,10 @@ class Op(Generic[Attributes]):
     latent         q, latent and key, rotation,       Latent  writes latent and key of every token
                    queries -> queries
     attention      queries -> direct                  Attention
+    ungroup        rows -> rows, ...                  Ungroup
+    gate           floats, gates -> floats            None    times the sigmoid of the gates
+    conv           floats -> floats                   Conv    reads and writes the state of every sequence
+    delta          qkv, gates, numbers -> floats      Delta   as well
     route          floats -> routing                  Route   weights: the bias of the choice, if there is one
     dispatch       encoded, routing -> routed rows    None    of the same form
     experts        routed rows, routing[, gates]      Experts

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.core.types import StateSlots
+
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
@@ -23,6 +25,10 @@ class GroupBatch:
     written: torch.Tensor | None = None  # [W] int64: tokens whose KV is written; None for all T of them
 
 
+StateBatch = tuple[StateSlots, ...]
+"""Where the recurrent states of a group lie, for each sequence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """T tokens of S sequences, packed one sequence after the other, each in rising position."""
@@ -31,7 +37,7 @@ class Batch:
     positions: torch.Tensor  # [T] int64
     cu_q: torch.Tensor  # [S + 1] int32: sequence s owns tokens cu_q[s]:cu_q[s + 1]
     kv_lens: torch.Tensor  # [S] int32: positions with KV after this step's own writes
-    groups: tuple[GroupBatch, ...]  # one per KV group of the spec
+    groups: tuple[GroupBatch | StateBatch, ...]  # one per KV group of the spec
     logits_rows: torch.Tensor  # [R] int64: tokens whose logits are computed
     hidden_rows: torch.Tensor | None = None  # [P] int64: tokens whose final hidden states are computed
 
@@ -49,3 +55,14 @@ class LayerKV:
 
     key: torch.Tensor  # [N, Hkv, block_size, D]
     value: torch.Tensor  # [N, Hkv, block_size, D]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """Recurrent states of one layer, float32; slot n. See models.spec.StateShape."""
+
+    conv: torch.Tensor  # [N, taps, channels]
+    matrix: torch.Tensor  # [N, heads, Dk, Dv]
+
+
+LayerCache = LayerKV | LayerState

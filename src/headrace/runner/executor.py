@@ -59,7 +59,7 @@ class ModelExecutor(Generic[Logits]):
         self._faults = RowFaults(sampler)
         self._grammars = grammars
         self._num_matchers = 0
-        self._tables = tuple(BlockTables(group, max_seqs) for group in groups)
+        self._tables = tuple(None if group.is_state else BlockTables(group, max_seqs) for group in groups)
         self._unchanged = (None,) * len(groups)
         self._free_rows = list(range(max_seqs - 1, -1, -1))
         self._sequences: dict[int, _Sequence] = {}
@@ -94,7 +94,7 @@ class ModelExecutor(Generic[Logits]):
             return None
         sequence = self._sequences[work.request_id]
         for table, update in zip(self._tables, work.tables, strict=True):
-            if update is not None:
+            if update is not None and table is not None:
                 table.apply(sequence.row, update)
         return None
 
@@ -117,7 +117,8 @@ class ModelExecutor(Generic[Logits]):
         sequence = self._sequences.pop(request_id, None)  # None: it failed to start
         if sequence is not None:
             for table in self._tables:
-                table.clear(sequence.row)
+                if table is not None:
+                    table.clear(sequence.row)
             self._free_rows.append(sequence.row)
             self._num_matchers -= sequence.state.matcher is not None
 

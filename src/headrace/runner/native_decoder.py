@@ -12,7 +12,7 @@ from headrace.core.types import BlockCopy, KVGroupSpec
 from headrace.models.weights import Weights
 from headrace.program.records import Program
 from headrace.runner.native_kv import NativeKV
-from headrace.runner.step import Step
+from headrace.runner.step import StateTables, Step
 from headrace.runner.tape import TapeLimits, compile_tape
 
 
@@ -51,16 +51,23 @@ class NativeDecoder:
 
         Raises ValueError for a step larger than the limits, before anything is run.
         """
-        groups = [(group.block_tables, group.dropped, group.slots) for group in step.groups]
+        groups = [
+            (group.block_tables, group.dropped, group.slots)
+            for group in step.groups
+            if not isinstance(group, StateTables)
+        ]
+        states = [group.arrays() for group in step.groups if isinstance(group, StateTables)]
         if step.hidden_rows is None:
-            return self.tape.run(step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows)
+            return self.tape.run(
+                step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows, states=states
+            )
         self._hidden = self._hidden[:0].copy()  # free the last states before new ones are allocated
         width = -(-self.program.hidden_size // 16) * 16
         hidden = np.empty((len(step.hidden_rows), width), dtype=np.float32)
         selected = np.concatenate((step.logits_rows, step.hidden_rows))
         final = (self._stream, self._final_norm, self._norm.kind == "layer", self._norm.eps, hidden)
         logits = self.tape.run(
-            step.ids, step.positions, step.cu_q, step.kv_lens, groups, selected, hidden=final
+            step.ids, step.positions, step.cu_q, step.kv_lens, groups, selected, hidden=final, states=states
         )
         self._hidden = hidden[:, : self.program.hidden_size]
         return logits

@@ -33,20 +33,32 @@ class LayerMemory:
     value_scales: NDArray[np.float32] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StateMemory:
+    """Recurrent states of one layer, float32, see models.spec.StateShape; without heads there is no matrix."""
+
+    conv: NDArray[np.uint8]  # [N, bytes of a slot]
+    matrix: NDArray[np.uint8] | None = None
+
+
 class NativeKV:
-    """Keys and values of every layer. Group g of `groups` belongs to `layouts[g]`.
+    """Keys and values of every layer, or its recurrent states. Group g of `groups` belongs to `layouts[g]`.
 
     Memory starts as zero pages, which use memory only once they are written.
     """
 
     def __init__(self, layouts: Sequence[KVLayout], groups: Sequence[KVGroupSpec], dtype: str) -> None:
         self.type = KV_TYPES[dtype]
-        layers: dict[int, LayerMemory] = {}
+        self.layouts = tuple(layouts)
+        layers: dict[int, LayerMemory | StateMemory] = {}
         self._pools: list[tuple[NDArray[np.uint8], ...]] = []
         for layout, group in zip(layouts, groups, strict=True):
             pool = self._pool(layout, group)
             self._pools.append(pool)
             for at, layer in enumerate(layout.layers):
+                if layout.state is not None:
+                    layers[layer] = StateMemory(*(part[at] for part in pool))
+                    continue
                 rows = [part[at] for part in pool[: layout.parts]]
                 scales = [part[at].view(np.float32) for part in pool[layout.parts :]]
                 layers[layer] = LayerMemory(
@@ -58,8 +70,12 @@ class NativeKV:
         self.layers = tuple(layers[index] for index in range(len(layers)))
 
     def _pool(self, layout: KVLayout, group: KVGroupSpec) -> tuple[NDArray[np.uint8], ...]:
-        """Keys, values and their scales, each [L, N, bytes of a block]; of values that are part of keys only the keys,
-        which take the place of the values."""
+        """Keys, values and their scales, or the parts of states, each [L, N, bytes of a block]; of values that are part
+        of keys only the keys, which take the place of the values."""
+        if layout.state is not None:
+            elements = (layout.state.conv_elements, layout.state.matrix_elements)
+            sizes = [count * _ELEMENT_BYTES["f32"] for count in elements if count]
+            return tuple(_zeros(len(layout.layers), group.num_blocks, size) for size in sizes)
         positions = layout.num_kv_heads * -(-group.block_size // _STRIDE) * _STRIDE
         sizes = [positions * layout.head_dim * _ELEMENT_BYTES[self.type]] * layout.parts
         if self.type == "i8":

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.core.record import record
 from headrace.core.types import SeqSlice
 from headrace.runner.block_tables import BlockTables
-from headrace.runner.step import NOWHERE, Step
+from headrace.runner.step import NOWHERE, StateTables, Step
 
 
 @record
@@ -42,13 +42,14 @@ def logits_rows(slices: Sequence[SeqSlice], scored: Sequence[int]) -> tuple[list
 def pack(
     slices: Sequence[SeqSlice],
     table_rows: Sequence[int],
-    tables: Sequence[BlockTables],
+    tables: Sequence[BlockTables | None],
     selected: Sequence[int],
     pooled: Sequence[int] = (),
 ) -> Step:
     """The ragged batch of S slices with T tokens; slice s reads and writes through row `table_rows[s]`.
 
-    `selected` and `pooled` are the tokens whose logits and whose final hidden states are needed.
+    A table is None for recurrent states, whose slots a slice names. `selected` and `pooled` are the tokens whose logits
+    and whose final hidden states are needed.
     """
     count = len(slices)
     starts = np.array([work.start for work in slices], dtype=np.int64)
@@ -64,10 +65,15 @@ def pack(
         positions = np.repeat(starts - cu_q[:-1], counts) + np.arange(len(ids))  # [T]
         row_of_token = np.repeat(rows, counts)  # [T]
         ends = starts + counts
-    groups = tuple(table.tables(rows, row_of_token, positions) for table in tables)
+    groups = tuple(
+        _states(slices, group) if table is None else table.tables(rows, row_of_token, positions)
+        for group, table in enumerate(tables)
+    )
     for index, work in enumerate(slices):
         if work.num_stored:
             for group in groups:
+                if isinstance(group, StateTables):
+                    continue
                 group.slots[cu_q[index] : cu_q[index] + work.num_stored] = NOWHERE
     return Step(
         ids=ids,
@@ -78,3 +84,8 @@ def pack(
         logits_rows=np.array(selected, dtype=np.int64),
         hidden_rows=np.array(pooled, dtype=np.int64) if pooled else None,
     )
+
+
+def _states(slices: Sequence[SeqSlice], group: int) -> StateTables:
+    moves = [work.states[group] for work in slices]
+    return StateTables(tuple(one for one in moves if one is not None))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.types import StateSlots
+
 NOWHERE = -1
 """The slot of a token whose key and value are not written."""
 
@@ -27,6 +29,21 @@ class GroupTables:
 
 
 @dataclass(slots=True)
+class StateTables:
+    """Where the recurrent states of one group lie, for each of S sequences."""
+
+    moves: tuple[StateSlots, ...]
+
+    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """As in csrc/tensors.h: sources [S], firsts [S + 1], and of each write its count of tokens and its slot."""
+        firsts = np.zeros(len(self.moves) + 1, dtype=np.int32)
+        np.cumsum([len(one.writes) for one in self.moves], out=firsts[1:])
+        sources = np.array([one.source for one in self.moves], dtype=np.int32)
+        counts, slots = np.array([write for one in self.moves for write in one.writes], dtype=np.int32).T
+        return sources, firsts, counts.copy(), slots.copy()
+
+
+@dataclass(slots=True)
 class Step:
     """T tokens of S sequences, packed one sequence after the other, each in rising position. All arrays are
     contiguous."""
@@ -35,6 +52,6 @@ class Step:
     positions: NDArray[np.int64]  # [T]
     cu_q: NDArray[np.int32]  # [S + 1]: sequence s owns tokens cu_q[s]:cu_q[s + 1]
     kv_lens: NDArray[np.int32]  # [S]: positions with KV after this step's own writes
-    groups: tuple[GroupTables, ...]  # one per KV group of the spec
+    groups: tuple[GroupTables | StateTables, ...]  # one per KV group of the spec
     logits_rows: NDArray[np.int64]  # [R]: tokens whose logits are computed
     hidden_rows: NDArray[np.int64] | None = None  # [P]: tokens whose final hidden states are returned

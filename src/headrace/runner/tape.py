@@ -21,6 +21,8 @@ from headrace.program.records import (
     Add,
     Attention,
     Combine,
+    Conv,
+    Delta,
     Embed,
     Experts,
     Head,
@@ -33,9 +35,10 @@ from headrace.program.records import (
     Program,
     Rotations,
     Route,
+    Ungroup,
     WeightRef,
 )
-from headrace.runner.native_kv import NativeKV
+from headrace.runner.native_kv import LayerMemory, NativeKV, StateMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ def compile_tape(
         max_logits=limits.max_tokens,
         vocab_size=program.vocab_size,
     )
-    compiler = _Compiler(tape, weights, _add_caches(tape, program, kv, groups))
+    compiler = _Compiler(
+        tape, weights, _add_caches(tape, program, kv, groups), _add_states(tape, program, kv, groups)
+    )
     queries: Type = "f32" if kv.type == "f32" else "bf16"
     calls = place(program, lambda weight: _encoding(weights, weight), queries)
     for call in calls:
@@ -91,11 +96,14 @@ def _add_caches(tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVG
     """The number of each layer's KV cache."""
     caches: dict[int, int] = {}
     for layout, group in zip(program.kv, groups, strict=True):
+        if layout.state is not None:
+            continue
         number = tape.add_group(
             block_size=group.block_size, num_blocks=group.num_blocks, sink_blocks=group.sink_blocks
         )
         for index in layout.layers:
             memory = kv.layers[index]
+            assert isinstance(memory, LayerMemory)
             caches[index] = tape.add_kv(
                 number,
                 kv.type,
@@ -110,6 +118,25 @@ def _add_caches(tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVG
     return caches
 
 
+def _add_states(
+    tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVGroupSpec]
+) -> dict[int, tuple[int, ...]]:
+    """The numbers of the parts of each recurrent layer's state: of the convolution, and of the matrices if any."""
+    states: dict[int, tuple[int, ...]] = {}
+    for layout, group in zip(program.kv, groups, strict=True):
+        if layout.state is None:
+            continue
+        number = tape.add_states(group.num_blocks)
+        for index in layout.layers:
+            memory = kv.layers[index]
+            assert isinstance(memory, StateMemory)
+            parts = [(memory.conv, layout.state.conv_elements)]
+            if memory.matrix is not None:
+                parts.append((memory.matrix, layout.state.matrix_elements))
+            states[index] = tuple(tape.add_state(number, part, size) for part, size in parts)
+    return states
+
+
 @dataclass(slots=True)
 class _Compiler:
     """Appends one native call for each op. Memory is allocated where it is first used, and stays zero in its padding,
@@ -118,6 +145,7 @@ class _Compiler:
     tape: Tape
     weights: Weights
     caches: Mapping[int, int]  # by layer
+    states: Mapping[int, tuple[int, ...]]  # by layer
     numbers: dict[Place, int] = field(default_factory=dict)
 
     def buffer(self, place: Place) -> int:
@@ -280,6 +308,59 @@ class _Compiler:
             layer=_layer(op),
         )
 
+    def ungroup(self, call: Call) -> None:
+        op: Op[Ungroup] = call.op
+        groups, columns = op.attributes.groups, [0] * len(call.outputs)
+        parts = []
+        for width, output in op.attributes.parts:
+            parts.append((width, self.buffer(call.outputs[output]), columns[output]))
+            columns[output] += groups * width
+        source = self.buffer(call.inputs[0])
+        self.tape.ungroup(source, parts, groups=groups, name=op.name, layer=_layer(op))
+
+    def gate(self, call: Call) -> None:
+        out, gates = (self.buffer(place) for place in call.inputs)
+        columns = call.outputs[0].columns
+        self.tape.sigmoid_gate(out, gates, columns, name=call.op.name, layer=_layer(call.op))
+
+    def conv(self, call: Call) -> None:
+        op: Op[Conv] = call.op
+        spec = op.attributes
+        weight, *bias = (self.weights.vectors[one.name] for one in op.weights)
+        self.tape.convolution(
+            self.buffer(call.inputs[0]),
+            self.states[spec.cache][0],
+            self.buffer(call.outputs[0]),
+            weight=np.ascontiguousarray(weight.reshape(spec.channels, spec.width).T).reshape(-1),
+            bias=bias[0] if bias else None,
+            channels=spec.channels,
+            width=spec.width,
+            gated=spec.gated,
+            layer=_layer(op),
+        )
+
+    def delta(self, call: Call) -> None:
+        op: Op[Delta] = call.op
+        spec = op.attributes
+        qkv, gates, numbers = (self.buffer(place) for place in call.inputs)
+        rate, time, norm = (self.weights.vectors[one.name] for one in op.weights)
+        self.tape.gated_delta(
+            qkv,
+            gates,
+            numbers,
+            self.states[spec.cache][1],
+            self.buffer(call.outputs[0]),
+            rate=rate,
+            time=time,
+            norm=norm,
+            eps=spec.eps,
+            heads=spec.num_heads,
+            key_heads=spec.num_key_heads,
+            key_dim=spec.key_dim,
+            value_dim=spec.value_dim,
+            layer=_layer(op),
+        )
+
     def route(self, call: Call) -> None:
         op: Op[Route] = call.op
         router = op.attributes.router
@@ -359,6 +440,10 @@ _KINDS: Mapping[str, Callable[[_Compiler, Call], None]] = {
     "latent": _Compiler.latent,
     "heads_linear": _Compiler.heads_linear,
     "attention": _Compiler.attention,
+    "ungroup": _Compiler.ungroup,
+    "gate": _Compiler.gate,
+    "conv": _Compiler.conv,
+    "delta": _Compiler.delta,
     "route": _Compiler.route,
     "dispatch": _Compiler.dispatch,
     "experts": _Compiler.experts,

@@ -19,6 +19,8 @@ from headrace.program.records import (
     Attention,
     Buffer,
     Combine,
+    Conv,
+    Delta,
     Embed,
     Experts,
     Head,
@@ -31,9 +33,10 @@ from headrace.program.records import (
     Program,
     Rotations,
     Route,
+    Ungroup,
     WeightRef,
 )
-from headrace.runner.batch import Batch, GroupBatch, LayerKV
+from headrace.runner.batch import Batch, GroupBatch, LayerCache, LayerKV, LayerState, StateBatch
 from headrace.runner.torch_experts import Routing, combine, dispatch
 
 
@@ -62,14 +65,14 @@ class Decoder:
             for op, dead in zip(program.ops, _last_uses(program), strict=True)
         ]
 
-    def forward(self, batch: Batch, kv: Sequence[LayerKV]) -> torch.Tensor:
+    def forward(self, batch: Batch, kv: Sequence[LayerCache]) -> torch.Tensor:
         """Run one step: write the KV of its tokens and give logits [R, V] float32 of batch.logits_rows.
 
         `kv` is indexed by layer.
         """
         return self.run(batch, kv)[0]
 
-    def run(self, batch: Batch, kv: Sequence[LayerKV]) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, batch: Batch, kv: Sequence[LayerCache]) -> tuple[torch.Tensor, torch.Tensor]:
         """`forward`, and after the final norm the hidden states [P, H] of batch.hidden_rows; HF: last_hidden_state."""
         step = _Step(self, batch, kv)
         values: list[Any] = [None] * len(self.program.buffers)
@@ -94,7 +97,7 @@ class Decoder:
 class _Step:
     """One step's inputs, and what each kind of op does with them."""
 
-    def __init__(self, decoder: Decoder, batch: Batch, kv: Sequence[LayerKV]) -> None:
+    def __init__(self, decoder: Decoder, batch: Batch, kv: Sequence[LayerCache]) -> None:
         self._decoder, self._ops, self._weights = decoder, decoder.ops, decoder.weights
         self._batch, self._kv = batch, kv
 
@@ -171,7 +174,7 @@ class _Step:
         queries = tuple(ops.apply_rope(q, *tables) for tables in rotations) or (q,)
         if rotations:
             k = ops.apply_rope(k, *rotations[0])
-        group, cache = self._group(heads.cache), self._kv[heads.cache]
+        group, cache = self._group(heads.cache)
         if group.written is not None:
             k, v = k[group.written], v[group.written]
         ops.write_kv(k, v, cache.key, cache.value, group.slots)
@@ -181,7 +184,7 @@ class _Step:
         self, op: Op[Attention], q: torch.Tensor, q_sink: torch.Tensor | None = None
     ) -> tuple[torch.Tensor]:
         spec, batch = op.attributes, self._batch
-        group, cache = self._group(spec.cache), self._kv[spec.cache]
+        group, cache = self._group(spec.cache)
         mixed = self._ops.paged_attention(
             q,
             cache.key,
@@ -284,8 +287,61 @@ class _Step:
             return self._ops.rms_norm(x, weight, norm.eps)
         return self._ops.layer_norm(x, weight, bias[0] if bias else None, norm.eps)
 
-    def _group(self, layer: int) -> GroupBatch:
-        return self._batch.groups[self._decoder.group_of(layer)]
+    def ungroup(self, op: Op[Ungroup], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = op.attributes.parts
+        pieces = x.unflatten(-1, (op.attributes.groups, -1)).split([width for width, _ in parts], dim=-1)
+        columns: list[list[torch.Tensor]] = [[] for _ in op.outputs]
+        for piece, (_, output) in zip(pieces, parts, strict=True):
+            columns[output].append(piece.flatten(-2))
+        return tuple(torch.cat(one, dim=-1) for one in columns)
+
+    def gate(self, op: Op[None], x: torch.Tensor, gates: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x * torch.sigmoid(gates),)
+
+    def conv(self, op: Op[Conv], x: torch.Tensor) -> tuple[torch.Tensor]:
+        spec = op.attributes
+        weight, *bias = (self._weights.vectors[one.name] for one in op.weights)
+        moves, state = self._states(spec.cache)
+        source, factor = x, None
+        if spec.gated:
+            b, factor, c = x.split(spec.channels, dim=-1)
+            source = b * c
+        taps = weight.view(spec.channels, spec.width)
+        convolved = self._ops.short_convolution(
+            source, taps, bias[0] if bias else None, state.conv, self._batch.cu_q, moves
+        ).to(x.dtype)
+        return (ACTIVATIONS["silu"](convolved) if factor is None else factor * convolved,)
+
+    def delta(
+        self, op: Op[Delta], qkv: torch.Tensor, gates: torch.Tensor, numbers: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        spec = op.attributes
+        rate, time, norm = (self._weights.vectors[one.name] for one in op.weights)
+        moves, state = self._states(spec.cache)
+        beta, decay = numbers.split(spec.num_heads, dim=-1)
+        heads = self._ops.gated_delta(
+            qkv,
+            beta,
+            decay,
+            rate,
+            time,
+            state.matrix,
+            self._batch.cu_q,
+            moves,
+            num_key_heads=spec.num_key_heads,
+        ).to(qkv.dtype)  # [T, H, Dv]
+        normed = self._ops.rms_norm(heads, norm, spec.eps).flatten(1)
+        return (normed * ACTIVATIONS["silu"](gates.float()).to(normed.dtype),)
+
+    def _group(self, layer: int) -> tuple[GroupBatch, LayerKV]:
+        group, cache = self._batch.groups[self._decoder.group_of(layer)], self._kv[layer]
+        assert isinstance(group, GroupBatch) and isinstance(cache, LayerKV)
+        return group, cache
+
+    def _states(self, layer: int) -> tuple[StateBatch, LayerState]:
+        group, cache = self._batch.groups[self._decoder.group_of(layer)], self._kv[layer]
+        assert not isinstance(group, GroupBatch) and isinstance(cache, LayerState)
+        return group, cache
 
 
 KINDS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
@@ -302,6 +358,10 @@ KINDS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
     "heads_linear": _Step.heads_linear,
     "latent": _Step.latent,
     "attention": _Step.attention,
+    "ungroup": _Step.ungroup,
+    "gate": _Step.gate,
+    "conv": _Step.conv,
+    "delta": _Step.delta,
     "route": _Step.route,
     "dispatch": _Step.dispatch,
     "experts": _Step.experts,

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from headrace.core.forks import watch_forks
 from headrace.core.types import BlockCopy
 from headrace.errors import EngineDead
-from headrace.runner.batch import Batch, GroupBatch
+from headrace.runner.batch import Batch, GroupBatch, StateBatch
 from headrace.runner.kv_storage import KVStorage
-from headrace.runner.step import NOWHERE, GroupTables, Step
+from headrace.runner.step import NOWHERE, GroupTables, StateTables, Step
 from headrace.runner.torch_decoder import Decoder
 
 
@@ -65,7 +65,9 @@ class TorchModel:
         """Final hidden states [P, H] of the last step with `hidden_rows`."""
         return self._hidden
 
-    def _group(self, group: GroupTables) -> GroupBatch:
+    def _group(self, group: GroupTables | StateTables) -> GroupBatch | StateBatch:
+        if isinstance(group, StateTables):
+            return group.moves
         written = group.slots != NOWHERE
         everything = bool(written.all())
         return GroupBatch(

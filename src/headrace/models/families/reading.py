@@ -46,9 +46,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The layer types of HF's `layer_types`."""
 
-Arrangement = Literal["transposed", "qkv-by-head"]
+Arrangement = Literal["transposed", "qkv-by-head", "flattened"]
 """How a checkpoint's tensor differs from the matrix that the program expects: [columns, rows]; or with the rows of q, k
-and v of each head next to each other."""
+and v of each head next to each other; or with several axes where the program expects a vector."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from headrace.models.families.llama import LLAMA_LIKE
 from headrace.models.families.mixtures import MIXTURES
 from headrace.models.families.others import OTHERS
 from headrace.models.families.reading import DTYPES, Family
+from headrace.models.families.recurrent import RECURRENT
 from headrace.models.names import WeightNames
 from headrace.models.spec import ModelSpec
 
@@ -30,6 +31,7 @@ ARCHITECTURES: Mapping[str, Family] = {
     **MIXTURES,
     **GLM_MOE,
     **LATENT,
+    **RECURRENT,
 }
 
 FAMILIES: dict[str, Family] = {
@@ -37,6 +39,8 @@ FAMILIES: dict[str, Family] = {
     # model_type, for configs that name no architecture
     **{family.name: family for family in ARCHITECTURES.values()},
     "gemma3_text": ARCHITECTURES["Gemma3ForCausalLM"],
+    "qwen3_5_text": ARCHITECTURES["Qwen3_5ForCausalLM"],
+    "qwen3_5_moe_text": ARCHITECTURES["Qwen3_5MoeForCausalLM"],
 }
 
 

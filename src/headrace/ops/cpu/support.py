@@ -24,6 +24,8 @@ KV_DTYPES = ("float32", "bfloat16", "int8")
 HEAD_DIM_STEP = 16
 HEAD_INPUT_STEP = 64
 """A product with a matrix a head reads a multiple of this many features of each: rows are not padded there."""
+MAX_KEY_DIM = 256
+"""Of the gated delta rule."""
 
 _HEAD_OPS = ("apply_rope", "write_kv", "paged_attention")
 
@@ -41,21 +43,29 @@ _FUNCTIONS = {
     "route": "route",
     "expert_linear": "expert_linear",
     "heads_linear": "heads_linear",
+    "short_convolution": "Tape.convolution",
+    "gated_delta": "Tape.gated_delta",
 }
 
 
 def native_facts(
-    kernels: Sequence[str], note: str, head_dims: Sequence[int], latents: Sequence[tuple[int, int]] = ()
+    kernels: Sequence[str],
+    note: str,
+    head_dims: Sequence[int],
+    latents: Sequence[tuple[int, int]] = (),
+    states: Sequence[tuple[int, int]] = (),
 ) -> dict[str, object]:
     """Facts for the native candidates: the usable sets (or, in `note`, why there are none), and the model's heads.
 
-    latents: (features of a head's key without rope, of the latent) of latent attention.
+    latents: (features of a head's key without rope, of the latent) of latent attention. states: (key, value) sizes of
+    recurrent states.
     """
     return {
         "kernels": tuple(kernels),
         "kernels_note": note,
         "head_dims": tuple(head_dims),
         "latents": tuple(latents),
+        "states": tuple(states),
     }
 
 
@@ -79,8 +89,10 @@ def _refusal(name: str, key: OpKey, facts: Facts) -> str | None:
     """Why the kernels of instruction set `name` cannot serve the key; None: they can."""
     if key.device != "cpu":
         return "runs on CPUs only"
-    kernels, head_dims, latents = (facts.get(name, ()) for name in ("kernels", "head_dims", "latents"))
-    assert isinstance(kernels, tuple) and isinstance(head_dims, tuple) and isinstance(latents, tuple)
+    kernels, head_dims = facts.get("kernels", ()), facts.get("head_dims", ())
+    latents, states = facts.get("latents", ()), facts.get("states", ())
+    assert isinstance(kernels, tuple) and isinstance(head_dims, tuple)
+    assert isinstance(latents, tuple) and isinstance(states, tuple)
     if not kernels:
         return str(facts.get("kernels_note") or "no native kernels here")
     if name not in kernels:
@@ -95,6 +107,12 @@ def _refusal(name: str, key: OpKey, facts: Facts) -> str | None:
         for key_dim, latent in latents:
             if key_dim % HEAD_INPUT_STEP or latent % HEAD_INPUT_STEP:
                 return f"latents of {latent} and keys of {key_dim} channels are not multiples of {HEAD_INPUT_STEP}"
+    if key.op == "gated_delta":
+        for key_dim, value_dim in states:
+            if value_dim % HEAD_DIM_STEP:
+                return f"recurrent states of {value_dim} channels are not a multiple of {HEAD_DIM_STEP}"
+            if key_dim > MAX_KEY_DIM:
+                return f"recurrent states with keys of {key_dim} channels, and {MAX_KEY_DIM} are the most"
     if key.op in WEIGHT_OPS and key.format == DENSE:
         return "reads packed weights only"
     return None

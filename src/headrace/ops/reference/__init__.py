@@ -5,12 +5,14 @@ from headrace.ops.reference.dense import embedding, gated_linear, linear
 from headrace.ops.reference.experts import expert_linear, heads_linear, route
 from headrace.ops.reference.kv import write_kv
 from headrace.ops.reference.norm import layer_norm, rms_norm
+from headrace.ops.reference.recurrent import gated_delta, short_convolution
 from headrace.ops.reference.rope import apply_rope, rope_tables
 
 __all__ = [
     "apply_rope",
     "embedding",
     "expert_linear",
+    "gated_delta",
     "gated_linear",
     "heads_linear",
     "layer_norm",
@@ -19,5 +21,6 @@ __all__ = [
     "rms_norm",
     "rope_tables",
     "route",
+    "short_convolution",
     "write_kv",
 ]
