@@ -222,7 +222,7 @@ class _Step:
             turned, key = deinterleave(turned, spec.rotated), deinterleave(key, spec.rotated)
         queries = torch.cat((absorbed, ops.apply_rope(turned, *rotation)), dim=-1)
         row = torch.cat((latent[:, None, : spec.latent], ops.apply_rope(key, *rotation)), dim=-1)
-        group, cache = self._group(spec.cache), self._kv[spec.cache]
+        group, cache = self._group(spec.cache)
         row = row if group.written is None else row[group.written]
         ops.write_kv(row, row, cache.key, cache.value, group.slots)  # one memory: see KVStorage
         return (queries,)

@@ -11,6 +11,7 @@ from headrace.models.families.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_INTERME
 from headrace.models.families.mixtures import read_expert, read_experts, sparse_layers
 from headrace.models.families.reading import (
     FULL,
+    Arrangement,
     Family,
     decoder,
     read_attention,
@@ -158,15 +159,39 @@ _LFM2_NAMES = WeightNames(
     down="model.layers.{i}.feed_forward.w2",
 )
 
+_QWEN_ARRANGED: dict[str, Arrangement] = {".linear_attn.conv1d.weight": "flattened"}
+
 RECURRENT = {
     "Qwen3NextForCausalLM": Family(
-        "qwen3_next", _qwen3_next, _QWEN_NAMES, {".linear_attn.conv1d.weight": "flattened"}
+        "qwen3_next",
+        _qwen3_next,
+        _QWEN_NAMES,
+        _QWEN_ARRANGED,
+        models="Qwen3-Next",
+        features="gated delta rule, output gates, experts with a shared expert",
     ),
     "Qwen3_5ForCausalLM": Family(
-        "qwen3_5", _qwen3_5, _QWEN_NAMES, {".linear_attn.conv1d.weight": "flattened"}
+        "qwen3_5",
+        _qwen3_5,
+        _QWEN_NAMES,
+        _QWEN_ARRANGED,
+        models="Qwen3.5, text",
+        features="gated delta rule, output gates",
     ),
     "Qwen3_5MoeForCausalLM": Family(
-        "qwen3_5_moe", _qwen3_5_moe, _QWEN_NAMES, {".linear_attn.conv1d.weight": "flattened"}
+        "qwen3_5_moe",
+        _qwen3_5_moe,
+        _QWEN_NAMES,
+        _QWEN_ARRANGED,
+        models="Qwen3.5 with experts, text",
+        features="as Qwen3-Next",
     ),
-    "Lfm2ForCausalLM": Family("lfm2", _lfm2, _LFM2_NAMES, {".conv.conv.weight": "flattened"}),
+    "Lfm2ForCausalLM": Family(
+        "lfm2",
+        _lfm2,
+        _LFM2_NAMES,
+        {".conv.conv.weight": "flattened"},
+        models="LFM2",
+        features="short convolutions",
+    ),
 }
