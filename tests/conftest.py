@@ -86,7 +86,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     )
 
     folders = {}
-    for name, config in tiny_checkpoint.CONFIGS.items():
+    for name, config in (tiny_checkpoint.CONFIGS | tiny_checkpoint.RECURRENT).items():
         folder = tmp_path_factory.mktemp(name)
         tiny_checkpoint.write(folder, config)
         for file in ("tokenizer.json", "tokenizer_config.json"):

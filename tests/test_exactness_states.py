@@ -6,7 +6,6 @@ holds nothing.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ import pytest
 
 from headrace.build import EngineParts
 from tests import tiny_checkpoint
-from tests.places import TALE
 from tests.test_exactness import PLAIN, Run, alike, each_alone, requests_for, run
 
 KINDS = [
@@ -41,36 +39,24 @@ CASES: dict[str, tuple[dict[str, object], Callable[[Run], bool]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    made = {}
-    for name, config in tiny_checkpoint.RECURRENT.items():
-        folder = tmp_path_factory.mktemp(name)
-        tiny_checkpoint.write(folder, config)
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(TALE / file, folder)
-        made[name] = str(folder)
-    return made
-
-
 Alone = Callable[[str, str, int], Run]
 
 
 @pytest.fixture(scope="module")
-def alone(folders: Mapping[str, str]) -> Alone:
+def alone(tiny_models: Mapping[str, str]) -> Alone:
     known: dict[tuple[str, str, int], Run] = {}
 
     def of(kind: str, which: str, n: int) -> Run:
         if (kind, which, n) not in known:
             requests = alike() if which == "alike" else requests_for(n=n)
-            known[kind, which, n] = each_alone({**located(kind, folders), "block_size": 16}, requests)
+            known[kind, which, n] = each_alone({**located(kind, tiny_models), "block_size": 16}, requests)
         return known[kind, which, n]
 
     return of
 
 
-def located(kind: str, folders: Mapping[str, str]) -> dict[str, object]:
-    options: dict[str, object] = {"model": folders[kind.split()[0]]}
+def located(kind: str, tiny_models: Mapping[str, str]) -> dict[str, object]:
+    options: dict[str, object] = {"model": tiny_models[kind.split()[0]]}
     return {**options, "ops_force": "reference"} if kind.endswith("torch") else options
 
 
@@ -83,9 +69,9 @@ def assert_same(kind: str, seen: Run, expected: Run) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_token_differs(kind: str, case: str, folders: Mapping[str, str], alone: Alone) -> None:
+def test_no_token_differs(kind: str, case: str, tiny_models: Mapping[str, str], alone: Alone) -> None:
     options, happened = CASES[case]
-    seen = run({**located(kind, folders), **options}, requests_for())
+    seen = run({**located(kind, tiny_models), **options}, requests_for())
     assert happened(seen), seen
     assert_same(kind, seen, alone(kind, "usual", 1))
 
@@ -93,13 +79,13 @@ def test_no_token_differs(kind: str, case: str, folders: Mapping[str, str], alon
 @pytest.mark.parametrize("room", ["roomy", "preempting"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_completions_share_their_prompt(
-    kind: str, room: str, folders: Mapping[str, str], alone: Alone
+    kind: str, room: str, tiny_models: Mapping[str, str], alone: Alone
 ) -> None:
     tight = room == "preempting"
     options: dict[str, object] = {"block_size": 16}
     if tight:
         options |= {"num_kv_blocks": 16, "max_model_len": 150, "max_num_seqs": 6}
-    seen = run({**located(kind, folders), **options}, requests_for(n=3))
+    seen = run({**located(kind, tiny_models), **options}, requests_for(n=3))
     assert seen.forks >= 2
     assert (seen.preemptions >= 1) == tight
     assert_same(kind, seen, alone(kind, "usual", 3))
@@ -107,9 +93,9 @@ def test_several_completions_share_their_prompt(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_prompts_that_arrive_together_share_states(
-    kind: str, folders: Mapping[str, str], alone: Alone
+    kind: str, tiny_models: Mapping[str, str], alone: Alone
 ) -> None:
-    seen = run({**located(kind, folders), "block_size": 16}, alike(), at_once=True)
+    seen = run({**located(kind, tiny_models), "block_size": 16}, alike(), at_once=True)
     assert (
         seen.forks == 2 and seen.hits >= 3 * 64
     )  # states of prompts' last whole blocks, in the step that writes them
@@ -117,7 +103,7 @@ def test_equal_prompts_that_arrive_together_share_states(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_aborted_requests_leave_no_trace(kind: str, folders: Mapping[str, str], alone: Alone) -> None:
+def test_aborted_requests_leave_no_trace(kind: str, tiny_models: Mapping[str, str], alone: Alone) -> None:
     gone = ("request-1", "request-2", "request-5")
 
     def abort(parts: EngineParts, step: int) -> None:
@@ -125,7 +111,7 @@ def test_aborted_requests_leave_no_trace(kind: str, folders: Mapping[str, str], 
             parts.engine.abort(gone[(step - 4) // 5], float(step))
 
     options = {"block_size": 16, "state_interval": 16, "max_num_batched_tokens": 24}
-    seen = run({**located(kind, folders), **options}, requests_for(), abort)
+    seen = run({**located(kind, tiny_models), **options}, requests_for(), abort)
     expected = alone(kind, "usual", 1)
     kept = [key for key in expected.tokens if key[0] not in gone]
     assert {key: seen.tokens[key] for key in kept} == {key: expected.tokens[key] for key in kept}

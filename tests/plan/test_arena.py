@@ -59,6 +59,19 @@ def test_the_ledger_of_latents(options: dict[str, Any], tiny_models: Mapping[str
     check(tiny_models["deepseek"], {"num_kv_blocks": 64, **options})
 
 
+@pytest.mark.parametrize("name", ["delta", "convolution"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8", "state_interval": 40}],
+    ids=str,
+)
+def test_the_ledger_of_recurrent_states(
+    name: str, options: dict[str, Any], tiny_models: Mapping[str, str]
+) -> None:
+    """Float32 slots: one a sequence, and copies."""
+    check(tiny_models[name], {"num_kv_blocks": 64, **options})
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_ledger_of_other_types(restored: Callable[..., Path], dtype: str, tied: bool) -> None:

@@ -123,7 +123,14 @@ def test_requested_values_are_used(decide: Decide, name: str) -> None:
 
 
 def test_every_option_was_tried() -> None:
-    untried = {"model", "kv_cache_memory", "quantization", "speculative", "tensor_parallel_size"}
+    untried = {
+        "model",
+        "kv_cache_memory",
+        "quantization",
+        "state_interval",
+        "speculative",
+        "tensor_parallel_size",
+    }
     assert {field.name for field in fields(EngineConfig)} == {*ASKED_FOR, *untried}
 
 
