@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,8 @@ class OpKey:
 class Candidate:
     """One implementation of one op. `accepts` gives None, or in a few words why it cannot serve the key.
 
-    target: the function, or "module:function", imported only where the candidate is chosen and used.
+    target: the function, or "module:function" or "module:class.method", imported only where the candidate is chosen
+    and used.
     suite: candidates of one name serve all ops of a model or none, because they share layouts of their own.
     on_demand: taken only where it is forced.
     """
@@ -63,7 +65,7 @@ class Candidate:
         if not isinstance(self.target, str):
             return self.target
         module, _, function = self.target.partition(":")
-        loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        loaded: Callable[..., Any] = operator.attrgetter(function)(importlib.import_module(module))
         return loaded
 
 
