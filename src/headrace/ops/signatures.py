@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:  # the table is used in processes without torch
     import torch
 
-    from headrace.core.types import StateSlots
-
 Weight = Any
 """The stored form of a matrix, known only to the ops of its format. Format "dense": a tensor [O, I]."""
 
@@ -69,6 +67,16 @@ class HeadsLinear(Protocol):
     def __call__(self, x: torch.Tensor, weight: Weight) -> torch.Tensor: ...
 
 
+class Slots(Protocol):
+    """Where a sequence's state lies: it starts from slot `source`, from zero if that is negative, and after the first
+    `count` tokens of the step goes to `slot`, for each (count, slot) of `writes`."""
+
+    @property
+    def source(self) -> int: ...
+    @property
+    def writes(self) -> tuple[tuple[int, int], ...]: ...
+
+
 class ShortConvolution(Protocol):
     def __call__(
         self,
@@ -77,7 +85,7 @@ class ShortConvolution(Protocol):
         bias: torch.Tensor | None,
         states: torch.Tensor,
         cu_q: torch.Tensor,
-        slots: Sequence[StateSlots],
+        slots: Sequence[Slots],
     ) -> torch.Tensor: ...
 
 
@@ -91,7 +99,7 @@ class GatedDelta(Protocol):
         time: torch.Tensor,
         states: torch.Tensor,
         cu_q: torch.Tensor,
-        slots: Sequence[StateSlots],
+        slots: Sequence[Slots],
         *,
         num_key_heads: int,
     ) -> torch.Tensor: ...

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from headrace.core.types import NOWHERE, StateSlots
+from headrace.ops.signatures import Slots
 
 
 def short_convolution(
@@ -19,7 +19,7 @@ def short_convolution(
     bias: torch.Tensor | None,
     states: torch.Tensor,
     cu_q: torch.Tensor,
-    slots: Sequence[StateSlots],
+    slots: Sequence[Slots],
 ) -> torch.Tensor:
     """A causal convolution of each channel: y[t] = bias + sum over w of weight[:, w] * x[t - W + 1 + w], float32.
 
@@ -31,7 +31,7 @@ def short_convolution(
     bounds = cu_q.tolist()
     taps = weight.float().T.contiguous()  # [W, C]
     for moves, begin, end in zip(slots, bounds, bounds[1:], strict=False):
-        before = states.new_zeros(width - 1, channels) if moves.source == NOWHERE else states[moves.source]
+        before = states.new_zeros(width - 1, channels) if moves.source < 0 else states[moves.source]
         inputs = torch.cat((before, x[begin:end].float()))  # [W - 1 + n, C]
         total = torch.zeros(end - begin, channels, device=x.device)
         for at in range(width):
@@ -50,7 +50,7 @@ def gated_delta(
     time: torch.Tensor,
     states: torch.Tensor,
     cu_q: torch.Tensor,
-    slots: Sequence[StateSlots],
+    slots: Sequence[Slots],
     *,
     num_key_heads: int,
 ) -> torch.Tensor:
@@ -77,7 +77,7 @@ def gated_delta(
     bounds = cu_q.tolist()
     for moves, begin, end in zip(slots, bounds, bounds[1:], strict=False):
         state = states.new_zeros(states.shape[1:])
-        if moves.source != NOWHERE:
+        if moves.source >= 0:
             state = states[moves.source].clone()
         writes = list(moves.writes)
         for t in range(begin, end):
