@@ -40,6 +40,9 @@ struct Chunks {
 
 namespace {
 
+// Made when the library is loaded: a child that is forked while another thread makes them would wait for that thread.
+[[maybe_unused]] const Chunks& made = Chunks::all();
+
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Untouched pages take no memory, but each chunk wastes half a huge page, and what its last piece did not fit into.

@@ -19,6 +19,7 @@ WAITS = {"timeout", "timeout_at", "wait_for", "until", "wait", "join", "result"}
 PATIENCE_S = 30
 """Least that a wait lasts before it is given up."""
 MEASURED = {
+    "tests/budget.py": "prints CPU seconds, and fails nothing",
     "tests/benchmarks/test_execute.py": "a driver's own time is compared with the test's",
     "tests/server/http/test_body_work.py": "its `stall` is for a test that is long",
     "tests/server/observability/test_metrics.py": "the server's own times are compared with a client's",

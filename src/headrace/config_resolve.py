@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
@@ -96,7 +97,7 @@ def resolve(
         quantized=config.quantization is not None or spec.codes is not None,
     )
     streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
-    program = lower(streamed)
+    program = lower(streamed, weight_names(spec))
     kernels = choose_kernels(spec, program, machine, dtype, config.quantization, config.ops_force)
     native, reasons["kernels"] = kernels.name is not None, kernels.reason
     reasons["weight_formats"] = _why_formats(config, spec, kernels.weights)

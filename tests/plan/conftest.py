@@ -108,7 +108,7 @@ def build_spec(
         )
         layers.append(LayerSpec(mixer, MLPSpec(32, bias=bias)))
     return ModelSpec(
-        "test", hidden, vocab, max_position, tuple(layers), NormSpec(1e-6), tie, checkpoint_dtype
+        "llama", hidden, vocab, max_position, tuple(layers), NormSpec(1e-6), tie, checkpoint_dtype
     )
 
 

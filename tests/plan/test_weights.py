@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
+from headrace.build import survey
+from headrace.config import EngineConfig
+from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
 from headrace.plan.weights import parameter_count, weight_parts
 from headrace.program.lower import lower
@@ -42,3 +46,13 @@ def test_options_of_a_layer(
 ) -> None:
     with_option, plain = lower(make_spec((None,), **options)), lower(make_spec((None,)))
     assert parameter_count(with_option) == parameter_count(plain) + extra
+
+
+@pytest.mark.parametrize("name", ["gemma-2-2b", "smollm3-3b", "gpt2", "phi-3-mini", "pythia-1.4b"])
+def test_the_plan_knows_the_tensors_of_a_family(name: str) -> None:
+    """Norms after each half, biases, positions and fused tensors are parameters too."""
+    plan = survey(
+        EngineConfig(f"shape:{name}", quantization="int4", max_model_len=256, kv_cache_memory=1 << 30)
+    )
+    tensors = lower(plan.spec, weight_names(plan.spec)).tensors()
+    assert plan.ledger.parameters == sum(math.prod(shape) for shape in tensors.values())

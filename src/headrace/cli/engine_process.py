@@ -16,6 +16,7 @@ from headrace import __version__
 from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
+from headrace.models.families import weight_names
 from headrace.models.identity import weights_identity
 from headrace.plan.weights import parameter_count, total_weight_bytes
 from headrace.program.lower import lower
@@ -100,7 +101,11 @@ def _config(connection: Connection) -> EngineConfig:
 
 
 def _facts(parts: EngineParts) -> ModelFacts:
-    resolved, scheduler, program = parts.resolved, parts.engine.config, lower(parts.spec)
+    resolved, scheduler, program = (
+        parts.resolved,
+        parts.engine.config,
+        lower(parts.spec, weight_names(parts.spec)),
+    )
     return ModelFacts(
         model=resolved.model,
         vocab_size=scheduler.vocab_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.core.types import KVGroupSpec
+from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.activations import activation_parts
 from headrace.plan.formats import KVFormat
@@ -64,7 +65,9 @@ class Ledger:
 
 def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
     """The ledger of `spec` (with or without the config's streaming applied) under a resolved config."""
-    program = lower(streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window))
+    program = lower(
+        streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window), weight_names(spec)
+    )
     memory = resolved.memory_format
     demands = kv_demands(
         program.kv,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.core.types import KVGroupSpec
+from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
 from headrace.plan.ledger import Ledger, LedgerLine
 from headrace.plan.resolved import ResolvedConfig
@@ -62,7 +63,7 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset())
 
 
 def _model_rows(spec: ModelSpec, ledger: Ledger) -> list[tuple[str, str]]:
-    program = lower(spec)
+    program = lower(spec, weight_names(spec))
     attends = (op.attributes for op in program.of_kind("attention"))
     heads = sorted({(m.num_heads, m.num_kv_heads, m.head_dim) for m in attends})
     inner = sorted({buffer.columns for buffer in program.buffers if buffer.name == "wide"})
