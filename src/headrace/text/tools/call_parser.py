@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from headrace.text.tools.call_json import USUAL_KEYS, CallReader, Keys
+from headrace.text.tools.call_json import MAX_NAME_CHARS, USUAL_KEYS, CallReader, Keys
 from headrace.text.tools.json_text import JsonSpan
 from headrace.text.tools.pieces import CallArguments, CallBegins, Piece, Prose, begun, cut_off, past_space
 
@@ -41,6 +41,8 @@ class CallParser:
         self._call: CallReader | None = None
         self._span: JsonSpan | None = None
         self._held: list[str] = []
+        self._word: list[str] = []
+        """The name or key that is being read."""
         self._rest = ""
         """The end of the text so far, which may begin a marker."""
         self._state: State = self._read_content
@@ -160,6 +162,20 @@ class CallParser:
             return False
         self._rest = text[at:]
         return True
+
+    def _read_word(
+        self, pattern: re.Pattern[str], text: str, at: int, pieces: list[Piece], most: int = MAX_NAME_CHARS
+    ) -> int:
+        """Hold a part of a word of at most so many characters; a longer one is no call. Returns where it ends."""
+        match = pattern.match(text, at)
+        end = at if match is None else match.end()
+        room = most - sum(map(len, self._word))
+        if end - at > room:
+            self._no_call(text[at : at + room], pieces)
+            return at + room
+        self._word.append(text[at:end])
+        self._held.append(text[at:end])
+        return end
 
     def _hold(self, pattern: re.Pattern[str], text: str, at: int) -> int:
         """Hold what matches at text[at]. Returns where it ends."""

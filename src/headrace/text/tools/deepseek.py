@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from headrace.text.tools.call_json import MAX_NAME_CHARS, is_name
+from headrace.text.tools.call_json import is_name
 from headrace.text.tools.call_parser import CallParser, Tools
 from headrace.text.tools.pieces import Piece
 
@@ -34,7 +34,6 @@ class DeepSeekParser(CallParser):
 
     def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:
         super().__init__(hidden)
-        self._word: list[str] = []
         self._head = ""
         """What stands before the separator."""
 
@@ -54,7 +53,7 @@ class DeepSeekParser(CallParser):
         return end
 
     def _read_head(self, text: str, at: int, pieces: list[Piece]) -> int:
-        end = self._read_word(text, at, pieces)
+        end = self._read_word(_WORD, text, at, pieces)
         if end == len(text) or self._state != self._read_head:
             return end
         if self._waits(text, end, SEPARATOR):
@@ -78,7 +77,7 @@ class DeepSeekParser(CallParser):
         return end
 
     def _read_name(self, text: str, at: int, pieces: list[Piece]) -> int:
-        end = self._read_word(text, at, pieces)
+        end = self._read_word(_WORD, text, at, pieces)
         if end < len(text) and self._state == self._read_name:
             self._state = self._read_fence
         return end
@@ -101,18 +100,6 @@ class DeepSeekParser(CallParser):
                 self._named("".join(self._word), pieces)
             else:
                 self._no_call("", pieces)
-        return end
-
-    def _read_word(self, text: str, at: int, pieces: list[Piece]) -> int:
-        """A part of a word; one that is too long is no call."""
-        match = _WORD.match(text, at)
-        end = at if match is None else match.end()
-        room = MAX_NAME_CHARS - sum(map(len, self._word))
-        if end - at > room:
-            self._no_call(text[at : at + room], pieces)
-            return at + room
-        self._word.append(text[at:end])
-        self._held.append(text[at:end])
         return end
 
     def _named(self, name: str, pieces: list[Piece]) -> None:

@@ -210,7 +210,6 @@ class GemmaParser(CallParser):
 
     def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:
         super().__init__(hidden)
-        self._name: list[str] = []
         self._object: ObjectReader | None = None
 
     def finish(self) -> list[Piece]:
@@ -229,24 +228,17 @@ class GemmaParser(CallParser):
             return len(text)
         if text.startswith("call:", end):
             self._held.append("call:")
-            self._name = []
+            self._word = []
             self._state = self._read_name
             return end + len("call:")
         self._no_call("", pieces)
         return end
 
     def _read_name(self, text: str, at: int, pieces: list[Piece]) -> int:
-        match = _NAME.match(text, at)
-        end = at if match is None else match.end()
-        room = MAX_NAME_CHARS - sum(map(len, self._name))
-        if end - at > room:
-            self._no_call(text[at : at + room], pieces)
-            return at + room
-        self._name.append(text[at:end])
-        self._held.append(text[at:end])
-        if end == len(text):
+        end = self._read_word(_NAME, text, at, pieces)
+        if end == len(text) or self._state != self._read_name:
             return end
-        name = "".join(self._name)
+        name = "".join(self._word)
         if text[end] != "{" or not is_name(name):
             self._no_call("", pieces)
             return end

@@ -4,10 +4,8 @@ tokenizer `[TOOL_CALLS]f[ARGS]{…}`, where `[CALL_ID]…` may precede `[ARGS]`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
-from headrace.text.tools.call_json import MAX_NAME_CHARS, is_name
-from headrace.text.tools.call_parser import Tools
+from headrace.text.tools.call_json import is_name
 from headrace.text.tools.marked_json import MarkedJsonParser
 from headrace.text.tools.pieces import Piece
 
@@ -27,25 +25,14 @@ class MistralParser(MarkedJsonParser):
 
     marks = (OPEN,)
 
-    def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:
-        super().__init__(tools, hidden)
-        self._name: list[str] = []
-
     def _read_single(self, text: str, at: int, pieces: list[Piece]) -> int:
-        self._name = []
+        self._word = []
         self._state = self._read_name
         return at
 
     def _read_name(self, text: str, at: int, pieces: list[Piece]) -> int:
-        match = _WORD.match(text, at)
-        end = at if match is None else match.end()
-        room = MAX_NAME_CHARS - sum(map(len, self._name))
-        if end - at > room:
-            self._no_call(text[at : at + room], pieces)
-            return at + room
-        self._name.append(text[at:end])
-        self._held.append(text[at:end])
-        if end == len(text):
+        end = self._read_word(_WORD, text, at, pieces)
+        if end == len(text) or self._state != self._read_name:
             return end
         if text[end] == "{":
             self._named(pieces)
@@ -84,7 +71,7 @@ class MistralParser(MarkedJsonParser):
 
     def _named(self, pieces: list[Piece]) -> None:
         """Arguments follow."""
-        name = "".join(self._name)
+        name = "".join(self._word)
         if is_name(name):
             self._begin_arguments(name, pieces)
         else:

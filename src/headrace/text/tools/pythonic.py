@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from headrace.text.tools.call_json import MAX_NAME_CHARS, is_name
+from headrace.text.tools.call_json import is_name
 from headrace.text.tools.call_parser import CallParser, Tools
 from headrace.text.tools.llama3 import PYTHON_END, PYTHON_START
 from headrace.text.tools.pieces import CallArguments, CallBegins, Piece, past_space
@@ -36,7 +36,6 @@ class PythonicParser(CallParser):
     def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:
         super().__init__(hidden)
         self._tools = tools
-        self._name: list[str] = []
         self._arguments: list[str] = []
         self._chars = 0
         self._depth = 0
@@ -58,22 +57,15 @@ class PythonicParser(CallParser):
     def _read_gap(self, text: str, at: int, pieces: list[Piece]) -> int:
         end = self._hold(_SPACE, text, at)
         if end < len(text):
-            self._name = []
+            self._word = []
             self._state = self._read_name
         return end
 
     def _read_name(self, text: str, at: int, pieces: list[Piece]) -> int:
-        match = _NAME.match(text, at)
-        end = at if match is None else match.end()
-        room = MAX_NAME_CHARS - sum(map(len, self._name))
-        if end - at > room:
-            self._no_call(text[at : at + room], pieces)
-            return at + room
-        self._name.append(text[at:end])
-        self._held.append(text[at:end])
-        if end == len(text):
+        end = self._read_word(_NAME, text, at, pieces)
+        if end == len(text) or self._state != self._read_name:
             return end
-        if text[end] != "(" or not self._is_called("".join(self._name)):
+        if text[end] != "(" or not self._is_called("".join(self._word)):
             self._no_call("", pieces)
             return end
         self._arguments = ["("]
@@ -92,7 +84,7 @@ class PythonicParser(CallParser):
         self._held.append(text[at:end])
         self._chars += end - at
         if self._depth == 0:
-            name = "".join(self._name)
+            name = "".join(self._word)
             arguments = _as_json(name, "".join(self._arguments))
             if arguments is None:
                 self._no_call("", pieces)

@@ -83,8 +83,6 @@ class TaggedParser(CallParser):
         super().__init__(hidden)
         self._tools = tools
         self._name = ""
-        self._word: list[str] = []
-        """The name or key that is being read."""
         self._certain = False
         self._keys = 0
         self._kinds: Kinds = ANY_KIND
@@ -135,7 +133,7 @@ class TaggedParser(CallParser):
             at = self._hold(_SPACE, text, at)
             if at == len(text):
                 return at
-        end = self._read_word(_NAME, text, at, MAX_NAME_CHARS, pieces)
+        end = self._read_word(_NAME, text, at, pieces)
         if end == len(text) or self._state != self._read_name:
             return end
         self._name = "".join(self._word).strip()
@@ -227,18 +225,6 @@ class TaggedParser(CallParser):
         return found + len(tags.ended)
 
     # ---- Parts of states ----
-
-    def _read_word(self, pattern: re.Pattern[str], text: str, at: int, most: int, pieces: list[Piece]) -> int:
-        """A part of a word of at most so many characters; a longer one is no call."""
-        match = pattern.match(text, at)
-        end = at if match is None else match.end()
-        room = most - sum(map(len, self._word))
-        if end - at > room:
-            self._no_call(text[at : at + room], pieces)
-            return at + room
-        self._word.append(text[at:end])
-        self._held.append(text[at:end])
-        return end
 
     def _hold_or_drop(self, space: str) -> None:
         if not self._certain:
