@@ -22,6 +22,9 @@ needs.native()
 OLD = ("llama", "mistral", "qwen2", "qwen3-")
 """Families whose kinds of layers tests/test_exactness.py has."""
 
+RECURRENT = ("qwen3-next", "qwen3.5", "lfm2")
+STATE_INTERVAL = 16  # tokens between the states that prompts can share
+
 NAMES = [name for name in FAMILIES if not name.startswith(OLD)]
 USUAL = {"gemma3-scaled", "gpt-oss"}
 
@@ -82,6 +85,8 @@ def test_nothing_differs(event: str, name: str, folders: Callable[[str], tuple[s
     requests, at_once = EVENTS[event]
     model = {"model": folder, "tokenizer": "tale"}
     options, happened = (CASES | SHARED)[event]
+    if name.startswith(RECURRENT) and event == "prefix cache":
+        options = {**options, "state_interval": STATE_INTERVAL}
     if windows and event in FEWER:
         options = {**options, "num_kv_blocks": FEWER[event]}
         happened = in_windows if event == "everything" else happened
