@@ -91,7 +91,7 @@ class StateGroup:
         return [slot for slot in copies if slot == table.branch]
 
     def _target(self, table: Table) -> int:
-        """The slot of the state after the slice, which nobody else reads."""
+        """The slot of the state after the slice, which no other slice reads."""
         if not table.live:
             return self._pool.allocate()
         slot = table.live[0]
