@@ -116,13 +116,14 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
                               int head_dim, int block_size, std::optional<AnyArray> key_scales,
                               std::optional<AnyArray> value_scales, std::optional<Array<float, 1>> q_norm,
                               std::optional<Array<float, 1>> k_norm, float eps, std::optional<Array<float, 2>> sink_cos,
-                              std::optional<Array<float, 2>> sink_sin, bool interleaved) {
+                              std::optional<Array<float, 2>> sink_sin, bool interleaved, bool v_norm,
+                              bool keys_are_values) {
     const Kernels& kernels = *set.table;
     RopeArgs args;
     args.kv = cache_of(keys, values, key_scales, value_scales, head_dim, block_size);
     const std::size_t tokens = qkv.shape(0), num_kv = keys.shape(1);
     require(num_heads > 0 && num_heads % args.kv.num_kv_heads == 0, "num_heads must be a multiple of the KV heads");
-    require(qkv.shape(1) == (num_heads + 2 * num_kv) * head_dim, "qkv must be [T, (Hq + 2 Hkv) * D]");
+    require(qkv.shape(1) == (num_heads + (keys_are_values ? 1 : 2) * num_kv) * head_dim, "qkv must be [T, (Hq + 2 Hkv) * D]");
     require(slots.shape(0) == tokens && cos.shape(0) == tokens && sin.shape(0) == tokens, "one slot and angle a token");
     require(cos.shape(1) == sin.shape(1) && 2 * cos.shape(1) <= static_cast<std::size_t>(head_dim), "cos and sin must be [T, R / 2]");
     require(sink_cos.has_value() == sink_sin.has_value(), "sink_cos and sink_sin come together");
@@ -140,6 +141,8 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
     args.num_heads = num_heads;
     args.rotated = static_cast<int>(2 * cos.shape(1));
     args.interleaved = interleaved;
+    args.v_norm = v_norm;
+    args.keys_are_values = keys_are_values;
     args.q_norm = q_norm ? q_norm->data() : nullptr;
     args.k_norm = k_norm ? k_norm->data() : nullptr;
     args.eps = eps;
@@ -247,7 +250,7 @@ void bind_attention(nb::module_& m) {
           nb::arg("head_dim"), nb::arg("block_size"), nb::arg("key_scales") = nb::none(),
           nb::arg("value_scales") = nb::none(), nb::arg("q_norm") = nb::none(), nb::arg("k_norm") = nb::none(),
           nb::arg("eps") = 0.0f, nb::arg("sink_cos") = nb::none(), nb::arg("sink_sin") = nb::none(),
-          nb::arg("interleaved") = false);
+          nb::arg("interleaved") = false, nb::arg("v_norm") = false, nb::arg("keys_are_values") = false);
     m.def("paged_attention", &bind_paged_attention, nb::arg("kernels"), nb::arg("team"), nb::arg("q"), nb::arg("keys"),
           nb::arg("values"), nb::kw_only(), nb::arg("cu_q"), nb::arg("kv_lens"), nb::arg("positions"),
           nb::arg("block_tables"), nb::arg("dropped"), nb::arg("sink_blocks"), nb::arg("block_size"), nb::arg("scale"),

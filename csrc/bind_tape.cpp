@@ -169,9 +169,11 @@ public:
         tape_.append(args, Scope::tokens, name, -1);
     }
 
-    // `reader`: the matrix whose order of columns the rows take, or null.
+    // `reader`: the matrix whose order of columns the rows take, or null. `times`: rows of the step's tokens, whose columns
+    // from `times_column` on multiply the result.
     void encode(int source, int out, int cols, const Vectors& norm, bool centred, float eps, const std::string& gate,
-                const std::string& scope, const std::string& name, int layer, const PackedMatrix* reader) {
+                std::optional<int> times, int times_column, const std::string& scope, const std::string& name, int layer,
+                const PackedMatrix* reader) {
         const Rows& from = at(buffers_, source);
         EncodeArgs args;
         args.in = static_cast<const float*>(from.data);
@@ -188,6 +190,15 @@ public:
         args.each = each_[source];
         require(each_[out] == args.each, "routed rows are encoded to routed rows");
         require(args.each == 1 || scope != "gathered", "routed rows are not gathered");
+        if (times) {
+            const Rows& other = at(buffers_, *times);
+            require(args.each == 1 && each_[*times] == 1, "routed rows are not multiplied");
+            require(other.type == DType::f32 && times_column >= 0 &&
+                        other.stride >= (static_cast<std::size_t>(times_column) + cols) * sizeof(float),
+                    "rows are multiplied by rows of f32");
+            args.times = static_cast<const float*>(other.data) + times_column;
+            args.times_stride = other.stride;
+        }
         tape_.append(args, scope_of(scope), name, layer);
     }
 
@@ -209,14 +220,22 @@ public:
     }
 
     void add_rows_to(int source, int out, int cols, float scale, const Vectors& norm, bool centred, float eps,
-                     const std::string& scope, const std::string& name, int layer) {
+                     int norm_cols, std::optional<Floats> decay, const std::string& scope, const std::string& name,
+                     int layer) {
         const Rows& from = at(buffers_, source);
         const Rows& to = at(buffers_, out);
         AddArgs args;
         args.in = static_cast<const float*>(from.data);
         args.in_stride = from.stride;
-        args.norm = norm_of(norm, centred, eps, cols);
+        require(norm_cols >= 0 && (norm_cols == 0 || cols % norm_cols == 0), "norms divide the columns");
+        args.norm = norm_of(norm, centred, eps, norm_cols > 0 ? norm_cols : cols);
+        args.norm_cols = norm_cols;
         args.scale = scale;
+        if (decay) {
+            require(decay->size() == 1, "rows are multiplied by one number");
+            args.decay = decay->data();
+            keep(*decay);
+        }
         args.cols = cols;
         args.out = static_cast<float*>(to.data);
         args.out_stride = to.stride;
@@ -433,7 +452,7 @@ public:
     void rope(int qkv, int cache, int q, int num_heads, int rotated, bool interleaved,
               std::optional<std::tuple<double, std::int64_t, std::int64_t>> temperature, std::optional<int> rotation,
               std::optional<int> sink_rotation, std::optional<int> q_sink, std::optional<Floats> q_norm,
-              std::optional<Floats> k_norm, float eps, int layer) {
+              std::optional<Floats> k_norm, bool v_norm, bool keys_are_values, bool writes, float eps, int layer) {
         const Cache& to = at(caches_, cache);
         const Rows& from = at(buffers_, qkv);
         const Rotation own = rotation ? at(rotations_, *rotation) : Rotation{};
@@ -469,6 +488,13 @@ public:
         }
         args.q_norm = q_norm ? q_norm->data() : nullptr;
         args.k_norm = k_norm ? k_norm->data() : nullptr;
+        args.v_norm = v_norm;
+        args.keys_are_values = keys_are_values;
+        args.writes = writes;
+        const int kv_heads = !writes ? 0 : to.kv.num_kv_heads * (keys_are_values ? 1 : 2);
+        require(from.type == DType::f32 &&
+                    from.stride >= static_cast<std::size_t>(num_heads + kv_heads) * to.kv.head_dim * sizeof(float),
+                "the heads do not fit their rows");
         tape_.append(args, Scope::tokens, "rope", layer);
     }
 
@@ -753,17 +779,20 @@ void bind_tape(nb::module_& m) {
         .def("embed", &BoundTape::embed, "table"_a, "out"_a, nb::kw_only(), "scale"_a = 1.0F, "positions"_a = false,
              "name"_a = "embed", nb::keep_alive<1, 2>())
         .def("encode", &BoundTape::encode, "source"_a, "out"_a, "cols"_a, nb::kw_only(),
-             "norm"_a = Vectors(), "centred"_a = false, "eps"_a = 0.0F, "gate"_a = "none", "scope"_a = "tokens",
-             "name"_a, "layer"_a = -1, "reader"_a.none() = nb::none(), nb::keep_alive<1, 12>())
+             "norm"_a = Vectors(), "centred"_a = false, "eps"_a = 0.0F, "gate"_a = "none", "times"_a = nb::none(),
+             "times_column"_a = 0, "scope"_a = "tokens", "name"_a, "layer"_a = -1, "reader"_a.none() = nb::none(),
+             nb::keep_alive<1, 14>())
         .def("norm_columns", &BoundTape::norm_columns, "rows"_a, "first"_a, "count"_a, nb::kw_only(), "norm"_a,
              "centred"_a = false, "eps"_a = 0.0F, "name"_a, "layer"_a = -1)
         .def("add", &BoundTape::add_rows_to, "source"_a, "out"_a, "cols"_a, nb::kw_only(), "scale"_a = 1.0F,
-             "norm"_a = Vectors(), "centred"_a = false, "eps"_a = 0.0F, "scope"_a = "tokens", "name"_a, "layer"_a = -1)
+             "norm"_a = Vectors(), "centred"_a = false, "eps"_a = 0.0F, "norm_cols"_a = 0,
+             "decay"_a.noconvert() = nb::none(), "scope"_a = "tokens", "name"_a, "layer"_a = -1)
         .def("linear", &BoundTape::linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "epilogue"_a = "store",
              "gate"_a = "none", "gates"_a = nb::none(), "column"_a = 0, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("rope", &BoundTape::rope, "qkv"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a, "rotated"_a,
              "interleaved"_a = false, "temperature"_a = nb::none(), "rotation"_a = nb::none(), "sink_rotation"_a = nb::none(), "q_sink"_a = nb::none(), "q_norm"_a.noconvert() = nb::none(),
-             "k_norm"_a.noconvert() = nb::none(), "eps"_a = 0.0F, "layer"_a = -1)
+             "k_norm"_a.noconvert() = nb::none(), "v_norm"_a = false, "keys_are_values"_a = false, "writes"_a = true,
+             "eps"_a = 0.0F, "layer"_a = -1)
         .def("latent", &BoundTape::latent, "query"_a, "latent"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a,
              "key_dim"_a, "interleaved"_a, "rotation"_a, "layer"_a = -1)
         .def("heads_linear", &BoundTape::heads_linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "inputs"_a,

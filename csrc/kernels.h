@@ -38,7 +38,8 @@ struct NormArgs {
     float eps = 0;
 };
 
-// Encodes f32 rows in the format that a matrix reads, after a norm or a function of each feature if there is one.
+// Encodes f32 rows in the format that a matrix reads, after a norm or a function of each feature if there is one, and a
+// product with other rows if there are any.
 // Features from `cols` to `cols_padded` are written as zeros. i8: one scale a group, max|x| / 127, round to nearest even.
 struct EncodeArgs {
     const float* in = nullptr;
@@ -46,6 +47,9 @@ struct EncodeArgs {
     const std::int64_t* gather = nullptr;  // [rows] rows of `in` to take, or null for 0, 1, 2, ...
     NormArgs norm;
     Gate gate = Gate::none;          // applied to every feature
+    const float* times = nullptr;    // [rows, cols] that multiply the features last, or null
+    std::size_t times_stride = 0;    // bytes
+    const std::int64_t* times_gather = nullptr;  // [rows] rows of `times` to take, or null for 0, 1, 2, ...
     int rows = 0;
     int cols = 0;
     int cols_padded = 0;
@@ -53,12 +57,14 @@ struct EncodeArgs {
     int each = 1;                    // rows for each row of the step, which a tape counts
 };
 
-// out[t, :] += scale * in[t, :], or scale times its norm.
+// out[t, :] += scale * in[t, :], or scale times its norm; then all of out[t, :] is multiplied by `decay`, if there is one.
 struct AddArgs {
     const float* in = nullptr;
     std::size_t in_stride = 0;       // bytes
     NormArgs norm;
+    int norm_cols = 0;               // so many columns in turn have a norm of their own, all with the same weights; 0: all
     float scale = 1;
+    const float* decay = nullptr;    // one number
     int rows = 0;
     int cols = 0;
     float* out = nullptr;
@@ -203,6 +209,8 @@ struct EmbedArgs {
 // order before, even ones first), and writes
 // q as [Hkv][T][G][D] of `q_type` (G = Hq / Hkv), k and v into the cache at the step's slots.
 // With sink tables, q rotated by them is written to q_sink, too.
+// keys_are_values: there are no columns of v, which is k before its norm and rotation. Without `writes` there are none of k
+// either, and nothing is written to the cache: an earlier layer of the step has done it.
 struct RopeArgs {
     const float* qkv = nullptr;
     std::size_t qkv_stride = 0;      // bytes
@@ -214,6 +222,9 @@ struct RopeArgs {
     std::int64_t temperature_shift = 0;
     const float* q_norm = nullptr;   // [D], or null
     const float* k_norm = nullptr;
+    bool v_norm = false;             // the heads of v are normalised, without weights
+    bool keys_are_values = false;
+    bool writes = true;
     float eps = 0;
     const float* cos = nullptr;
     const float* sin = nullptr;

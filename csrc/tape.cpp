@@ -33,6 +33,7 @@ struct Player {
     void operator()(EncodeArgs& a) const {
         a.rows = rows() * a.each;
         a.gather = scope == Scope::gathered ? step.wanted_rows : nullptr;
+        a.times_gather = scope == Scope::tokens ? nullptr : step.wanted_rows;
         kernels.encode(a, team);
     }
     void operator()(AddArgs& a) const {

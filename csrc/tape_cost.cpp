@@ -34,7 +34,8 @@ struct Costs {
         return {rows() * a.cols * (dtype_bytes(a.type) + sizeof(float)), 0};
     }
     Cost operator()(const EncodeArgs& a) const {
-        return {rows() * a.each * (a.cols * sizeof(float) + row_bytes(a.out, a.cols_padded)),
+        const double read = a.cols * sizeof(float) * (a.times ? 2.0 : 1.0);
+        return {rows() * a.each * (read + row_bytes(a.out, a.cols_padded)),
                 rows() * a.each * a.cols * (a.norm.weight ? 4.0 : 0.0)};
     }
     Cost operator()(const AddArgs& a) const {
@@ -50,9 +51,10 @@ struct Costs {
     Cost operator()(const RotationArgs& a) const { return {2.0 * step.tokens * a.half * sizeof(float), 0}; }
     Cost operator()(const RopeArgs& a) const {
         const double q = static_cast<double>(a.num_heads) * a.kv.head_dim;
-        const double kv = 2.0 * a.kv.num_kv_heads * a.kv.head_dim;
+        const double kv = a.writes ? 2.0 * a.kv.num_kv_heads * a.kv.head_dim : 0;
         const double written = q * dtype_bytes(a.q_type) + kv * dtype_bytes(a.kv.type);
-        return {step.tokens * ((q + kv) * sizeof(float) + written), step.tokens * (q + kv / 2) * 3.0};
+        const double read = (q + (a.keys_are_values ? kv / 2 : kv)) * sizeof(float);
+        return {step.tokens * (read + written), step.tokens * (q + kv / 2) * 3.0};
     }
     Cost operator()(const LatentArgs& a) const {
         const double rotated = static_cast<double>(a.kv.head_dim - a.kv.value_dim) * (a.num_heads + 1.0);

@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, object]] = {
     "window": {"model": "mistral"},
     "hybrid": {"model": "qwen2-hybrid"},
     "full latents": {"model": "deepseek"},
+    "shared": {"model": "gemma4"},
     "sinks": {"model": "tale", "attention_sinks": 4, "sliding_window": 24},
 }
 TORCH = "full on torch"

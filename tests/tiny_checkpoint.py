@@ -29,6 +29,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "max_window_layers": 2,
     },
+    "gemma4": _SIZES
+    | {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 6,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 24,
+        "vocab_size_per_layer_input": 2048,
+        "tie_word_embeddings": True,
+    },
     "deepseek": _SIZES
     | {
         "model_type": "deepseek_v3",
@@ -55,7 +71,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""By name: one with a window, one with both kinds of layer, one with latent attention and experts."""
+"""By name: one with a window, one with both kinds of layer, one whose last layers share keys and values, one with
+latent attention and experts."""
 
 _HYBRID = _SIZES | {"sliding_window": None, "head_dim": 16, "num_hidden_layers": 3}
 
@@ -105,7 +122,7 @@ SPREAD = 0.2
 def weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     """Seeded: matrices [out, in] are normal, norms 1 and biases 0."""
     rng = np.random.default_rng(0)
-    if config["model_type"] == "deepseek_v3":
+    if config["model_type"] in ("deepseek_v3", "gemma4_text"):
         spec = read_spec(config)
         tensors = lower(spec, weight_names(spec)).tensors()
         return {name: _tensor(rng, name, shape) for name, shape in tensors.items()}
@@ -135,7 +152,7 @@ def weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
 
 
 def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "layer_scalar")):
         return np.ones(shape, np.float32)
     return (rng.standard_normal(shape) * SPREAD).astype(np.float32)
 

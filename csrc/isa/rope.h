@@ -36,7 +36,7 @@ inline void rotations(const RotationArgs& args, Team& team) {
     over_tokens(args.step->tokens, 4, team, body);
 }
 
-// RMSNorm of one head's row, in place: lane i adds elements i, i + 16, ...
+// RMSNorm of one head's row, in place: lane i adds elements i, i + 16, ... Without weights they are all one.
 inline void norm_head(float* x, int dim, const float* weight, float eps) {
     F32x16 sum = F32x16::zero();
     for (int i = 0; i < dim; i += 16) {
@@ -45,7 +45,10 @@ inline void norm_head(float* x, int dim, const float* weight, float eps) {
     }
     const float mean = reduce_add(sum) / static_cast<float>(dim);
     const F32x16 factor = F32x16::broadcast(1.0f / __builtin_sqrtf(mean + eps));
-    for (int i = 0; i < dim; i += 16) (F32x16::load(x + i) * factor * F32x16::load(weight + i)).store(x + i);
+    for (int i = 0; i < dim; i += 16) {
+        const F32x16 v = F32x16::load(x + i) * factor;
+        (weight == nullptr ? v : v * F32x16::load(weight + i)).store(x + i);
+    }
 }
 
 // out = x with its first 2 * half features rotated; x and out are distinct.
@@ -174,22 +177,30 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
         rotate_head(x, rotated, dim, args.sink_cos + angle, args.sink_sin + angle, half);
         store_head(rotated, dim, args.q_type, args.q_sink, at);
     }
+    if (!args.writes) return;
     const std::int64_t slot = args.step->groups[args.group].slots[t];
     if (slot < 0) return;  // only its logits are needed: its KV is in the cache, or another sequence's token writes it
     const float* keys = row + static_cast<std::size_t>(args.num_heads) * dim;
-    const float* values = keys + static_cast<std::size_t>(num_kv) * dim;
+    const float* values = args.keys_are_values ? keys : keys + static_cast<std::size_t>(num_kv) * dim;
     for (int head = 0; head < num_kv; ++head) {
         load(keys + static_cast<std::size_t>(head) * dim, args.k_norm);
         rotate_head(x, rotated, dim, args.cos + angle, args.sin + angle, half);
         if (next >= 0) expect_head(kv, next, head);
-        write_head(kv, rotated, values + static_cast<std::size_t>(head) * dim, slot, head);
+        const float* value = values + static_cast<std::size_t>(head) * dim;
+        if (args.v_norm) {
+            for (int i = 0; i < dim; i += 16) F32x16::load(value + i).store(x + i);
+            norm_head(x, dim, nullptr, args.eps);
+            value = x;
+        }
+        write_head(kv, rotated, value, slot, head);
     }
 }
 
 inline void rope_and_write(const RopeArgs& args, Team& team) {
     const std::int64_t* slots = args.step->groups[args.group].slots;
     auto body = [&](int first, int last) {
-        for (int head = 0; first < last && slots[first] >= 0 && head < args.kv.num_kv_heads; ++head) {
+        const bool writes = args.writes && first < last && slots[first] >= 0;
+        for (int head = 0; writes && head < args.kv.num_kv_heads; ++head) {
             expect_head(args.kv, slots[first], head);
         }
         for (int t = first; t < last; ++t) rope_token(args, t, t + 1 < last ? slots[t + 1] : -1);

@@ -104,7 +104,8 @@ static void embed(const EmbedArgs& a, Team& team) {
 
 // ---- encode ----
 
-// The features of one row before encoding: normalised if requested, then a function of each; zeros from `cols` on.
+// The features of one row before encoding: normalised if requested, then a function of each, and a product with those of
+// another row; zeros from `cols` on.
 struct Features {
     const float* in;
     NormArgs norm;
@@ -113,9 +114,10 @@ struct Features {
     const std::int32_t* order;  // in which features are encoded, or null
     F32x16 mean;                // 0 unless the norm is centred
     F32x16 scale;               // 1 / root of the mean square
+    const float* times = nullptr;
 
     HEADRACE_INLINE Features of(const float* row, const NormArgs& norm, Gate gate, int cols, const std::int32_t* order) {
-        Features f{row, norm, gate, cols, order, F32x16::zero(), F32x16::broadcast(1.0F)};
+        Features f{row, norm, gate, cols, order, F32x16::zero(), F32x16::broadcast(1.0F), nullptr};
         if (norm.weight == nullptr) return f;
         if (norm.centred) {
             F32x16 sum = F32x16::zero();
@@ -143,17 +145,24 @@ struct Features {
     }
 
     HEADRACE_METHOD F32x16 ordered(int i) const {
-        float x[16] = {}, weights[16] = {}, biases[16] = {};
+        float x[16] = {}, weights[16] = {}, biases[16] = {}, factors[16] = {};
         for (int j = 0; j < least(16, cols - i); ++j) {
             x[j] = in[order[i + j]];
             if (norm.weight != nullptr) weights[j] = norm.weight[order[i + j]];
             if (norm.bias != nullptr) biases[j] = norm.bias[order[i + j]];
+            if (times != nullptr) factors[j] = times[order[i + j]];
         }
-        return finished(F32x16::load(x), F32x16::load(weights), F32x16::load(biases));
+        const F32x16 own = finished(F32x16::load(x), F32x16::load(weights), F32x16::load(biases));
+        return times == nullptr ? own : own * F32x16::load(factors);
     }
 
     HEADRACE_METHOD F32x16 at(int i) const {
         if (order != nullptr) return ordered(i);
+        if (times == nullptr || i >= cols) return alone(i);
+        return alone(i) * F32x16::load(times + i, least(16, cols - i));
+    }
+
+    HEADRACE_METHOD F32x16 alone(int i) const {
         const F32x16 zero = F32x16::zero();
         if (i + 16 <= cols) {
             return finished(F32x16::load(in + i), norm.weight ? F32x16::load(norm.weight + i) : zero,
@@ -193,7 +202,11 @@ static inline float encode_group(const Features& f, int begin, int end, std::int
 static inline void encode_row(const EncodeArgs& a, int row) {
     const std::int64_t source = a.gather ? a.gather[row] : row;
     const char* in = reinterpret_cast<const char*>(a.in) + source * static_cast<std::int64_t>(a.in_stride);
-    const Features f = Features::of(reinterpret_cast<const float*>(in), a.norm, a.gate, a.cols, a.out.order);
+    Features f = Features::of(reinterpret_cast<const float*>(in), a.norm, a.gate, a.cols, a.out.order);
+    if (a.times != nullptr) {
+        const std::int64_t other = a.times_gather ? a.times_gather[row] : row;
+        f.times = a.times + other * static_cast<std::int64_t>(a.times_stride / sizeof(float));
+    }
     char* out = static_cast<char*>(a.out.data) + row * a.out.stride;
     if (a.out.type == DType::f32) {
         for (int i = 0; i < a.cols_padded; i += 16) f.at(i).store(reinterpret_cast<float*>(out) + i);
@@ -221,10 +234,14 @@ static void add(const AddArgs& a, Team& team) {
     for_rows(a.rows, a.cols, team, [&](int row) {
         const float* in = a.in + row * (a.in_stride / sizeof(float));
         float* out = a.out + row * (a.out_stride / sizeof(float));
-        const Features f = Features::of(in, a.norm, Gate::none, a.cols, nullptr);
-        for (int i = 0; i < a.cols; i += 16) {
-            const int n = least(16, a.cols - i);
-            fma(f.at(i), scale, F32x16::load(out + i, n)).store(out + i, n);
+        const int each = a.norm_cols > 0 ? a.norm_cols : a.cols;
+        for (int first = 0; first < a.cols; first += each) {
+            const Features f = Features::of(in + first, a.norm, Gate::none, each, nullptr);
+            for (int i = 0; i < each; i += 16) {
+                const int n = least(16, each - i);
+                const F32x16 sum = fma(f.at(i), scale, F32x16::load(out + first + i, n));
+                (a.decay == nullptr ? sum : sum * F32x16::broadcast(*a.decay)).store(out + first + i, n);
+            }
         }
     });
 }

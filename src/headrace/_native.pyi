@@ -442,13 +442,16 @@ class Tape:
         centred: bool = False,
         eps: float = 0.0,
         gate: str = "none",
+        times: int | None = None,
+        times_column: int = 0,
         scope: str = "tokens",
         name: str,
         layer: int = -1,
         reader: PackedMatrix | None = None,
     ) -> None:
-        """norm: none, its weight, or weight and bias. gate: a function of every feature. reader: the matrix whose order
-        of columns the rows take, if it has one."""
+        """norm: none, its weight, or weight and bias. gate: a function of every feature. times: a buffer with a row for
+        each token, whose features from `times_column` on multiply the result. reader: the matrix whose order of columns
+        the rows take, if it has one."""
 
     def norm_columns(
         self,
@@ -474,11 +477,14 @@ class Tape:
         norm: Sequence[NDArray[np.float32]] = (),
         centred: bool = False,
         eps: float = 0.0,
+        norm_cols: int = 0,
+        decay: NDArray[np.float32] | None = None,
         scope: str = "tokens",
         name: str,
         layer: int = -1,
     ) -> None:
-        """Adds `scale` times the rows, or their norms, to those of `out`."""
+        """Adds `scale` times the rows, or their norms, to those of `out`, which are then multiplied by `decay` [1].
+        norm_cols: so many columns in turn have a norm of their own; 0: all together."""
 
     def linear(
         self,
@@ -510,6 +516,9 @@ class Tape:
         q_sink: int | None = None,
         q_norm: NDArray[np.float32] | None = None,
         k_norm: NDArray[np.float32] | None = None,
+        v_norm: bool = False,
+        keys_are_values: bool = False,
+        writes: bool = True,
         eps: float = 0.0,
         layer: int = -1,
     ) -> None: ...
@@ -672,8 +681,11 @@ def rope_and_write(
     sink_cos: NDArray[np.float32] | None = None,
     sink_sin: NDArray[np.float32] | None = None,
     interleaved: bool = False,
+    v_norm: bool = False,
+    keys_are_values: bool = False,
 ) -> tuple[Queries, Queries | None]:
     """Head norms, rope and KV write of qkv [T, (Hq + 2 Hkv) * D]; gives q and (with sink tables) q_sink [Hkv, T, G, D].
+    keys_are_values: there are no columns of v, which is k before its norm.
 
     keys, values [N, Hkv, T * D] and scales [N, Hkv, T] are written in place, in the layout of csrc/tensors.h (T:
     block_size rounded up to 16). q is float32 with a float32 cache, else bfloat16. ValueError where shapes disagree.

@@ -33,7 +33,7 @@ class PagedRun:
         dtype = decoder.weights.dtype
         self.kv: list[LayerCache] = []
         group_of = {layer: layout for layout in self.layouts for layer in layout.layers}
-        for index in range(decoder.program.num_layers):
+        for index in sorted(group_of):  # not the last layers, if these share
             state = group_of[index].state
             if state is not None:
                 conv = torch.full((blocks, state.taps, state.channels), torch.nan)

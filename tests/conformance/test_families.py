@@ -65,6 +65,8 @@ class Case:
             for name, buffer in model.named_buffers():
                 if name.endswith("correction_bias"):
                     buffer.add_(torch.randn_like(buffer) * 0.3)
+                if name.endswith("layer_scalar"):
+                    buffer.copy_(torch.rand_like(buffer) + 0.5)
         model.to(dtype).save_pretrained(folder, **save)
         # Not model.float(): model.to(dtype) has rounded the rope frequencies too, which no checkpoint holds.
         loaded = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -175,6 +177,15 @@ CASES = {
     "qwen3-moe-some-layers": qwen3_moe(mlp_only_layers=[1], attention_bias=True),
 }
 
+GEMMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "num_hidden_layers": 4,
+    "layer_types": [*LAYERS, "full_attention"],
+    "vocab_size_per_layer_input": VOCAB,
+}
+
 CASES |= {
     "glm4-moe": Case(
         "Glm4Moe",
@@ -266,6 +277,37 @@ CASES |= {
                 "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
             },
+        },
+        config="TextConfig",
+    ),
+    "gemma4": Case("Gemma4", {**GEMMA4, "hidden_size_per_layer_input": 0}, config="TextConfig"),
+    "gemma4-keys-are-values": Case(
+        "Gemma4",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 2.0,
+            "tie_word_embeddings": False,
+        },
+        config="TextConfig",
+    ),
+    "gemma4-shared": Case(
+        "Gemma4",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 24,
+            "num_hidden_layers": 5,
+            "layer_types": [
+                "sliding_attention",
+                "full_attention",
+                *["sliding_attention"] * 2,
+                "full_attention",
+            ],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "initializer_range": 0.1,  # with more, transformers itself is 1e-4 away from float64
         },
         config="TextConfig",
     ),

@@ -69,12 +69,15 @@ class Case:
     FILL = 3
 
     def __init__(
-        self, kind: str, dim: int, rotated: int, block_size: int, norm: bool, sinks: bool, tokens: int = 23
-    ):
+        self, kind: str, dim: int, rotated: int, block_size: int, norm: bool, sinks: bool, tokens: int = 23,
+        *, v_norm: bool = False, keys_are_values: bool = False,
+    ):  # fmt: skip
         rng = torch.Generator().manual_seed(dim + rotated + block_size)
         self.kind, self.dim, self.block_size = kind, dim, block_size
         self.heads, self.num_kv = 6, 2
-        self.qkv = torch.randn(tokens, (self.heads + 2 * self.num_kv) * dim, generator=rng)
+        self.v_norm, self.keys_are_values = v_norm, keys_are_values
+        columns = (self.heads + (1 if keys_are_values else 2) * self.num_kv) * dim
+        self.qkv = torch.randn(tokens, columns, generator=rng)
         self.positions = torch.randint(0, 5000, (tokens,), generator=rng)
         self.blocks = -(-tokens // block_size) + 3
         self.slots = torch.randperm(self.blocks * block_size, generator=rng)[:tokens]
@@ -94,9 +97,9 @@ class Case:
         if self.kind == "i8":
             for side in ("key_scales", "value_scales"):
                 cache[side] = np.full((self.blocks, self.num_kv, room), self.FILL, dtype=np.float32)
-        extra = {}
+        extra: dict[str, Any] = {"v_norm": self.v_norm, "keys_are_values": self.keys_are_values}
         if self.norms is not None:
-            extra = {"q_norm": self.norms[0].numpy(), "k_norm": self.norms[1].numpy(), "eps": EPS}
+            extra |= {"q_norm": self.norms[0].numpy(), "k_norm": self.norms[1].numpy(), "eps": EPS}
         if self.sink_tables is not None:
             extra |= {
                 "sink_cos": self.sink_tables[0][only].numpy(),
@@ -119,8 +122,11 @@ class Case:
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
         """q, q_sink [T, Hq, D], and caches [N, Hkv, bs, D], float32."""
-        widths = [self.heads * self.dim, *[self.num_kv * self.dim] * 2]
-        q, k, v = (part.unflatten(1, (-1, self.dim)) for part in self.qkv.split(widths, dim=1))
+        widths = [self.heads * self.dim, *[self.num_kv * self.dim] * (1 if self.keys_are_values else 2)]
+        q, k, *others = (part.unflatten(1, (-1, self.dim)) for part in self.qkv.split(widths, dim=1))
+        v = others[0] if others else k
+        if self.v_norm:
+            v = reference.rms_norm(v, torch.ones(self.dim), EPS)
         if self.norms is not None:
             q, k = (reference.rms_norm(x, w, EPS) for x, w in zip((q, k), self.norms, strict=True))
         q_sink = None if self.sink_tables is None else reference.apply_rope(q, *self.sink_tables)
@@ -159,8 +165,14 @@ CASES = (
 @pytest.mark.parametrize("name", parameters())
 def test_rope_and_write_match_the_reference(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     rounding = {"f32": 1e-6, "bf16": 2**-8, "i8": 2**-8}[kind]  # of queries: bfloat16 with an int8 cache
-    for dim, rotated, block_size, norm, sinks in CASES:
-        case = Case(kind, dim, rotated, block_size, norm, sinks)
+    cases = [Case(kind, *one) for one in CASES]
+    cases += [
+        Case(kind, 80, 80, 4, True, True, v_norm=True),
+        Case(kind, 32, 32, 16, True, False, v_norm=True, keys_are_values=True),
+        Case(kind, 512, 128, 20, True, True, keys_are_values=True),
+    ]
+    for case in cases:
+        block_size = case.block_size
         found = case.run(name, teams[2])
         q, q_sink, key, value = case.expected()
         torch.testing.assert_close(case.queries(found["q"]), q, rtol=rounding, atol=2e-6)

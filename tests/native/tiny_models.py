@@ -24,6 +24,7 @@ from headrace.models.spec import (
     ModelSpec,
     NormPlacement,
     NormSpec,
+    PerLayerSpec,
     RopeSpec,
     RouterSpec,
     Temperature,
@@ -60,17 +61,22 @@ DEEPSEEK = RouterSpec(
 DELTA = DeltaSpec(num_heads=4, num_key_heads=2, key_dim=8, value_dim=16, width=4, norm=NormSpec(1e-5))
 CONV = ConvSpec(channels=48, width=3)
 MLP = MLPSpec(intermediate_size=72)  # not a multiple of 16: gate and up are padded
+NORMED = replace(ATTENTION, qk_norm=NormSpec(1e-5), value_norm=True)
 LAYER_NORM = NormSpec(1e-5, "layer", bias=True)
 YARN = RopeSpec(theta=500.0, dim=16, kind="yarn", factor=4.0, original_max_position=64)
 
 
-def model(*mixers: Mixer, mlp: FeedForward = MLP, norms: NormPlacement = "pre", **fields: Any) -> ModelSpec:
+def model(
+    *mixers: Mixer, mlp: FeedForward = MLP, norms: NormPlacement = "pre", scaled: bool = False, **fields: Any
+) -> ModelSpec:
     """Hidden size 48, so that rows need padding too."""
     known = {
         "family": "tiny", "hidden_size": 48, "vocab_size": VOCAB, "max_position": MAX_LEN, "norm": NormSpec(1e-5),
         "tie_embeddings": False, "checkpoint_dtype": "float32",
     }  # fmt: skip
-    return ModelSpec(**{**known, **fields}, layers=tuple(LayerSpec(mixer, mlp, norms) for mixer in mixers))
+    return ModelSpec(
+        **{**known, **fields}, layers=tuple(LayerSpec(mixer, mlp, norms, scaled) for mixer in mixers)
+    )
 
 
 SPECS = {
@@ -139,6 +145,20 @@ SPECS = {
     "delta-fused": model(replace(DELTA, fused=True), replace(DELTA, fused=True), WINDOW),
     "delta-last-wide": model(ATTENTION, replace(DELTA, value_dim=80, num_key_heads=4, key_dim=24)),
     "short-convolution": model(CONV, ATTENTION, replace(CONV, width=4, bias=True)),
+    "proportional-rope": model(*[replace(ATTENTION, rope=replace(ROPE, kind="proportional", angles=3))] * 2),
+    "value-norm": model(*[NORMED] * 2),
+    "keys-are-values": model(ATTENTION, replace(NORMED, keys_are_values=True)),
+    "shared-kv": model(
+        replace(WINDOW, num_kv_heads=1),
+        NORMED,
+        replace(WINDOW, num_kv_heads=1, shares=0),
+        replace(NORMED, shares=1),
+    ),
+    "shared-sinks": model(SINKS, replace(SINKS, shares=0)),
+    "scaled-layers": model(ATTENTION, ATTENTION, scaled=True),
+    "inputs-of-each-layer": model(
+        *[ATTENTION] * 2, norms="both", scaled=True, per_layer=PerLayerSpec(24, VOCAB + 2, "gelu_tanh")
+    ),
     "learned-positions": model(*[replace(ATTENTION, rope=None)] * 2, learned_positions=MAX_LEN),
 }
 

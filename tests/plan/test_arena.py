@@ -72,6 +72,16 @@ def test_the_ledger_of_recurrent_states(
     check(tiny_models[name], {"num_kv_blocks": 64, **options})
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"}], ids=str
+)
+def test_the_ledger_of_shared_keys_and_values(
+    options: dict[str, Any], tiny_models: Mapping[str, str]
+) -> None:
+    """Half of the layers have no memory for them; embeddings of each layer besides."""
+    check(tiny_models["gemma4"], {"num_kv_blocks": 64, **options})
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_ledger_of_other_types(restored: Callable[..., Path], dtype: str, tied: bool) -> None:

@@ -10,8 +10,9 @@ class WeightNames:
     """Tensor names of a checkpoint, without the endings ".weight" and ".bias"; the text {i} in a layer's names stands
     for the layer's number, and {e} for the expert's.
 
-    qkv, gate_up: where the checkpoint has one tensor for these, else empty. sinks is a whole name. ignored: endings of
-    tensors that no model uses; ignored_prefixes: beginnings of such tensors, such as those of an image encoder.
+    qkv, gate_up: where the checkpoint has one tensor for these, else empty. sinks, layer_scale: whole names. ignored:
+    endings of tensors that no model uses; ignored_prefixes: beginnings of such tensors, such as those of an image
+    encoder.
     """
 
     embed: str = "model.embed_tokens"
@@ -50,6 +51,13 @@ class WeightNames:
     conv_in: str = "model.layers.{i}.conv.in_proj"
     conv: str = "model.layers.{i}.conv.conv"
     conv_out: str = "model.layers.{i}.conv.out_proj"
+    layer_scale: str = "model.layers.{i}.layer_scalar"
+    per_layer_embed: str = "model.embed_tokens_per_layer"
+    per_layer_input: str = "model.per_layer_model_projection"
+    per_layer_input_norm: str = "model.per_layer_projection_norm"
+    per_layer_gate: str = "model.layers.{i}.per_layer_input_gate"
+    per_layer_out: str = "model.layers.{i}.per_layer_projection"
+    per_layer_post_norm: str = "model.layers.{i}.post_per_layer_input_norm"
     gate: str = "model.layers.{i}.mlp.gate_proj"
     up: str = "model.layers.{i}.mlp.up_proj"
     gate_up: str = ""

@@ -14,7 +14,7 @@ _DEVIATION = 0.02
 
 
 class RandomTensors:
-    """Weights for measuring speed and for tests: norms are one, the rest is normal with deviation 0.02.
+    """Weights for measuring speed and for tests: norms and scales are one, the rest is normal with deviation 0.02.
 
     The numbers come from one pool, repeated: drawing each of a billion weights would take longer than the rest
     of a start. Tensors differ because each starts where the one before it ended.
@@ -46,5 +46,5 @@ class RandomTensors:
 
 
 def is_norm(name: str) -> bool:
-    """Whether the tensor of that name scales a norm."""
-    return "norm" in name or ".ln_" in name
+    """Whether the tensor of that name scales a norm, or the residual stream."""
+    return "norm" in name or ".ln_" in name or name.endswith("layer_scalar")

@@ -23,6 +23,9 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
     if rope.kind == "longrope":
         divided = [freq / factor for freq, factor in zip(plain, rope.factors, strict=True)]
         return divided, rope.attention_factor or 1.0
+    if rope.kind == "proportional":
+        turned = [freq / rope.factor for freq in plain[: rope.angles]]
+        return turned + [0.0] * (len(plain) - rope.angles), 1.0
     if rope.kind == "llama3":
         return [_llama3(rope, freq) for freq in plain], 1.0
     if rope.kind == "yarn":

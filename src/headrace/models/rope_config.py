@@ -47,19 +47,21 @@ def read_rope(
         scaling = ConfigReader({}, config.where)
     if layer_type == "sliding_attention" and config.has("rope_local_base_freq"):
         outer_theta = config.number("rope_local_base_freq", 1.5, 1e15)
-    for reader in (config, scaling) if rotated is None else ():
-        reader.only("partial_rotary_factor", (1, 1.0), 1.0)
-    rotated = 1.0 if rotated is None else rotated
-    part = scaling.number(
-        "partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, rotated)
-    )
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    part = 1.0
+    if kind != "proportional":  # which rotates a part of a head in a way of its own
+        for reader in (config, scaling) if rotated is None else ():
+            reader.only("partial_rotary_factor", (1, 1.0), 1.0)
+        rotated = 1.0 if rotated is None else rotated
+        part = scaling.number(
+            "partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, rotated)
+        )
     dim = int(head_dim * part)
     if dim < 2 or dim % 2:
         raise CheckpointError(
             f"{dim} of {head_dim} channels are rotated ({config.where}): the number must be even and at least 2"
         )
     plain = RopeSpec(theta=scaling.number("rope_theta", 1.5, 1e15, outer_theta), dim=dim)
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _KINDS:
         raise UnsupportedModel(f"rope type {kind!r:.80} is not supported, only {', '.join(_KINDS)}")
     rope, longest = _KINDS[kind](plain, scaling, config, max_position)
@@ -168,6 +170,15 @@ def _longrope(
     return rope, max_position
 
 
+def _proportional(
+    plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
+) -> tuple[RopeSpec, int]:
+    """The first part of a head's pairs at the frequencies of a head that is rotated whole; the others stay."""
+    angles = int(scaling.number("partial_rotary_factor", 0.0, 1.0, 1.0) * plain.dim // 2)
+    factor = scaling.number("factor", 1.0, MAX_FACTOR, 1.0)
+    return replace(plain, kind="proportional", angles=angles, factor=factor), max_position
+
+
 def _original_length(scaling: ConfigReader, config: ConfigReader, max_position: int) -> int:
     """Context length of pre-training; a field outside the rope settings wins, as in HF."""
     inner = scaling.integer("original_max_position_embeddings", 1, MAX_POSITION, max_position)
@@ -182,5 +193,6 @@ _KINDS: dict[str, _Read] = {
     "llama3": _llama3,
     "factors": _factors,
     "longrope": _longrope,
+    "proportional": _proportional,
     "su": _longrope,  # its first name
 }

@@ -142,6 +142,29 @@ def _gemma3(
     )
 
 
+def _gemma4(
+    sizes: tuple[int, int, int, int, int, int], max_position: int, window: int, period: int, **fields: Any
+) -> Config:
+    """period: every so many layers one has full attention."""
+    layers = sizes[2]
+    types = ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(layers)]
+    return _shape(
+        "Gemma4",
+        sizes,
+        head_dim=256,
+        global_head_dim=512,
+        max_position_embeddings=max_position,
+        sliding_window=window,
+        layer_types=types,
+        final_logit_softcapping=30.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=2,
+        eos_token_id=[1, 106],
+        **fields,
+    )
+
+
 def _gpt_oss(layers: int, experts: int) -> Config:
     return _shape(
         "GptOss",
@@ -342,6 +365,24 @@ SHAPES: Mapping[str, Config] = MappingProxyType(
         "gemma-3-4b": _gemma3((2560, 10_240, 34, 8, 4, 262_208), 131_072, 1024, 256, 256, factor=8.0),
         "gemma-3-12b": _gemma3((3840, 15_360, 48, 16, 8, 262_208), 131_072, 1024, 256, 256, factor=8.0),
         "gemma-3-27b": _gemma3((5376, 21_504, 62, 32, 16, 262_208), 131_072, 1024, 128, 168, factor=8.0),
+        "gemma-4-e2b": _gemma4(
+            (1536, 6144, 35, 8, 1, 262_144),
+            131_072,
+            512,
+            5,
+            num_kv_shared_layers=20,
+            use_double_wide_mlp=True,
+        ),
+        "gemma-4-e4b": _gemma4((2560, 10_240, 42, 8, 2, 262_144), 131_072, 512, 6, num_kv_shared_layers=18),
+        "gemma-4-31b": _gemma4(
+            (5376, 21_504, 60, 32, 16, 262_144),
+            262_144,
+            1024,
+            6,
+            attention_k_eq_v=True,
+            num_global_key_value_heads=4,
+            hidden_size_per_layer_input=0,
+        ),
         "phi-3-mini": _shape(
             "Phi3",
             (3072, 8192, 32, 32, 32, 32_064),

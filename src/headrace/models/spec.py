@@ -24,7 +24,7 @@ g limited to at most 7 and up u to -7..7 it gives (u + 1) * g * sigmoid(1.702 g)
 
 RouterScores = Literal["softmax", "sigmoid", "softmax_chosen"]
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "factors", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "factors", "longrope", "proportional"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class RopeSpec:
     `factor` and `original_max_position` belong to the scalings: linear (Chen et al. 2023), dynamic NTK, YaRN
     (Peng et al. 2023), llama3 (Meta 2024), longrope (Ding et al. 2024). `factors`: a divisor for each frequency,
     dim / 2 of them; for longrope those of contexts longer than the original one, and `short_factors` the others.
+    proportional: only the first `angles` pairs of features turn, at the frequencies that they have where all do
+    (Gemma 4).
     """
 
     theta: float
@@ -66,6 +68,7 @@ class RopeSpec:
     factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
     interleaved: bool = False
+    angles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,10 @@ class AttentionSpec:
     together if `qk_norm_whole` (OLMo 2). learned_sinks: each head has a logit that takes part in the softmax and has
     no value (gpt-oss). output_gate: the query's product gives each head a query and a gate, whose sigmoid multiplies
     what the head gives (Qwen3-Next).
+
+    Gemma 4: value_norm: the heads of v are normalised like those of k, without weights. keys_are_values: v is k before
+    its norm. shares: the earlier layer whose keys and values it attends to; it has none of its own, nor memory for
+    them. Layers that share are the last ones, and equal to that layer in all that its keys and values depend on.
     """
 
     num_heads: int
@@ -103,6 +110,9 @@ class AttentionSpec:
     learned_sinks: bool = False
     temperature: Temperature | None = None
     output_gate: bool = False
+    value_norm: bool = False
+    keys_are_values: bool = False
+    shares: int | None = None
 
     @property
     def value_in_key(self) -> int | None:
@@ -224,6 +234,10 @@ class LatentSpec:
     def sinks(self) -> int:
         return 0
 
+    @property
+    def shares(self) -> int | None:
+        return None
+
 
 Mixer = AttentionSpec | LatentSpec | RecurrentSpec
 
@@ -280,9 +294,26 @@ FeedForward = MLPSpec | ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
+    """scaled: the residual stream is multiplied by a learned number after the layer (Gemma 4)."""
+
     mixer: Mixer
     feed_forward: FeedForward
     norms: NormPlacement = "pre"
+    scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerSpec:
+    """Embeddings of `size` for each pair of a token and a layer (Gemma 3n, Gemma 4): the token's own, of a table with
+    `vocab_size` rows, plus the norm of a product with the embedding; both divided by the root of two.
+
+    After the two halves of layer l comes a third one: the stream is brought to `size` features, their activation is
+    multiplied by the embedding of l, and the product with a matrix is added after a norm.
+    """
+
+    size: int
+    vocab_size: int
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +349,7 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     final_soft_cap: float | None = None
     learned_positions: int = 0
+    per_layer: PerLayerSpec | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -335,13 +367,16 @@ class ModelSpec:
 
     @property
     def kv_shapes(self) -> tuple[KVLayout, ...]:
-        """KV groups in order of first appearance; layer i belongs to the group whose `layers` holds i."""
+        """KV groups in order of first appearance; layer i belongs to the group whose `layers` holds i, unless it shares
+        another one's."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, layer in enumerate(self.layers):
             mixer = layer.mixer
             key: tuple[object, ...]
             if isinstance(mixer, RecurrentSpec):
                 key = (mixer.state,)
+            elif mixer.shares is not None:
+                continue
             else:
                 key = (
                     mixer.retention, mixer.window, mixer.sinks, mixer.num_kv_heads, mixer.head_dim, mixer.value_in_key

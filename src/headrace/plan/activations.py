@@ -44,6 +44,7 @@ def activation_parts(
     if memory.weights is not None:
         return (*_arena_parts(program, tokens, rows, memory), embeddings)
     element_bytes = memory.element_bytes
+    per_layer = 3 * _widest(program, "per_layer")  # the embeddings of all layers, a product, and its norm
     routed = max((_routed(program, op) for op in program.of_kind("combine")), default=0)
     qkv, attended, inner = (_widest(program, name) for name in ("qkv", "mixed", "wide"))
     latent = sum(_widest(program, name) for name in _LATENT)
@@ -53,8 +54,9 @@ def activation_parts(
     return (
         ActivationPart(
             "hidden",
-            tokens * 3 * program.hidden_size * element_bytes,
-            f"{shape}3 x {program.hidden_size}{each}: residual, normed input, output",
+            tokens * (3 * program.hidden_size + per_layer) * element_bytes,
+            f"{shape}3 x {program.hidden_size}{each}: residual, normed input, output"
+            + (f"; {per_layer}{each}: embeddings of each layer" if per_layer else ""),
         ),
         ActivationPart(
             "attention",

@@ -21,6 +21,7 @@ from headrace.models.spec import (
 )
 from headrace.program.lower_experts import lower_experts
 from headrace.program.lower_latent import lower_latent
+from headrace.program.lower_per_layer import lower_gate, lower_inputs
 from headrace.program.lower_recurrent import lower_recurrent
 from headrace.program.records import (
     Activate,
@@ -80,6 +81,7 @@ class Lowering:
         self._rows: Rows = "tokens"  # "selected" once they are gathered
         self.stream = Buffer("stream", spec.hidden_size, "tokens", "float", "hidden")
         self._rotations: dict[tuple[RopeSpec, int | None], Buffer] = {}
+        self.per_layer: Buffer | None = None
 
     # ---- The model, part by part ----
 
@@ -101,6 +103,8 @@ class Lowering:
                 positions,
                 attributes=Embed(positions=True),
             )
+        if spec.per_layer is not None:
+            self.per_layer = lower_inputs(self, spec.per_layer)
         if spec.tie_embeddings:
             return table
         head = ((f"{names.head}.weight", spec.vocab_size),)
@@ -133,7 +137,12 @@ class Lowering:
             branch = self._feed_forward(layer.feed_forward, before)
         if norms == "parallel":  # the feed-forward half has read the stream
             self._project("out", mixed, out, gather=gather)
-        self._merge(branch, post_norm)
+        scale = names.layer_scale if layer.scaled else ""
+        if self.spec.per_layer is None:
+            self._merge(branch, post_norm, scale)
+        else:
+            self._merge(branch, post_norm)
+            self._merge(lower_gate(self, self.spec.per_layer, index), names.per_layer_post_norm, scale)
         self._layer = None
 
     def head(self, head: WeightRef) -> None:
@@ -150,8 +159,13 @@ class Lowering:
         names, hidden, index = self.names, self.spec.hidden_size, self._layer
         assert index is not None
         width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        columns = width + 2 * kv_width
-        stacked = {names.query: ("q", width), names.key: ("k", kv_width), names.value: ("v", kv_width)}
+        writes = spec.shares is None
+        stacked = {names.query: ("q", width)}
+        if writes:
+            stacked[names.key] = ("k", kv_width)
+        if writes and not spec.keys_are_values:
+            stacked[names.value] = ("v", kv_width)
+        columns = width + (0 if not writes else kv_width if spec.keys_are_values else 2 * kv_width)
         if names.qkv:
             stacked = {names.qkv: ("qkv", columns)}
         out = self.matrix("out", "attention", {names.out: hidden}, width, spec.out_bias, shard="column")
@@ -184,9 +198,11 @@ class Lowering:
         head_norms: list[WeightRef] = []
         if spec.qk_norm is not None:
             whole = spec.qk_norm_whole
-            for role, name, first, count in (
-                ("query_norm", names.query_norm, 0, width), ("key_norm", names.key_norm, width, kv_width),
-            ):  # fmt: skip
+            query, key = (
+                ("query_norm", names.query_norm, 0, width),
+                ("key_norm", names.key_norm, width, kv_width),
+            )
+            for role, name, first, count in (query, key) if writes else (query,):
                 weights = self.norm_weights(role, name, spec.qk_norm, count if whole else spec.head_dim)
                 if whole:
                     norm = _norm(spec.qk_norm, (first, count))
@@ -200,13 +216,14 @@ class Lowering:
         if limit is not None and spec.rope is not None:
             rotations.append(self.rotation(spec.rope, limit))
             queries.append(self.buffer("q_sink", width, "queries", "attention"))
+        cache = index if spec.shares is None else spec.shares
         heads = Heads(
             spec.num_heads, spec.num_kv_heads, spec.head_dim,
             rotated=0 if spec.rope is None else spec.rope.dim,
             interleaved=spec.rope is not None and spec.rope.interleaved,
             norm=_norm(spec.qk_norm) if head_norms and spec.qk_norm is not None else None,
             temperature=spec.temperature,
-            cache=index,
+            cache=cache, value_norm=spec.value_norm, keys_are_values=spec.keys_are_values, writes=writes,
         )  # fmt: skip
         self.add("rope", "rope", (qkv, *rotations), queries, *head_norms, attributes=heads)
 
@@ -214,7 +231,7 @@ class Lowering:
         mixed = self.buffer("mixed", width, "direct" if direct else "float", "attention")
         attends = Attention(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window, spec.sinks, spec.soft_cap,
-            cache=index,
+            cache=cache,
         )  # fmt: skip
         sinks: tuple[WeightRef, ...] = ()
         if spec.learned_sinks:
@@ -246,7 +263,7 @@ class Lowering:
             self.add(
                 "activate", "activate", (product,), inner, attributes=Activate(spec.activation), reader=down
             )
-            return self._product("down", inner, down)
+            return self.product("down", inner, down)
         roles = {names.gate_up: "gate_up"} if names.gate_up else {names.gate: "gate", names.up: "up"}
         runs = self.runs(roles, "_")
         together = len(runs) == 1  # 16 rows of each in turn; else the products of the gate meet those of up
@@ -263,7 +280,7 @@ class Lowering:
             else:
                 gates = (self.buffer("gates", wide, "float", "feed-forward"),)
                 self.add("linear", role, inputs, gates[0], weight, attributes=Linear("none"))
-        return self._product("down", inner, down)
+        return self.product("down", inner, down)
 
     def runs(self, roles: Mapping[str, str], between: str = "") -> list[tuple[str, list[str]]]:
         """Tensors of one product, each with its role, in runs that the checkpoint stores alike: each is one matrix,
@@ -302,19 +319,20 @@ class Lowering:
         self, name: str, source: Buffer, weight: WeightRef, post_norm: str = "", *, gather: bool = False
     ) -> None:
         """A product that is added to the residual stream, after a norm unless the name of one is empty."""
-        self._merge(self._product(name, source, weight, gather=gather), post_norm)
+        self._merge(self.product(name, source, weight, gather=gather), post_norm)
 
-    def _product(self, name: str, source: Buffer, weight: WeightRef, *, gather: bool = False) -> Branch:
+    def product(self, name: str, source: Buffer, weight: WeightRef, *, gather: bool = False) -> Branch:
         encoded = source
         if source.form != "encoded":
             encoded = self.buffer(f"encoded_{name}", weight.columns, "encoded", source.part)
             self.add("gather" if gather else "encode", f"encode_{name}", (source,), encoded, reader=weight)
         return Branch("linear", name, (encoded,), (weight,), Linear("add"), Linear("none"))
 
-    def _merge(self, branch: Branch, post_norm: str) -> None:
-        """Adds the result of a half to the residual stream, after a norm unless the name of one is empty."""
+    def _merge(self, branch: Branch, post_norm: str, decay: str = "") -> None:
+        """Adds the result of a half to the residual stream, after a norm unless the name of one is empty.
+        decay: the name of a number that multiplies the sum, if it is not empty."""
         spec, name = self.spec, branch.name
-        if not post_norm and spec.residual_scale == 1.0:
+        if not post_norm and not decay and spec.residual_scale == 1.0:
             inputs = (*branch.inputs, self.stream)
             self.add(branch.kind, name, inputs, self.stream, *branch.weights, attributes=branch.adding)
             return
@@ -324,7 +342,9 @@ class Lowering:
         if post_norm:
             norm = _norm(spec.norm)
             weights = self.norm_weights(f"{name}_post_norm", post_norm, spec.norm, spec.hidden_size)
-        add = Add(spec.residual_scale, norm)
+        if decay:
+            weights += (self.vector("layer_scale", decay, 1),)
+        add = Add(spec.residual_scale, norm, decays=bool(decay))
         self.add("add", f"add_{name}", (result, self.stream), self.stream, *weights, attributes=add)
 
     def norm_weights(self, role: str, name: str, norm: NormSpec, size: int) -> tuple[WeightRef, ...]:

@@ -129,27 +129,33 @@ class Embed:
 class Norm:
     """A norm of a row, times a weight a feature, plus a bias if there is a second weight.
 
-    columns: (first, count) of the features that it works on, in place; None for all.
+    columns: (first, count) of the features that it works on, in place; None for all. each: so many features in turn
+    have a norm of their own, with the same weights; None: one norm.
     """
 
     eps: float
     kind: Literal["rms", "layer"] = "rms"
     columns: tuple[int, int] | None = None
+    each: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Adds `scale` times a row, or times its norm, to another one."""
+    """Adds `scale` times a row, or times its norm, to another one. decays: the last weight is a number that multiplies
+    the sum."""
 
     scale: float
     norm: Norm | None = None
+    decays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Applies a function to every feature."""
+    """Applies a function to every feature. With a second input, which has a row for every token of the step, the result
+    is multiplied by its features from `column` on."""
 
     activation: Activation
+    column: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,10 @@ class Rotations:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Norms over the heads of q and k if there are weights for them, rope, and the write to the KV cache."""
+    """Norms over the heads of q and k if there are weights for them, rope, and the write to the KV cache.
+
+    value_norm, keys_are_values: as in `AttentionSpec`. writes: False where the input holds queries only.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -212,6 +221,9 @@ class Heads:
     norm: Norm | None
     temperature: Temperature | None
     cache: int  # the layer whose KV cache it is
+    value_norm: bool = False
+    keys_are_values: bool = False
+    writes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +330,10 @@ class Op(Generic[Attributes]):
     norm_columns   qkv -> qkv                         Norm
     add            branch, stream -> stream           Add
     encode         direct -> encoded                  None    nothing to do where the two have one type
-    activate       floats -> encoded                  Activate
+    activate       floats[, others] -> encoded        Activate
     gather         rows of tokens -> selected rows    None
     linear         encoded[, other] -> floats, sum    Linear  other: what is added or appended to, or the gates
-    rope           qkv, rotations -> queries          Heads   writes keys and values of every token
+    rope           qkv, rotations -> queries          Heads   writes keys and values of every token, if there are any
     heads_linear   encoded -> queries, or direct      HeadsLinear
     latent         q, latent and key, rotation,       Latent  writes latent and key of every token
                    queries -> queries

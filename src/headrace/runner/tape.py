@@ -187,11 +187,13 @@ class _Compiler:
 
     def add(self, call: Call) -> None:
         op: Op[Add] = call.op
-        norm = op.attributes.norm
+        norm, decays = op.attributes.norm, op.attributes.decays
         branch, out = call.inputs[0], call.outputs[0]
+        normed = {} if norm is None else self._norm(norm, op.weights[:-1] if decays else op.weights)
         self.tape.add(
             self.buffer(branch), self.buffer(out), out.columns,
-            scale=op.attributes.scale, **({} if norm is None else self._norm(norm, op.weights)),
+            scale=op.attributes.scale, **normed, norm_cols=0 if norm is None else norm.each or 0,
+            decay=self.weights.vectors[op.weights[-1].name] if decays else None,
             scope=_scope(op), name=op.name, layer=_layer(op),
         )  # fmt: skip
 
@@ -205,13 +207,15 @@ class _Compiler:
 
     def activate(self, call: Call) -> None:
         op: Op[Activate] = call.op
-        self._encode(call, gate=op.attributes.activation)
+        times = self.buffer(call.inputs[1]) if len(call.inputs) > 1 else None
+        column = op.attributes.column
+        self._encode(call, gate=op.attributes.activation, times=times, times_column=column)
 
     def gather(self, call: Call) -> None:
         self._encode(call, scope="gathered")
 
     def _encode(self, call: Call, **options: Any) -> None:
-        (source,), (out,) = call.inputs, call.outputs
+        source, (out,) = call.inputs[0], call.outputs
         reader = None if call.op.reader is None else _packed(self.weights, call.op.reader)
         self.tape.encode(
             self.buffer(source),
@@ -258,7 +262,10 @@ class _Compiler:
             sink_rotation=rotations[1] if len(rotations) > 1 else None,
             q_sink=q_sink[0] if q_sink else None,
             q_norm=norms[0] if norms else None,
-            k_norm=norms[1] if norms else None,
+            k_norm=norms[1] if len(norms) > 1 else None,
+            v_norm=op.attributes.value_norm,
+            keys_are_values=op.attributes.keys_are_values,
+            writes=op.attributes.writes,
             eps=0.0 if op.attributes.norm is None else op.attributes.norm.eps,
             layer=_layer(op),
         )

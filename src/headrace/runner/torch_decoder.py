@@ -124,11 +124,23 @@ class _Step:
 
     def add(self, op: Op[Add], branch: torch.Tensor, stream: torch.Tensor) -> tuple[torch.Tensor]:
         norm, scale = op.attributes.norm, op.attributes.scale
-        x = branch if norm is None else self._normed(norm, op.weights, branch)
-        return (stream + (x if scale == 1.0 else x * scale),)
+        weights = op.weights[:-1] if op.attributes.decays else op.weights
+        x = branch
+        if norm is not None and norm.each is not None:
+            x = self._normed(norm, weights, branch.unflatten(-1, (-1, norm.each))).flatten(-2)
+        elif norm is not None:
+            x = self._normed(norm, weights, branch)
+        total = stream + (x if scale == 1.0 else x * scale)
+        return (total * self._weights.vectors[op.weights[-1].name] if op.attributes.decays else total,)
 
-    def activate(self, op: Op[Activate], x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (ACTIVATIONS[op.attributes.activation](x),)
+    def activate(
+        self, op: Op[Activate], x: torch.Tensor, others: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor]:
+        activated = ACTIVATIONS[op.attributes.activation](x)
+        if others is None:
+            return (activated,)
+        factors = others[:, op.attributes.column :][:, : x.shape[-1]]
+        return (activated * (factors if op.rows == "tokens" else factors[self._batch.selected_rows]),)
 
     def encode(self, op: Op[None], x: torch.Tensor) -> tuple[torch.Tensor]:
         return (x,)
@@ -159,21 +171,28 @@ class _Step:
 
     def rope(self, op: Op[Heads], qkv: torch.Tensor, *rotations: Any) -> tuple[torch.Tensor, ...]:
         heads, ops = op.attributes, self._ops
-        widths = [heads.num_heads * heads.head_dim, *[heads.num_kv_heads * heads.head_dim] * 2]
-        q, k, v = (
-            part.unflatten(-1, (-1, heads.head_dim)) for part in qkv.split(widths, dim=-1)
-        )  # [T, heads, D]
-        if heads.norm is not None:
-            half = len(op.weights) // 2
-            q = self._normed(heads.norm, op.weights[:half], q)
-            k = self._normed(heads.norm, op.weights[half:], k)
-        if heads.interleaved:
-            q, k = deinterleave(q, heads.rotated), deinterleave(k, heads.rotated)
+        width, kv_width = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+        half = len(op.weights) // 2 if heads.writes else len(op.weights)
+
+        def of(first: int, count: int, weights: Sequence[WeightRef]) -> torch.Tensor:
+            part = qkv[:, first : first + count].unflatten(-1, (-1, heads.head_dim))  # [T, heads, D]
+            normed = part if heads.norm is None else self._normed(heads.norm, weights, part)
+            return deinterleave(normed, heads.rotated) if heads.interleaved else normed
+
+        q = of(0, width, op.weights[:half])
         if heads.temperature is not None:
             q = q * _temperatures(heads.temperature, self._batch.positions)[:, None, None].to(q.dtype)
         queries = tuple(ops.apply_rope(q, *tables) for tables in rotations) or (q,)
+        if not heads.writes:
+            return queries
+        k = of(width, kv_width, op.weights[half:])
         if rotations:
             k = ops.apply_rope(k, *rotations[0])
+        v = qkv[:, width if heads.keys_are_values else width + kv_width :][:, :kv_width]
+        v = v.unflatten(-1, (-1, heads.head_dim))
+        if heads.value_norm:
+            assert heads.norm is not None
+            v = ops.rms_norm(v, v.new_ones(heads.head_dim), heads.norm.eps)
         group, cache = self._group(heads.cache)
         if group.written is not None:
             k, v = k[group.written], v[group.written]

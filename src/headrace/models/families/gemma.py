@@ -25,9 +25,9 @@ from headrace.models.families.reading import (
 from headrace.models.names import HF_NAMES
 from headrace.models.spec import ModelSpec, NormSpec
 
-_LARGE = 1e9  # of soft caps and scales
+LARGE = 1e9  # of soft caps and scales
 
-_SANDWICH = replace(
+SANDWICH = replace(
     HF_NAMES,
     mixer_post_norm="model.layers.{i}.post_attention_layernorm",
     post_norm="model.layers.{i}.pre_feedforward_layernorm",
@@ -60,8 +60,8 @@ def _gemma2(config: ConfigReader) -> ModelSpec:
     bias = config.flag("attention_bias", False)
     mixer, longest = read_attention(
         config, default_head_dim=256, qkv_bias=bias, out_bias=bias,
-        scale=config.number("query_pre_attn_scalar", 1e-3, _LARGE, 256.0) ** -0.5,
-        soft_cap=config.optional_number("attn_logit_softcapping", 1e-3, _LARGE),
+        scale=config.number("query_pre_attn_scalar", 1e-3, LARGE, 256.0) ** -0.5,
+        soft_cap=config.optional_number("attn_logit_softcapping", 1e-3, LARGE),
     )  # fmt: skip
     types = read_layer_types(config, lambda index: FULL if index % 2 else SLIDING)
     windows = with_windows(config, types, read_window(config, 4096))
@@ -69,7 +69,7 @@ def _gemma2(config: ConfigReader) -> ModelSpec:
     return decoder(
         config, "gemma2", stacked([with_window(mixer, window) for window in windows], mlp, "both"),
         _norm(config), longest, tied=True, embedding_scale=read_hidden(config) ** 0.5,
-        final_soft_cap=config.optional_number("final_logit_softcapping", 1e-3, _LARGE),
+        final_soft_cap=config.optional_number("final_logit_softcapping", 1e-3, LARGE),
     )  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def _gemma3(config: ConfigReader) -> ModelSpec:
     for kind in dict.fromkeys(types):
         mixers[kind], reach = read_attention(
             config, default_head_dim=256, layer_type=kind, theta=thetas[kind], qkv_bias=bias, out_bias=bias,
-            qk_norm=norm, scale=config.number("query_pre_attn_scalar", 1e-3, _LARGE, 256.0) ** -0.5,
-            soft_cap=config.optional_number("attn_logit_softcapping", 1e-3, _LARGE),
+            qk_norm=norm, scale=config.number("query_pre_attn_scalar", 1e-3, LARGE, 256.0) ** -0.5,
+            soft_cap=config.optional_number("attn_logit_softcapping", 1e-3, LARGE),
         )  # fmt: skip
         longest = max(longest, reach)
     layers = [with_window(mixers[kind], window) for kind, window in zip(types, windows, strict=True)]
@@ -94,16 +94,16 @@ def _gemma3(config: ConfigReader) -> ModelSpec:
     return decoder(
         config, "gemma3", stacked(layers, mlp, "both"), norm, longest, tied=True,
         embedding_scale=read_hidden(config) ** 0.5,
-        final_soft_cap=config.optional_number("final_logit_softcapping", 1e-3, _LARGE),
+        final_soft_cap=config.optional_number("final_logit_softcapping", 1e-3, LARGE),
     )  # fmt: skip
 
 
 GEMMA = {
     "GemmaForCausalLM": Family("gemma", _gemma, models="Gemma", features="GELU, scaled embeddings"),
     "Gemma2ForCausalLM": Family(
-        "gemma2", _gemma2, _SANDWICH, models="Gemma 2", features="norms around each half, soft caps, windows"
+        "gemma2", _gemma2, SANDWICH, models="Gemma 2", features="norms around each half, soft caps, windows"
     ),
     "Gemma3ForCausalLM": Family(
-        "gemma3", _gemma3, _SANDWICH, models="Gemma 3, text", features="norms of q and k, ropes by layer type"
+        "gemma3", _gemma3, SANDWICH, models="Gemma 3, text", features="norms of q and k, ropes by layer type"
     ),
 }

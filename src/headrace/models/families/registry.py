@@ -10,6 +10,7 @@ from typing import Any
 from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.families.gemma import GEMMA
+from headrace.models.families.gemma4 import GEMMA4
 from headrace.models.families.glm_moe import GLM_MOE
 from headrace.models.families.gpt import GPT
 from headrace.models.families.gpt_oss import GPT_OSS
@@ -25,6 +26,7 @@ from headrace.models.spec import ModelSpec
 ARCHITECTURES: Mapping[str, Family] = {
     **LLAMA_LIKE,
     **GEMMA,
+    **GEMMA4,
     **OTHERS,
     **GPT,
     **GPT_OSS,
@@ -41,6 +43,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": ARCHITECTURES["Gemma3ForCausalLM"],
     "qwen3_5_text": ARCHITECTURES["Qwen3_5ForCausalLM"],
     "qwen3_5_moe_text": ARCHITECTURES["Qwen3_5MoeForCausalLM"],
+    "gemma4_text": ARCHITECTURES["Gemma4ForCausalLM"],
 }
 
 
