@@ -37,6 +37,8 @@ from headrace.serving.totals import EngineTotals
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from tqdm import tqdm
 
 __all__ = [
@@ -169,15 +171,27 @@ class LLM:
         kind, shape = as_pooling(pooling), Shape(self.parts.spec.hidden_size, dimensions, normalize)
         params = SamplingParams(max_tokens=0)
         requests = [self._request(prompt, params, kind) for prompt in as_prompts(prompts)]
-        call = self._run(requests, use_tqdm, "embedding")
-        outputs = []
-        for new, text in requests:
-            ended = call.pooled[new.request_id]
-            if ended.pooled is None:
-                raise HeadraceError(f"the engine failed on this prompt: {ended.error}")
-            cached = 0 if ended.stats is None else ended.stats.num_cached
-            outputs.append(shape.output(new, text, floats(ended.pooled), cached))
-        return outputs
+        pooled = self._pooled(requests, use_tqdm, "embedding")
+        return [
+            shape.output(new, text, floats(vector), cached)
+            for (new, text), (vector, cached) in zip(requests, pooled, strict=True)
+        ]
+
+    def hidden_states(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[NDArray[np.float32]]:
+        """The states after the final norm of all tokens of each prompt, [n, H]; HF: last_hidden_state.
+
+        Raises as `embed` does.
+        """
+        import numpy as np
+
+        requests = [
+            self._request(prompt, SamplingParams(max_tokens=0), Pooling.ALL) for prompt in as_prompts(prompts)
+        ]
+        pooled = self._pooled(requests, use_tqdm, "reading")
+        width = self.parts.spec.hidden_size
+        return [np.frombuffer(one, dtype="<f4").reshape(-1, width).astype(np.float32) for one, _ in pooled]
 
     def stats(self) -> EngineStats:
         """Counts since the model was loaded."""
@@ -196,6 +210,19 @@ class LLM:
         if params.grammar is not None:
             self.parts.grammars.get(params.grammar)
         return new, text
+
+    def _pooled(
+        self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool, what: str
+    ) -> list[tuple[bytes, int]]:
+        """Run requests with `pooling`: what each gives, and how many of its tokens were cached."""
+        call = self._run(requests, use_tqdm, what)
+        found = []
+        for new, _ in requests:
+            ended = call.pooled[new.request_id]
+            if ended.pooled is None:
+                raise HeadraceError(f"the engine failed on this prompt: {ended.error}")
+            found.append((ended.pooled, 0 if ended.stats is None else ended.stats.num_cached))
+        return found
 
     def _run(
         self, requests: Sequence[tuple[NewRequest, str | None]], use_tqdm: bool, what: str = "generating"

@@ -27,7 +27,7 @@ class Shape:
 
 SHAPES: dict[str, Shape] = {
     "tale": Shape(256, 6, 8, 4, 768),
-    "tale-draft": Shape(128, 3, 4, 2, 384),
+    "tale-draft": Shape(128, 3, 4, 4, 256),
 }
 
 

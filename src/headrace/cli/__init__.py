@@ -46,6 +46,7 @@ COMMANDS = (
     Command("list", "headrace.cli.list_models", "list the models on this machine"),
     Command("rm", "headrace.cli.rm", "delete a model from the hub's cache"),
     Command("pack", "headrace.cli.pack", "write a model as the kernels read it, to be mapped at start"),
+    Command("train-heads", "headrace.cli.train_heads", "train draft heads for a model"),
     Command(
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
     ),

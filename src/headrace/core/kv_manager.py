@@ -395,9 +395,12 @@ class KVManager:
         ]
 
 
+_EVERY_TOKEN = (Pooling.MEAN, Pooling.ALL)
+
+
 def _needs_every_token(request: Request) -> bool:
     """Whether its results come from computing each token of the prompt, so that it can share none of them."""
-    return request.params.prompt_logprobs is not None or request.pooling is Pooling.MEAN
+    return request.params.prompt_logprobs is not None or request.pooling in _EVERY_TOKEN
 
 
 def _dropped(spec: KVGroupSpec, num_computed: int) -> int:

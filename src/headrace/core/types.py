@@ -89,6 +89,7 @@ class Pooling(enum.Enum):
 
     MEAN = "mean"  # of all of its tokens
     LAST = "last"  # of its last token
+    ALL = "all"  # no vector: the states of all of its tokens, one after the other
 
 
 class FinishReason(enum.Enum):

@@ -1,4 +1,4 @@
-"""Accumulates the hidden states of a prompt's tokens into one vector."""
+"""Accumulates the hidden states of a prompt's tokens into one vector, or collects them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class Pool:
         self._kind = kind
         self._num_prompt = num_prompt
         self._sum: NDArray[np.float64] | None = None  # [H]
+        self._all: list[NDArray[np.float32]] = []  # [n, H] each, with Pooling.ALL
 
     def tokens_of(self, work: SeqSlice) -> range:
         """The slice's tokens whose hidden states are needed."""
         count = len(work.tokens)
-        if self._kind is Pooling.MEAN:
+        if self._kind is not Pooling.LAST:
             return range(count)
         return range(count - 1, count) if self.ends_with(work) else range(0)
 
@@ -36,13 +37,18 @@ class Pool:
 
     def add(self, states: NDArray[np.float32]) -> None:
         """Hidden states [n, H] of the next positions."""
+        if self._kind is Pooling.ALL:
+            self._all.append(states.astype("<f4"))
+            return
         if self._sum is None:
             self._sum = np.zeros(states.shape[1], dtype=np.float64)
         for state in states:  # a sum over the axis could add in pairs
             self._sum += state
 
     def vector(self) -> NDArray[np.float32]:
-        """The finished vector [H]."""
+        """The finished vector [H]; with Pooling.ALL the states [num_prompt, H]."""
+        if self._kind is Pooling.ALL:
+            return np.concatenate(self._all)
         assert self._sum is not None
         count = self._num_prompt if self._kind is Pooling.MEAN else 1
         return (self._sum / count).astype("<f4")

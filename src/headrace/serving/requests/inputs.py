@@ -101,8 +101,8 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
 
 
 def as_pooling(name: object) -> Pooling:
-    """A Pooling by its value."""
-    for kind in Pooling:
+    """A Pooling that gives one vector, by its value."""
+    for kind in (Pooling.MEAN, Pooling.LAST):
         if name in (kind, kind.value):
             return kind
     raise InvalidParams(f'pooling must be "mean" or "last", got {shown(name)}')

@@ -1,0 +1,126 @@
+"""What heads are trained on: texts that are given, or beginnings that the model continues. No torch here."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.errors import ConfigError
+from headrace.models.source import BUNDLED_FOLDER
+
+BUNDLED_TEXTS = BUNDLED_FOLDER / "heldout.jsonl"
+MAX_FILE_BYTES = 1 << 30
+LONGEST = 1024
+"""Longer documents are cut into pieces of so many tokens."""
+_LONGEST_PROMPT = 512
+_SHORTEST_BEGINNING = 4
+_LONGEST_BEGINNING = 64
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that documents need."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = ...
+    ) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Token ids. The tokens from `start` on are the text to predict, those before are its prompt."""
+
+    ids: tuple[int, ...]
+    start: int = 1
+
+    @property
+    def trained(self) -> int:
+        """Tokens to predict."""
+        return max(0, len(self.ids) - max(1, self.start))
+
+
+Record = Mapping[str, Any]
+"""One of {"text": text}, {"prompt": text} and {"messages": [...]}."""
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a .jsonl file, one an object a line, or the paragraphs of any other file.
+
+    Raises ConfigError where the file cannot be read, is too large, or a line is no such object.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes: give a part of it")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    if path.suffix.lower() not in (".jsonl", ".ndjson"):
+        return [{"text": part.strip()} for part in text.split("\n\n") if part.strip()]
+    return [_record(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _record(path: Path, number: int, line: str) -> Record:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        if any(isinstance(found.get(key), str) for key in ("text", "prompt")):
+            return found
+        messages = found.get("messages")
+        if isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages):
+            return found
+    raise ConfigError(f'line {number} of {path} is no object with "text", "prompt" or "messages"')
+
+
+def given_documents(records: Sequence[Record], encoder: Encoder, longest: int) -> list[Document]:
+    """The texts themselves. Of a conversation the first answer's beginning is not known, so all of it is trained."""
+    documents = []
+    for record in records:
+        if "messages" in record and "text" not in record:
+            ids = encoder.encode_chat(record["messages"], add_generation_prompt=False)
+        else:
+            ids = encoder.encode(record.get("text") or record["prompt"])
+        documents += [Document(tuple(ids[at : at + longest])) for at in range(0, len(ids), longest)]
+    return [document for document in documents if document.trained]
+
+
+def beginnings(
+    records: Sequence[Record], encoder: Encoder, count: int, rng: random.Random, longest: int
+) -> list[list[int]]:
+    """Prompts for the model to continue: each record's prompt or conversation, or a text's first tokens.
+
+    All records come up equally often; of a text, each time another number of tokens.
+    """
+    longest = min(longest, _LONGEST_PROMPT)
+    encoded: list[tuple[list[int], bool]] = []
+    for record in records:
+        if isinstance(record.get("text"), str):
+            encoded.append((encoder.encode(record["text"])[:longest], True))
+        elif "messages" in record:
+            encoded.append((encoder.encode_chat(record["messages"]), False))
+        else:
+            encoded.append((encoder.encode(record["prompt"]), False))
+    usable = [(ids, cut) for ids, cut in encoded if 0 < len(ids) <= longest]
+    found: list[list[int]] = []
+    while usable and len(found) < count:
+        rng.shuffle(usable)
+        for ids, cut in usable[: count - len(found)]:
+            last = max(1, min(len(ids) // 2, _LONGEST_BEGINNING))
+            found.append(ids[: rng.randint(min(last, _SHORTEST_BEGINNING), last)] if cut else ids)
+    return found
+
+
+def split(documents: Sequence[Document], rng: random.Random) -> tuple[list[Document], list[Document]]:
+    """Documents to train on, and one in ten, at least one, to measure on."""
+    mixed = list(documents)
+    rng.shuffle(mixed)
+    count = max(1, len(mixed) // 10)
+    return mixed[count:], mixed[:count]
