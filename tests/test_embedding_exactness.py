@@ -18,12 +18,12 @@ Vectors = dict[str, bytes]
 
 
 def embeddings() -> list[NewRequest]:
-    """The prompts of the requests of test_exactness, each with both ways of pooling."""
+    """The prompts of the requests of test_exactness, each with the last token's state and either all or their mean."""
     params = SamplingParams(max_tokens=0)
     return [
         replace(request, request_id=f"{kind.value}-{request.request_id}", params=params, pooling=kind)
-        for request in requests_for()
-        for kind in Pooling
+        for number, request in enumerate(requests_for())
+        for kind in (Pooling.LAST, Pooling.ALL if number % 2 else Pooling.MEAN)
     ]
 
 

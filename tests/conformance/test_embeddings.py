@@ -38,6 +38,8 @@ def test_embeddings_match(name: str, force: str | None, tmp_path: Path) -> None:
     prompts = [prompt(length, seed=length) for length in (1, 5, 40, 83)]
     with torch.inference_mode():
         states = [model.model(torch.tensor([ids])).last_hidden_state[0].numpy() for ids in prompts]
+    for ours, theirs in zip(llm.hidden_states(prompts, use_tqdm=False), states, strict=True):
+        assert ours.shape == theirs.shape and np.abs(ours - theirs).max() < 1e-4
     for pooling, expected in (("mean", [s.mean(axis=0) for s in states]), ("last", [s[-1] for s in states])):
         raw = vectors(llm, prompts, pooling, normalize=False)
         for ours, theirs in zip(raw, expected, strict=True):

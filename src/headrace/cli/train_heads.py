@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.engine_flags import add_engine_flags, engine_config
-from headrace.cli.parser import add_command, add_number, check_range, needs_extra, typed
+from headrace.cli.engine_flags import add_engine_flags, engine_options
+from headrace.cli.parser import add_command, add_number, check_range, needs_extra
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,14 +86,12 @@ def run(args: argparse.Namespace) -> int:
     records = read_records(texts)
     if not records:
         raise ConfigError(f"{texts} holds no text")
-    config = engine_config(args)
-    seed = config.seed or 0
-    llm = LLM.from_config(config)
+    llm = LLM(args.model, **engine_options(args))
     parts = llm.parts
     rate = _RATES[args.method] if args.learning_rate is None else args.learning_rate
     options = TrainOptions(
         args.method, records, given, args.tokens, args.temperature, args.heads, args.blocks, args.tree_nodes,
-        FitOptions(args.epochs, rate, args.batch_tokens, seed), parts.resolved.num_threads,
+        FitOptions(args.epochs, rate, args.batch_tokens, parts.resolved.seed), parts.resolved.num_threads,
     )  # fmt: skip
     bars = _Bars()
     try:
@@ -114,11 +111,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
+    from headrace.models.source import SHAPE_PREFIX
+
     for name, low, high in (
         ("tokens", 1, 1_000_000_000), ("epochs", 1, 1000), ("temperature", 0.0, 2.0), ("heads", 1, 16),
         ("blocks", 1, 8), ("tree-nodes", 1, 1024), ("learning-rate", 1e-7, 1.0), ("batch-tokens", 64, 1 << 20),
     ):  # fmt: skip
         check_range(name, getattr(args, name.replace("-", "_")), low, high)
+    if args.model.startswith(SHAPE_PREFIX):
+        raise ConfigError(f"{args.model} has random weights: there is nothing to train draft heads for")
     if args.prompts is not None and args.data != "self":
         raise ConfigError("--prompts is for --data self: the texts of a file are trained on as they are")
 
@@ -132,8 +133,6 @@ def _print(args: argparse.Namespace, done: Any) -> None:
     if done.tree_tokens is not None:
         print(f"the tree adds {done.tree_tokens:.2f} tokens to a step, if all of its nodes are drafted")
     print(f"{args.output}: {done.parameters:,} parameters")
-    flag = shlex.quote(f'{{"method": "{args.method}", "model": "{args.output}"}}')
-    print(typed(f'Next: `headrace generate -m {shlex.quote(args.model)} --speculative-config {flag} "Once"`'))
 
 
 class _Writer:

@@ -106,11 +106,9 @@ def train_heads(
 ) -> Trained:
     """Train, measure on held-out text, and write `folder`, which appears when it is complete.
 
-    longest: tokens of a sequence that the model takes. Raises ConfigError for a folder that is there already and for
-    too little text, before anything is trained.
+    source: with weights, not a shape. longest: tokens of a sequence that the model takes. Raises ConfigError for a
+    folder that is there already and for too little text, before anything is trained.
     """
-    if source.path is None:
-        raise ConfigError(f"{source.name} has random weights: there is nothing to train draft heads for")
     torch.set_num_threads(options.threads)
     base, ends = base_model(source, spec), read_ends(source, spec)
     size = 8 * (1 << 20) + (options.heads * options.blocks + 12) * 2 * spec.hidden_size**2

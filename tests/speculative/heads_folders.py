@@ -1,0 +1,58 @@
+"""Folders of draft heads, written without the code that trains them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+H, V = 8, 20
+RNG = np.random.default_rng(0)
+SAMPLE = RNG.standard_normal((8, H)).astype(np.float32)
+
+LAYER: dict[str, Any] = {
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 12,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+}  # fmt: skip
+
+EAGLE_SHAPES = {
+    "model.fc.weight": (H, 2 * H), "model.norm.weight": (H,),
+    "model.layers.0.input_layernorm.weight": (H,), "model.layers.0.post_attention_layernorm.weight": (H,),
+    "model.layers.0.self_attn.q_proj.weight": (16, H), "model.layers.0.self_attn.k_proj.weight": (8, H),
+    "model.layers.0.self_attn.v_proj.weight": (8, H), "model.layers.0.self_attn.o_proj.weight": (H, 16),
+    "model.layers.0.mlp.gate_proj.weight": (12, H), "model.layers.0.mlp.up_proj.weight": (12, H),
+    "model.layers.0.mlp.down_proj.weight": (H, 12),
+}  # fmt: skip
+
+Tensors = dict[str, NDArray[Any]]
+
+
+def section(method: str, **fields: Any) -> dict[str, Any]:
+    """The object of a config.json."""
+    sizes = {"num_heads": 2, "num_blocks": 1} if method == "medusa" else {"layer": LAYER}
+    known = {"format": 1, "method": method, "model": "small", "vocab_size": V, "hidden_size": H}
+    return {"headrace_heads": known | sizes | fields}
+
+
+def medusa_tensors() -> Tensors:
+    made: Tensors = {"base.embedding_sample": SAMPLE.astype(np.float16)}
+    for i in range(2):
+        made[f"heads.{i}.blocks.0.weight"] = RNG.standard_normal((H, H)).astype(np.float16)
+        made[f"heads.{i}.blocks.0.bias"] = RNG.standard_normal(H).astype(np.float16)
+    return made
+
+
+def eagle_tensors() -> Tensors:
+    made = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in EAGLE_SHAPES.items()}
+    return made | {"base.embedding_sample": SAMPLE}
+
+
+def write(folder: Path, config: object, tensors: Tensors) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder

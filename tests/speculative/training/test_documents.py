@@ -1,0 +1,91 @@
+"""Texts and beginnings that heads are trained on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.speculative.training.documents import (
+    BUNDLED_TEXTS,
+    Document,
+    beginnings,
+    given_documents,
+    read_records,
+    split,
+)
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes; a conversation ends with 0 where an answer is due."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True
+    ) -> list[int]:
+        return [*(byte for one in messages for byte in one["content"].encode()), *[0] * add_generation_prompt]
+
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def test_files_of_lines_and_of_paragraphs(tmp_path: Path) -> None:
+    lines, plain = tmp_path / "a.jsonl", tmp_path / "a.txt"
+    lines.write_text(
+        '{"text": "one"}\n\n{"prompt": "two"}\n{"messages": [{"role": "user", "content": "x"}]}\n'
+    )
+    plain.write_text("one\ntwo\n\n\n three\n")
+    assert [next(iter(record)) for record in read_records(lines)] == ["text", "prompt", "messages"]
+    assert read_records(plain) == [{"text": "one\ntwo"}, {"text": "three"}]
+    assert len(read_records(BUNDLED_TEXTS)) == 70
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"text": "one"}\n{"text": 1}\n', 'line 2 of .* is no object with "text"'),
+        (b"[1]\n", "line 1"),
+        (b'{"messages": []}\n', "line 1"),
+        (b"{" * 100_000, "line 1"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        read_records(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_records(tmp_path / "nothing.txt")
+
+
+def test_given_texts_are_cut_into_pieces() -> None:
+    records = [{"text": "abcdefgh"}, {"prompt": "x"}, CHAT]
+    found = given_documents(records, Bytes(), 5)
+    assert [bytes(one.ids) for one in found] == [b"abcde", b"fgh", b"hello"]
+    assert [one.trained for one in found] == [4, 2, 4]
+    assert Document((1, 2, 3, 4), 3).trained == 1 and Document((1,)).trained == 0
+
+
+def test_beginnings_are_whole_prompts_and_parts_of_texts() -> None:
+    records = [{"text": "a" * 100}, {"prompt": "why?"}, CHAT, {"text": ""}, {"prompt": "b" * 600}]
+    found = beginnings(records, Bytes(), 40, random.Random(1), 500)
+    texts = [one for one in found if one[0] == ord("a")]
+    assert len(found) == 40 and [*b"why?"] in found and [*b"hello", 0] in found
+    assert 13 <= len(texts) <= 14 and len({len(one) for one in texts}) > 5
+    assert all(4 <= len(one) <= 50 for one in texts)
+    assert found == beginnings(records, Bytes(), 40, random.Random(1), 500)
+    assert beginnings([{"text": ""}], Bytes(), 4, random.Random(1), 500) == []
+
+
+def test_one_document_in_ten_is_held_out() -> None:
+    documents = [Document((number, number)) for number in range(25)]
+    training, heldout = split(documents, random.Random(0))
+    assert len(heldout) == 2 and {*training, *heldout} == {*documents}
+    assert len(split(documents[:2], random.Random(0))[1]) == 1
