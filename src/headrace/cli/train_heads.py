@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     from headrace.speculative.training.documents import BUNDLED_TEXTS, read_records
 
     with needs_extra("torch", "training draft heads"):
-        from headrace.speculative.training.run import FitOptions, TrainOptions, train_heads
+        from headrace.speculative.training.fit import FitOptions
+        from headrace.speculative.training.run import TrainOptions, train_heads
     from headrace.llm import LLM
 
     given = args.data != "self"

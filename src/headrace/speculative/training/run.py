@@ -117,13 +117,14 @@ def train_heads(
         documents = _documents(options, writer, rng, min(longest, LONGEST), stage)
         training, heldout = split(documents, rng)
         _check(training, heldout, spec)
-        shown = stage("reading hidden states", "text")
-        corpora = []
+        shown, read = stage("reading hidden states", "text"), 0
+        corpora: list[Corpus] = []
         for part in (training, heldout):
-            states = []
+            states: list[NDArray[np.float32]] = []
             for at in range(0, len(part), _ROUND):
                 states += writer.hidden_states([one.ids for one in part[at : at + _ROUND]])
-                shown(len(states) + sum(len(one.states) for one in corpora), len(documents))
+                shown(read + len(states), len(documents))
+            read += len(states)
             corpora.append(Corpus(part, states))
         model, generator = Model(ends), torch.Generator().manual_seed(options.fit.seed)
         method: Method = (
