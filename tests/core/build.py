@@ -68,7 +68,7 @@ def driver(
     *groups: KVGroupSpec, caching: bool = True, draft: tuple[int, int] = (0, 0), **changes: Any
 ) -> Driver:
     """An engine over the fake executor; `changes` go to CONFIG."""
-    config = replace(CONFIG, **changes)
+    config = replace(CONFIG, **{"max_draft": sum(draft), **changes})
     return Driver(Setup(config, groups or (full(),), caching, lambda length: draft))
 
 

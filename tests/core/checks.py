@@ -148,8 +148,13 @@ def check_states(engine: Engine, plan: StepPlan) -> None:
             if not spec.is_state:
                 continue
             moves = work.states[group]
-            if moves is None or moves.writes[-1] != (len(work.tokens), table.live[0]):
-                raise Broken(f"state: {moves} does not end in {table.live}")
+            own = [table.live[0], *table.drafts]  # after the known tokens, and after each draft
+            known = len(work.tokens) - work.num_draft
+            ends = list(enumerate(own, known))
+            if moves is None or list(moves.writes[-len(own) :]) != ends or len(own) != work.num_draft + 1:
+                raise Broken(f"state: {moves} does not end in {own}")
+            if any(pool.references(slot) != 1 for slot in table.drafts):
+                raise Broken(f"state: the slots of drafts {table.drafts} are shared")
             if pool.references(table.live[0]) != 1 or table.dropped or len(table.live) != 1:
                 raise Broken(f"state: slot {table.live} has {pool.references(table.live[0])} references")
             slots = [slot for _, slot in moves.writes]

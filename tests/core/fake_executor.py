@@ -36,7 +36,7 @@ class _Sequence:
 
 class FakeExecutor:
     """`tenant_of` names the cache salt of a sequence. `draft` gives how many good and bad draft tokens to propose
-    after so many tokens. Sequences in `failing` fail in the next step. `recompute`: the core keeps no KV."""
+    after so many tokens; a slice's room cuts them. Sequences in `failing` fail in the next step. `recompute`: the core keeps no KV."""
 
     def __init__(
         self, groups: Sequence[KVGroupSpec], vocab: int, *, tenant_of: Callable[[int], str] = lambda number: "",
@@ -92,6 +92,7 @@ class FakeExecutor:
             self.failing.discard(work.request_id)
             return SliceResult(work.request_id, error="a planted failure")
         sequence.computed = work.start + len(work.tokens)
+        self._scribble(work, sequence)
         prompt_logprobs = ()
         if sequence.sampling.params.prompt_logprobs is not None:
             scored = range(work.start, min(sequence.computed, sequence.num_prompt - 1))
@@ -123,8 +124,19 @@ class FakeExecutor:
         good, bad = self.draft(len(sequence.tokens))
         if good or bad:
             oracle = Oracle(self.groups, sequence.tenant, sequence.tokens)
-            sequence.draft = propose(oracle, sequence.sampling, sequence.num_prompt, good=good, bad=bad)
+            draft = propose(oracle, sequence.sampling, sequence.num_prompt, good=good, bad=bad)
+            sequence.draft = draft[: work.room]
         return tuple(tokens)
+
+    def _scribble(self, work: SeqSlice, sequence: _Sequence) -> None:
+        """Write where a drafter may: after the slice's tokens, in blocks that no other sequence writes."""
+        end = work.start + len(work.tokens)
+        for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
+            for position in () if group.is_state else range(end, end + work.room):
+                block = table.block_of(position)
+                writer = self._writers.setdefault((index, block), work.request_id)
+                demand(writer == work.request_id, f"shared write: block {block} of {writer} holds drafts")
+                self.store[index][block, position % group.block_size] = GARBAGE
 
     def _update(self, work: SeqSlice) -> _Sequence:
         demand((work.new is None) == (work.request_id in self.sequences), f"{work.request_id}: new or known?")

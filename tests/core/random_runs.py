@@ -47,6 +47,7 @@ def draw_setup(rng: Random) -> Setup:
     block_size = rng.choice((1, 2, 4, 4, 16))
     kinds = rng.choice(LAYOUTS)
     groups = tuple(draw_group(rng, kind, index, block_size) for index, kind in enumerate(kinds))
+    most = rng.choice((0, 0, 2, 4))  # drafts
     config = SchedulerConfig(
         max_num_seqs=rng.choice((1, 2, 4, 6, 8)),
         max_num_batched_tokens=rng.choice((1, 3, 8, 16, 64)),
@@ -61,9 +62,10 @@ def draw_setup(rng: Random) -> Setup:
         victim=rng.choice(tuple(Victim)),
         chunked_prefill=rng.random() < 0.7,
         kv_cache=rng.random() < 0.9,
+        max_draft=most,
         seed=3,
     )
-    most = rng.choice((0, 0, 2, 4))  # drafts
+
     salt = rng.randrange(1000)
 
     def draft(length: int) -> tuple[int, int]:

@@ -128,8 +128,19 @@ def test_pinned_prefixes_keep_their_state() -> None:
     engine.drain()
 
 
-def test_drafts_are_not_verified_over_states() -> None:
-    engine = driver(full(), state(), draft=(2, 1))
+def test_a_state_goes_back_to_the_last_accepted_draft() -> None:
+    engine = driver(full(), state(interval=4), draft=(2, 1))
+    (track,) = engine.add(new("a", PROMPT, max_tokens=30))
+    engine.drain()
+    assert engine.executor.accepted > 10 and engine.executor.rejected > 5
+    again = [*PROMPT, *track.tokens]  # 52 tokens: states after accepted drafts were kept, too
+    (track,) = engine.add(new("b", [*again[:46], 40, 40], max_tokens=2))
+    assert granted(engine, engine.step()) == {"b": 4}
+    engine.drain()
+
+
+def test_without_free_slots_nothing_is_drafted() -> None:
+    engine = driver(full(), state(1), draft=(2, 1), caching=False)
     engine.add(new("a", PROMPT, max_tokens=9))
     engine.drain()
     assert engine.executor.accepted == engine.executor.rejected == 0

@@ -62,7 +62,7 @@ class KVManager:
 
     @property
     def has_states(self) -> bool:
-        """Whether some group holds recurrent states, which no draft can be taken back from."""
+        """Whether some group holds recurrent states."""
         return bool(self._states)
 
     def longest_sequence(self) -> int | None:
@@ -188,20 +188,22 @@ class KVManager:
             most = room if most is None else min(most, room)
         return request.gap if most is None else max(0, most)  # states have room for any number
 
-    def grow(self, request: Request, num_tokens: int, copies: list[BlockCopy]) -> bool:
-        """Make room for positions num_computed … num_computed + num_tokens - 1 in every group.
+    def grow(self, request: Request, num_tokens: int, copies: list[BlockCopy], ahead: int = 0) -> bool:
+        """Make room for positions num_computed … num_computed + num_tokens - 1 in every group, and for a drafter's KV
+        of `ahead` more.
 
         Frees blocks that fell out of a window, takes new blocks, and replaces shared blocks that would be
         written (appending to `copies`). False, with no block taken, when some group has too few free blocks.
         """
         end = request.num_computed + num_tokens
-        end_block = -(-end // self.block_size)
-        if self._has_room(request, end):
+        end_block = -(-(end + ahead) // self.block_size)
+        if self._has_room(request, end, end_block):
             return True
+        drafts = max(0, end - len(request.tokens))
         needed_blocks: list[tuple[int, list[int]]] = []
         for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
             if group in self._states:
-                if self._states[group].slots_needed(table) > pool.num_free:
+                if self._states[group].slots_needed(table) + drafts > pool.num_free:
                     return False
                 needed_blocks.append((0, []))
                 continue
@@ -224,9 +226,8 @@ class KVManager:
             state.advance(request, end)
         return True
 
-    def _has_room(self, request: Request, end: int) -> bool:
+    def _has_room(self, request: Request, end: int, end_block: int) -> bool:
         """True where the last block held has room and is not shared: most steps of a decoding sequence."""
-        end_block = -(-end // self.block_size)
         last = end_block - 1
         if self._windows or request.num_computed // self.block_size != last:
             return False
@@ -281,6 +282,11 @@ class KVManager:
             ]
             found += self.cache.insert(index, request.keys, request.tokens, request.salt, blocks)
         return found
+
+    def accept(self, request: Request, accepted: int) -> None:
+        """Of the drafts of the slice that was just run only the first `accepted` are part of the sequence."""
+        for state in self._states.values():
+            state.accept(request, accepted)
 
     def take_back(self, number: int) -> None:
         """Forget the blocks that a sequence's slice was to write: it failed, or it read from a slice that failed."""

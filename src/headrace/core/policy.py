@@ -37,7 +37,7 @@ class Victim(enum.Enum):
 class SchedulerConfig:
     """Sizes in tokens or requests, times in seconds. `max_model_len` None means that windows bound every layer.
 
-    `kv_cache` False recomputes every sequence at every step: the baseline that shows what a cache is worth.
+    `max_draft` is the most tokens that are drafted for a sequence at once. `kv_cache` False recomputes every sequence at every step: the baseline that shows what a cache is worth.
     `seed` is the root of the seeds of requests that bring none. `max_logprobs` is the most alternatives that a request
     may ask for at a position.
     """
@@ -55,6 +55,7 @@ class SchedulerConfig:
     victim: Victim = Victim.LAST
     chunked_prefill: bool = True
     kv_cache: bool = True
+    max_draft: int = 0
     seed: int = 0
     max_logprobs: int = MAX_LOGPROBS
 

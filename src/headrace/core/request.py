@@ -15,7 +15,9 @@ class Table:
     the other fields are described in states.py.
     """
 
-    __slots__ = ("branch", "changed_from", "dropped", "live", "source", "told_dropped", "writes")
+    __slots__ = (
+        "base", "branch", "changed_from", "drafts", "dropped", "live", "source", "told_dropped", "writes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.live: list[int] = []
@@ -25,11 +27,15 @@ class Table:
         self.source = NOWHERE
         self.writes: list[tuple[int, int]] = []
         self.branch: int | None = None
+        self.base = 0
+        self.drafts: list[int] = []
 
     @property
     def held(self) -> list[int]:
         """Every block that it has a reference to."""
-        return self.live if self.branch is None else [*self.live, self.branch]
+        if self.branch is None and not self.drafts:
+            return self.live
+        return [*self.live, *self.drafts, *(() if self.branch is None else (self.branch,))]
 
     @property
     def logical_len(self) -> int:
@@ -43,7 +49,7 @@ class Request:
     __slots__ = (
         "charged", "draft", "finish_by", "first", "index", "key", "keys", "known", "limit", "name", "num_computed",
         "num_prompt", "num_stored", "number", "params", "pin_blocks", "pin_ttl_s", "pooling", "priority",
-        "prompt_key", "prompt_logprobs_done", "salt", "seed", "start_by", "stats", "status", "stop_ids", "tables",
+        "prompt_key", "prompt_logprobs_done", "room", "salt", "seed", "start_by", "stats", "status", "stop_ids", "tables",
         "tokens", "user", "weight",
     )  # fmt: skip
 
@@ -67,6 +73,7 @@ class Request:
         )  # to be pinned when computed
         self.pin_ttl_s = new.cache_pin_ttl_s or 0.0
         self.draft: tuple[int, ...] = ()
+        self.room = 0  # drafts that may follow the slice just granted
         self.status = Status.WAITING
         self.pooling = new.pooling
         self.priority = new.priority

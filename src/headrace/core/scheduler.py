@@ -91,6 +91,7 @@ class Scheduler:
         self._refusal: _Refusal | None = None
         self._joined = 0  # admissions since the start, those after a preemption included
         self._batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
+        self._draft_budget = 0  # tokens of the step that drafts may still take
 
     @property
     def limit(self) -> int | None:
@@ -157,6 +158,7 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         copies: list[BlockCopy] = []
         granted: list[tuple[Request, int]] = []
+        self._draft_budget = self._left_for_drafts(budget)
         preemptions = self.stats.preemptions
         if not self._in_order or self.config.order is Order.FAIR:  # other orders stay as they are once sorted
             self.running.sort(key=self.waiting.sort_key)
@@ -171,6 +173,7 @@ class Scheduler:
                 self.kv.plan_slice(request, count)
                 granted.append((request, count))
                 budget -= count
+                self._draft_budget -= max(0, request.num_computed + count - len(request.tokens))
         wait_until = None
         if self.stats.preemptions == preemptions:
             wait_until = self._admit_waiting(budget, copies, granted, now)
@@ -222,9 +225,19 @@ class Scheduler:
             self._preempt(victim)
             self._memory_short = False
 
+    def _left_for_drafts(self, budget: int) -> int:
+        """Tokens of a step that running sequences do not need for what they know: no draft delays another sequence."""
+        if not any(request.draft for request in self.running):
+            return 0
+        return max(0, budget - sum(len(request.tokens) - request.num_computed for request in self.running))
+
     def _grant_running(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
         count = self._tokens_due(request, budget)
-        while count and not self.kv.grow(request, count, copies):
+        while count and not self._grow(request, count, copies):
+            known = len(request.tokens) - request.num_computed
+            if count > known:  # drafts are cut before a sequence is preempted
+                count = known
+                continue
             later = self.running[self.running.index(request) + 1 :]
             victim = choose_victim(self.config, later)
             if victim is not None:
@@ -240,7 +253,20 @@ class Scheduler:
         known = len(request.tokens) - request.num_computed  # drafts may be cut short, prompts may not
         if known > budget and not self.config.chunked_prefill and budget < self.config.max_num_batched_tokens:
             return 0  # whole prompts only: wait for a step that has the full budget
-        return min(known + len(request.draft), budget)
+        return min(known + min(len(request.draft), self._draft_budget), budget)
+
+    def _grow(self, request: Request, count: int, copies: list[BlockCopy]) -> bool:
+        """Make room for a slice of `count` tokens, and where blocks allow for the drafts that follow it."""
+        end = request.num_computed + count
+        request.room = 0
+        if self.config.max_draft and end >= len(request.tokens) and request.params.samples:
+            room = min(self.config.max_draft, request.limit - end - 1)
+            if end <= request.num_stored:  # an earlier slice of this step writes its last block, so it cannot be copied
+                room = 0
+            if room > 0 and self.kv.grow(request, count, copies, room):
+                request.room = room
+                return True
+        return self.kv.grow(request, count, copies)
 
     def _admit_waiting(
         self, budget: int, copies: list[BlockCopy], granted: list[tuple[Request, int]], now: float
@@ -296,7 +322,7 @@ class Scheduler:
         fits = not (self.running and self.kv.blocks_short(request, len(request.tokens), self._spare_blocks))
         if fits and not self.running:
             count = min(count, self.kv.fits(request))
-        if not count or not fits or not self.kv.grow(request, count, copies):
+        if not count or not fits or not self._grow(request, count, copies):
             self.kv.free(request)
             free = tuple(pool.num_free for pool in self.kv.pools)
             most = self.config.max_num_batched_tokens if due else budget
@@ -343,6 +369,7 @@ class Scheduler:
             request.charged = end
         return SeqSlice(
             request.number, tokens, start, sample=end >= known and request.params.samples, num_draft=num_draft,
+            room=request.room,
             tables=self.kv.updates(request), new=new, num_stored=max(0, request.num_stored - start),
             states=self.kv.states(request),
         )  # fmt: skip
@@ -421,8 +448,8 @@ class Scheduler:
 
     def _commit_slice(self, request: Request, work: SeqSlice, part: SliceResult, now: float) -> Output | None:
         request.num_computed = work.start + len(work.tokens)
+        rejected = work.num_draft - max(0, len(part.tokens) - 1) if work.num_draft else 0
         if work.num_draft:
-            rejected = work.num_draft - max(0, len(part.tokens) - 1)
             request.num_computed -= rejected
             request.stats.num_drafted += work.num_draft
             request.stats.num_accepted += work.num_draft - rejected
@@ -443,14 +470,13 @@ class Scheduler:
         if work.num_draft:  # the rest was registered when the slice was planned
             last = min(request.num_computed, len(request.tokens) - bool(emitted))
             self.kv.register(request, work.start, last)
+            self.kv.accept(request, work.num_draft - rejected)
         self.stats.output_tokens += emitted
         prompt_logprobs = self._new_prompt_logprobs(request, work, part) if part.prompt_logprobs else ()
         if reason is not None:
             self.end(request, reason, now)
         else:
-            request.draft = part.draft and part.draft[: max(0, request.limit - len(request.tokens) - 1)]
-            if self.kv.has_states:
-                request.draft = ()  # a state cannot forget a rejected draft
+            request.draft = part.draft and part.draft[: _most_drafts(request)]
             if not self.config.kv_cache and emitted:
                 self.kv.free(request)  # without a cache every step starts from nothing
         if not (emitted or prompt_logprobs or reason):
@@ -483,6 +509,14 @@ class Scheduler:
         fresh = part.prompt_logprobs[max(0, request.prompt_logprobs_done - work.start) :]
         request.prompt_logprobs_done += len(fresh)
         return fresh
+
+
+def _most_drafts(request: Request) -> int:
+    """Drafts that can be accepted before the request ends."""
+    left = request.limit - len(request.tokens)
+    if request.params.max_tokens is not None:
+        left = min(left, request.params.max_tokens - request.num_output)
+    return max(0, left - 1)
 
 
 def _fault(request: Request | None, work: SeqSlice, part: SliceResult) -> str | None:

@@ -17,10 +17,11 @@ from headrace.core.types import NOWHERE, KVGroupSpec
 class StateGroup:
     """The slots of one KV group of retention STATE.
 
-    Of a request's table, `live[0]` is the slot after the slice just granted and `source` the one before it. `writes`
-    are the (count, slot) where the slice leaves its state: last in its own slot, before that in copies for the prefix
-    cache, and in slot `branch` for the other completions of the request, which start from the state before the
-    prompt's last token.
+    Of a request's table, `live[0]` is the slot after the known tokens of the slice just granted and `source` the one
+    before the slice, which starts at token `base`. `writes` are the (count, slot) where the slice leaves its state: in
+    its own slot after the known tokens, before that in copies for the prefix cache, and in slot `branch` for the other
+    completions of the request, which start from the state before the prompt's last token. After each draft the state
+    goes to one of `drafts`: no draft can be taken back from a state, so `accept` picks the one after the last accepted.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class StateGroup:
         self._cache, self._evict = cache, evict
 
     def slots_needed(self, table: Table) -> int:
-        """Free slots without which the sequence cannot continue: 0 or 1."""
+        """Free slots without which the sequence cannot continue, drafts apart: 0 or 1."""
         if not table.live or self._pool.references(table.live[0]) > 1:
             return 1
         return int(self._is_cached(table.live[0]) and self._pool.num_free > 0)  # else it leaves the cache
@@ -47,6 +48,8 @@ class StateGroup:
         table, start, size = request.tables[self._index], request.num_computed, self._spec.block_size
         if not table.live or start // size != end // size or self._branches(request, end):
             return False
+        if end > len(request.tokens):
+            return False
         slot = table.live[0]
         if self._pool.references(slot) > 1 or self._is_cached(slot):
             return False
@@ -54,8 +57,10 @@ class StateGroup:
         return True
 
     def advance(self, request: Request, end: int) -> None:
-        """Take the slots of a slice up to `end`. Copies are left out where no slot is free."""
+        """Take the slots of a slice up to `end`, drafts included. Copies are left out where no slot is free."""
         table, pool, start = request.tables[self._index], self._pool, request.num_computed
+        drafts, end = max(0, end - len(request.tokens)), min(end, len(request.tokens))
+        table.base = start
         table.source = table.live[0] if table.live else NOWHERE
         table.changed_from = 1  # no update of the table: the slice names its slots
         table.writes = []
@@ -65,6 +70,8 @@ class StateGroup:
             table.branch, branches = table.source, False
         table.live = [self._target(table)]
         table.writes.append((end - start, table.live[0]))
+        table.drafts = [pool.allocate() for _ in range(drafts)]
+        table.writes += [(end - start + index, slot) for index, slot in enumerate(table.drafts, 1)]
         for border in self._borders(request, end):
             if border < end and pool.num_free and not self._is_known(request, border):
                 table.writes.append((border - start, pool.allocate()))
@@ -78,13 +85,23 @@ class StateGroup:
         table, border = request.tables[self._index], (index + 1) * self._spec.block_size
         if border not in self._borders(request, border):
             return None
-        slots = (slot for count, slot in table.writes if request.num_computed + count == border)
+        slots = (slot for count, slot in table.writes if table.base + count == border)
         return next((slot for slot in slots if slot != table.branch), None)
+
+    def accept(self, request: Request, accepted: int) -> None:
+        """Keep the state after so many of the slice's drafts, and release those after the others."""
+        table = request.tables[self._index]
+        if accepted:
+            table.live, table.drafts[accepted - 1] = [table.drafts[accepted - 1]], table.live[0]
+        for slot in table.drafts:
+            self._release(slot)
+        table.drafts = []
 
     def settle(self, request: Request) -> list[int]:
         """Leave the copies to the cache, once it knows them; gives the slot that other completions may read."""
         table = request.tables[self._index]
-        copies = [slot for _, slot in table.writes[:-1]]
+        kept = {table.live[0], *table.drafts}
+        copies = [slot for _, slot in table.writes if slot not in kept]
         for slot in copies:
             if slot != table.branch:
                 self._release(slot)
@@ -112,7 +129,7 @@ class StateGroup:
 
     def _borders(self, request: Request, end: int) -> list[int]:
         """Numbers of tokens after which the state is kept, among those from the computed ones up to `end`."""
-        size, interval, start = self._spec.block_size, self._spec.interval, request.num_computed
+        size, interval, start = self._spec.block_size, self._spec.interval, request.tables[self._index].base
         if self._cache is None or start // size == end // size:
             return []
         ends = {(request.num_prompt - 1) // size * size, request.pin_blocks * size}

@@ -163,7 +163,8 @@ class SeqSlice:
     The last `num_draft` of `tokens` are unverified drafts. With `sample` set, the executor samples after the last
     non-draft token and after every accepted draft; otherwise it emits nothing. The first `num_stored` of `tokens` are
     computed for their logits alone: their KV is in the slice's blocks, or an earlier slice of the step writes it there,
-    and it must not be written again.
+    and it must not be written again. Up to `room` drafts may be proposed for the next step: the tables have places for
+    the KV of so many tokens after the slice.
     """
 
     request_id: int
@@ -171,6 +172,7 @@ class SeqSlice:
     start: int
     sample: bool
     num_draft: int = 0
+    room: int = 0
     tables: tuple[TableUpdate | None, ...] = ()  # one per KV group; None where nothing changed
     new: NewSequence | None = None
     num_stored: int = 0
