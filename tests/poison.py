@@ -11,6 +11,7 @@ from headrace.build import EngineParts
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.native_kv import NativeKV
+from headrace.speculative.model import ModelDrafter
 
 NAN = {"f32": (np.float32, np.nan), "bf16": (np.uint16, 0x7FC0), "i8": (np.int8, -128)}
 """What a poisoned element is, by the type of the cache. Codes are always finite: there the scales are NaN too."""
@@ -47,6 +48,13 @@ def poisoned(storage: NativeKV | KVStorage, group: int, block: int) -> bool:
     return all(bool((np.isnan(part) if dtype is np.float32 else part == value).all()) for part in found)
 
 
+def _storages(executor: ModelExecutor[Any]) -> list[tuple[NativeKV | KVStorage, int]]:
+    """For each KV group what stores it, and its number there: the model's, then those of the model that drafts."""
+    drafters = getattr(executor.drafter, "drafters", (executor.drafter,))
+    models = [executor.model, *(one.model for one in drafters if isinstance(one, ModelDrafter))]
+    return [(model._kv, group) for model in models for group in range(len(model._kv._pools))]
+
+
 class Poison:
     """Poisons free blocks before each step, and counts how many of them the steps take.
 
@@ -59,7 +67,7 @@ class Poison:
     def __init__(self, parts: EngineParts) -> None:
         assert isinstance(parts.executor, ModelExecutor)
         self._kv = parts.engine.scheduler.kv
-        self._storage = parts.executor.model._kv
+        self._storages = _storages(parts.executor)
         self._poisoned: list[set[int]] = [set() for _ in self._kv.pools]
         self.taken = 0
 
@@ -70,13 +78,13 @@ class Poison:
             next_ones = itertools.islice(pool.free_order(), self.BLOCKS)
             blocks = [block for block in next_ones if cache is None or not cache.holds(group, block)]
             if fresh := [block for block in blocks if block not in known]:
-                poison(self._storage, group, fresh)
+                poison(*self._storages[group], fresh)
                 known.update(fresh)
 
     def after_plan(self) -> None:
         """Before the step runs: what it takes is poison still."""
         for group, (pool, known) in enumerate(zip(self._kv.pools, self._poisoned, strict=True)):
             taken = {block for block in known if pool.references(block) > 0}
-            assert not taken or poisoned(self._storage, group, min(taken))
+            assert not taken or poisoned(*self._storages[group], min(taken))
             known -= taken
             self.taken += len(taken)

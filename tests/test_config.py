@@ -30,6 +30,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "batch_wait_s": {"batching": "dynamic"},
     "batch_max_tokens": {"batching": "dynamic"},
     "attention_sinks": {"sliding_window": 64},
+    "num_speculative_tokens": {"speculative": "ngram"},
 }
 
 
@@ -63,6 +64,7 @@ def test_the_options_of_both_engines_are_the_fields_with_their_types_and_default
 
 def test_every_field_is_checked_by_some_rule() -> None:
     by_hand = {"model", "batch_wait_s", "stream_interval_s", "ops_force", "quantization", "speculative"}
+    by_hand |= {"speculative_quantization"}
     by_hand |= {"tokenizer", "revision", "download_dir", "hf_overrides"}
     by_hand |= {"generation_config", "override_generation_config"}
     assert {f.name for f in fields(EngineConfig)} == {*INT_RANGES, *CHOICES, *BOOLS, *by_hand}
@@ -148,7 +150,13 @@ def test_kv_cache_memory_that_is_not_a_size(text: str) -> None:
         ({"quantization": "auto"}, "quantization 'auto' is none of the formats here: int8 or int4"),
         ({"quantization": 4}, "quantization must be text"),
         ({"ops_force": "sse2"}, "ops_force must be one of amx, avx512"),
-        ({"speculative": {"method": "ngram"}}, "speculative is not available in this version"),
+        ({"speculative": {"method": "ngram"}}, "speculative must be text"),
+        ({"speculative": "ngram,"}, "has an empty part"),
+        ({"speculative": "ngram,ngram"}, "names a drafter twice"),
+        ({"speculative": "one,two"}, "names two models"),
+        ({"num_speculative_tokens": 4}, "no meaning without speculative"),
+        ({"speculative": "ngram", "speculative_quantization": "int4"}, "no meaning without a draft model"),
+        ({"speculative": "ngram", "kv_cache": False}, "speculative needs the KV cache"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size 2 is not available in this version"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of"),
         ({"load_format": "gguf"}, "load_format must be one of"),

@@ -70,6 +70,29 @@ def test_options_that_would_change_an_answer_are_refused() -> None:
     assert translate(quiet) == ({}, None)
 
 
+def test_speculation_under_vllms_names() -> None:
+    for pasted, ours in (
+        ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}, ("ngram", 5, None)),
+        ({"model": "[ngram]"}, ("ngram", None, None)),
+        ({"model": "tale-draft", "quantization": "int8"}, ("tale-draft", None, "int8")),
+        ({"method": "draft_model", "model": "tale-draft"}, ("tale-draft", None, None)),
+    ):
+        config = EngineConfig.from_kwargs(model="tale", speculative_config=pasted)
+        found = (config.speculative, config.num_speculative_tokens, config.speculative_quantization)
+        assert found == ours
+    old = EngineConfig.from_kwargs(model="tale", speculative_model="tale-draft", num_speculative_tokens=3)
+    assert (old.speculative, old.num_speculative_tokens) == ("tale-draft", 3)
+    for wrong, words in (
+        ("ngram", "must be an object"),
+        ({"method": "psychic"}, "method 'psychic' is not here"),
+        ({"num_speculative_tokens": 3}, "names neither"),
+        ({"method": "ngram", "acceptance": 1}, "'acceptance' is not supported"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            EngineConfig.from_kwargs(model="tale", speculative_config=wrong)
+    assert EngineConfig.from_kwargs(model="tale", speculative_config=None).speculative is None
+
+
 def test_the_command_line_takes_them_too() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headrace", "inspect", "tale", "--gpu-memory-utilization", "0.9", "--enforce-eager",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,26 @@ from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
+from headrace.plan.drafts import NGRAM, draft_methods, draft_model_name
 from headrace.plan.hardware import this_machine
 from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
 from headrace.plan.kv_identity import kv_identity
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
-from headrace.runner.backend import load_executor, save_weights
+from headrace.runner.backend import Backend, open_backend, save_weights
+from headrace.runner.block_tables import BlockTables, all_tables
+from headrace.runner.drafting import Drafter
+from headrace.runner.executor import ModelExecutor
+from headrace.runner.loading import Stored
+from headrace.runner.model import StepSampler
+from headrace.runner.sampling.token_masks import GrammarRunner
+from headrace.speculative.chain import ChainDrafter
+from headrace.speculative.model import ModelDrafter
+from headrace.speculative.ngram import NGramDrafter
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tokenizer_source import open_tokenizer
+from headrace.text.tokenizer_source import check_same_tokens, open_tokenizer
 
 Progress = Callable[[int, int], None]
 
@@ -48,6 +58,7 @@ class Survey:
     resolved: ResolvedConfig
     ledger: Ledger
     ops: Selection
+    draft: ModelSource | None = None  # the model that drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,9 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     source = open_source(source)
     stored = with_context(stored_spec(source), config.max_model_len)
     machine = this_machine()
-    resolved = resolve(config, stored, machine, mapped=mapped or header is not None)
+    draft = _draft_source(config)
+    drafts = None if draft is None else with_context(stored_spec(draft), config.max_model_len)
+    resolved = resolve(config, stored, machine, mapped=mapped or header is not None, draft=drafts)
     if header is not None:
         resolved = _explained(resolved, header)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
@@ -92,7 +105,15 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
         facts=op_facts(spec, machine),
         force=resolved.ops_force,
     )
-    return Survey(source, spec, resolved, ledger(spec, resolved), ops)
+    return Survey(source, spec, resolved, ledger(spec, resolved), ops, draft)
+
+
+def _draft_source(config: EngineConfig) -> ModelSource | None:
+    """The model that `config.speculative` names, if it names one."""
+    name = draft_model_name(config.speculative)
+    if name is None:
+        return None
+    return open_source(resolve_model(name, HubOptions(download_dir=config.download_dir)))
 
 
 def _as_packed(config: EngineConfig, header: PackedHeader) -> EngineConfig:
@@ -177,7 +198,9 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     tokenizer = None if folder is None else open_tokenizer(folder)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
-    executor = load_executor(source, spec, resolved, plan.ops, grammars, progress)
+    if tokenizer is not None and plan.draft is not None and plan.draft.path is not None:
+        check_same_tokens(tokenizer, open_tokenizer(plan.draft.path), plan.draft.name)
+    executor = _load_executor(plan, grammars, progress)
     engine = Engine(
         _scheduler_config(resolved, spec.vocab_size, eos_ids),
         resolved.kv_groups,
@@ -185,6 +208,58 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
         cache_scope=kv_identity(weights_identity(source, resolved.seed), spec, resolved),
     )
     return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars, folder, defaults)
+
+
+def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | None) -> ModelExecutor[Any]:
+    """Load the model, and what drafts for it."""
+    resolved, spec = plan.resolved, plan.spec
+    backend = open_backend(resolved, plan.ops)
+    own = len(resolved.kv_groups) - resolved.num_draft_groups
+    stored = Stored(
+        resolved.weights_dtype,
+        resolved.weight_formats,
+        resolved.kv_groups[:own],
+        prefetch=resolved.weights_from != "disk",
+    )
+    model = backend.load(plan.source, spec, stored, progress)
+    sampler = backend.sampler(spec.vocab_size)
+    tables = all_tables(resolved.kv_groups, resolved.max_num_seqs)
+    return ModelExecutor(
+        model,
+        sampler,
+        tables,
+        max_seqs=resolved.max_num_seqs,
+        grammars=GrammarRunner(grammars),
+        drafter=_load_drafter(plan, backend, sampler, tables[own:]),
+        draft_groups=resolved.num_draft_groups,
+    )
+
+
+def _load_drafter(
+    plan: Survey, backend: Backend, sampler: StepSampler[Any], tables: Sequence[BlockTables | None]
+) -> Drafter | None:
+    resolved, draft = plan.resolved, plan.resolved.draft_model
+    drafters: list[Drafter] = []
+    for method in draft_methods(resolved.speculative):
+        if method == NGRAM:
+            drafters.append(NGramDrafter(resolved.num_speculative_tokens))
+            continue
+        assert draft is not None and plan.draft is not None
+        groups = resolved.kv_groups[-resolved.num_draft_groups :]
+        stored = Stored(draft.weights_dtype, draft.weight_formats, groups)
+        drafters.append(
+            ModelDrafter(
+                backend.load(plan.draft, draft.spec, stored),
+                sampler,
+                tables,
+                vocab_size=plan.spec.vocab_size,
+                most=resolved.num_speculative_tokens,
+                max_tokens=resolved.max_num_batched_tokens,
+            )
+        )
+    if len(drafters) > 1:
+        return ChainDrafter(drafters)
+    return drafters[0] if drafters else None
 
 
 def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:
@@ -202,6 +277,7 @@ def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozen
         victim=Victim(resolved.preemption_victim),
         chunked_prefill=resolved.enable_chunked_prefill,
         kv_cache=resolved.kv_cache,
+        max_draft=resolved.num_speculative_tokens,
         seed=resolved.seed,
         max_logprobs=resolved.max_logprobs,
     )

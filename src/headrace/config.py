@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar, cast
 from headrace.core.params import DEFAULT_MAX_LOGPROBS, MAX_LOGPROBS
 from headrace.errors import ConfigError
 from headrace.ops.candidates import OPS_NAMES
+from headrace.plan.drafts import MOST_TOKENS, draft_methods, draft_model_name
 from headrace.plan.units import TIB, parse_bytes
 from headrace.plan.vllm_options import translate
 from headrace.quant.block_formats import named_format
@@ -62,6 +63,9 @@ class EngineConfig:
     generation_config: where sampling defaults come from: "auto" is the model's generation_config.json, "vllm" leaves it
     out, else a folder that holds one; override_generation_config: fields that replace those of the file.
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
+    speculative: what drafts tokens that the model then verifies: "ngram", a smaller model of the same vocabulary, or
+    both as in "ngram,tale-draft"; num_speculative_tokens: most tokens to draft for a sequence at once;
+    speculative_quantization: as `quantization`, for the draft model, which takes that of the model by default.
 
     Raises ConfigError from the constructor for a value that is out of range or not supported in this version.
     """
@@ -104,6 +108,8 @@ class EngineConfig:
     load_format: str = "auto"
     quantization: str | None = None
     speculative: str | None = None
+    num_speculative_tokens: int | None = None
+    speculative_quantization: str | None = None
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -115,12 +121,14 @@ class EngineConfig:
         _check_text("model", self.model)
         if self.ops_force is not None:
             _check_choice("ops_force", self.ops_force, OPS_NAMES)
-        if self.quantization is not None:
-            _check_text("quantization", self.quantization)
-            if self.quantization not in ACTIVATION_NAMES:
-                put(self, "quantization", named_format(self.quantization).name)
+        for name in ("quantization", "speculative_quantization"):
+            if getattr(self, name) is not None:
+                _check_text(name, getattr(self, name))
+                if getattr(self, name) not in ACTIVATION_NAMES:
+                    put(self, name, named_format(getattr(self, name)).name)
         if self.speculative is not None:
-            raise ConfigError("speculative is not available in this version; leave it out")
+            _check_text("speculative", self.speculative)
+            put(self, "speculative", ",".join(draft_methods(self.speculative)))
         for name in ("tokenizer", "revision", "download_dir", "generation_config"):
             if isinstance(getattr(self, name), os.PathLike):
                 put(self, name, os.fspath(getattr(self, name)))
@@ -152,6 +160,13 @@ class EngineConfig:
             raise ConfigError(
                 "kv_cache_memory and num_kv_blocks both set the size of the KV cache; give one of them"
             )
+        for name in ("num_speculative_tokens", "speculative_quantization"):
+            if getattr(self, name) is not None and self.speculative is None:
+                raise ConfigError(f"{name} has no meaning without speculative, which names what drafts")
+        if self.speculative_quantization is not None and draft_model_name(self.speculative) is None:
+            raise ConfigError("speculative_quantization has no meaning without a draft model")
+        if self.speculative is not None and not self.kv_cache:
+            raise ConfigError("speculative needs the KV cache: without one every step computes everything")
         if self.kv_layout == "contiguous" and self.block_size is not None:
             raise ConfigError(
                 "block_size belongs to the paged layout; a contiguous block is max_model_len long"
@@ -251,6 +266,8 @@ class EngineOptions(TypedDict, total=False):
     load_format: str
     quantization: str | None
     speculative: str | None
+    num_speculative_tokens: int | None
+    speculative_quantization: str | None
     tensor_parallel_size: int
 
 
@@ -290,6 +307,7 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "state_interval": (1, MAX_STATE_INTERVAL),
     "batch_size": (1, MAX_SEQS),
     "batch_max_tokens": (1, MAX_LENGTH),
+    "num_speculative_tokens": (1, MOST_TOKENS),
     "attention_sinks": (0, MAX_SINKS),
     "sliding_window": (1, MAX_LENGTH),
     "max_logprobs": (0, MAX_LOGPROBS),
@@ -308,7 +326,6 @@ _KNOWN_ELSEWHERE: dict[str, str] = {
     "n_ctx": "max_model_len",
     "n_threads": "num_threads",
     "torch_dtype": "dtype",
-    "speculative_model": "speculative",
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
+from headrace.plan.drafts import DEFAULT_TOKENS, DraftModel, check_draft, draft_model_name
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
 from headrace.plan.formats import memory_format
@@ -67,7 +68,7 @@ _PASSED: dict[str, str] = {
     "ops_force": "every op takes its first candidate that accepts",
     "load_format": "chosen by the files in the model's folder",
     "quantization": "weights keep the bits that the compute type has",
-    "speculative": "not available in this version",
+    "speculative": "nothing is drafted: each step gives a sequence one token",
     "tensor_parallel_size": "one device; more are not available in this version",
 }
 
@@ -79,8 +80,11 @@ def resolve(
     dtypes: DtypeInfo | None = None,
     *,
     mapped: bool = False,
+    draft: ModelSpec | None = None,
 ) -> ResolvedConfig:
     """Resolve every open option. A pure function of its arguments; `dtypes` None: by the machine's CPU flags.
+
+    draft: the model that `config.speculative` names, where it names one.
 
     mapped: weights lie in a packed folder, and may be larger than memory.
 
@@ -105,9 +109,16 @@ def resolve(
     stored, reasons["weights_dtype"] = stored_type(spec, dtype, native=native)
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
     _check_context(config, spec, streamed)
+    drafts = _num_drafts(config, reasons)
+    drafter = None
     defaults = _DEFAULTS[device]
     seqs = _num_seqs(config, defaults, reasons)
     threads = config.num_threads or machine.cores
+    if draft is not None:
+        drafter = _draft_model(config, spec, draft, machine, dtype, kv_dtype, native, threads)
+        if config.streaming is False:
+            spec = replace(spec, max_position=min(spec.max_position, draft.max_position))
+    reasons["speculative_quantization"] = "no model drafts" if drafter is None else _why_draft(config, drafter)
     default_block = _NATIVE_BLOCK_SIZE if native else _BLOCK_SIZE
     fit = Fit(
         program=program,
@@ -125,6 +136,8 @@ def resolve(
         kv_default_most=defaults.kv_most,
         state_interval=_state_interval(config, program, reasons),
         mapped=mapped,
+        drafts=drafts,
+        draft=drafter,
     )
     check_memory(fit)
     weights_from, reasons["weights_from"] = _weights_from(fit)
@@ -141,6 +154,9 @@ def resolve(
     passed: dict[str, Any] = {name: getattr(config, name) for name in _PASSED}
     return ResolvedConfig(
         **passed,
+        num_speculative_tokens=drafts,
+        speculative_quantization=None if drafter is None else drafter.quantization,
+        draft_model=drafter,
         device=device,
         dtype=dtype,
         weights_dtype=stored,
@@ -164,6 +180,54 @@ def resolve(
         kernels=kernels.name,
         reasons=tuple(sorted(reasons.items())),
     )
+
+
+def _num_drafts(config: EngineConfig, reasons: dict[str, str]) -> int:
+    if config.speculative is None:
+        reasons["num_speculative_tokens"] = "nothing is drafted"
+        return 0
+    reasons["num_speculative_tokens"] = "more are rarely all accepted"
+    if config.num_speculative_tokens is None:
+        return DEFAULT_TOKENS
+    reasons["num_speculative_tokens"] = ASKED
+    return config.num_speculative_tokens
+
+
+def _draft_model(
+    config: EngineConfig, target: ModelSpec, spec: ModelSpec, machine: Machine, dtype: str, kv_dtype: str,
+    native: bool, threads: int,
+) -> DraftModel:  # fmt: skip
+    """How the model that drafts is stored. Raises ConfigError where it cannot run beside the other one."""
+    name = draft_model_name(config.speculative) or ""
+    check_draft(spec, target, name)
+    if config.max_model_len is not None and not config.streaming and config.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is longer than the context of {name}, which is to draft: "
+            f"{spec.max_position} tokens"
+        )
+    asked = config.speculative_quantization
+    if asked is None and spec.codes is None and config.quantization not in ACTIVATION_NAMES:
+        asked = config.quantization
+    if not native and asked is not None:
+        raise ConfigError(
+            f"speculative_quantization {asked} needs the native CPU kernels, which do not serve here"
+        )
+    streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
+    program = lower(streamed, weight_names(spec))
+    choice = choose_kernels(spec, program, machine, dtype, asked, config.ops_force)
+    if (choice.name is not None) != native:
+        raise ConfigError(f"{name} cannot draft here: {choice.reason}")
+    stored, _ = stored_type(spec, dtype, native=native)
+    memory = memory_format(
+        dtype, kv_dtype, choice.weights, threads, stored, tiled=config.ops_force != "reference"
+    )
+    return DraftModel(name, streamed, memory, asked, stored, choice.weights)
+
+
+def _why_draft(config: EngineConfig, draft: DraftModel) -> str:
+    kind = draft.weights_dtype if draft.weight_formats is None else draft.weight_formats.main.name
+    why = "as the model, or as its checkpoint is" if config.speculative_quantization is None else ASKED
+    return f"{why}; the draft model's weights take {format_bytes(draft.weight_bytes)} in {kind}"
 
 
 def _why_formats(config: EngineConfig, spec: ModelSpec, formats: WeightFormats | None) -> str:

@@ -36,7 +36,8 @@ class _Sequence:
 
 class FakeExecutor:
     """`tenant_of` names the cache salt of a sequence. `draft` gives how many good and bad draft tokens to propose
-    after so many tokens; a slice's room cuts them. Sequences in `failing` fail in the next step. `recompute`: the core keeps no KV."""
+    after so many tokens; a slice's room cuts them. Sequences in `failing` fail in the next step. `recompute`: the core
+    keeps no KV."""
 
     def __init__(
         self, groups: Sequence[KVGroupSpec], vocab: int, *, tenant_of: Callable[[int], str] = lambda number: "",

@@ -62,7 +62,9 @@ def test_explain_names_every_field_once(decide: Decide) -> None:
     resolved = decide()
     explained = resolved.explain()
     names = [name for name, _, _ in explained]
-    assert names == [field.name for field in fields(ResolvedConfig) if field.name != "reasons"]
+    assert names == [
+        field.name for field in fields(ResolvedConfig) if field.name not in ("reasons", "draft_model")
+    ]
     assert set(names) == {field.name for field in fields(EngineConfig)} | {
         "kv_groups",
         "kernels",
@@ -110,6 +112,8 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "override_generation_config": ({"top_k": 3}, {}),
     "ops_force": ("reference", {}),
     "load_format": ("safetensors", {}),
+    "speculative": ("ngram", {}),
+    "num_speculative_tokens": (3, {"speculative": "ngram"}),
 }
 
 
@@ -128,7 +132,7 @@ def test_every_option_was_tried() -> None:
         "kv_cache_memory",
         "quantization",
         "state_interval",
-        "speculative",
+        "speculative_quantization",
         "tensor_parallel_size",
     }
     assert {field.name for field in fields(EngineConfig)} == {*ASKED_FOR, *untried}

@@ -18,6 +18,7 @@ from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
 from headrace.core.types import BlockCopy, KVGroupSpec, NewRequest, TokenLogprobs
+from headrace.runner.block_tables import all_tables
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.model import Logits, StepSampler
 from headrace.runner.sampling.output import SampleOutput
@@ -125,7 +126,11 @@ def measure_overhead(
     timed = TimedSampler(sampler)
     grammars = GrammarRunner(GrammarStore(tokenizer, vocab_size, tokenizer.eos_ids))
     executor = ModelExecutor(
-        PreparedModel(logits, vocab_size), timed, [group], max_seqs=sequences, grammars=grammars
+        PreparedModel(logits, vocab_size),
+        timed,
+        all_tables([group], sequences),
+        max_seqs=sequences,
+        grammars=grammars,
     )
     processor = OutputProcessor(tokenizer)
     random = np.random.default_rng(1)

@@ -11,7 +11,7 @@ from typing import cast
 
 from headrace.config import EngineConfig, EngineOptions
 from headrace.ops.candidates import OPS_NAMES
-from headrace.plan.vllm_options import ACCEPTED, RENAMED, translate
+from headrace.plan.vllm_options import ACCEPTED, RENAMED, TRANSLATED, translate
 from headrace.quant.format import GRAMMAR
 
 DEFAULT_MODEL = "tale"
@@ -102,7 +102,14 @@ _FLAGS = (
         "NAME",
         f"weights rounded at load: {GRAMMAR}; or a8 or a16, for the codes of a quantised checkpoint",
     ),
-    _Flag("speculative", str, "NAME", "speculative decoding; not available in this version"),
+    _Flag(
+        "speculative",
+        str,
+        "NAME",
+        "what drafts tokens for the model to verify: ngram, a smaller model, or both as in ngram,tale-draft",
+    ),
+    _Flag("num_speculative_tokens", int, "N", "most tokens to draft for a sequence at once"),
+    _Flag("speculative_quantization", str, "NAME", "as --quantization, for the draft model"),
     _Flag("tensor_parallel_size", int, "N", "devices that share each layer; 1 in this version"),
 )
 
@@ -122,7 +129,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
                 name, type=flag.kind, metavar=flag.metavar, default=argparse.SUPPRESS, help=flag.text
             )
     # vLLM's other flags: accepted, not listed. See docs/options.md.
-    for other in (*RENAMED, *ACCEPTED):
+    for other in (*RENAMED, *TRANSLATED, *ACCEPTED):
         name = "--" + other.replace("_", "-")
         if other in ACCEPTED and ACCEPTED[other].switch:
             group.add_argument(
@@ -151,7 +158,7 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
 
     Prints to standard error which of them have no effect. Raises ConfigError for one that cannot be used.
     """
-    names = (*(flag.field for flag in _FLAGS), *RENAMED, *ACCEPTED)
+    names = (*(flag.field for flag in _FLAGS), *RENAMED, *TRANSLATED, *ACCEPTED)
     options, unheeded = translate({name: getattr(args, name) for name in names if hasattr(args, name)})
     if unheeded is not None:
         print(f"headrace: {unheeded}", file=sys.stderr)

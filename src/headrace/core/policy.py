@@ -37,7 +37,8 @@ class Victim(enum.Enum):
 class SchedulerConfig:
     """Sizes in tokens or requests, times in seconds. `max_model_len` None means that windows bound every layer.
 
-    `max_draft` is the most tokens that are drafted for a sequence at once. `kv_cache` False recomputes every sequence at every step: the baseline that shows what a cache is worth.
+    `kv_cache` False recomputes every sequence at every step: the baseline that shows what a cache is worth.
+    `max_draft` is the most tokens that are drafted for a sequence at once.
     `seed` is the root of the seeds of requests that bring none. `max_logprobs` is the most alternatives that a request
     may ask for at a position.
     """

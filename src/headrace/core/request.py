@@ -49,8 +49,8 @@ class Request:
     __slots__ = (
         "charged", "draft", "finish_by", "first", "index", "key", "keys", "known", "limit", "name", "num_computed",
         "num_prompt", "num_stored", "number", "params", "pin_blocks", "pin_ttl_s", "pooling", "priority",
-        "prompt_key", "prompt_logprobs_done", "room", "salt", "seed", "start_by", "stats", "status", "stop_ids", "tables",
-        "tokens", "user", "weight",
+        "prompt_key", "prompt_logprobs_done", "room", "salt", "seed", "start_by", "stats", "status", "stop_ids",
+        "tables", "tokens", "user", "weight",
     )  # fmt: skip
 
     def __init__(

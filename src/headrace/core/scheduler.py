@@ -261,7 +261,9 @@ class Scheduler:
         request.room = 0
         if self.config.max_draft and end >= len(request.tokens) and request.params.samples:
             room = min(self.config.max_draft, request.limit - end - 1)
-            if end <= request.num_stored:  # an earlier slice of this step writes its last block, so it cannot be copied
+            if (
+                end <= request.num_stored
+            ):  # an earlier slice of this step writes its last block, so it cannot be copied
                 room = 0
             if room > 0 and self.kv.grow(request, count, copies, room):
                 request.room = room

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError
 from headrace.plan.activations import activation_bytes
+from headrace.plan.drafts import DraftModel
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import (
     KVDemand,
@@ -34,6 +35,7 @@ class Fit:
     memory: bytes for weights, activations and KV together; stored: their formats.
     block_size: None is the contiguous layout, one block of `length` tokens a sequence.
     state_interval: tokens between recurrent states that are kept for the prefix cache.
+    drafts: most tokens that are drafted for a sequence; draft: the model that drafts them, where one does.
     batched_tokens: most tokens of a step, or None for `default_tokens`, raised where more are needed;
     whole_prompts: a step must take the longest sequence at once.
     kv_bytes, kv_blocks: size of the KV cache where the user fixed it; kv_default_most caps it where not.
@@ -52,10 +54,13 @@ class Fit:
     kv_default_most: int | None
     state_interval: int | None = None
     mapped: bool = False
+    drafts: int = 0
+    draft: DraftModel | None = None
 
     @property
     def weight_bytes(self) -> int:
-        return total_weight_bytes(self.program, self.stored)
+        own = total_weight_bytes(self.program, self.stored)
+        return own if self.draft is None else own + self.draft.weight_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -72,15 +77,18 @@ class Fit:
 
     def free(self, length: int) -> int:
         """Bytes left for KV after weights and activations; never negative."""
-        step = activation_bytes(
-            self.program, self.step_tokens(length), self.max_num_seqs, self.stored, self.demands(length)
-        )
+        own = len(self.program.kv)
+        tokens, demands = self.step_tokens(length), self.demands(length)
+        step = activation_bytes(self.program, tokens, self.max_num_seqs, self.stored, demands[:own])
+        if self.draft is not None:
+            step += self.draft.activation_bytes(tokens, self.max_num_seqs, demands[own:])
         return max(0, self.memory - self.resident_bytes - step)
 
     def demands(self, length: int) -> tuple[KVDemand, ...]:
         """What the KV groups need for sequences of up to `length` tokens."""
+        drafters = () if self.draft is None else self.draft.program.kv
         return kv_demands(
-            self.program.kv,
+            (*self.program.kv, *drafters),
             block_size=self.block_size or length,
             max_model_len=length,
             max_num_seqs=self.max_num_seqs,
@@ -88,6 +96,8 @@ class Fit:
             least_chunk=self.step_tokens(length) if self.whole_prompts else 1,
             stored=self.stored.kv,
             state_interval=self.state_interval,
+            drafts=self.drafts,
+            num_drafter=len(drafters),
         )
 
     def needed(self, length: int) -> int:

@@ -18,7 +18,8 @@ class KVDemand:
     `per_sequence` is what one sequence of the longest length holds at its worst moment; `most` is what all
     sequences can hold together, and more would never be used. A block of recurrent states is a slot: each of
     `max_num_seqs` sequences has one, and as many copies stay for the prefix cache, with one more for each `interval`
-    tokens.
+    tokens, and one for each of `drafts` tokens that are drafted for a sequence. `drafter`: the group is that of the
+    model that drafts.
     """
 
     layout: KVLayout
@@ -28,13 +29,17 @@ class KVDemand:
     most: int
     max_num_seqs: int = 1
     interval: int | None = None
+    drafts: int = 0
+    drafter: bool = False
 
     def blocks(self, level: int) -> int:
         """Blocks beside `level` blocks of a group with full attention."""
         if self.layout.state is None:
             return level
         running = min(self.max_num_seqs, level)
-        return 2 * running + (level * self.block_size // self.interval if self.interval else 0)
+        return (2 + self.drafts) * running + (
+            level * self.block_size // self.interval if self.interval else 0
+        )
 
 
 def streaming_spec(spec: ModelSpec, sinks: int | None, window: int | None) -> ModelSpec:
@@ -55,8 +60,12 @@ def kv_demands(
     stored: KVFormat,
     least_chunk: int | None = None,
     state_interval: int | None = None,
+    drafts: int = 0,
+    num_drafter: int = 0,
 ) -> tuple[KVDemand, ...]:
-    """Demand of each group when a sequence grows by at most `chunk` tokens a step.
+    """Demand of each group when a sequence grows by at most `chunk` tokens a step, and up to `drafts` are drafted.
+
+    The last `num_drafter` of the layouts are those of the model that drafts.
 
     `least_chunk` is the smallest step that a sequence can be cut to where memory is short, `chunk` if None.
     Recurrent states are kept every `state_interval` tokens, rounded up to whole blocks.
@@ -70,12 +79,12 @@ def kv_demands(
             return whole
         # Two blocks of slack: window and step need not start at a block's edge, and a step takes its new
         # blocks before the ones that it still reads can fall out of the window.
-        reach = -(-(layout.window + min(step, max_model_len)) // block_size) + 2
+        reach = -(-(layout.window + min(step + drafts, max_model_len)) // block_size) + 2
         return min(whole, -(-layout.sinks // block_size) + reach)
 
     def states(layout: KVLayout) -> KVDemand:
         size = stored.block_bytes(layout, block_size)
-        one = KVDemand(layout, block_size, size, 1, 1, max_num_seqs, interval)
+        one = KVDemand(layout, block_size, size, 1, 1, max_num_seqs, interval, drafts)
         return replace(one, most=one.blocks(whole * max_num_seqs))
 
     return tuple(
@@ -85,10 +94,11 @@ def kv_demands(
             block_bytes=stored.block_bytes(layout, block_size),
             per_sequence=blocks(layout, least),
             most=blocks(layout, chunk) * max_num_seqs,
+            drafter=at >= len(layouts) - num_drafter,
         )
         if layout.state is None
         else states(layout)
-        for layout in layouts
+        for at, layout in enumerate(layouts)
     )
 
 
@@ -136,10 +146,14 @@ def kv_groups(demands: Sequence[KVDemand], counts: Sequence[int]) -> tuple[KVGro
     groups: list[KVGroupSpec] = []
     for demand, count in zip(demands, counts, strict=True):
         layout = demand.layout
-        same = sum(other.layout.name == layout.name for other in demands[: len(groups)])
+        same = sum(
+            (other.layout.name, other.drafter) == (layout.name, demand.drafter)
+            for other in demands[: len(groups)]
+        )
+        name = f"draft {layout.name}" if demand.drafter else layout.name
         groups.append(
             KVGroupSpec(
-                name=f"{layout.name}#{same + 1}" if same else layout.name,
+                name=f"{name}#{same + 1}" if same else name,
                 num_blocks=count,
                 block_size=demand.block_size,
                 retention=layout.retention,

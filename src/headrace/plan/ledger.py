@@ -8,6 +8,7 @@ from headrace.core.types import KVGroupSpec
 from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.activations import activation_parts
+from headrace.plan.drafts import DraftModel
 from headrace.plan.formats import KVFormat
 from headrace.plan.kv import KVDemand, kv_demands, sequence_bytes, streaming_spec
 from headrace.plan.resolved import ResolvedConfig
@@ -69,19 +70,27 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
         streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window), weight_names(spec)
     )
     memory = resolved.memory_format
+    draft = resolved.draft_model
+    drafters = () if draft is None else draft.program.kv
     demands = kv_demands(
-        program.kv,
+        (*program.kv, *drafters),
         block_size=resolved.block_size,
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
         chunk=resolved.max_num_batched_tokens,
         stored=memory.kv,
         state_interval=resolved.state_interval,
+        drafts=resolved.num_speculative_tokens,
+        num_drafter=len(drafters),
     )
+    own, theirs = demands[: len(program.kv)], demands[len(program.kv) :]
     groups = list(zip(resolved.kv_groups, demands, strict=True))
     return Ledger(
         parameters=parameter_count(program),
-        weights=tuple(LedgerLine(part.name, part.bytes, part.how) for part in weight_bytes(program, memory)),
+        weights=(
+            *(LedgerLine(part.name, part.bytes, part.how) for part in weight_bytes(program, memory)),
+            *_draft_weights(draft),
+        ),
         kv_per_token=tuple(
             LedgerLine(
                 group.name, memory.kv.token_bytes(demand.layout), _token_text(demand.layout, memory.kv)
@@ -99,13 +108,33 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
             )
             for group, demand in groups
         ),
-        activations=tuple(
-            LedgerLine(part.name, part.bytes, part.how)
-            for part in activation_parts(
-                program, resolved.max_num_batched_tokens, resolved.max_num_seqs, memory, demands
-            )
+        activations=(
+            *(
+                LedgerLine(part.name, part.bytes, part.how)
+                for part in activation_parts(
+                    program, resolved.max_num_batched_tokens, resolved.max_num_seqs, memory, own
+                )
+            ),
+            *_draft_activations(draft, resolved, theirs),
         ),
     )
+
+
+def _draft_weights(draft: DraftModel | None) -> list[LedgerLine]:
+    if draft is None:
+        return []
+    count = format_count(parameter_count(draft.program))
+    kind = draft.weights_dtype if draft.weight_formats is None else draft.weight_formats.main.name
+    return [LedgerLine("draft model", draft.weight_bytes, f"{count} parameters of {draft.name} in {kind}")]
+
+
+def _draft_activations(
+    draft: DraftModel | None, resolved: ResolvedConfig, demands: tuple[KVDemand, ...]
+) -> list[LedgerLine]:
+    if draft is None:
+        return []
+    size = draft.activation_bytes(resolved.max_num_batched_tokens, resolved.max_num_seqs, demands)
+    return [LedgerLine("draft model", size, "its own step, as large as the model's")]
 
 
 def _pool_text(group: KVGroupSpec, demand: KVDemand, stored: KVFormat) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from headrace.core.types import KVGroupSpec
+from headrace.plan.drafts import DraftModel
 from headrace.plan.formats import MemoryFormat, memory_format
 from headrace.plan.hardware import DeviceKind
 from headrace.quant.format import WeightFormat, WeightFormats
@@ -23,7 +24,9 @@ class ResolvedConfig:
     kernels: instruction set of the native kernels that run the model, None where torch does.
     quantization: as `quant.format.WeightFormat.name`, or one of `quant.format.ACTIVATION_NAMES`.
     weight_formats: how the native kernels' matrices are packed; None where torch runs on plain tensors.
-    kv_groups: a pool for each of the `kv_shapes` of `streaming_spec(spec, attention_sinks, sliding_window)`.
+    kv_groups: a pool for each of the `kv_shapes` of `streaming_spec(spec, attention_sinks, sliding_window)`, then one
+    for each of the draft model's.
+    num_speculative_tokens: most tokens that are drafted for a sequence, 0 where nothing is drafted.
     reasons: (setting, reason) pairs, in order of the setting's name.
     """
 
@@ -70,13 +73,21 @@ class ResolvedConfig:
     load_format: str
     quantization: str | None
     speculative: str | None
+    num_speculative_tokens: int
+    speculative_quantization: str | None
     tensor_parallel_size: int
     reasons: tuple[tuple[str, str], ...] = field(repr=False)
+    draft_model: DraftModel | None = field(default=None, repr=False)
 
     @property
     def weight_format(self) -> WeightFormat | None:
         """The one of `weight_formats` that represents the model."""
         return None if self.weight_formats is None else self.weight_formats.main
+
+    @property
+    def num_draft_groups(self) -> int:
+        """How many of the KV groups, the last ones, are the draft model's."""
+        return 0 if self.draft_model is None else len(self.draft_model.program.kv)
 
     @property
     def memory_format(self) -> MemoryFormat:
@@ -89,5 +100,5 @@ class ResolvedConfig:
     def explain(self) -> list[tuple[str, object, str]]:
         """(name, value, reason) of every setting, each once, in the order above."""
         reasons = dict(self.reasons)
-        names = [entry.name for entry in fields(self) if entry.name != "reasons"]
+        names = [entry.name for entry in fields(self) if entry.name not in ("reasons", "draft_model")]
         return [(name, getattr(self, name), reasons[name]) for name in names]

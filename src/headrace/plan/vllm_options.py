@@ -13,8 +13,13 @@ from headrace.errors import ConfigError
 RENAMED = {
     "num_gpu_blocks_override": "num_kv_blocks",
     "kv_cache_memory_bytes": "kv_cache_memory",
+    "speculative_model": "speculative",
+    "speculative_model_quantization": "speculative_quantization",
 }
 """The same thing here: vLLM's name -> ours."""
+
+TRANSLATED = ("speculative_config",)
+"""Options that become several of ours."""
 
 DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of compute types."""
@@ -86,7 +91,6 @@ ACCEPTED: dict[str, Accepted] = {
     "allowed_local_media_path": Accepted("models read text only"),
     "config_format": Accepted("config.json is read"),
     "model_loader_extra_config": Accepted("safetensors are mapped and read once"),
-    "speculative_config": Accepted("no tokens are drafted in this version; the answers are the same"),
     "kv_transfer_config": Accepted("there is one engine: no other one can take KV blocks"),
     "enable_lora": Accepted(
         "adapters are not in this version: merge it into the weights", must=True, switch=True
@@ -112,6 +116,8 @@ def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | N
     """
     kept: dict[str, object] = {}
     ignored: list[str] = []
+    options = dict(options)
+    options.update(_speculation(options.pop("speculative_config", None)))
     for name, value in options.items():
         known = ACCEPTED.get(name)
         if known is None:
@@ -128,3 +134,33 @@ def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | N
     if not ignored:
         return kept, None
     return kept, f"accepted without effect: {', '.join(ignored)}; see docs/options.md"
+
+
+_DRAFTERS = (None, "ngram", "draft_model")
+_SPECULATION = {
+    "num_speculative_tokens": "num_speculative_tokens",
+    "quantization": "speculative_quantization",
+}
+"""Fields of vLLM's speculative_config -> options here."""
+_UNUSED = frozenset({"prompt_lookup_max", "prompt_lookup_min", "draft_tensor_parallel_size", "max_model_len"})
+
+
+def _speculation(config: object) -> dict[str, object]:
+    """Options in place of vLLM's speculative_config. Raises ConfigError for a method that is not here."""
+    if _off(config):
+        return {}
+    if not isinstance(config, Mapping):
+        raise ConfigError("speculative_config must be an object with named fields, such as method and model")
+    method, model = config.get("method"), config.get("model")
+    if method not in _DRAFTERS:
+        raise ConfigError(f"speculative_config: method {method!r:.80} is not here; ngram and draft_model are")
+    if method == "ngram" or model in ("ngram", "[ngram]"):
+        model = "ngram"
+    if model is None:
+        raise ConfigError("speculative_config names neither the method ngram nor a model")
+    unknown = [name for name in config if name not in {"method", "model", *_SPECULATION, *_UNUSED}]
+    if unknown:
+        raise ConfigError(f"speculative_config: {unknown[0]!r:.80} is not supported; leave it out")
+    return {"speculative": model} | {
+        ours: config[name] for name, ours in _SPECULATION.items() if config.get(name) is not None
+    }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
-from headrace.core.executor import Executor
 from headrace.errors import ConfigError, MissingDependency
 from headrace.extras import install_command
 from headrace.models.source import ModelSource
@@ -12,7 +12,8 @@ from headrace.models.spec import ModelSpec
 from headrace.models.weights import Progress
 from headrace.ops.table import Selection
 from headrace.plan.resolved import ResolvedConfig
-from headrace.text.grammar_store import GrammarStore
+from headrace.runner.loading import Stored
+from headrace.runner.model import StepModel, StepSampler
 
 
 def save_weights(
@@ -24,7 +25,7 @@ def save_weights(
 ) -> None:
     """Write a model's weights into a folder as the native kernels read them, with a header; see `models.packed`.
 
-    Raises ConfigError where the native kernels do not run the model, and CheckpointError as `load_executor` does.
+    Raises ConfigError where the native kernels do not run the model, and CheckpointError as `Backend.load` does.
     """
     if resolved.kernels is None:
         why = dict(resolved.reasons)["kernels"]
@@ -34,23 +35,29 @@ def save_weights(
     native_backend.save_weights(source, spec, resolved, folder, progress)
 
 
-def load_executor(
-    source: ModelSource,
-    spec: ModelSpec,
-    resolved: ResolvedConfig,
-    ops: Selection,
-    grammars: GrammarStore,
-    progress: Progress | None = None,
-) -> Executor:
-    """Load the weights and build what runs them.
+class Backend(Protocol):
+    """What runs models: the native kernels, or torch on one device. All models of an engine share it."""
 
-    Raises CheckpointError where the checkpoint does not hold what `spec` needs, and MissingDependency where the
-    native kernels cannot run the model and torch is not installed.
-    """
+    def load(
+        self, source: ModelSource, spec: ModelSpec, stored: Stored, progress: Progress | None = None
+    ) -> StepModel[Any]:
+        """Load a model's weights, and make room for its KV.
+
+        Raises CheckpointError where the checkpoint does not hold what `spec` needs.
+        """
+        ...
+
+    def sampler(self, vocab_size: int) -> StepSampler[Any]:
+        """Samples from rows of logits."""
+        ...
+
+
+def open_backend(resolved: ResolvedConfig, ops: Selection) -> Backend:
+    """Raises MissingDependency where the native kernels cannot run the model and torch is not installed."""
     if resolved.kernels is not None:
         from headrace.runner import native_backend
 
-        return native_backend.load_executor(source, spec, resolved, grammars, progress)
+        return native_backend.NativeBackend(resolved)
     try:
         from headrace.runner import torch_backend
     except ModuleNotFoundError as error:
@@ -58,4 +65,4 @@ def load_executor(
             raise
         why = dict(resolved.reasons)["kernels"]
         raise MissingDependency(f"{why}. torch is not installed", install_command("torch")) from None
-    return torch_backend.load_executor(source, spec, resolved, ops, grammars, progress)
+    return torch_backend.TorchBackend(resolved, ops)

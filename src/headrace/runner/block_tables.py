@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,11 @@ from headrace.core.types import KVGroupSpec, TableUpdate
 from headrace.runner.step import GroupTables
 
 FIRST_BLOCKS = 64
+
+
+def all_tables(groups: Sequence[KVGroupSpec], max_seqs: int) -> tuple[BlockTables | None, ...]:
+    """The tables of each group; None for recurrent states, whose slots a slice names."""
+    return tuple(None if group.is_state else BlockTables(group, max_seqs) for group in groups)
 
 
 class BlockTables:

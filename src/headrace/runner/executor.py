@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from headrace.core.types import (
-    KVGroupSpec,
+    BlockCopy,
     NewSequence,
     SeqSlice,
     SliceResult,
@@ -17,6 +18,7 @@ from headrace.core.types import (
 )
 from headrace.errors import RequestError
 from headrace.runner.block_tables import BlockTables
+from headrace.runner.drafting import Drafted, Drafter
 from headrace.runner.model import Logits, StepModel, StepSampler
 from headrace.runner.packing import Rows, logits_rows, pack
 from headrace.runner.pooling import Pool, add_states, pooled_rows
@@ -26,6 +28,8 @@ from headrace.runner.sampling.state import SampleRow, SequenceState
 from headrace.runner.sampling.token_masks import GrammarRunner, Matcher
 from headrace.runner.step import Step
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class _Sequence:
@@ -34,6 +38,7 @@ class _Sequence:
     row: int
     state: SequenceState
     prompt: tuple[int, ...]  # kept if its log-probabilities are requested, else empty
+    tokens: list[int]  # prompt and output, kept for a drafter, else empty
     next: SampleRow  # the row of the token after the recorded output
     pool: Pool | None = None  # of a sequence to embed
 
@@ -43,24 +48,30 @@ class ModelExecutor(Generic[Logits]):
 
     A draft is verified by sampling at every draft position as if there were no draft: since randomness depends on
     (seed, position) alone, the accepted tokens are exactly those that decoding one by one would give.
+
+    `tables` are those of all KV groups, see `block_tables.all_tables`: first the model's own, then the drafter's.
     """
 
     def __init__(
         self,
         model: StepModel[Logits],
         sampler: StepSampler[Logits],
-        groups: Sequence[KVGroupSpec],
+        tables: Sequence[BlockTables | None],
         *,
         max_seqs: int,
         grammars: GrammarRunner | None = None,
+        drafter: Drafter | None = None,
+        draft_groups: int = 0,
     ) -> None:
         self.model = model
         self.sampler = sampler
+        self.drafter = drafter
         self._faults = RowFaults(sampler)
         self._grammars = grammars
         self._num_matchers = 0
-        self._tables = tuple(None if group.is_state else BlockTables(group, max_seqs) for group in groups)
-        self._unchanged = (None,) * len(groups)
+        self._all_tables = tuple(tables)
+        self._tables = self._all_tables[: len(tables) - draft_groups]
+        self._unchanged = (None,) * len(tables)
         self._free_rows = list(range(max_seqs - 1, -1, -1))
         self._sequences: dict[int, _Sequence] = {}
 
@@ -69,7 +80,7 @@ class ModelExecutor(Generic[Logits]):
         for request_id in plan.released:
             self._release(request_id)
         if plan.copies:
-            self.model.copy_blocks(plan.copies)
+            self._copy(plan.copies)
         failed: list[SliceResult] = []
         slices: list[SeqSlice] = []
         for work in plan.slices:
@@ -79,7 +90,16 @@ class ModelExecutor(Generic[Logits]):
             else:
                 failed.append(SliceResult(work.request_id, error=error))
         done = self._run(slices) if slices else []
+        if self.drafter is not None and done:
+            done = self._draft(self.drafter, slices, done)
         return StepResult(plan.step_id, (*failed, *done))
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        own = len(self._tables)
+        self.model.copy_blocks([copy for copy in copies if copy.group < own])
+        theirs = [replace(copy, group=copy.group - own) for copy in copies if copy.group >= own]
+        if theirs and self.drafter is not None:
+            self.drafter.copy_blocks(theirs)
 
     def _update(self, work: SeqSlice) -> str | None:
         """Start the slice's sequence if it is new, and update its block tables; returns an error or None."""
@@ -93,7 +113,7 @@ class ModelExecutor(Generic[Logits]):
         if work.tables == self._unchanged:
             return None
         sequence = self._sequences[work.request_id]
-        for table, update in zip(self._tables, work.tables, strict=True):
+        for table, update in zip(self._all_tables, work.tables, strict=True):
             if update is not None and table is not None:
                 table.apply(sequence.row, update)
         return None
@@ -104,7 +124,8 @@ class ModelExecutor(Generic[Logits]):
         self._num_matchers += matcher is not None
         prompt = () if new.params.prompt_logprobs is None else new.tokens[: new.num_prompt]
         pool = None if new.pooling is None else Pool(new.pooling, new.num_prompt)
-        return _Sequence(self._free_rows.pop(), state, prompt, SampleRow(state), pool)
+        tokens = [] if self.drafter is None else list(new.tokens)
+        return _Sequence(self._free_rows.pop(), state, prompt, tokens, SampleRow(state), pool)
 
     def _matcher(self, new: NewSequence) -> Matcher | None:
         if new.params.grammar is None:
@@ -116,9 +137,11 @@ class ModelExecutor(Generic[Logits]):
     def _release(self, request_id: int) -> None:
         sequence = self._sequences.pop(request_id, None)  # None: it failed to start
         if sequence is not None:
-            for table in self._tables:
+            for table in self._all_tables:
                 if table is not None:
                     table.clear(sequence.row)
+            if self.drafter is not None:
+                self.drafter.release(request_id)
             self._free_rows.append(sequence.row)
             self._num_matchers -= sequence.state.matcher is not None
 
@@ -167,6 +190,27 @@ class ModelExecutor(Generic[Logits]):
                 results.append(SliceResult(work.request_id, tokens))
         return results
 
+    def _draft(
+        self, drafter: Drafter, slices: list[SeqSlice], results: list[SliceResult]
+    ) -> list[SliceResult]:
+        """The results with what may follow them. A drafter's exception costs the step's drafts, not its tokens."""
+        drafted, places = [], []
+        for at, (work, result) in enumerate(zip(slices, results, strict=True)):
+            sequence = self._sequences[work.request_id]
+            sequence.tokens += result.tokens
+            if result.error is None and result.pooled is None and sequence.pool is None:
+                drafted.append(_drafted(work, sequence, result))
+                places.append(at)
+        try:
+            drafts = drafter.draft(drafted)
+        except Exception as error:
+            _log.error("drafting failed", exc_info=error)
+            return results
+        for at, draft in zip(places, drafts, strict=True):
+            if draft:
+                results[at] = replace(results[at], draft=draft)
+        return results
+
     def _forward(
         self, step: Step, rows: list[SampleRow], at: list[int] | None = None
     ) -> tuple[Logits, SampleOutput]:
@@ -206,6 +250,18 @@ class ModelExecutor(Generic[Logits]):
             return ()
         targets = sequence.prompt[work.start + 1 : work.start + 1 + part.num_prompt]
         return self.sampler.score(logits, part.first, targets, k)
+
+
+def _drafted(work: SeqSlice, sequence: _Sequence, result: SliceResult) -> Drafted:
+    state, emitted = sequence.state, len(result.tokens)
+    room = work.room if emitted and not result.done else 0
+    if state.params.max_tokens is not None:
+        room = min(room, state.params.max_tokens - state.num_output - 1)
+    rejected = work.num_draft - (emitted - 1) if work.num_draft else 0
+    return Drafted(
+        work.request_id, sequence.row, work, sequence.tokens, work.start + len(work.tokens) - rejected, max(0, room),
+        work.num_draft - rejected, state,
+    )  # fmt: skip
 
 
 def _end(part: Rows) -> int:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headrace import __version__
 from headrace._native import Kernels, Team
 from headrace.errors import CheckpointError
@@ -24,70 +21,66 @@ from headrace.models.weights import Progress, Weights
 from headrace.plan.resolved import ResolvedConfig
 from headrace.program.lower import lower
 from headrace.program.records import Program
-from headrace.runner.executor import ModelExecutor
+from headrace.runner.loading import Stored
 from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
 from headrace.runner.sampling.native import NativeSampler
-from headrace.runner.sampling.token_masks import GrammarRunner
 from headrace.runner.tape import TapeLimits
-from headrace.text.grammar_store import GrammarStore
 
 
-def load_executor(
-    source: ModelSource,
-    spec: ModelSpec,
-    resolved: ResolvedConfig,
-    grammars: GrammarStore,
-    progress: Progress | None = None,
-) -> ModelExecutor[NDArray[np.float32]]:
-    """Load the weights and build what runs them, on the kernels that `resolved` names.
+class NativeBackend:
+    """Loads models onto one set of kernels and one team of threads, which all of them share."""
 
-    Raises CheckpointError where the checkpoint does not hold what `spec` needs.
-    """
-    assert resolved.kernels is not None and resolved.weight_formats is not None
-    kernels = Kernels(resolved.kernels)
-    team = Team(resolved.num_threads, resolved.pin_threads)
-    program = lower(spec, weight_names(spec))
-    if source.path is not None and is_packed(source.path):
-        weights = _map(read_header(source.path), program, resolved, kernels, progress)
-    else:
-        weights = load_packed(
-            source,
-            spec,
-            dtype=resolved.weights_dtype,
-            weights=resolved.weight_formats,
-            kernels=kernels,
-            team=team,
-            seed=resolved.seed,
-            progress=progress,
-        )
-    kv = NativeKV(program.kv, resolved.kv_groups, resolved.kv_cache_dtype)
-    limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
-    decoder = NativeDecoder(program, weights, kv, resolved.kv_groups, kernels, team, limits)
-    sampler = NativeSampler(spec.vocab_size, kernels, team)
-    return ModelExecutor(
-        decoder, sampler, resolved.kv_groups, max_seqs=resolved.max_num_seqs, grammars=GrammarRunner(grammars)
-    )
+    def __init__(self, resolved: ResolvedConfig) -> None:
+        assert resolved.kernels is not None
+        self._resolved = resolved
+        self._kernels = Kernels(resolved.kernels)
+        self._team = Team(resolved.num_threads, resolved.pin_threads)
+
+    def load(
+        self, source: ModelSource, spec: ModelSpec, stored: Stored, progress: Progress | None = None
+    ) -> NativeDecoder:
+        """See `runner.backend.Backend`."""
+        resolved, kernels, team = self._resolved, self._kernels, self._team
+        assert stored.formats is not None
+        program = lower(spec, weight_names(spec))
+        if source.path is not None and is_packed(source.path):
+            weights = _map(read_header(source.path), program, stored, kernels, progress)
+        else:
+            weights = load_packed(
+                source,
+                spec,
+                dtype=stored.dtype,
+                weights=stored.formats,
+                kernels=kernels,
+                team=team,
+                seed=resolved.seed,
+                progress=progress,
+            )
+        kv = NativeKV(program.kv, stored.groups, resolved.kv_cache_dtype)
+        limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
+        return NativeDecoder(program, weights, kv, stored.groups, kernels, team, limits)
+
+    def sampler(self, vocab_size: int) -> NativeSampler:
+        """Samples from rows of logits."""
+        return NativeSampler(vocab_size, self._kernels, self._team)
 
 
 def _map(
     header: PackedHeader,
     program: Program,
-    resolved: ResolvedConfig,
+    stored: Stored,
     kernels: Kernels,
     progress: Progress | None,
 ) -> Weights:
-    weights = resolved.weight_formats
+    weights = stored.formats
     assert weights is not None
     if header.facts.layout != kernels.layout:
         raise CheckpointError(
             f"{header.folder} was packed in the layout {header.facts.layout!r:.80} (by {header.facts.kernels!r:.80}), "
             f"and the kernels here, {kernels.name}, read {kernels.layout}: pack the model again with `headrace pack`"
         )
-    prefetch = resolved.weights_from != "disk"
-    return map_packed(
-        header, program, weights.of, resolved.weights_dtype, prefetch=prefetch, progress=progress
-    )
+    return map_packed(header, program, weights.of, stored.dtype, prefetch=stored.prefetch, progress=progress)
 
 
 def save_weights(

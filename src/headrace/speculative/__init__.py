@@ -1,1 +1,4 @@
-"""Drafting: what proposes tokens for the model to verify. A draft never changes the text, only the number of steps."""
+"""Speculative decoding: methods that draft tokens, which the model then verifies; how much to draft; training of heads.
+
+A draft never changes an answer: see `runner.executor`.
+"""

@@ -147,6 +147,10 @@ class Tokenizer:
             return ""
         return self._backend.id_to_token(token_id) or ""
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token, as the vocabulary spells it, with its id."""
+        return dict(self._backend.get_vocab())
+
     def special_id(self, text: str) -> int | None:
         """The id of the special token with this text, None if there is none."""
         found: int | None = self._backend.token_to_id(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headrace.errors import ConfigError
 from headrace.gguf.files import GGUFModel
 from headrace.gguf.vocabulary import VOCABULARY_FILE
 from headrace.text.tokenizer import Tokenizer
@@ -41,6 +42,18 @@ def open_settings(path: str | Path) -> TokenizerFiles:
     if not has_tokenizer(metadata) and (path.parent / "tokenizer.json").is_file():
         return read_tokenizer_files(path.parent)
     return settings_from_metadata(metadata)
+
+
+def check_same_tokens(target: Tokenizer, draft: Tokenizer, name: str) -> None:
+    """Raise ConfigError where model `name` cannot draft for another because its tokens are others."""
+    ours, theirs = target.vocabulary(), draft.vocabulary()
+    differing = [(token, id) for token, id in theirs.items() if ours.get(token) != id]
+    if len(differing) > len(theirs) // 100:  # special tokens of their own do no harm
+        token, id = min(differing, key=lambda entry: entry[1])
+        raise ConfigError(
+            f"{name} cannot draft for this model: its token {id} is {token!r:.40}, which is "
+            f"{'another one' if token in ours else 'no token'} here, as are {len(differing) - 1} more of {len(theirs)}"
+        )
 
 
 def _source(path: str | Path) -> Path:

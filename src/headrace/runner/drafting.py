@@ -1,0 +1,46 @@
+"""What an executor asks of a drafter: tokens that may follow each sequence, to be verified in its next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.core.record import record
+from headrace.core.types import BlockCopy, SeqSlice
+from headrace.runner.sampling.state import SequenceState
+
+
+@record
+class Drafted:
+    """A sequence whose slice was just run, as a drafter sees it.
+
+    `tokens` are its prompt and all its output; they belong to the executor and grow with every step. The first
+    `computed` of them have their KV in the cache. `room` is the most tokens to propose, 0 where none may follow;
+    `accepted` of the slice's own drafts were right.
+    """
+
+    request_id: int
+    row: int  # in the block tables
+    work: SeqSlice
+    tokens: Sequence[int]
+    computed: int
+    room: int
+    accepted: int
+    state: SequenceState
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Wrong ones cost time, and nothing else."""
+
+    def draft(self, sequences: Sequence[Drafted]) -> list[tuple[int, ...]]:
+        """For each sequence at most `room` tokens that may follow. Called once a step, with every sequence whose slice
+        was run without a fault."""
+        ...
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copies of blocks in the drafter's own KV groups, counted from the first of these."""
+        ...
+
+    def release(self, request_id: int) -> None:
+        """The sequence has ended, or begins anew. Unknown ones are ignored."""
+        ...

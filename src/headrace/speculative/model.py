@@ -1,0 +1,170 @@
+"""A smaller model drafts: it reads what the large one read, and goes on alone for a few tokens.
+
+Leviathan et al., "Fast inference from transformers via speculative decoding" (2023). It shares the random numbers of
+the model that it drafts for, see `runner.sampling`: so a draft is what that model is likely to draw, not only
+what is likely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.core.record import record
+from headrace.core.types import BlockCopy, SeqSlice
+from headrace.runner.block_tables import BlockTables
+from headrace.runner.drafting import Drafted
+from headrace.runner.model import StepModel, StepSampler
+from headrace.runner.packing import pack
+from headrace.runner.sampling.output import NO_TOKEN
+from headrace.runner.sampling.state import SampleRow
+
+
+class _Progress:
+    """Of one sequence: how many of its tokens have their KV in the draft model's groups, and the drafts behind them."""
+
+    __slots__ = ("ahead", "stored")
+
+    def __init__(self, stored: int) -> None:
+        self.stored = stored
+        self.ahead: tuple[int, ...] = ()
+
+    def confirm(self, tokens: Sequence[int]) -> None:
+        """The sequence now has these tokens: drafts among them keep their KV."""
+        for token in self.ahead:
+            if self.stored >= len(tokens) or tokens[self.stored] != token:
+                break
+            self.stored += 1
+        self.ahead = ()
+
+
+class ModelDrafter:
+    """Drafts with a model whose KV groups come after those of the model that it drafts for.
+
+    Blocks that a prefix hit brings are taken to hold its KV, too: they do unless drafting was off when they were
+    written, and then the drafts are worse. Satisfies `runner.drafting.Drafter`.
+    """
+
+    def __init__(
+        self,
+        model: StepModel[Any],
+        sampler: StepSampler[Any],
+        tables: Sequence[BlockTables | None],
+        *,
+        vocab_size: int,
+        most: int,
+        max_tokens: int,
+    ) -> None:
+        """`sampler` and `vocab_size` are of the model that it drafts for; `tables` are those of its own groups, and
+        `max_tokens` is its largest step."""
+        self.most = most
+        self.model, self._sampler, self._vocab_size = model, sampler, vocab_size
+        self._tables = tuple(tables)
+        self._max_tokens = max_tokens
+        self._progress: dict[int, _Progress] = {}
+
+    def draft(self, sequences: Sequence[Drafted]) -> list[tuple[int, ...]]:
+        lengths = [min(one.room, self.most) for one in sequences]
+        drafts: list[tuple[int, ...]] = [()] * len(sequences)
+        going = self._first(sequences, lengths, drafts)
+        while going:
+            pieces = [
+                _Piece(at, len(sequences[at].tokens) + len(drafts[at]) - 1, drafts[at][-1:]) for at in going
+            ]
+            going = self._extend(sequences, lengths, drafts, pieces)
+        return drafts
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self.model.copy_blocks(copies)
+
+    def release(self, request_id: int) -> None:
+        self._progress.pop(request_id, None)
+
+    def _first(
+        self, sequences: Sequence[Drafted], lengths: Sequence[int], drafts: list[tuple[int, ...]]
+    ) -> list[int]:
+        """Read the tokens that were not read before, and draft the first token where one is wanted."""
+        going: list[int] = []
+        pieces: list[_Piece] = []
+        room = self._max_tokens
+        for at, one in enumerate(sequences):
+            progress = self._progress.get(one.request_id)
+            if progress is None or one.work.new is not None:
+                progress = self._progress[one.request_id] = _Progress(one.work.start + one.work.num_stored)
+            progress.confirm(one.tokens)
+            end = len(one.tokens) if lengths[at] else one.computed
+            start = min(progress.stored, end - 1) if lengths[at] else progress.stored
+            while start < end:
+                count = min(end - start, room)
+                pieces.append(_Piece(at, start, tuple(one.tokens[start : start + count])))
+                start, room = start + count, room - count
+                if not room:  # in order: a later sequence may read what an earlier one writes
+                    going += self._extend(sequences, lengths, drafts, pieces)
+                    pieces, room = [], self._max_tokens
+            progress.stored = max(progress.stored, end)
+        if pieces:
+            going += self._extend(sequences, lengths, drafts, pieces)
+        return going
+
+    def _extend(
+        self,
+        sequences: Sequence[Drafted],
+        lengths: Sequence[int],
+        drafts: list[tuple[int, ...]],
+        pieces: Sequence[_Piece],
+    ) -> list[int]:
+        """Run one step, and draft a token of each sequence whose last one is among the pieces; returns the sequences
+        that need another step."""
+        ends, drawn, rows = [], [], []
+        work, offset = [], 0
+        for piece in pieces:
+            one = sequences[piece.at]
+            work.append(SeqSlice(one.request_id, piece.tokens, piece.start, sample=False))
+            offset += len(piece.tokens)
+            known = len(one.tokens) + len(drafts[piece.at])
+            if len(drafts[piece.at]) < lengths[piece.at] and piece.start + len(piece.tokens) == known:
+                ends.append(offset - 1)
+                drawn.append(piece.at)
+                rows.append(SampleRow(one.state, drafts[piece.at]))
+        step = pack(work, [sequences[piece.at].row for piece in pieces], self._tables, ends)
+        logits = self.model.forward(step)
+        if not drawn:
+            return []
+        tokens = self._sampler.sample(_widened(logits, self._vocab_size), rows).tokens
+        going = []
+        for at, token in zip(drawn, tokens, strict=True):
+            if token == NO_TOKEN:
+                continue
+            drafts[at] = (*drafts[at], token)
+            self._progress[sequences[at].request_id].ahead = drafts[at][:-1]
+            if len(drafts[at]) < lengths[at]:
+                going.append(at)
+        return going
+
+
+@record
+class _Piece:
+    """Tokens of sequence `at` that one step reads, from position `start` on."""
+
+    at: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+def _widened(logits: Any, vocab_size: int) -> Any:
+    """Logits [R, V] of a model of the same tokens with another padding, as [R, vocab_size]."""
+    count, width = logits.shape
+    if width == vocab_size:
+        return logits
+    if width > vocab_size:
+        cut = logits[:, :vocab_size]
+        return np.ascontiguousarray(cut) if isinstance(logits, np.ndarray) else cut.contiguous()
+    if isinstance(logits, np.ndarray):
+        wide = np.full((count, vocab_size), -np.inf, dtype=np.float32)
+    else:
+        wide = logits.new_full((count, vocab_size), -math.inf)
+    wide[:, :width] = logits
+    return wide

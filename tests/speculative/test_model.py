@@ -1,0 +1,88 @@
+"""The draft model reads each token once, and a draft is what it would have drawn itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import LLM, SamplingParams
+from headrace.build import assemble
+from headrace.config import EngineConfig
+from headrace.core.types import NewRequest
+from headrace.errors import ConfigError, ModelNotFound
+from headrace.runner.executor import ModelExecutor
+from headrace.runner.step import Step
+from headrace.speculative.model import ModelDrafter, _widened
+from tests import needs
+
+needs.native()
+
+
+class Read:
+    """Counts the tokens that a model reads."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.steps, self.tokens = model, 0, 0
+        self.largest = 0
+
+    def forward(self, step: Step) -> Any:
+        self.steps, self.tokens = self.steps + 1, self.tokens + len(step.ids)
+        self.largest = max(self.largest, len(step.ids))
+        return self._model.forward(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def drive(requests: list[NewRequest], **options: object) -> tuple[Any, Read]:
+    config: dict[str, object] = {"model": "tale", "speculative": "tale", "num_threads": 1, "dtype": "float32"}
+    parts = assemble(EngineConfig.from_kwargs(**config | {"kv_cache_memory": "16MiB"} | options))
+    assert isinstance(parts.executor, ModelExecutor)
+    drafter = parts.executor.drafter
+    assert isinstance(drafter, ModelDrafter)
+    read = Read(drafter.model)
+    drafter.model = read  # type: ignore[assignment]
+    for request in requests:
+        parts.engine.add(request, 0.0)
+    outputs = []
+    while parts.engine.has_work:
+        outputs += parts.engine.finish(parts.executor.execute(parts.engine.begin(0.0)), 0.0)
+    assert not drafter._progress  # of sequences that have ended nothing is kept
+    return outputs, read
+
+
+def test_a_model_that_drafts_for_itself_is_always_right() -> None:
+    sampled = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=3, ignore_eos=True)
+    outputs, read = drive([NewRequest("a", tuple(range(20, 60)), sampled)], num_speculative_tokens=4)
+    stats = outputs[-1].stats
+    assert stats.num_drafted == stats.num_accepted > 25
+    assert read.tokens == 40 + 39  # each token once, but the last
+
+
+def test_a_long_prompt_is_read_in_steps_that_fit() -> None:
+    greedy = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    requests = [NewRequest(name, tuple(range(20, 140)), greedy, cache_salt=name) for name in "ab"]
+    _, read = drive(requests, max_num_batched_tokens=16)
+    assert read.largest <= 16 and read.tokens >= 240
+
+
+def test_a_vocabulary_with_another_padding() -> None:
+    logits = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert _widened(logits, 3) is logits
+    assert _widened(logits, 2).tolist() == [[0, 1], [3, 4]]
+    assert _widened(logits, 4).tolist() == [[0, 1, 2, -np.inf], [3, 4, 5, -np.inf]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"speculative": "shape:llama-3.1-8b"}, "both need the same vocabulary"),
+        ({"speculative": "nowhere"}, "there is no model 'nowhere'"),
+        ({"speculative": "tale-draft", "max_model_len": 4096}, "longer than"),
+    ],
+)
+def test_a_model_that_cannot_draft_is_refused_at_once(options: dict[str, str], words: str) -> None:
+    with pytest.raises((ConfigError, ModelNotFound), match=words):
+        LLM("tale", show_progress=False, **options)  # type: ignore[arg-type]

@@ -1,0 +1,158 @@
+"""Speculation changes no token and no bit of a logprob, whatever drafts and whatever else happens.
+
+As in test_exactness.py: each request alone without speculation, and all together with it. Every case proves that drafts
+were accepted, and that others were rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.build import EngineParts
+from headrace.core.params import SamplingParams
+from headrace.core.types import NewRequest
+from tests import needs
+from tests.test_exactness import PLAIN, Run, alike, each_alone, requests_for, run
+
+needs.native()
+
+# What drafts for which model. A model's own drafts are all right, so it drafts in fewer bits.
+TARGETS: dict[str, dict[str, object]] = {
+    "ngram": {"model": "tale", "speculative": "ngram"},
+    "draft model": {"model": "tale", "speculative": "tale-draft"},
+    "both": {"model": "tale", "speculative": "ngram,tale-draft", "num_speculative_tokens": 5},
+    "int4": {"model": "tale", "quantization": "int4", "speculative": "tale-draft"},
+    "int8 KV": {"model": "tale", "kv_cache_dtype": "int8", "speculative": "tale-draft"},
+    "sinks": {"model": "tale", "attention_sinks": 4, "sliding_window": 24, "speculative": "tale-draft"},
+    "windows": {
+        "model": "qwen2-hybrid",
+        "speculative": "ngram,qwen2-hybrid",
+        "speculative_quantization": "int4",
+    },
+    "latents": {"model": "deepseek", "speculative": "ngram,deepseek", "speculative_quantization": "int4"},
+    "states": {"model": "delta", "speculative": "ngram,tale-draft"},
+    "short convolutions": {"model": "convolution", "speculative": "ngram,tale-draft"},
+    "draft model on torch": {"model": "tale", "speculative": "tale-draft", "ops_force": "reference"},
+}
+
+CASES: dict[str, tuple[dict[str, object], Callable[[Run], bool]]] = {
+    "batch mix": (PLAIN, lambda seen: seen.largest_batch >= 4),
+    "chunked prefill": (
+        {**PLAIN, "max_num_batched_tokens": 13, "max_num_seqs": 8}, lambda seen: seen.split_prompts >= 7,
+    ),
+    "prefix cache": ({"block_size": 16}, lambda seen: seen.hits >= 1),
+    "everything": (
+        {"block_size": 16, "num_kv_blocks": 11, "max_model_len": 150, "max_num_batched_tokens": 19,
+         "max_num_seqs": 6, "preemption_victim": "cheapest", "scheduling_policy": "fair"},
+        lambda seen: min(seen.preemptions + seen.dropped_blocks, seen.split_prompts) >= 1,
+    ),
+}  # fmt: skip
+
+
+RECURRENT = ("states", "short convolutions")
+"""Nothing small has their weights and no states: only few tokens are allowed, so that another model may guess them."""
+
+
+def asked(kind: str, n: int = 1) -> list[NewRequest]:
+    """Greedy and sampled in many ways, with logprobs; some prompts repeat themselves."""
+    few = [20, 40, 60, 80] if kind in RECURRENT else None
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.3, "top_k": 20},
+        {"temperature": 0.0, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 1.0, "repetition_penalty": 1.1, "top_k": 50},
+        {"temperature": 0.7},
+    ]
+    made = []
+    for at, (request, way) in enumerate(zip(requests_for(), ways, strict=True)):
+        params = SamplingParams(
+            **way, seed=at, n=n if at % 2 else 1, max_tokens=40, ignore_eos=True, logprobs=2,
+            allowed_token_ids=few,
+        )  # fmt: skip
+        prompt = request.prompt[:24] * 2 if at % 3 == 0 else request.prompt
+        made.append(replace(request, prompt=prompt, params=params))
+    return made
+
+
+def located(kind: str, tiny_models: Mapping[str, str]) -> dict[str, object]:
+    options = dict(TARGETS[kind])
+    for name in ("model", "speculative"):
+        parts = str(options[name]).split(",")
+        options[name] = ",".join(tiny_models.get(part, part) for part in parts)
+    return options
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_models: Mapping[str, str]) -> Callable[[str, int], Run]:
+    known: dict[tuple[str, int], Run] = {}
+
+    def of(kind: str, n: int = 1) -> Run:
+        if (kind, n) not in known:
+            plain = {
+                name: value for name, value in located(kind, tiny_models).items() if name != "speculative"
+            }
+            plain.pop("num_speculative_tokens", None)
+            plain.pop("speculative_quantization", None)
+            known[kind, n] = each_alone({**plain, "block_size": 16}, asked(kind, n))
+        return known[kind, n]
+
+    return of
+
+
+USUAL = {("both", "everything"), ("states", "everything"), ("int4", "batch mix"), ("windows", "prefix cache")}
+
+
+def combinations() -> list[object]:
+    return [
+        pytest.param(kind, case, marks=() if (kind, case) in USUAL else pytest.mark.long)
+        for kind in TARGETS
+        for case in CASES
+    ]
+
+
+def assert_same(kind: str, seen: Run, expected: Run) -> None:
+    assert {key: tokens for key, tokens in seen.tokens.items() if tokens != expected.tokens[key]} == {}
+    assert seen.tokens.keys() == expected.tokens.keys()
+    if not kind.endswith("torch"):  # there products depend on the number of rows
+        assert seen.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize(("kind", "case"), combinations())
+def test_nothing_differs(
+    kind: str, case: str, tiny_models: Mapping[str, str], alone: Callable[[str, int], Run]
+) -> None:
+    options, happened = CASES[case]
+    options = dict(options)
+    if kind == "sinks":
+        options.pop("max_model_len", None)
+    seen = run({**located(kind, tiny_models), **options}, asked(kind, 2 if case == "everything" else 1))
+    assert happened(seen), seen
+    assert seen.accepted >= 5 and seen.drafted - seen.accepted >= 5, seen
+    assert_same(kind, seen, alone(kind, 2 if case == "everything" else 1))
+
+
+def test_an_abort_beside_drafts(tiny_models: Mapping[str, str], alone: Callable[[str, int], Run]) -> None:
+    def hook(parts: EngineParts, step: int) -> None:
+        if step == 9:
+            parts.engine.abort("request-2", 9.0)
+
+    options = {**located("both", tiny_models), "block_size": 16}
+    seen = run(options, asked("both"), hook)
+    expected = alone("both", 1)
+    left = [key for key in expected.tokens if key[0] != "request-2"]
+    assert [seen.tokens[key] for key in left] == [expected.tokens[key] for key in left]
+    assert len(seen.tokens["request-2", 0]) < 40 and seen.accepted >= 5
+
+
+def test_equal_prompts_share_while_tokens_are_drafted(tiny_models: Mapping[str, str]) -> None:
+    options = {**located("draft model", tiny_models), "block_size": 16}
+    expected = each_alone({"model": "tale", "block_size": 16}, alike())
+    seen = run(options, alike(), at_once=True)
+    assert min(seen.forks, seen.accepted, seen.drafted - seen.accepted) >= 1
+    assert seen.tokens == expected.tokens
