@@ -11,7 +11,8 @@ from headrace.build import EngineParts
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.native_kv import NativeKV
-from headrace.speculative.model import ModelDrafter
+from headrace.speculative.control import Speculation
+from headrace.speculative.model import ModelMethod
 
 NAN = {"f32": (np.float32, np.nan), "bf16": (np.uint16, 0x7FC0), "i8": (np.int8, -128)}
 """What a poisoned element is, by the type of the cache. Codes are always finite: there the scales are NaN too."""
@@ -50,8 +51,8 @@ def poisoned(storage: NativeKV | KVStorage, group: int, block: int) -> bool:
 
 def _storages(executor: ModelExecutor[Any]) -> list[tuple[NativeKV | KVStorage, int]]:
     """For each KV group what stores it, and its number there: the model's, then those of the model that drafts."""
-    drafters = getattr(executor.drafter, "drafters", (executor.drafter,))
-    models = [executor.model, *(one.model for one in drafters if isinstance(one, ModelDrafter))]
+    methods = executor.drafter.methods if isinstance(executor.drafter, Speculation) else ()
+    models = [executor.model, *(one.model for one in methods if isinstance(one, ModelMethod))]
     return [(model._kv, group) for model in models for group in range(len(model._kv._pools))]
 
 

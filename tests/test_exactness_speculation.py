@@ -131,6 +131,7 @@ def test_nothing_differs(
     options = dict(options)
     if kind == "sinks":
         options.pop("max_model_len", None)
+    options["adaptive_speculation"] = False  # else how much is drafted depends on the machine
     seen = run({**located(kind, tiny_models), **options}, asked(kind, 2 if case == "everything" else 1))
     assert happened(seen), seen
     assert seen.accepted >= 5 and seen.drafted - seen.accepted >= 5, seen

@@ -97,6 +97,15 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             (rate("prefix_cache_pins"), "made"), (rate("prefix_cache_pins_broken"), "broken"),
         )),
     )),
+    ("Speculation", (
+        Panel("Share of the drafted tokens that were right", "percentunit", (
+            (f"{rate('spec_decode_num_accepted_tokens')} / {rate('spec_decode_num_draft_tokens')}", "accepted"),
+        )),
+        Panel("Share of the drafts that were right so far", "percentunit", ((
+            f"{rate('spec_decode_num_accepted_tokens_per_pos', 'position')} / ignoring (position) group_left "
+            f"{rate('spec_decode_num_drafts')}", "{{position}}",
+        ),)),
+    )),
     ("What is asked for", (
         lengths("Prompts", "request_prompt_tokens"),
         lengths("Prompts, what was not cached", "request_prefill_kv_computed_tokens"),

@@ -25,7 +25,7 @@ from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
-from headrace.plan.drafts import NGRAM, draft_methods, draft_model_name
+from headrace.plan.draft_methods import NGRAM, draft_methods, draft_model_name
 from headrace.plan.hardware import this_machine
 from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
@@ -39,9 +39,10 @@ from headrace.runner.executor import ModelExecutor
 from headrace.runner.loading import Stored
 from headrace.runner.model import StepSampler
 from headrace.runner.sampling.token_masks import GrammarRunner
-from headrace.speculative.chain import ChainDrafter
-from headrace.speculative.model import ModelDrafter
-from headrace.speculative.ngram import NGramDrafter
+from headrace.speculative.control import Speculation
+from headrace.speculative.method import Method
+from headrace.speculative.model import ModelMethod
+from headrace.speculative.ngram import NGramMethod
 from headrace.text.grammar_store import GrammarStore
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tokenizer_source import check_same_tokens, open_tokenizer
@@ -239,27 +240,27 @@ def _load_drafter(
     plan: Survey, backend: Backend, sampler: StepSampler[Any], tables: Sequence[BlockTables | None]
 ) -> Drafter | None:
     resolved, draft = plan.resolved, plan.resolved.draft_model
-    drafters: list[Drafter] = []
+    methods: list[Method] = []
     for method in draft_methods(resolved.speculative):
         if method == NGRAM:
-            drafters.append(NGramDrafter(resolved.num_speculative_tokens))
+            methods.append(NGramMethod())
             continue
         assert draft is not None and plan.draft is not None
         groups = resolved.kv_groups[-resolved.num_draft_groups :]
         stored = Stored(draft.weights_dtype, draft.weight_formats, groups)
-        drafters.append(
-            ModelDrafter(
+        methods.append(
+            ModelMethod(
                 backend.load(plan.draft, draft.spec, stored),
                 sampler,
                 tables,
                 vocab_size=plan.spec.vocab_size,
-                most=resolved.num_speculative_tokens,
+                name=draft.name,
                 max_tokens=resolved.max_num_batched_tokens,
             )
         )
-    if len(drafters) > 1:
-        return ChainDrafter(drafters)
-    return drafters[0] if drafters else None
+    if not methods:
+        return None
+    return Speculation(methods, most=resolved.num_speculative_tokens, adaptive=resolved.adaptive_speculation)
 
 
 def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, TypeVar, cast
 from headrace.core.params import DEFAULT_MAX_LOGPROBS, MAX_LOGPROBS
 from headrace.errors import ConfigError
 from headrace.ops.candidates import OPS_NAMES
-from headrace.plan.drafts import MOST_TOKENS, draft_methods, draft_model_name
+from headrace.plan.draft_methods import MOST_TOKENS, draft_methods, draft_model_name
 from headrace.plan.units import TIB, parse_bytes
 from headrace.plan.vllm_options import translate
 from headrace.quant.block_formats import named_format
@@ -65,7 +65,8 @@ class EngineConfig:
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
     speculative: what drafts tokens that the model then verifies: "ngram", a smaller model of the same vocabulary, or
     both as in "ngram,tale-draft"; num_speculative_tokens: most tokens to draft for a sequence at once;
-    speculative_quantization: as `quantization`, for the draft model, which takes that of the model by default.
+    speculative_quantization: as `quantization`, for the draft model, which takes that of the model by default;
+    adaptive_speculation: draft as many tokens as pay, by measured acceptance and cost; False always drafts the most.
 
     Raises ConfigError from the constructor for a value that is out of range or not supported in this version.
     """
@@ -110,6 +111,7 @@ class EngineConfig:
     speculative: str | None = None
     num_speculative_tokens: int | None = None
     speculative_quantization: str | None = None
+    adaptive_speculation: bool = True
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -268,6 +270,7 @@ class EngineOptions(TypedDict, total=False):
     speculative: str | None
     num_speculative_tokens: int | None
     speculative_quantization: str | None
+    adaptive_speculation: bool
     tensor_parallel_size: int
 
 
@@ -316,7 +319,13 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "tensor_parallel_size": (1, 1024),
 }
 _REQUIRED_INTS = ("max_logprobs", "seed", "tensor_parallel_size")
-_BOOLS = ("enable_prefix_caching", "enable_chunked_prefill", "kv_cache", "pin_threads")
+_BOOLS = (
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "kv_cache",
+    "pin_threads",
+    "adaptive_speculation",
+)
 _DYNAMIC_ONLY = ("batch_wait_s", "batch_max_tokens")
 
 # Names of the same options in other engines.

@@ -9,7 +9,8 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
-from headrace.plan.drafts import DEFAULT_TOKENS, DraftModel, check_draft, draft_model_name
+from headrace.plan.draft_methods import DEFAULT_TOKENS, draft_model_name
+from headrace.plan.drafts import DraftModel, check_draft
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
 from headrace.plan.formats import memory_format
@@ -69,6 +70,7 @@ _PASSED: dict[str, str] = {
     "load_format": "chosen by the files in the model's folder",
     "quantization": "weights keep the bits that the compute type has",
     "speculative": "nothing is drafted: each step gives a sequence one token",
+    "adaptive_speculation": "as many tokens are drafted as pay, by measured acceptance and cost",
     "tensor_parallel_size": "one device; more are not available in this version",
 }
 
@@ -118,7 +120,9 @@ def resolve(
         drafter = _draft_model(config, spec, draft, machine, dtype, kv_dtype, native, threads)
         if config.streaming is False:
             spec = replace(spec, max_position=min(spec.max_position, draft.max_position))
-    reasons["speculative_quantization"] = "no model drafts" if drafter is None else _why_draft(config, drafter)
+    reasons["speculative_quantization"] = (
+        "no model drafts" if drafter is None else _why_draft(config, drafter)
+    )
     default_block = _NATIVE_BLOCK_SIZE if native else _BLOCK_SIZE
     fit = Fit(
         program=program,

@@ -114,6 +114,7 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "load_format": ("safetensors", {}),
     "speculative": ("ngram", {}),
     "num_speculative_tokens": (3, {"speculative": "ngram"}),
+    "adaptive_speculation": (False, {}),
 }
 
 

@@ -14,7 +14,8 @@ from headrace.core.types import NewRequest
 from headrace.errors import ConfigError, ModelNotFound
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.step import Step
-from headrace.speculative.model import ModelDrafter, _widened
+from headrace.speculative.control import Speculation
+from headrace.speculative.model import ModelMethod, _widened
 from tests import needs
 
 needs.native()
@@ -38,18 +39,21 @@ class Read:
 
 def drive(requests: list[NewRequest], **options: object) -> tuple[Any, Read]:
     config: dict[str, object] = {"model": "tale", "speculative": "tale", "num_threads": 1, "dtype": "float32"}
+    config["adaptive_speculation"] = False
     parts = assemble(EngineConfig.from_kwargs(**config | {"kv_cache_memory": "16MiB"} | options))
     assert isinstance(parts.executor, ModelExecutor)
-    drafter = parts.executor.drafter
-    assert isinstance(drafter, ModelDrafter)
-    read = Read(drafter.model)
-    drafter.model = read  # type: ignore[assignment]
+    speculation = parts.executor.drafter
+    assert isinstance(speculation, Speculation)
+    (method,) = speculation.methods
+    assert isinstance(method, ModelMethod)
+    read = Read(method.model)
+    method.model = read  # type: ignore[assignment]
     for request in requests:
         parts.engine.add(request, 0.0)
     outputs = []
     while parts.engine.has_work:
         outputs += parts.engine.finish(parts.executor.execute(parts.engine.begin(0.0)), 0.0)
-    assert not drafter._progress  # of sequences that have ended nothing is kept
+    assert not method._progress and not speculation._sequences  # of sequences that have ended nothing is kept
     return outputs, read
 
 

@@ -110,6 +110,7 @@ _FLAGS = (
     ),
     _Flag("num_speculative_tokens", int, "N", "most tokens to draft for a sequence at once"),
     _Flag("speculative_quantization", str, "NAME", "as --quantization, for the draft model"),
+    _Flag("adaptive_speculation", None, "", "draft as many tokens as pay; off always drafts the most"),
     _Flag("tensor_parallel_size", int, "N", "devices that share each layer; 1 in this version"),
 )
 

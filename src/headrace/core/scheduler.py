@@ -31,7 +31,8 @@ STEP_SIZES = 32
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counts since the start. `step_sizes`: steps by the class of their size, see STEP_SIZES."""
+    """Counts since the start. `step_sizes`: steps by the class of their size, see STEP_SIZES. `accepted_at[d]`: drafts
+    of which more than d tokens were accepted."""
 
     steps: int = 0
     scheduled_tokens: int = 0
@@ -41,6 +42,10 @@ class SchedulerStats:
     retried_slices: int = 0  # their results were discarded, as they had read what a failed slice was to write
     block_copies: int = 0
     step_sizes: tuple[int, ...] = ()
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Scheduler:
         self._in_order = True  # running requests are sorted in the order in which they are served
         self.stats = SchedulerStats()
         self._step_sizes = [0] * STEP_SIZES
+        self._accepted_at = [0] * config.max_draft
         self._released: list[int] = []
         self._step_id = 0
         self._memory_short = False  # the last admission failed for lack of KV blocks
@@ -113,7 +119,7 @@ class Scheduler:
 
     def counts(self) -> SchedulerStats:
         """A copy of what was counted so far."""
-        return replace(self.stats, step_sizes=tuple(self._step_sizes))
+        return replace(self.stats, step_sizes=tuple(self._step_sizes), accepted_at=tuple(self._accepted_at))
 
     def add(self, completions: Sequence[Request]) -> None:
         """Queue the completions of one request. They share its prompt, as equal requests do where a cache allows it."""
@@ -455,6 +461,7 @@ class Scheduler:
             request.num_computed -= rejected
             request.stats.num_drafted += work.num_draft
             request.stats.num_accepted += work.num_draft - rejected
+            self._count_draft(work.num_draft, work.num_draft - rejected)
         emitted, reason, stop_token = self._append(request, part.tokens)
         if part.done and emitted == len(part.tokens):
             reason = FinishReason.STOP
@@ -488,6 +495,13 @@ class Scheduler:
             finish_reason=reason, stop_token=stop_token, stats=replace(request.stats) if with_stats else None,
             pooled=part.pooled,
         )  # fmt: skip
+
+    def _count_draft(self, drafted: int, accepted: int) -> None:
+        self.stats.drafts += 1
+        self.stats.draft_tokens += drafted
+        self.stats.accepted_tokens += accepted
+        for position in range(min(accepted, len(self._accepted_at))):
+            self._accepted_at[position] += 1
 
     def _append(self, request: Request, tokens: Iterable[int]) -> tuple[int, FinishReason | None, int | None]:
         """Add sampled tokens up to the first that ends the request: (how many, why it ended, the stop id)."""

@@ -1,4 +1,4 @@
-"""What speculation adds to a plan: how tokens are drafted, and the model that drafts them."""
+"""What a model that drafts for another adds to a plan."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ from headrace.plan.weights import total_weight_bytes
 from headrace.program.lower import lower
 from headrace.program.records import Program
 from headrace.quant.format import WeightFormats
-
-NGRAM = "ngram"
-"""Drafts from the sequence's own tokens; every other part of the option `speculative` is a model."""
-
-DEFAULT_TOKENS = 6
-MOST_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +41,6 @@ class DraftModel:
     def activation_bytes(self, tokens: int, seqs: int, demands: tuple[KVDemand, ...]) -> int:
         """Of its largest step. `demands` are those of its own KV groups."""
         return activation_bytes(self.program, tokens, seqs, self.memory, demands)
-
-
-def draft_methods(option: str | None) -> tuple[str, ...]:
-    """The drafters that the option `speculative` names, in the order in which they are asked.
-
-    Raises ConfigError for an empty name, and for more than one model.
-    """
-    if option is None:
-        return ()
-    names = tuple(name.strip() for name in option.split(","))
-    if not all(names):
-        raise ConfigError(
-            f"speculative {option!r:.80} has an empty part: name drafters as in ngram,tale-draft"
-        )
-    if len(names) != len(set(names)):
-        raise ConfigError(f"speculative {option!r:.80} names a drafter twice")
-    if sum(name != NGRAM for name in names) > 1:
-        raise ConfigError(
-            f"speculative {option!r:.80} names two models: one can draft, after ngram if you like"
-        )
-    return names
-
-
-def draft_model_name(option: str | None) -> str | None:
-    """The model that the option `speculative` names, if it names one."""
-    return next((name for name in draft_methods(option) if name != NGRAM), None)
 
 
 def check_draft(draft: ModelSpec, target: ModelSpec, name: str) -> None:

@@ -75,6 +75,7 @@ class ResolvedConfig:
     speculative: str | None
     num_speculative_tokens: int
     speculative_quantization: str | None
+    adaptive_speculation: bool
     tensor_parallel_size: int
     reasons: tuple[tuple[str, str], ...] = field(repr=False)
     draft_model: DraftModel | None = field(default=None, repr=False)

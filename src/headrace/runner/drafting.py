@@ -15,8 +15,8 @@ class Drafted:
     """A sequence whose slice was just run, as a drafter sees it.
 
     `tokens` are its prompt and all its output; they belong to the executor and grow with every step. The first
-    `computed` of them have their KV in the cache. `room` is the most tokens to propose, 0 where none may follow;
-    `accepted` of the slice's own drafts were right.
+    `computed` of them have their KV in the cache; `found` of them had it when the sequence was started. `room` is the
+    most tokens to propose, 0 where none may follow; `accepted` of the slice's own drafts were right.
     """
 
     request_id: int
@@ -24,6 +24,7 @@ class Drafted:
     work: SeqSlice
     tokens: Sequence[int]
     computed: int
+    found: int
     room: int
     accepted: int
     state: SequenceState

@@ -39,6 +39,7 @@ class _Sequence:
     state: SequenceState
     prompt: tuple[int, ...]  # kept if its log-probabilities are requested, else empty
     tokens: list[int]  # prompt and output, kept for a drafter, else empty
+    found: int  # tokens whose KV was there when it was started
     next: SampleRow  # the row of the token after the recorded output
     pool: Pool | None = None  # of a sequence to embed
 
@@ -105,7 +106,7 @@ class ModelExecutor(Generic[Logits]):
         """Start the slice's sequence if it is new, and update its block tables; returns an error or None."""
         if work.new is not None:
             try:
-                self._sequences[work.request_id] = self._start(work.new)
+                self._sequences[work.request_id] = self._start(work.new, work.start + work.num_stored)
             except RequestError as error:
                 return str(error)
             except Exception as error:
@@ -118,14 +119,14 @@ class ModelExecutor(Generic[Logits]):
                 table.apply(sequence.row, update)
         return None
 
-    def _start(self, new: NewSequence) -> _Sequence:
+    def _start(self, new: NewSequence, found: int) -> _Sequence:
         matcher = self._matcher(new)
         state = SequenceState(new, self.model.vocab_size, matcher)
         self._num_matchers += matcher is not None
         prompt = () if new.params.prompt_logprobs is None else new.tokens[: new.num_prompt]
         pool = None if new.pooling is None else Pool(new.pooling, new.num_prompt)
         tokens = [] if self.drafter is None else list(new.tokens)
-        return _Sequence(self._free_rows.pop(), state, prompt, tokens, SampleRow(state), pool)
+        return _Sequence(self._free_rows.pop(), state, prompt, tokens, found, SampleRow(state), pool)
 
     def _matcher(self, new: NewSequence) -> Matcher | None:
         if new.params.grammar is None:
@@ -257,11 +258,18 @@ def _drafted(work: SeqSlice, sequence: _Sequence, result: SliceResult) -> Drafte
     room = work.room if emitted and not result.done else 0
     if state.params.max_tokens is not None:
         room = min(room, state.params.max_tokens - state.num_output - 1)
-    rejected = work.num_draft - (emitted - 1) if work.num_draft else 0
+    rejected = work.num_draft - max(0, emitted - 1) if work.num_draft else 0
     return Drafted(
-        work.request_id, sequence.row, work, sequence.tokens, work.start + len(work.tokens) - rejected, max(0, room),
-        work.num_draft - rejected, state,
-    )  # fmt: skip
+        request_id=work.request_id,
+        row=sequence.row,
+        work=work,
+        tokens=sequence.tokens,
+        computed=work.start + len(work.tokens) - rejected,
+        found=sequence.found,
+        room=max(0, room),
+        accepted=work.num_draft - rejected,
+        state=state,
+    )
 
 
 def _end(part: Rows) -> int:

@@ -47,9 +47,13 @@ def _engine_counts(stats: EngineStats) -> Counter[str]:
             "forks": scheduler.forks,
             "retried_slices": scheduler.retried_slices,
             "block_copies": scheduler.block_copies,
+            "drafts": scheduler.drafts,
+            "draft_tokens": scheduler.draft_tokens,
+            "accepted_tokens": scheduler.accepted_tokens,
         }
     )
     counts.update({f"step_size {power}": count for power, count in enumerate(scheduler.step_sizes)})
+    counts.update({f"accepted at {position}": count for position, count in enumerate(scheduler.accepted_at)})
     if cache is not None:
         counts.update({"queries": cache.queries, "hits": cache.hits, "evictions": cache.evictions})
         counts.update({"pins": cache.pins, "pins broken": cache.pins_broken})

@@ -21,6 +21,7 @@ from headrace.runner.model import StepModel, StepSampler
 from headrace.runner.packing import pack
 from headrace.runner.sampling.output import NO_TOKEN
 from headrace.runner.sampling.state import SampleRow
+from headrace.speculative.method import Proposal
 
 
 class _Progress:
@@ -41,12 +42,14 @@ class _Progress:
         self.ahead = ()
 
 
-class ModelDrafter:
+class ModelMethod:
     """Drafts with a model whose KV groups come after those of the model that it drafts for.
 
     Blocks that a prefix hit brings are taken to hold its KV, too: they do unless drafting was off when they were
-    written, and then the drafts are worse. Satisfies `runner.drafting.Drafter`.
+    written, and then the drafts are worse. Satisfies `method.Method`.
     """
+
+    free = False
 
     def __init__(
         self,
@@ -54,20 +57,20 @@ class ModelDrafter:
         sampler: StepSampler[Any],
         tables: Sequence[BlockTables | None],
         *,
+        name: str,
         vocab_size: int,
-        most: int,
         max_tokens: int,
     ) -> None:
         """`sampler` and `vocab_size` are of the model that it drafts for; `tables` are those of its own groups, and
         `max_tokens` is its largest step."""
-        self.most = most
+        self.name = name
         self.model, self._sampler, self._vocab_size = model, sampler, vocab_size
         self._tables = tuple(tables)
         self._max_tokens = max_tokens
         self._progress: dict[int, _Progress] = {}
 
-    def draft(self, sequences: Sequence[Drafted]) -> list[tuple[int, ...]]:
-        lengths = [min(one.room, self.most) for one in sequences]
+    def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
+        lengths = [one.room for one in sequences]
         drafts: list[tuple[int, ...]] = [()] * len(sequences)
         going = self._first(sequences, lengths, drafts)
         while going:
@@ -75,7 +78,7 @@ class ModelDrafter:
                 _Piece(at, len(sequences[at].tokens) + len(drafts[at]) - 1, drafts[at][-1:]) for at in going
             ]
             going = self._extend(sequences, lengths, drafts, pieces)
-        return drafts
+        return [Proposal(draft) for draft in drafts]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self.model.copy_blocks(copies)
@@ -92,8 +95,8 @@ class ModelDrafter:
         room = self._max_tokens
         for at, one in enumerate(sequences):
             progress = self._progress.get(one.request_id)
-            if progress is None or one.work.new is not None:
-                progress = self._progress[one.request_id] = _Progress(one.work.start + one.work.num_stored)
+            if progress is None:
+                progress = self._progress[one.request_id] = _Progress(one.found)
             progress.confirm(one.tokens)
             end = len(one.tokens) if lengths[at] else one.computed
             start = min(progress.stored, end - 1) if lengths[at] else progress.stored

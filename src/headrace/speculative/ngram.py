@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from headrace.core.types import BlockCopy
 from headrace.runner.drafting import Drafted
+from headrace.speculative.method import Proposal
 
 
 class NGramIndex:
@@ -64,26 +65,28 @@ class NGramIndex:
         return tuple(found)
 
 
-class NGramDrafter:
-    """Drafts from each sequence's own tokens; satisfies `runner.drafting.Drafter`.
+class NGramMethod:
+    """Drafts from each sequence's own tokens; satisfies `method.Method`.
 
     An occurrence of n equal tokens is followed for at most n times `factor` tokens.
     """
 
-    def __init__(self, most: int, sizes: Sequence[int] = (2, 4), factor: int = 2) -> None:
-        self.most = most
+    name, free = "ngram", True
+
+    def __init__(self, sizes: Sequence[int] = (2, 4), factor: int = 2) -> None:
         self._sizes, self._factor = tuple(sizes), factor
         self._indices: dict[int, NGramIndex] = {}
 
-    def draft(self, sequences: Sequence[Drafted]) -> list[tuple[int, ...]]:
-        return [self._draft(one) for one in sequences]
+    def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
+        return [self._propose(one) for one in sequences]
 
-    def _draft(self, one: Drafted) -> tuple[int, ...]:
+    def _propose(self, one: Drafted) -> Proposal:
         index = self._indices.get(one.request_id)
         if index is None:
             index = self._indices[one.request_id] = NGramIndex(self._sizes)
         index.extend(one.tokens[len(index) :])
-        return index.continuation(min(one.room, self.most, self._factor * index.length))
+        tokens = index.continuation(min(one.room, self._factor * index.length))
+        return Proposal(tokens, index.length.bit_length())
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """There is no KV."""

@@ -1,0 +1,37 @@
+"""The option `speculative`: which drafters it names, and how many tokens they draft."""
+
+from __future__ import annotations
+
+from headrace.errors import ConfigError
+
+NGRAM = "ngram"
+"""Drafts from the sequence's own tokens; every other part of the option `speculative` is a model."""
+
+DEFAULT_TOKENS = 6
+MOST_TOKENS = 64
+
+
+def draft_methods(option: str | None) -> tuple[str, ...]:
+    """The drafters that the option `speculative` names, in the order in which they are asked.
+
+    Raises ConfigError for an empty name, and for more than one model.
+    """
+    if option is None:
+        return ()
+    names = tuple(name.strip() for name in option.split(","))
+    if not all(names):
+        raise ConfigError(
+            f"speculative {option!r:.80} has an empty part: name drafters as in ngram,tale-draft"
+        )
+    if len(names) != len(set(names)):
+        raise ConfigError(f"speculative {option!r:.80} names a drafter twice")
+    if sum(name != NGRAM for name in names) > 1:
+        raise ConfigError(
+            f"speculative {option!r:.80} names two models: one can draft, after ngram if you like"
+        )
+    return names
+
+
+def draft_model_name(option: str | None) -> str | None:
+    """The model that the option `speculative` names, if it names one."""
+    return next((name for name in draft_methods(option) if name != NGRAM), None)

@@ -1,0 +1,46 @@
+"""A way to draft: what `control.Speculation` asks of n-grams, draft models and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.core.record import record
+from headrace.core.types import BlockCopy
+from headrace.runner.drafting import Drafted
+
+
+@record
+class Proposal:
+    """Tokens that may follow a sequence. Those of one `kind` are about as likely to be right as each other."""
+
+    tokens: tuple[int, ...] = ()
+    kind: int = 0
+
+
+NOTHING = Proposal()
+
+
+class Method(Protocol):
+    """Drafts tokens, and keeps what it needs of each sequence."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def free(self) -> bool:
+        """Drafting costs next to nothing, so it may draft more than will be verified."""
+        ...
+
+    def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
+        """For each sequence at most `room` tokens. Called after a step with every sequence whose slice was run, but not
+        after every step."""
+        ...
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copies of blocks in its own KV groups, counted from the first of these."""
+        ...
+
+    def release(self, request_id: int) -> None:
+        """The sequence has ended, or begins anew. Unknown ones are ignored."""
+        ...
