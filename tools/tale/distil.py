@@ -1,8 +1,9 @@
 """Trains `tale-draft` towards `tale`: first on the corpus, then on what `tale` itself writes.
 
-`corpus` encodes documents. `write` lets the teacher answer requests of the corpus and stores, for each token of its answers,
-the likeliest tokens with their probabilities. `train` reads one of the two: without probabilities it minimises the
-cross-entropy of the documents, with them the divergence KL(teacher || draft).
+`corpus` encodes documents. `write` lets the teacher answer requests of the corpus and stores, for each token of its
+answers, the likeliest tokens with their probabilities. `train` reads one of the two: without probabilities it minimises
+the cross-entropy of the documents, with them the divergence KL(teacher || draft). `answers` makes of what was written
+the lines that `headrace train-heads` reads.
 
 A budget is a number of tokens, not of minutes, so that a busy machine gives the same weights, only later. `train` writes a
 checkpoint every few minutes, stops on SIGTERM after writing one, and goes on from it with `--resume`.
@@ -11,6 +12,7 @@ checkpoint every few minutes, stops on SIGTERM after writing one, and goes on fr
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import signal
 import time
@@ -29,7 +31,6 @@ from tqdm import tqdm
 from tools.tale.corpus import Document, render, stream
 from tools.tale.model import SHAPES, Llama
 from tools.tale.muon import Muon
-from tools.tale.train import has_bfloat16
 
 TOP = 12
 """Tokens whose probabilities are stored at each position."""
@@ -118,6 +119,19 @@ def written(teacher: Path, documents: int, heldout: bool = False, seed: int = 0,
         np.fromiter((t for d in docs for t in d), dtype=np.uint16),
         np.array(lengths, np.int32), np.array(first, np.int32), np.concatenate(likely), np.concatenate(chances),
     )  # fmt: skip
+
+
+def answered(tokenizer: Path, texts: Texts) -> Iterator[str]:
+    """A line of JSON for each document: its prompt, and what the teacher wrote."""
+    from tokenizers import Tokenizer
+
+    made, at = Tokenizer.from_file(str(tokenizer)), 0
+    for length, first in zip(texts.lengths.tolist(), texts.first.tolist(), strict=True):
+        ids = texts.ids[at : at + length].tolist()
+        parts = (ids[1 : first + 1], ids[first + 1 :])  # readers put the first token there themselves
+        prompt, completion = (made.decode(part, skip_special_tokens=False) for part in parts)
+        yield json.dumps({"prompt": prompt, "completion": completion}) + "\n"
+        at += length
 
 
 class Batches:
@@ -223,16 +237,17 @@ def measure(model: Llama, texts: Texts) -> tuple[float, float]:
 def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
-    half = has_bfloat16("cpu") and args.bfloat16
     model = begin(args.model, args.teacher)
+    step, seen, spent, before = 0, 0, 0.0, (0, 0.0)
     if args.start is not None:
-        model.load_state_dict(torch.load(args.start)["model"])
+        state = torch.load(args.start)
+        model.load_state_dict(state["model"])
+        before = (state["seen"], state["spent"])
     named = dict(model.named_parameters())
     matrices = [p for n, p in named.items() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in named.items() if p.ndim != 2 or "embed" in n]
     muon = Muon(matrices)
     adam = torch.optim.AdamW(others, lr=args.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
-    step, seen, spent = 0, 0, 0.0
     if args.resume and args.out.exists():
         state = torch.load(args.out)
         model.load_state_dict(state["model"])
@@ -243,7 +258,7 @@ def train(args: argparse.Namespace) -> None:
     def save() -> None:
         part = args.out.with_suffix(".part")
         made = {"model": model.state_dict(), "adam": adam.state_dict(), "muon": muon.buffers}
-        torch.save({**made, "step": step, "seen": seen, "spent": spent}, part)
+        torch.save({**made, "step": step, "seen": seen, "spent": spent, "before": before}, part)
         part.replace(args.out)
 
     stop: list[int] = []
@@ -253,11 +268,10 @@ def train(args: argparse.Namespace) -> None:
     last = saved = time.process_time()
     smooth, agree = 0.0, 0.0
     bar = tqdm(total=args.budget, initial=seen, unit="tok", unit_scale=True, mininterval=20)
-    for batch in batches.stream(step):
+    for shown, batch in enumerate(batches.stream(step), 1):
         if seen >= args.budget or stop:
             break
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss, right, count = losses(model, batches.tensors(batch))
+        loss, right, count = losses(model, batches.tensors(batch))
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(others, 1.0)
         factor = rate(seen / args.budget)
@@ -267,7 +281,7 @@ def train(args: argparse.Namespace) -> None:
         muon.step(args.muon_lr * factor, pool)
         model.zero_grad(set_to_none=True)
         step, seen = step + 1, seen + sum(int(batches.texts.lengths[d]) for d in batch)
-        keep = 0.0 if smooth == 0.0 else 0.97
+        keep = min(0.97, 1 - 1 / shown)
         smooth = keep * smooth + (1 - keep) * loss.item()
         agree = keep * agree + (1 - keep) * int(right) / count
         now = time.process_time()
@@ -300,6 +314,12 @@ def main() -> None:
     write = commands.add_parser("write", help="let the teacher write")
     write.add_argument("--teacher", type=Path, required=True, help="its exported folder")
     write.add_argument("--heldout", action="store_true")
+    answers = commands.add_parser(
+        "answers", help="what was written, as lines for `headrace train-heads --data`"
+    )
+    answers.add_argument("--tokenizer", type=Path, required=True)
+    answers.add_argument("--data", type=Path, required=True)
+    answers.add_argument("--out", type=Path, required=True, help="the .jsonl file to write")
     for one in (corpus, write):
         one.add_argument("--out", type=Path, required=True, help="the .npz file to write")
         one.add_argument("--documents", type=int, required=True)
@@ -316,11 +336,12 @@ def main() -> None:
     run.add_argument("--adam-lr", type=float, default=0.004)
     run.add_argument("--threads", type=int, default=1)
     run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--bfloat16", action="store_true", help="multiply in bfloat16 where the processor can")
     run.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     if args.command == "train":
         train(args)
+    elif args.command == "answers":
+        args.out.write_text("".join(answered(args.tokenizer, Texts.load(args.data))))
     elif args.command == "corpus":
         encoded(args.tokenizer, args.documents).save(args.out)
     else:

@@ -25,7 +25,8 @@ examples:
   headrace train-heads --method eagle ./my-model --prompts questions.jsonl --tokens 500000 -o ./my-eagle
   headrace train-heads --method medusa ./my-model --data answers.jsonl -o ./my-medusa
 
-A line of a .jsonl file is {"text": …}, {"prompt": …} or {"messages": […]}; any other file is text, in paragraphs.
+A line of a .jsonl file is {"text": …}, {"prompt": …}, {"prompt": …, "completion": …} or {"messages": […]}; any other
+file is text, in paragraphs. Of a prompt and its completion only the latter is trained on.
 """
 
 _RATES = {"medusa": 1e-3, "eagle": 1e-3}

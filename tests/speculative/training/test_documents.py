@@ -52,6 +52,7 @@ def test_files_of_lines_and_of_paragraphs(tmp_path: Path) -> None:
         (b'{"text": "one"}\n{"text": 1}\n', 'line 2 of .* is no object with "text"'),
         (b"[1]\n", "line 1"),
         (b'{"messages": []}\n', "line 1"),
+        (b'{"prompt": "a", "completion": 1}\n', "line 1"),
         (b"{" * 100_000, "line 1"),
         (b"\xff\xfe", "is not UTF-8 text"),
     ],
@@ -70,6 +71,8 @@ def test_given_texts_are_cut_into_pieces() -> None:
     found = given_documents(records, Bytes(), 5)
     assert [bytes(one.ids) for one in found] == [b"abcde", b"fgh", b"hello"]
     assert [one.trained for one in found] == [4, 2, 4]
+    (one, two) = given_documents([{"prompt": "why", "completion": " not"}], Bytes(), 5)
+    assert (bytes(one.ids), one.start, bytes(two.ids), two.start) == (b"why n", 3, b"ot", 1)
     assert Document((1, 2, 3, 4), 3).trained == 1 and Document((1,)).trained == 0
 
 

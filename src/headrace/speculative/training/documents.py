@@ -45,7 +45,7 @@ class Document:
 
 
 Record = Mapping[str, Any]
-"""One of {"text": text}, {"prompt": text} and {"messages": [...]}."""
+"""One of {"text": text}, {"prompt": text}, {"prompt": text, "completion": text} and {"messages": [...]}."""
 
 
 def read_records(path: Path) -> list[Record]:
@@ -72,7 +72,9 @@ def _record(path: Path, number: int, line: str) -> Record:
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
-        if any(isinstance(found.get(key), str) for key in ("text", "prompt")):
+        if any(isinstance(found.get(key), str) for key in ("text", "prompt")) and isinstance(
+            found.get("completion", ""), str
+        ):
             return found
         messages = found.get("messages")
         if isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages):
@@ -81,14 +83,21 @@ def _record(path: Path, number: int, line: str) -> Record:
 
 
 def given_documents(records: Sequence[Record], encoder: Encoder, longest: int) -> list[Document]:
-    """The texts themselves. Of a conversation the first answer's beginning is not known, so all of it is trained."""
+    """The texts themselves: what follows the prompt, where there is one, and else all of it."""
     documents = []
     for record in records:
-        if "messages" in record and "text" not in record:
-            ids = encoder.encode_chat(record["messages"], add_generation_prompt=False)
+        start = 1
+        if isinstance(record.get("text"), str):
+            ids = encoder.encode(record["text"])
+        elif isinstance(record.get("prompt"), str):
+            completion = record.get("completion")
+            ids = encoder.encode(record["prompt"] + (completion or ""))
+            start = len(encoder.encode(record["prompt"])) if completion else 1
         else:
-            ids = encoder.encode(record.get("text") or record["prompt"])
-        documents += [Document(tuple(ids[at : at + longest])) for at in range(0, len(ids), longest)]
+            ids = encoder.encode_chat(record["messages"], add_generation_prompt=False)
+        documents += [
+            Document(tuple(ids[at : at + longest]), max(1, start - at)) for at in range(0, len(ids), longest)
+        ]
     return [document for document in documents if document.trained]
 
 
