@@ -70,7 +70,9 @@ def add_parser(commands: Any) -> None:
     add_number(group, "--blocks", 1, "of Medusa: residual blocks of each head")
     add_number(group, "--tree-nodes", 64, "of Medusa: most nodes of the tree that is stored")
     add_number(group, "--learning-rate", None, f"highest rate (default: {_RATES['medusa']:g})", "R", float)
-    add_number(group, "--batch-tokens", 2048, "tokens in a training step")
+    add_number(
+        group, "--batch-tokens", 2048, "tokens in a training step, with padding; fewer take less memory"
+    )
     add_engine_flags(parser)
 
 
