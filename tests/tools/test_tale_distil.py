@@ -64,7 +64,7 @@ def test_the_loss_is_the_divergence_from_the_teacher() -> None:
             total += one * (np.log(one) - float(logp[row, at, token]))
         hits += int(logp[row, at].argmax() == likely[row, at, 0])
     assert count == int(counts.sum()) and int(right) == hits
-    assert abs(float(loss) - total / count) < 1e-4
+    assert abs(loss.item() - total / count) < 1e-4
 
 
 def test_requests_end_where_the_teacher_answers() -> None:

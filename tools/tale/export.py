@@ -27,7 +27,7 @@ questions about the story it just told, and knows nothing else.{role}
 Chat form: `<|begin|>`, then `<|role|>text<|end|>` for each message (roles system, user,
 assistant), then `<|assistant|>`. Plain stories: `<|begin|>Once upon a time`.
 
-Trained on {seen:,} tokens in {minutes:.0f} minutes on two CPU cores; context 1024 tokens.{loss}
+Trained on {trained}; context 1024 tokens.{loss}
 """
 
 
@@ -90,14 +90,20 @@ def export(checkpoint: Path, tokenizer: Path, name: str, out: Path, loss: str) -
     )
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     params = sum(p.numel() for p in model.parameters())
+    trained = f"{state['seen']:,} tokens in {state['spent'] / 60:.0f} minutes on two CPU cores"
+    if "before" in state:  # by distil.py
+        seen, spent = state["before"]
+        trained = (
+            f"{seen:,} tokens of the corpus, then on {state['seen']:,} tokens of what `tale` writes, towards its "
+            f"distributions, in {(spent + state['spent']) / 60:.0f} minutes of one CPU core"
+        )
     role = " It drafts tokens for `tale`, whose tokenizer it shares." if name == "tale-draft" else ""
     (out / "README.md").write_text(
         CARD.format(
             name=name,
             params=params,
             role=role,
-            seen=state["seen"],
-            minutes=state["spent"] / 60,
+            trained=trained,
             loss=f" {loss}" if loss else "",
         )
     )
