@@ -91,6 +91,34 @@ def test_tensors_of_all_experts_read_the_same(tmp_path: Path) -> None:
         assert torch.equal(one.matrices[name].weight, other.matrices[name].weight)
 
 
+def test_mixtral_by_the_names_of_transformers_5_reads_the_same(tmp_path: Path) -> None:
+    config = {
+        **CONFIG,
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 5,
+    }
+    tensors = tensors_of(config)
+    found = {
+        name.replace(".block_sparse_moe.gate.", ".mlp.gate."): values for name, values in tensors.items()
+    }
+    for layer in range(2):
+        gate, down, up = (
+            np.stack(
+                [
+                    found.pop(f"model.layers.{layer}.block_sparse_moe.experts.{e}.{part}.weight")
+                    for e in range(5)
+                ]
+            )
+            for part in ("w1", "w2", "w3")
+        )
+        found[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = np.concatenate((gate, up), 1)
+        found[f"model.layers.{layer}.mlp.experts.down_proj"] = down
+    one, other = load(write(tmp_path / "a", config, tensors)), load(write(tmp_path / "b", config, found))
+    for name in ("1.experts_gate_up", "1.experts_down", "1.router", "0.experts_down"):
+        assert torch.equal(one.matrices[name].weight, other.matrices[name].weight)
+
+
 METHODS = (
     "gptq-4-asym",
     "gptq-4-act-order",

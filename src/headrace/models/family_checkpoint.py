@@ -111,6 +111,9 @@ class FamilyCheckpoint(Checkpoint):
                 self._stored[body + name.removeprefix(stored_body)] = name
             elif alone:
                 self._stored[name] = name
+        for end, other in family.renamed.items():
+            for name in [name for name in self._stored if name.endswith(end)]:
+                self._stored[name.removesuffix(end) + other] = self._stored.pop(name)
         self._experts: dict[str, _OfExpert] = {}
         for name in list(self._stored):
             for end, tensors in family.by_expert.items():

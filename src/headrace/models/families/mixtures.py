@@ -35,20 +35,20 @@ from headrace.models.spec import (
 
 
 def read_experts(
-    config: ConfigReader, router: RouterSpec, expert: MLPSpec, *counts: str, top_k: int | None = None
-) -> ExpertsSpec:
-    """Experts whose number is in the first of the fields `counts` that there is. top_k: where the config does not say.
+    config: ConfigReader, router: RouterSpec, expert: MLPSpec, *counts: str, top_k: int | None = None,
+    chosen: str = "num_experts_per_tok",
+) -> ExpertsSpec:  # fmt: skip
+    """Experts whose number is in the first of the fields `counts` that there is. chosen: the field that has how many a
+    token goes to; top_k: where the config does not say.
 
     Raises CheckpointError where the numbers contradict each other.
     """
     name = next((one for one in counts if config.has(one)), counts[0])
     count = config.integer(name, 1, MAX_EXPERTS)
-    chosen = config.integer("num_experts_per_tok", 1, MAX_CHOICES, top_k)
-    if chosen > count:
-        raise CheckpointError(
-            f"num_experts_per_tok {chosen} in {config.where} is more than the {count} of {name}"
-        )
-    return ExpertsSpec(count, replace(router, top_k=chosen), expert)
+    each = config.integer(chosen, 1, MAX_CHOICES, top_k)
+    if each > count:
+        raise CheckpointError(f"{chosen} {each} in {config.where} is more than the {count} of {name}")
+    return ExpertsSpec(count, replace(router, top_k=each), expert)
 
 
 def read_expert(config: ConfigReader, field: str, activation: MLPSpec) -> MLPSpec:
@@ -121,7 +121,15 @@ MIXTRAL_NAMES = WeightNames(
     expert_down="model.layers.{i}.block_sparse_moe.experts.{e}.w2",
 )
 
-_TOGETHER = {
+_MIXTRAL_EXPERT = ".block_sparse_moe.experts.{e}"
+_MIXTRAL_TOGETHER = {
+    ".mlp.experts.gate_up_proj": ExpertTensors(
+        (f"{_MIXTRAL_EXPERT}.w1.weight", f"{_MIXTRAL_EXPERT}.w3.weight"), apart=True
+    ),
+    ".mlp.experts.down_proj": ExpertTensors((f"{_MIXTRAL_EXPERT}.w2.weight",)),
+}
+
+TOGETHER = {
     ".experts.gate_up_proj": ExpertTensors(
         (".experts.{e}.gate_proj.weight", ".experts.{e}.up_proj.weight"), apart=True
     ),
@@ -131,16 +139,22 @@ _TOGETHER = {
 
 MIXTURES = {
     "MixtralForCausalLM": Family(
-        "mixtral", _mixtral, MIXTRAL_NAMES, models="Mixtral", features="8 experts, 2 a token"
+        "mixtral",
+        _mixtral,
+        MIXTRAL_NAMES,
+        by_expert=_MIXTRAL_TOGETHER,
+        renamed={".mlp.gate.weight": ".block_sparse_moe.gate.weight"},
+        models="Mixtral",
+        features="8 experts, 2 a token",
     ),
     "Qwen2MoeForCausalLM": Family(
         "qwen2_moe",
         _qwen2_moe,
         models="Qwen1.5-MoE, Qwen2-MoE",
         features="experts, a gated shared expert",
-        by_expert=_TOGETHER,
+        by_expert=TOGETHER,
     ),
     "Qwen3MoeForCausalLM": Family(
-        "qwen3_moe", _qwen3_moe, models="Qwen3-MoE", features="128 experts, 8 a token", by_expert=_TOGETHER
+        "qwen3_moe", _qwen3_moe, models="Qwen3-MoE", features="128 experts, 8 a token", by_expert=TOGETHER
     ),
 }

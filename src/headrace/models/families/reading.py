@@ -66,6 +66,7 @@ class Family:
     """read: from a config to a spec without token ids and types, which the registry adds.
 
     arranged: endings of tensors' names, and how these tensors are arranged; by_expert: of those that hold all experts.
+    renamed: endings that some checkpoints have in place of those of `names`.
     models, features: for the table of families, what it is and has.
     """
 
@@ -74,6 +75,7 @@ class Family:
     names: WeightNames = HF_NAMES
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
     by_expert: Mapping[str, ExpertTensors] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     models: str = ""
     features: str = ""
 
