@@ -40,11 +40,12 @@ using Routed = std::tuple<Made<std::int32_t>, Made<float>, Made<float>, Made<std
 
 Routed route(const KernelSet& kernels, Team& team, const Input& logits, int num_experts, int top_k, const std::string& scores,
              bool normalize, float scale, int groups, int top_groups, const std::string& group_score, bool shared,
-             std::optional<Vector> bias) {
+             std::optional<Vector> bias, std::optional<Vector> expert_scale) {
     require(num_experts >= 1 && num_experts <= kMaxExperts, "there are between one and 4096 experts");
     require(top_k >= 1 && top_k <= kMaxChoices && top_k <= num_experts, "a row has between one and 64 of the experts");
     require(static_cast<int>(logits.shape(1)) == num_experts + (shared ? 1 : 0), "there is one logit an expert");
     require(!bias || static_cast<int>(bias->size()) == num_experts, "the bias of the choice has one number an expert");
+    require(!expert_scale || static_cast<int>(expert_scale->size()) == num_experts, "there is one scale an expert");
     const std::size_t rows = logits.shape(0), each = top_k, pairs = rows * each, experts = num_experts;
     require(pairs <= std::size_t{1} << 30, "there are too many rows");
     auto chosen = array_of<std::int32_t>({rows, each});
@@ -58,6 +59,7 @@ Routed route(const KernelSet& kernels, Team& team, const Input& logits, int num_
     args.logits = logits.data();
     args.logits_stride = logits.shape(1) * sizeof(float);
     args.bias = bias ? bias->data() : nullptr;
+    args.expert_scale = expert_scale ? expert_scale->data() : nullptr;
     args.rows = static_cast<int>(rows);
     args.scores = scores_of(scores);
     args.normalize = normalize;
@@ -182,7 +184,7 @@ void bind_experts(nb::module_& m) {
     m.def("route", &route, nb::arg("kernels"), nb::arg("team"), nb::arg("logits"), nb::kw_only(), nb::arg("num_experts"),
           nb::arg("top_k"), nb::arg("scores") = "softmax", nb::arg("normalize") = false, nb::arg("scale") = 1.0F,
           nb::arg("groups") = 1, nb::arg("top_groups") = 1, nb::arg("group_score") = "max", nb::arg("shared") = false,
-          nb::arg("bias") = nb::none());
+          nb::arg("bias") = nb::none(), nb::arg("expert_scale") = nb::none());
     m.def("expert_linear", &expert_linear, nb::arg("kernels"), nb::arg("team"), nb::arg("x"), nb::arg("w"),
           nb::arg("begins"), nb::kw_only(), nb::arg("epilogue") = "store", nb::arg("gate") = "none");
     m.def("heads_linear", &heads_linear, nb::arg("kernels"), nb::arg("team"), nb::arg("x"), nb::arg("w"), nb::kw_only(),

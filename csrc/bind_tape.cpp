@@ -355,9 +355,10 @@ public:
         tape_.append(args, Scope::tokens, "delta", layer);
     }
 
-    // `bias`: of the choice. The logits have one column more with `shared`.
-    void route(int logits, int routing, std::optional<Floats> bias, const std::string& scores, bool normalize, float scale,
-               int groups, int top_groups, const std::string& group_score, bool shared, const std::string& scope, int layer) {
+    // `bias`: of the choice; `expert_scale`: of the weights. The logits have one column more with `shared`.
+    void route(int logits, int routing, std::optional<Floats> bias, std::optional<Floats> expert_scale,
+               const std::string& scores, bool normalize, float scale, int groups, int top_groups,
+               const std::string& group_score, bool shared, const std::string& scope, int layer) {
         const Rows& from = at(buffers_, logits);
         RouteArgs args;
         args.out = at(routings_, routing);
@@ -377,6 +378,11 @@ public:
             require(static_cast<int>(bias->size()) == args.out.experts, "the bias of the choice has one number an expert");
             args.bias = bias->data();
             keep(*bias);
+        }
+        if (expert_scale) {
+            require(static_cast<int>(expert_scale->size()) == args.out.experts, "there is one scale an expert");
+            args.expert_scale = expert_scale->data();
+            keep(*expert_scale);
         }
         tape_.append(args, scope_of(scope), "route", layer);
     }
@@ -762,7 +768,7 @@ void bind_tape(nb::module_& m) {
              "value_dim"_a, "layer"_a = -1)
         .def("add_routing", &BoundTape::add_routing, "experts"_a, "each"_a)
         .def("route", &BoundTape::route, "logits"_a, "routing"_a, nb::kw_only(), "bias"_a.noconvert() = nb::none(),
-             "scores"_a, "normalize"_a, "scale"_a, "groups"_a, "top_groups"_a, "group_score"_a, "shared"_a,
+             "expert_scale"_a.noconvert() = nb::none(), "scores"_a, "normalize"_a, "scale"_a, "groups"_a, "top_groups"_a, "group_score"_a, "shared"_a,
              "scope"_a = "tokens", "layer"_a = -1)
         .def("dispatch", &BoundTape::dispatch, "source"_a, "routing"_a, "out"_a, nb::kw_only(), "scope"_a = "tokens",
              "layer"_a = -1)

@@ -146,6 +146,7 @@ struct RouteArgs {
     const float* logits = nullptr;   // [rows, experts], and with `shared` one more: of the shared expert
     std::size_t logits_stride = 0;   // bytes
     const float* bias = nullptr;     // [experts] added to scores for the choice only, or null
+    const float* expert_scale = nullptr;  // [experts] multiplies the weights, or null
     int rows = 0;
     Scores scores = Scores::softmax;
     bool normalize = false;

@@ -43,6 +43,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_double_wide_mlp": True,
         "hidden_size_per_layer_input": 24,
         "vocab_size_per_layer_input": 2048,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 48,
         "tie_word_embeddings": True,
     },
     "deepseek": _SIZES
@@ -71,8 +75,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""By name: one with a window, one with both kinds of layer, one whose last layers share keys and values, one with
-latent attention and experts."""
+"""By name: one with a window, one with both kinds of layer, one whose last layers share keys and values, with
+experts beside a dense half, one with latent attention and experts."""
 
 _HYBRID = _SIZES | {"sliding_window": None, "head_dim": 16, "num_hidden_layers": 3}
 
@@ -152,7 +156,7 @@ def weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
 
 
 def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    if name.endswith(("norm.weight", "layer_scalar")):
+    if name.endswith(("norm.weight", "scale", "layer_scalar")) or "layernorm" in name:
         return np.ones(shape, np.float32)
     return (rng.standard_normal(shape) * SPREAD).astype(np.float32)
 

@@ -90,7 +90,10 @@ static void route_row(const RouteArgs& a, int row) {
         divisor *= sum;
     }
     float* out = a.out.weights + static_cast<std::size_t>(row) * each;
-    for (int j = 0; j < each; ++j) out[j] = weights[j] / divisor * a.scale;
+    for (int j = 0; j < each; ++j) {
+        const float weight = weights[j] / divisor * a.scale;
+        out[j] = a.expert_scale == nullptr ? weight : weight * a.expert_scale[chosen[j]];
+    }
     if (a.shared) {
         float gate[16] = {logits[experts]};
         const F32x16 one = F32x16::broadcast(1.0F);

@@ -307,6 +307,7 @@ def route(
     group_score: str = "max",
     shared: bool = False,
     bias: NDArray[np.float32] | None = None,
+    expert_scale: NDArray[np.float32] | None = None,
 ) -> tuple[
     NDArray[np.int32],
     NDArray[np.float32],
@@ -572,6 +573,7 @@ class Tape:
         routing: int,
         *,
         bias: NDArray[np.float32] | None = None,
+        expert_scale: NDArray[np.float32] | None = None,
         scores: str,
         normalize: bool,
         scale: float,

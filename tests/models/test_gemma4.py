@@ -46,6 +46,18 @@ def test_without_a_type_the_last_layer_and_each_sixth_one_are_full() -> None:
     assert [layer.mixer.window for layer in spec.layers] == [24] * 5 + [None, 24, None]
 
 
+def test_experts_stand_beside_the_dense_half_of_every_layer() -> None:
+    spec = spec_of()
+    assert all(layer.beside is not None and layer.beside.router.top_k == 2 for layer in spec.layers)
+    program = lower(spec, weight_names(spec))
+    kinds = [op.kind for op in program.ops if op.layer == 0]
+    assert kinds.count("combine") == 1 and kinds.count("route") == 1
+    shapes = program.tensors()
+    assert shapes["model.layers.5.experts.7.down_proj.weight"] == (spec.hidden_size, 48)
+    assert shapes["model.layers.0.router.per_expert_scale"] == (8,)
+    assert shapes["model.layers.0.router.scale"] == (spec.hidden_size,)
+
+
 def test_proportional_rope_leaves_the_last_pairs() -> None:
     frequencies, factor = inverse_frequencies(spec_of().layers[1].mixer.rope)
     assert len(frequencies) == 16 and factor == 1.0
@@ -54,7 +66,14 @@ def test_proportional_rope_leaves_the_last_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("gemma-4-e2b", 4.6), ("gemma-4-e4b", 7.5), ("gemma-4-31b", 30.7)]
+    ("name", "billions"),
+    [
+        ("gemma-4-e2b", 4.6),
+        ("gemma-4-e4b", 7.5),
+        ("gemma-4-12b", 11.9),
+        ("gemma-4-26b-a4b", 25.2),
+        ("gemma-4-31b", 30.7),
+    ],
 )
 def test_published_sizes(name: str, billions: float) -> None:
     """Without the parts that see and hear."""
@@ -70,7 +89,13 @@ def test_published_sizes(name: str, billions: float) -> None:
         ({"vocab_size_per_layer_input": 100}, CheckpointError, "must not be below vocab_size"),
         ({"global_head_dim": 31}, CheckpointError, "even"),
         ({"use_bidirectional_attention": "all"}, UnsupportedModel, "both directions"),
-        ({"enable_moe_block": True}, UnsupportedModel, "experts beside a dense half"),
+        ({"num_experts": None}, CheckpointError, "lacks the field num_experts"),
+        (
+            {"top_k_experts": 9},
+            CheckpointError,
+            "top_k_experts 9 in config.json is more than the 8",
+        ),
+        ({"moe_intermediate_size": 0}, CheckpointError, "moe_intermediate_size"),
         ({"per_layer_config": {"1": {"rope_theta": 1}}}, UnsupportedModel, "'rope_theta' of a layer"),
         ({"per_layer_config": {"1": 3}}, CheckpointError, "an object"),
         ({"per_layer_config": {"3": {"head_dim": 64}}}, CheckpointError, "share KV that no earlier"),

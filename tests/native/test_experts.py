@@ -37,13 +37,15 @@ def test_every_row_goes_to_the_references_experts(name: str, kernels: str) -> No
     generator = torch.Generator().manual_seed(3)
     logits, bias = torch.randn(70, 12, generator=generator) * 2, torch.randn(12, generator=generator) * 0.1
     options = {**OPTIONS, **ROUTERS[name]}
-    experts, weights = reference.route(logits, bias, **options)
+    scales = torch.rand(12, generator=generator) + 0.5
+    experts, weights = reference.route(logits, bias, scales, **options)
     chosen, values, _, places, sources, begins = _native.route(
         _native.Kernels(kernels),
         _native.Team(3),
         logits.numpy(),
         num_experts=12,
         bias=bias.numpy(),
+        expert_scale=scales.numpy(),
         **options,
     )
     assert np.array_equal(chosen, experts.numpy())

@@ -46,8 +46,7 @@ def _without_repeats(ops: list[Op[Any]], format: str) -> list[Op[Any]]:
     found: list[Op[Any]] = []
     latest: dict[tuple[str, int], Op[Any]] = {}  # by encoding and width
     for op in ops:
-        if op.kind == "norm":
-            assert op.reader is not None
+        if op.kind == "norm" and op.reader is not None:
             encoding = format_of(op.reader, format), op.outputs[0].columns
             before = latest.get(encoding)
             if before is not None and (before.inputs, before.weights) == (op.inputs, op.weights):

@@ -67,15 +67,16 @@ YARN = RopeSpec(theta=500.0, dim=16, kind="yarn", factor=4.0, original_max_posit
 
 
 def model(
-    *mixers: Mixer, mlp: FeedForward = MLP, norms: NormPlacement = "pre", scaled: bool = False, **fields: Any
-) -> ModelSpec:
+    *mixers: Mixer, mlp: FeedForward = MLP, norms: NormPlacement = "pre", scaled: bool = False,
+    beside: ExpertsSpec | None = None, **fields: Any,
+) -> ModelSpec:  # fmt: skip
     """Hidden size 48, so that rows need padding too."""
     known = {
         "family": "tiny", "hidden_size": 48, "vocab_size": VOCAB, "max_position": MAX_LEN, "norm": NormSpec(1e-5),
         "tie_embeddings": False, "checkpoint_dtype": "float32",
     }  # fmt: skip
     return ModelSpec(
-        **{**known, **fields}, layers=tuple(LayerSpec(mixer, mlp, norms, scaled) for mixer in mixers)
+        **{**known, **fields}, layers=tuple(LayerSpec(mixer, mlp, norms, scaled, beside) for mixer in mixers)
     )
 
 
@@ -158,6 +159,11 @@ SPECS = {
     "scaled-layers": model(ATTENTION, ATTENTION, scaled=True),
     "inputs-of-each-layer": model(
         *[ATTENTION] * 2, norms="both", scaled=True, per_layer=PerLayerSpec(24, VOCAB + 2, "gelu_tanh")
+    ),
+    "experts-beside": model(
+        *[ATTENTION] * 2,
+        norms="both",
+        beside=ExpertsSpec(6, RouterSpec(3, normalize=True, expert_scale=True, own_norm=True), MLPSpec(40)),
     ),
     "learned-positions": model(*[replace(ATTENTION, rope=None)] * 2, learned_positions=MAX_LEN),
 }

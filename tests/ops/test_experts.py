@@ -61,11 +61,13 @@ def test_route_chooses_as_a_loop_does(name: str, biased: bool) -> None:
     logits = torch.randn(40, 12, generator=generator) * 2
     bias = torch.randn(12, generator=generator) * 0.1 if biased else None
     options = {**OPTIONS, **ROUTERS[name]}
-    experts, weights = reference.route(logits, bias, **options)
+    scales = torch.rand(12, generator=generator) + 0.5 if biased else torch.ones(12)
+    experts, weights = reference.route(logits, bias, scales if biased else None, **options)
     for row, found, values in zip(logits.tolist(), experts.tolist(), weights.tolist(), strict=True):
         expected = chosen(row, [0.0] * 12 if bias is None else bias.tolist(), options)
         assert found == expected[0]
-        assert values == pytest.approx(expected[1], abs=1e-6)
+        scaled = [weight * float(scales[expert]) for expert, weight in zip(*expected, strict=True)]
+        assert values == pytest.approx(scaled, abs=1e-6)
 
 
 def test_equal_scores_are_taken_in_the_order_of_the_experts() -> None:

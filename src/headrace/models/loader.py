@@ -120,6 +120,7 @@ class _TorchMaker:
 
     def vector(self, weight: WeightRef) -> torch.Tensor:
         vector = self._stacked(weight)
+        vector = vector if weight.factor == 1.0 else vector * weight.factor
         return vector + weight.offset if weight.offset else vector
 
     def matrix(self, weight: WeightRef) -> Projection:

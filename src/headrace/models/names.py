@@ -10,9 +10,9 @@ class WeightNames:
     """Tensor names of a checkpoint, without the endings ".weight" and ".bias"; the text {i} in a layer's names stands
     for the layer's number, and {e} for the expert's.
 
-    qkv, gate_up: where the checkpoint has one tensor for these, else empty. sinks, layer_scale: whole names. ignored:
-    endings of tensors that no model uses; ignored_prefixes: beginnings of such tensors, such as those of an image
-    encoder.
+    qkv, gate_up: where the checkpoint has one tensor for these, else empty. WHOLE lists those that are whole names.
+    ignored: endings of tensors that no model uses; ignored_prefixes: beginnings of such tensors, such as those of an
+    image encoder.
     """
 
     embed: str = "model.embed_tokens"
@@ -44,8 +44,8 @@ class WeightNames:
     delta_qkv_gate: str = "model.layers.{i}.linear_attn.in_proj_qkvz"  # see DeltaSpec.fused
     delta_beta_decay: str = "model.layers.{i}.linear_attn.in_proj_ba"
     delta_conv: str = "model.layers.{i}.linear_attn.conv1d"
-    delta_rate: str = "model.layers.{i}.linear_attn.A_log"  # a whole name
-    delta_time: str = "model.layers.{i}.linear_attn.dt_bias"  # a whole name
+    delta_rate: str = "model.layers.{i}.linear_attn.A_log"
+    delta_time: str = "model.layers.{i}.linear_attn.dt_bias"
     delta_norm: str = "model.layers.{i}.linear_attn.norm"
     delta_out: str = "model.layers.{i}.linear_attn.out_proj"
     conv_in: str = "model.layers.{i}.conv.in_proj"
@@ -63,7 +63,12 @@ class WeightNames:
     gate_up: str = ""
     down: str = "model.layers.{i}.mlp.down_proj"
     router: str = "model.layers.{i}.mlp.gate"
+    router_norm: str = "model.layers.{i}.router.scale"
     choice_bias: str = "model.layers.{i}.mlp.gate.e_score_correction_bias"
+    expert_scale: str = "model.layers.{i}.router.per_expert_scale"
+    experts_norm: str = "model.layers.{i}.pre_feedforward_layernorm_2"  # of experts beside a dense half
+    experts_post_norm: str = "model.layers.{i}.post_feedforward_layernorm_2"
+    dense_post_norm: str = "model.layers.{i}.post_feedforward_layernorm_1"
     expert_gate: str = "model.layers.{i}.mlp.experts.{e}.gate_proj"
     expert_up: str = "model.layers.{i}.mlp.experts.{e}.up_proj"
     expert_down: str = "model.layers.{i}.mlp.experts.{e}.down_proj"
@@ -74,6 +79,11 @@ class WeightNames:
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     ignored_prefixes: tuple[str, ...] = ()
 
+
+WHOLE = frozenset(
+    {"sinks", "delta_rate", "delta_time", "layer_scale", "router_norm", "choice_bias", "expert_scale"}
+)
+"""Fields of `WeightNames` whose tensors' names have no ending."""
 
 HF_NAMES = WeightNames()
 """The names that Llama, Mistral, Qwen2 and Qwen3 share."""

@@ -121,6 +121,7 @@ class _Packer:
         ((name, size),) = weight.parts
         vector = self._tensors.vector(name, size)
         self._finish([name])
+        vector = vector if weight.factor == 1.0 else vector * np.float32(weight.factor)
         return vector + np.float32(weight.offset) if weight.offset else vector
 
     def matrix(self, weight: WeightRef) -> Projection:

@@ -12,6 +12,8 @@ POOL = (1 << 20) + 7
 
 _DEVIATION = 0.02
 
+_SCALES = ("layer_scalar", "router.scale", "per_expert_scale")
+
 
 class RandomTensors:
     """Weights for measuring speed and for tests: norms and scales are one, the rest is normal with deviation 0.02.
@@ -46,5 +48,5 @@ class RandomTensors:
 
 
 def is_norm(name: str) -> bool:
-    """Whether the tensor of that name scales a norm, or the residual stream."""
-    return "norm" in name or ".ln_" in name or name.endswith("layer_scalar")
+    """Whether the tensor of that name scales a norm, the residual stream, or experts."""
+    return "norm" in name or ".ln_" in name or name.endswith(_SCALES)

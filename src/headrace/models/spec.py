@@ -260,7 +260,8 @@ class RouterSpec:
     the chosen ones only (gpt-oss). bias: of the logits. choice_bias: a number an expert, added to its score for the
     choice only. groups, top_groups: the experts in groups of equal size, of which the best ones are considered;
     group_score: a group's largest score (DeepSeek V2), or the sum of its two largest (V3). normalize: weights are
-    divided by their sum. scale: they are multiplied by it.
+    divided by their sum. scale: they are multiplied by it. expert_scale: and by a learned number of the expert.
+    own_norm: the router reads the stream after a norm of its own, divided by the root of the hidden size (Gemma 4).
     """
 
     top_k: int
@@ -272,6 +273,8 @@ class RouterSpec:
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
+    expert_scale: bool = False
+    own_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,12 +297,17 @@ FeedForward = MLPSpec | ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """scaled: the residual stream is multiplied by a learned number after the layer (Gemma 4)."""
+    """scaled: the residual stream is multiplied by a learned number after the layer (Gemma 4).
+
+    beside: experts that read the same stream as a dense feed-forward half, after a norm of their own. What each of the
+    two gives has a norm, and their sum is the half's result (Gemma 4; norms "both" only).
+    """
 
     mixer: Mixer
     feed_forward: FeedForward
     norms: NormPlacement = "pre"
     scaled: bool = False
+    beside: ExpertsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

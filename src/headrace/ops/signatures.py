@@ -41,6 +41,7 @@ class Route(Protocol):
         self,
         logits: torch.Tensor,
         choice_bias: torch.Tensor | None,
+        expert_scale: torch.Tensor | None,
         *,
         top_k: int,
         scores: str,

@@ -19,7 +19,7 @@ from headrace.models.spec import (
     RecurrentSpec,
     RopeSpec,
 )
-from headrace.program.lower_experts import lower_experts
+from headrace.program.lower_experts import lower_beside, lower_experts
 from headrace.program.lower_latent import lower_latent
 from headrace.program.lower_per_layer import lower_gate, lower_inputs
 from headrace.program.lower_recurrent import lower_recurrent
@@ -138,10 +138,13 @@ class Lowering:
         if norms == "parallel":  # the feed-forward half has read the stream
             self._project("out", mixed, out, gather=gather)
         scale = names.layer_scale if layer.scaled else ""
-        if self.spec.per_layer is None:
-            self._merge(branch, post_norm, scale)
+        own = "" if self.spec.per_layer is not None else scale
+        if layer.beside is not None:
+            both = lower_beside(self, branch, layer.beside)
+            self._merge_result(both, "feed_forward", post_norm, own)
         else:
-            self._merge(branch, post_norm)
+            self._merge(branch, post_norm, own)
+        if self.spec.per_layer is not None:
             self._merge(lower_gate(self, self.spec.per_layer, index), names.per_layer_post_norm, scale)
         self._layer = None
 
@@ -331,13 +334,21 @@ class Lowering:
     def _merge(self, branch: Branch, post_norm: str, decay: str = "") -> None:
         """Adds the result of a half to the residual stream, after a norm unless the name of one is empty.
         decay: the name of a number that multiplies the sum, if it is not empty."""
-        spec, name = self.spec, branch.name
-        if not post_norm and not decay and spec.residual_scale == 1.0:
-            inputs = (*branch.inputs, self.stream)
-            self.add(branch.kind, name, inputs, self.stream, *branch.weights, attributes=branch.adding)
+        if post_norm or decay or self.spec.residual_scale != 1.0:
+            self._merge_result(self.store(branch), branch.name, post_norm, decay)
             return
-        result = self.buffer("branch", spec.hidden_size, "float", "hidden")
-        self.add(branch.kind, name, branch.inputs, result, *branch.weights, attributes=branch.storing)
+        inputs = (*branch.inputs, self.stream)
+        self.add(branch.kind, branch.name, inputs, self.stream, *branch.weights, attributes=branch.adding)
+
+    def store(self, branch: Branch) -> Buffer:
+        """The result of a half, which the next one's overwrites."""
+        result = self.buffer("branch", self.spec.hidden_size, "float", "hidden")
+        self.add(branch.kind, branch.name, branch.inputs, result, *branch.weights, attributes=branch.storing)
+        return result
+
+    def _merge_result(self, result: Buffer, name: str, post_norm: str, decay: str) -> None:
+        """As `_merge`, of a result that has been computed."""
+        spec = self.spec
         norm, weights = None, tuple[WeightRef, ...]()
         if post_norm:
             norm = _norm(spec.norm)
@@ -371,9 +382,10 @@ class Lowering:
     def buffer(self, name: str, columns: int, form: Any, part: Part, each: int = 1) -> Buffer:
         return Buffer(name, columns, self._rows, form, part, each)
 
-    def vector(self, role: str, name: str, size: int, offset: float = 0.0) -> WeightRef:
+    def vector(self, role: str, name: str, size: int, offset: float = 0.0, factor: float = 1.0) -> WeightRef:
         parts = ((self._tensor(name), size),)
-        return WeightRef(self._in_layer(role), "vector", parts, 1, "norms", layer=self._layer, offset=offset)
+        role = self._in_layer(role)
+        return WeightRef(role, "vector", parts, 1, "norms", layer=self._layer, factor=factor, offset=offset)
 
     def matrix(
         self, role: str, part: Part, stacked: dict[str, int], columns: int, bias: bool, shard: Any,

@@ -5,38 +5,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.models.spec import ExpertsSpec, MLPSpec
-from headrace.program.records import Branch, Buffer, Combine, Experts, Linear, Route, WeightRef
+from headrace.program.records import Add, Branch, Buffer, Combine, Experts, Linear, Norm, Route, WeightRef
 
 if TYPE_CHECKING:
     from headrace.program.lower import Lowering
 
 
-def lower_experts(low: Lowering, spec: ExpertsSpec, norm: str) -> Branch:
-    """Appends them but for the sum. They read the residual stream after the norm of that name, if it is not empty."""
+def lower_experts(low: Lowering, spec: ExpertsSpec, norm: str, role: str = "post_norm") -> Branch:
+    """Appends them but for the sum. They read the residual stream after the norm of that name, if it is not empty; its
+    weights have this role."""
     names, hidden, expert = low.names, low.spec.hidden_size, spec.expert
     count, each, wide = spec.num_experts, spec.router.top_k, expert.intermediate_size
     down = _matrix(
         low, "experts_down", {names.expert_down: hidden}, wide, expert.bias, "column", experts=count
     )
-    routing = _route(low, spec, norm)
+    routing = _route(low, spec, norm, role)
     runs = low.runs({names.expert_gate: "experts_gate", names.expert_up: "up"}, "_")
     together = len(runs) == 1
     inner = low.buffer("wide_routed", wide, "direct", "feed-forward", each)
     routed = low.buffer("encoded_routed", hidden, "encoded", "feed-forward", each)
     gates: tuple[Buffer, ...] = ()
-    for role, run in runs:
+    for name, run in runs:
         rows = dict.fromkeys(run, wide)
-        weight = _matrix(low, role, rows, hidden, expert.bias, "row", gated=together, experts=count)
-        low.read_stream("post_norm", norm, weight)
+        weight = _matrix(low, name, rows, hidden, expert.bias, "row", gated=together, experts=count)
+        low.read_stream(role, norm, weight)
         low.add("dispatch", "dispatch", (*low.ops[-1].outputs, routing), routed, reader=weight)
         inputs = (routed, routing, *gates)
         if together or gates:
             made = Experts(count, each, "gate" if together else "multiply", expert.activation)
-            low.add("experts", role, inputs, inner, weight, attributes=made, reader=down)
+            low.add("experts", name, inputs, inner, weight, attributes=made, reader=down)
         else:
             gates = (low.buffer("gates_routed", wide, "float", "feed-forward", each),)
-            low.add("experts", role, inputs, gates[0], weight, attributes=Experts(count, each, "none"))
-    shared = () if spec.shared is None else (_shared(low, spec.shared, norm),)
+            low.add("experts", name, inputs, gates[0], weight, attributes=Experts(count, each, "none"))
+    shared = () if spec.shared is None else (_shared(low, spec.shared, norm, role),)
     encoded = low.buffer("encoded_inner", wide, "encoded", "feed-forward", each)
     low.add("encode", "encode_experts_down", (inner,), encoded, reader=down)
     out = low.buffer("expert_outputs", hidden, "float", "feed-forward", each)
@@ -46,22 +47,45 @@ def lower_experts(low: Lowering, spec: ExpertsSpec, norm: str) -> Branch:
     return Branch("combine", "combine", (out, routing, *shared), (), adding, storing)
 
 
-def _route(low: Lowering, spec: ExpertsSpec, norm: str) -> Buffer:
+def lower_beside(low: Lowering, dense: Branch, spec: ExpertsSpec) -> Buffer:
+    """The sum of what a dense half and experts beside it give, each after its norm."""
+    names, model = low.names, low.spec
+    norm = Norm(model.norm.eps, model.norm.kind)
+    result = low.store(dense)
+    half = low.buffer("dense_half", model.hidden_size, "float", "hidden")
+    weights = low.norm_weights("dense_post_norm", names.dense_post_norm, model.norm, model.hidden_size)
+    low.add("norm", "dense_post_norm", (result,), half, *weights, attributes=norm)
+    result = low.store(lower_experts(low, spec, names.experts_norm, "experts_norm"))
+    weights = low.norm_weights("experts_post_norm", names.experts_post_norm, model.norm, model.hidden_size)
+    low.add("add", "add_experts", (result, half), half, *weights, attributes=Add(1.0, norm))
+    return half
+
+
+def _route(low: Lowering, spec: ExpertsSpec, norm: str, role: str) -> Buffer:
     """The routing of every row. The shared expert's gate is one more row of the router's matrix."""
     names, router = low.names, spec.router
     rows = {names.router: spec.num_experts, **({names.shared_router: 1} if spec.shared_gate else {})}
     weight = _matrix(low, "router", rows, low.spec.hidden_size, router.bias, None, exact=True)
-    low.read_stream("post_norm", norm, weight)
+    if router.own_norm:
+        hidden = low.spec.hidden_size
+        encoded = low.buffer("encoded_norm", hidden, "encoded", "hidden")
+        scale = low.vector("router_norm", names.router_norm, hidden, factor=hidden**-0.5)
+        norms = Norm(low.spec.norm.eps)
+        low.add("norm", "router_norm", (low.stream,), encoded, scale, attributes=norms, reader=weight)
+    else:
+        low.read_stream(role, norm, weight)
     logits = low.buffer("router_logits", weight.rows, "float", "feed-forward")
     low.add("linear", "router", low.ops[-1].outputs, logits, weight, attributes=Linear("none"))
     routing = low.buffer("routing", spec.num_experts, "routing", "feed-forward", router.top_k)
-    bias = [low.vector("choice_bias", names.choice_bias, spec.num_experts)] if router.choice_bias else []
+    vectors = [low.vector("choice_bias", names.choice_bias, spec.num_experts)] if router.choice_bias else []
+    if router.expert_scale:
+        vectors.append(low.vector("expert_scale", names.expert_scale, spec.num_experts))
     route = Route(router, spec.num_experts, spec.shared_gate)
-    low.add("route", "route", (logits,), routing, *bias, attributes=route)
+    low.add("route", "route", (logits,), routing, *vectors, attributes=route)
     return routing
 
 
-def _shared(low: Lowering, spec: MLPSpec, norm: str) -> Buffer:
+def _shared(low: Lowering, spec: MLPSpec, norm: str, role: str) -> Buffer:
     """What the shared expert gives."""
     names, hidden, wide = low.names, low.spec.hidden_size, spec.intermediate_size
     down = _matrix(low, "shared_down", {names.shared_down: hidden}, wide, spec.bias, "column")
@@ -69,16 +93,16 @@ def _shared(low: Lowering, spec: MLPSpec, norm: str) -> Buffer:
     together = len(runs) == 1
     inner = low.buffer("wide", wide, "direct", "feed-forward")
     gates: tuple[Buffer, ...] = ()
-    for role, run in runs:
-        weight = _matrix(low, role, dict.fromkeys(run, wide), hidden, spec.bias, "row", gated=together)
-        low.read_stream("post_norm", norm, weight)
+    for name, run in runs:
+        weight = _matrix(low, name, dict.fromkeys(run, wide), hidden, spec.bias, "row", gated=together)
+        low.read_stream(role, norm, weight)
         inputs = (*low.ops[-1].outputs, *gates)
         if together or gates:
             gate = Linear("gate" if together else "multiply", spec.activation)
-            low.add("linear", role, inputs, inner, weight, attributes=gate, reader=down)
+            low.add("linear", name, inputs, inner, weight, attributes=gate, reader=down)
         else:
             gates = (low.buffer("gates", wide, "float", "feed-forward"),)
-            low.add("linear", role, inputs, gates[0], weight, attributes=Linear("none"))
+            low.add("linear", name, inputs, gates[0], weight, attributes=Linear("none"))
     encoded = low.buffer("encoded_shared_down", wide, "encoded", "feed-forward")
     low.add("encode", "encode_shared_down", (inner,), encoded, reader=down)
     out = low.buffer("shared_output", hidden, "float", "feed-forward")

@@ -64,6 +64,7 @@ class WeightRef:
     of {e}; `rows`, `columns` and `shape` are those of one. in_heads: they are matrices of heads, in one tensor; floats
     always.
     shard: the axis that tensor parallelism cuts; the bias follows rows. None: every rank holds it whole.
+    factor, offset: a vector is what the checkpoint holds times `factor`, plus `offset`.
     """
 
     name: str  # unique in the program
@@ -76,7 +77,8 @@ class WeightRef:
     layer: int | None = None
     experts: int | None = None
     shard: Literal["row", "column"] | None = None
-    offset: float = 0.0  # of a vector: added to what the checkpoint holds
+    factor: float = 1.0
+    offset: float = 0.0
     exact: bool = False
     in_heads: HeadRows | None = None
 
@@ -326,7 +328,7 @@ class Op(Generic[Attributes]):
     kind           inputs -> outputs                  attributes
     embed          [stream] -> stream                 Embed
     rotations      -> cosines and sines               Rotations
-    norm           stream -> encoded                  Norm
+    norm           floats -> encoded, floats          Norm    floats: without a reader
     norm_columns   qkv -> qkv                         Norm
     add            branch, stream -> stream           Add
     encode         direct -> encoded                  None    nothing to do where the two have one type
@@ -342,7 +344,7 @@ class Op(Generic[Attributes]):
     gate           floats, gates -> floats            None    times the sigmoid of the gates
     conv           floats -> floats                   Conv    reads and writes the state of every sequence
     delta          qkv, gates, numbers -> floats      Delta   as well
-    route          floats -> routing                  Route   weights: the bias of the choice, if there is one
+    route          floats -> routing                  Route   weights: the choice's bias, the experts' scales, if any
     dispatch       encoded, routing -> routed rows    None    of the same form
     experts        routed rows, routing[, gates]      Experts
                    -> routed rows

@@ -371,10 +371,12 @@ class _Compiler:
     def route(self, call: Call) -> None:
         op: Op[Route] = call.op
         router = op.attributes.router
+        vectors = [self.weights.vectors[weight.name] for weight in op.weights]
         self.tape.route(
             self.buffer(call.inputs[0]),
             self.buffer(call.outputs[0]),
-            bias=self.weights.vectors[op.weights[0].name] if op.weights else None,
+            bias=vectors[0] if router.choice_bias else None,
+            expert_scale=vectors[-1] if router.expert_scale else None,
             scores=router.scores,
             normalize=router.normalize,
             scale=router.scale,

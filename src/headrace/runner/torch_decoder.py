@@ -256,11 +256,12 @@ class _Step:
 
     def route(self, op: Op[Route], logits: torch.Tensor) -> tuple[Routing]:
         spec = op.attributes
-        bias = self._weights.vectors[op.weights[0].name] if op.weights else None
         router = spec.router
+        vectors = [self._weights.vectors[weight.name] for weight in op.weights]
         experts, weights = self._ops.route(
             logits[:, : spec.num_experts],
-            bias,
+            vectors[0] if router.choice_bias else None,
+            vectors[-1] if router.expert_scale else None,
             top_k=router.top_k,
             scores=router.scores,
             normalize=router.normalize,

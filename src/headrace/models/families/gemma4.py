@@ -10,6 +10,7 @@ from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.families.gemma import LARGE, SANDWICH
 from headrace.models.families.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN, MAX_VOCAB
+from headrace.models.families.mixtures import TOGETHER, read_expert, read_experts
 from headrace.models.families.reading import (
     FULL,
     SLIDING,
@@ -25,7 +26,15 @@ from headrace.models.families.reading import (
     with_window,
     with_windows,
 )
-from headrace.models.spec import AttentionSpec, LayerSpec, ModelSpec, PerLayerSpec
+from headrace.models.spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    PerLayerSpec,
+    RouterSpec,
+)
 
 _ROPES: Mapping[str, Any] = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -47,14 +56,16 @@ def _gemma4(config: ConfigReader) -> ModelSpec:
     shared_mlp = mlp
     if config.flag("use_double_wide_mlp", False):
         shared_mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
-    layers = [LayerSpec(mixer, mlp, "both", scaled=True) for mixer in mixers[:first]]
+    experts = _read_experts(config, mlp) if config.flag("enable_moe_block", False) else None
+    layers = [LayerSpec(mixer, mlp, "both", scaled=True, beside=experts) for mixer in mixers[:first]]
     for mixer, kind in zip(mixers[first:], types[first:], strict=True):
         source = max((index for index in range(first) if types[index] == kind), default=None)
         if source is None or _stored(mixers[source]) != _stored(mixer):
             raise CheckpointError(
                 f"num_kv_shared_layers in {config.where} lets {kind} layers share KV that no earlier layer has"
             )
-        layers.append(LayerSpec(replace(mixer, shares=source), shared_mlp, "both", scaled=True))
+        sharing = replace(mixer, shares=source)
+        layers.append(LayerSpec(sharing, shared_mlp, "both", scaled=True, beside=experts))
     return decoder(
         config, "gemma4", layers, rms_norm(config), longest, tied=True,
         embedding_scale=read_hidden(config) ** 0.5,
@@ -63,13 +74,23 @@ def _gemma4(config: ConfigReader) -> ModelSpec:
     )  # fmt: skip
 
 
+def _unified(config: ConfigReader) -> ModelSpec:
+    """Gemma 4 12B, whose text part has none of what the smaller and the sparse models add."""
+    fields = {name: value for name, value in config.fields.items() if value is not None}
+    fields = {"sliding_window": 1024, **fields, "hidden_size_per_layer_input": 0}
+    return replace(_gemma4(ConfigReader(fields, config.where)), family="gemma4_unified")
+
+
 def _check(config: ConfigReader) -> None:
     if config.fields.get("use_bidirectional_attention") in (True, "all"):  # "vision": of images only
         raise UnsupportedModel(f"attention in both directions ({config.where}) is not supported")
-    if config.flag("enable_moe_block", False):
-        raise UnsupportedModel(
-            f"experts beside a dense half (enable_moe_block in {config.where}) are not supported"
-        )
+
+
+def _read_experts(config: ConfigReader, mlp: MLPSpec) -> ExpertsSpec:
+    """Those beside the dense half of every layer."""
+    router = RouterSpec(1, normalize=True, expert_scale=True, own_norm=True)
+    expert = read_expert(config, "moe_intermediate_size", mlp)
+    return read_experts(config, router, expert, "num_experts", chosen="top_k_experts")
 
 
 def _stored(mixer: AttentionSpec) -> tuple[object, ...]:
@@ -128,12 +149,29 @@ def _read_per_layer(config: ConfigReader) -> PerLayerSpec | None:
 _UNUSED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias", "k_norm.weight", "v_norm.weight")
 """Of a layer that shares keys and values: checkpoints hold these tensors all the same."""
 
+_NAMES = replace(
+    SANDWICH,
+    router="model.layers.{i}.router.proj",
+    expert_gate="model.layers.{i}.experts.{e}.gate_proj",
+    expert_up="model.layers.{i}.experts.{e}.up_proj",
+    expert_down="model.layers.{i}.experts.{e}.down_proj",
+    ignored=(*SANDWICH.ignored, *(f".self_attn.{name}" for name in _UNUSED)),
+)
+
 GEMMA4 = {
     "Gemma4ForCausalLM": Family(
         "gemma4",
         _gemma4,
-        replace(SANDWICH, ignored=(*SANDWICH.ignored, *(f".self_attn.{name}" for name in _UNUSED))),
+        _NAMES,
+        by_expert=TOGETHER,
         models="Gemma 4, text",
-        features="heads by layer type, shared keys and values, embeddings of each layer",
+        features="heads by layer type, shared keys and values, embeddings of each layer, experts beside a dense half",
+    ),
+    "Gemma4UnifiedForCausalLM": Family(
+        "gemma4_unified",
+        _unified,
+        _NAMES,
+        models="Gemma 4 12B, text",
+        features="heads by layer type, keys that are values too",
     ),
 }

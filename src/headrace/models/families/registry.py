@@ -44,6 +44,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": ARCHITECTURES["Qwen3_5ForCausalLM"],
     "qwen3_5_moe_text": ARCHITECTURES["Qwen3_5MoeForCausalLM"],
     "gemma4_text": ARCHITECTURES["Gemma4ForCausalLM"],
+    "gemma4_unified_text": ARCHITECTURES["Gemma4UnifiedForCausalLM"],
 }
 
 

@@ -14,6 +14,7 @@ TINY = 1e-20
 def route(
     logits: torch.Tensor,
     choice_bias: torch.Tensor | None,
+    expert_scale: torch.Tensor | None = None,
     *,
     top_k: int,
     scores: str,
@@ -26,7 +27,7 @@ def route(
     """(experts [T, K] int64 in falling order of their scores, their weights [T, K] float32) from logits [T, E].
 
     The options are those of `spec.RouterSpec`. Equal scores are in the order of their experts. choice_bias: [E] or
-    None. DeepSeek-V2 (2024, 2.2.2) describes groups, and DeepSeek-V3 (2024, 2.1.2) the bias.
+    None. DeepSeek-V2 (2024, 2.2.2) describes groups, and DeepSeek-V3 (2024, 2.1.2) the bias. expert_scale: [E] or None.
     """
     logits = logits.float()
     if scores == "softmax":
@@ -42,7 +43,8 @@ def route(
         weights = weights.softmax(-1)
     if normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + TINY)
-    return experts, weights * scale
+    weights = weights * scale
+    return experts, weights if expert_scale is None else weights * expert_scale.float()[experts]
 
 
 def _best_groups(ranked: torch.Tensor, groups: int, top_groups: int, counted: int) -> torch.Tensor:
