@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headrace.models.families import add_family, read_spec, registry
-from headrace.models.spec import ModelSpec
+from headrace.models.spec import ExpertsSpec, ModelSpec
 from headrace.runner.torch_decoder import Decoder
 from tests import needs
 from tests.models import added_family
@@ -59,9 +59,11 @@ class Case:
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if (
-                    "norm" in name or ".ln_" in name or name.endswith(("bias", "sinks", "A_log"))
+                    "norm" in name or ".ln_" in name or name.endswith(("bias", "sinks", "A_log", "scale"))
                 ):  # these start as ones and zeros, which hide mistakes
                     weight.add_(torch.randn_like(weight) * 0.3)
+                if self.family.startswith("Gemma4") and name.endswith("q_norm.weight"):
+                    weight.mul_(len(weight) ** -0.5)  # attention's scale is 1: trained norms hold it
             for name, buffer in model.named_buffers():
                 if name.endswith("correction_bias"):
                     buffer.add_(torch.randn_like(buffer) * 0.3)
@@ -307,7 +309,28 @@ CASES |= {
             ],
             "num_kv_shared_layers": 3,
             "use_double_wide_mlp": True,
+            "final_logit_softcapping": 2.0,
             "initializer_range": 0.1,  # with more, transformers itself is 1e-4 away from float64
+        },
+        config="TextConfig",
+    ),
+    "gemma4-unified": Case(
+        "Gemma4Unified",
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        config="TextConfig",
+    ),
+    "gemma4-experts": Case(
+        "Gemma4",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+            "final_logit_softcapping": 2.0,
         },
         config="TextConfig",
     ),
@@ -496,20 +519,46 @@ def test_half_checkpoint_converts_to_float32(
     assert distance(paged_run(decoder).step({0: tokens})[0], expected_logits(model, tokens)) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "mistral-window", "qwen2-sliding", "qwen3-full"])
+IN_BFLOAT16 = ("llama-gqa", "mistral-window", "qwen2-sliding", "qwen3-full", "gemma4-shared")
+"""The usual run takes these."""
+
+
+def bfloat16_cases() -> list[Any]:
+    return [pytest.param(name, marks=() if name in IN_BFLOAT16 else pytest.mark.long) for name in CASES]
+
+
+def narrow(case: Case) -> Case:
+    """With weights so small that rounding them and what they multiply does not show in the logits."""
+    return replace(case, fields={**case.fields, "initializer_range": 0.03})
+
+
+def has_experts(folder: Path) -> bool:
+    layers = spec_of(folder).layers
+    return any(layer.beside is not None or isinstance(layer.feed_forward, ExpertsSpec) for layer in layers)
+
+
+def check_bfloat16(ours: torch.Tensor, theirs: torch.Tensor, experts: bool) -> None:
+    """Logits within 5e-2, and the same best token wherever it leads by more than twice the largest error.
+
+    Where two experts of a mixture have nearly equal scores, rounding may decide between them, as it does in
+    transformers' own bfloat16 run: a quarter of the rows may be further away.
+    """
+    errors = (ours - theirs).abs().amax(-1)
+    error = errors.quantile(0.75) if experts else errors.max()
+    assert error < 5e-2
+    best = theirs.topk(2).values
+    clear = ((best[:, 0] - best[:, 1]) > 2 * error) & (errors <= error)
+    assert clear.any()
+    assert torch.equal(ours.argmax(-1)[clear], theirs.argmax(-1)[clear])
+
+
+@pytest.mark.parametrize("name", bfloat16_cases())
 def test_bfloat16_run(name: str, tmp_path: Path, open_decoder: Open, paged_run: Any) -> None:
-    case = CASES[name]
-    small = Case(case.family, {**case.fields, "initializer_range": 0.03})
-    model = small.build(tmp_path, dtype=torch.bfloat16)
+    model = narrow(CASES[name]).build(tmp_path, dtype=torch.bfloat16)
     tokens = prompt()
     theirs = expected_logits(model, tokens)
     ours = paged_run(open_decoder(tmp_path, dtype="bfloat16")).step({0: tokens})[0]
-    error = distance(ours, theirs)
-    assert error < 5e-2
-    best = theirs.topk(2).values
-    clear = (best[:, 0] - best[:, 1]) > 2 * error
-    assert clear.any()
-    assert torch.equal(ours.argmax(-1)[clear], theirs.argmax(-1)[clear])
+    check_bfloat16(ours, theirs, has_experts(tmp_path))
 
 
 def test_old_rope_layout_reads_the_same(tmp_path: Path) -> None:
