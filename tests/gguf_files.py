@@ -72,6 +72,39 @@ def _gemma3(gguf: Any, writer: Any, config: Config) -> None:
     writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
 
 
+def _gemma4(gguf: Any, writer: Any, config: Config) -> None:
+    """Fields of layers are by number, as transformers writes them."""
+    _windows(gguf, writer, config)
+    types, layers = config["layer_types"], config["num_hidden_layers"]
+    own = [config["per_layer_config"].get(str(index), {}) for index in range(layers)]
+    shared, wide = config["num_kv_shared_layers"], config["intermediate_size"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if config["use_double_wide_mlp"]:
+        writer.add_feed_forward_length([wide] * (layers - shared) + [2 * wide] * shared)
+    full = own[types.index("full_attention")]
+    writer.add_key_length(full["head_dim"])
+    writer.add_value_length(full["head_dim"])
+    writer.add_rope_dimension_count(full["head_dim"])
+    turned = int(full["head_dim"] * _rope(config)["partial_rotary_factor"] / 2)
+    divisors = np.repeat(np.float32([1.0, 1e30]), [turned, full["head_dim"] // 2 - turned])
+    writer.add_tensor("rope_freqs.weight", divisors)
+    if "num_key_value_heads" in full:
+        writer.add_head_count_kv(
+            [one.get("num_key_value_heads", config["num_key_value_heads"]) for one in own]
+        )
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
 def _phi3(gguf: Any, writer: Any, config: Config) -> None:
     rope = _rope(config)
     writer.add_sliding_window(config.get("sliding_window") or 0)
@@ -167,6 +200,7 @@ LAYOUTS = {
     "gemma": Layout("gemma", change=_whole_norms),
     "gemma2": Layout("gemma2", metadata=_gemma2, change=_whole_norms),
     "gemma3_text": Layout("gemma3", metadata=_gemma3, change=_whole_norms),
+    "gemma4_text": Layout("gemma4", metadata=_gemma4),
     "phi3": Layout("phi3", metadata=_phi3),
     "olmo2": Layout("olmo2"),
     "olmo3": Layout("olmo2", metadata=_windows),
@@ -292,12 +326,20 @@ def rounded(values: NDArray[np.float32], kind: str) -> NDArray[Any]:
         return encode(values, TYPES[kind])
 
 
+_SCALES = {".router.scale": "ffn_gate_inp", ".per_expert_scale": "ffn_down_exps"}
+_ENDINGS = (".weight", ".bias", ".sinks")
+
+
 def _names(gguf: Any, arch: str, config: Config) -> Callable[[str], str]:
     """From a checkpoint's names to those of the file."""
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     table = gguf.get_tensor_name_map(number, _size(config, "num_hidden_layers", "n_layer"))
 
     def name(of: str) -> str:
+        for end, part in _SCALES.items():
+            if of.endswith(end):
+                return f"blk.{of.split('.')[2]}.{part}.scale"
+        of = of if of.endswith(_ENDINGS) else f"{of}.weight"
         found: str | None = table.get_name(of, try_suffixes=(".weight", ".bias"))
         found = f"{found}.weight" if of.endswith(".sinks") else found
         assert found is not None, of

@@ -12,6 +12,8 @@ from headrace.models.spec import RopeSpec
 
 MAX_POSITION = 1 << 27
 MAX_FACTOR = 4096.0
+UNTURNED = 2e30
+"""The largest divisor of a frequency. llama.cpp's converter gives 1e30 to features that do not turn."""
 
 
 def read_rope(
@@ -146,7 +148,7 @@ def _factors(
     plain: RopeSpec, scaling: ConfigReader, config: ConfigReader, max_position: int
 ) -> tuple[RopeSpec, int]:
     """A divisor for each frequency: no HF config has this kind, but GGUF files hold such a tensor."""
-    factors = scaling.numbers("factors", plain.dim // 2, 1 / MAX_FACTOR, MAX_FACTOR)
+    factors = scaling.numbers("factors", plain.dim // 2, 1 / MAX_FACTOR, UNTURNED)
     return replace(plain, kind="factors", factors=factors), max_position
 
 

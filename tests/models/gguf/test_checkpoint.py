@@ -52,15 +52,17 @@ def in_halves(rows: NDArray[Any], heads: int) -> NDArray[Any]:
 
 def test_names_go_both_ways() -> None:
     table = NameTable(HF_NAMES)
-    assert table.name("token_embd.weight") == "model.embed_tokens.weight"
-    assert table.name("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
-    assert table.name("blk.0.ffn_norm.weight") == "model.layers.0.post_attention_layernorm.weight"
-    assert table.name("rope_freqs.weight") is None and table.name("blk.3.attn_rot_embd.weight") is None
+    assert table.names("token_embd.weight") == ("model.embed_tokens.weight",)
+    assert table.names("blk.12.attn_q.bias") == ("model.layers.12.self_attn.q_proj.bias",)
+    assert table.names("blk.0.ffn_norm.weight") == ("model.layers.0.post_attention_layernorm.weight",)
+    assert table.names("rope_freqs.weight") == table.names("blk.3.attn_rot_embd.weight") == ()
     for unknown in ("blk.0.ssm_in.weight", "blk.00.attn_q.weight", "v.blk.0.attn_q.weight", "x"):
-        assert table.name(unknown) == unknown
-    assert table.name("blk.0.ffn_up_exps.weight") == "model.layers.0.mlp.experts.{e}.up_proj.weight"
-    assert table.name("blk.2.ffn_down.31.weight") == "model.layers.2.mlp.experts.31.down_proj.weight"
-    assert NameTable(GGUF_NAMES).name("blk.7.attn_k_norm.weight") == "blk.7.attn_k_norm.weight"
+        assert table.names(unknown) == (unknown,)
+    assert table.names("blk.0.ffn_up_exps.weight") == ("model.layers.0.mlp.experts.{e}.up_proj.weight",)
+    assert table.names("blk.2.ffn_down.31.weight") == ("model.layers.2.mlp.experts.31.down_proj.weight",)
+    experts = tuple(f"model.layers.2.mlp.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up"))
+    assert table.names("blk.2.ffn_gate_up_exps.weight") == experts
+    assert NameTable(GGUF_NAMES).names("blk.7.attn_k_norm.weight") == ("blk.7.attn_k_norm.weight",)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4"])

@@ -162,7 +162,23 @@ def test_special_tokens_and_sampling(tmp_path: Path) -> None:
     assert (spec.bos_id, spec.eos_ids) == (None, (2, 7))
 
 
+GEMMA4 = {"attention.key_length_swa": 8, "attention.sliding_window": 16}
+
+
+def gemma4(keys: dict[str, Any]) -> File:
+    return changed("gemma4", {**GEMMA4, **keys})
+
+
+def test_sizes_by_layer(tmp_path: Path) -> None:
+    keys = {"attention.head_count_kv": [2, 4], "attention.sliding_window_pattern": [True, False]}
+    keys["feed_forward_length"] = [64, 64]
+    spec = spec_of(tmp_path, gemma4(keys))
+    assert [(layer.mixer.num_kv_heads, layer.mixer.window) for layer in spec.layers] == [(2, 16), (4, None)]
+
+
 REFUSED: dict[str, tuple[File, str]] = {
+    "widths of layers": (gemma4({"feed_forward_length": [64, 96]}), "differs between layers otherwise than"),
+    "other sliding values": (gemma4({"attention.value_length_swa": 16}), "value_length_swa 16 in m.gguf"),
     "other architecture": (
         changed(keys={"general.architecture": "bloom"}),
         "model of architecture 'bloom', which is not supported; known are llama, mistral3, qwen2, qwen3",
@@ -188,6 +204,16 @@ REFUSED: dict[str, tuple[File, str]] = {
 }
 
 BAD: dict[str, tuple[File, str]] = {
+    "heads of fewer layers": (
+        gemma4({"attention.head_count_kv": [2]}),
+        "gemma4.attention.head_count_kv in m.gguf must be a list of 2 whole numbers between 1 and",
+    ),
+    "heads that are truth values": (gemma4({"attention.head_count_kv": [True, True]}), "must be a whole number"),
+    "all layers share": (gemma4({"attention.shared_kv_layers": 2}), "shared_kv_layers .* between 0 and 1"),
+    "no embeddings of each layer": (
+        gemma4({"embedding_length_per_layer_input": 8}),
+        "m.gguf lacks the matrix per_layer_token_embd.weight",
+    ),
     "no architecture": (changed(keys={"general.architecture": None}), "lacks the key general.architecture"),
     "architecture is a number": (changed(keys={"general.architecture": 3}), "general.architecture .* must be text"),
     "no layers": (changed(keys={"block_count": None}), "m.gguf lacks the field llama.block_count"),

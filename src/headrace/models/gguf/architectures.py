@@ -7,16 +7,23 @@ family that arrives later is one more entry in `ARCHITECTURES`.
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.gguf.files import GGUFModel
 from headrace.models.config_reader import ConfigReader
-from headrace.models.families.limits import MAX_CHOICES, MAX_EXPERTS, MAX_HEAD_DIM, MAX_INTERMEDIATE
+from headrace.models.families.limits import (
+    MAX_CHOICES,
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+)
 from headrace.models.families.reading import FULL, SLIDING
-from headrace.models.gguf.names import LONG_FACTORS, SHORT_FACTORS
+from headrace.models.gguf.names import GGUF_NAMES, LONG_FACTORS, SHORT_FACTORS
 from headrace.models.rope_config import MAX_POSITION
 
 Fields = dict[str, Any]
@@ -28,11 +35,14 @@ EXPERT_KEYS = frozenset({"expert_count"})
 
 
 class Reader(ConfigReader):
-    """Keys of one architecture. A number may be an array with one value a layer, if all of them are equal."""
+    """Keys of one architecture. A number may be an array with one value a layer. All of them are equal, but in the
+    keys `by_layer`: there the first one counts."""
 
-    def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
+    def __init__(
+        self, metadata: Mapping[str, Any], architecture: str, where: str, by_layer: Collection[str] = ()
+    ) -> None:
         super().__init__(metadata, where)
-        self._prefix = architecture
+        self._prefix, self._by_layer = architecture, by_layer
 
     def has(self, name: str) -> bool:
         return super().has(self._key(name))
@@ -47,13 +57,24 @@ class Reader(ConfigReader):
             raise self._bad(name, f"a list of {length} truth values", value)
         return [bool(item) for item in items]
 
+    def by_layer(self, name: str, length: int, low: int, high: int) -> list[int]:
+        """One of these numbers for each of `length` layers; the key may hold a single one."""
+        value = super()._value(self._key(name), None)
+        if not isinstance(value, list | array.array):
+            return [self.integer(name, low, high)] * length
+        items = list(value)
+        legal = (isinstance(x, int) and not isinstance(x, bool) and low <= x <= high for x in items)
+        if len(items) != length or not all(legal):
+            raise self._bad(name, f"a list of {length} whole numbers between {low} and {high}", value)
+        return items
+
     def _key(self, name: str) -> str:
         return f"{self._prefix}.{name}"
 
     def _value(self, name: str, default: object) -> Any:
         value = super()._value(self._key(name), default)
         if isinstance(value, array.array) and len(value):
-            if value.count(value[0]) != len(value):
+            if name not in self._by_layer and value.count(value[0]) != len(value):
                 raise UnsupportedModel(
                     f"{self._key(name)} in {self.where} differs between layers, which is not supported"
                 )
@@ -98,7 +119,8 @@ class Architecture:
     permuted: the rows of q and k are in the order of rope that turns neighbouring features, not features half a head
     apart. eps: the config's name of the norms' epsilon; a LayerNorm unless it begins with "rms". partial: a part of
     each head may be rotated. latent: attention is latent. reads: keys that change what a model computes and that
-    `fields` reads. renamed: parts of a layer by other names than those of most files.
+    `fields` reads; by_layer: keys whose number may differ between layers, which it reads too. renamed: parts of a layer
+    by other names than those of most files.
     """
 
     family: str
@@ -108,6 +130,7 @@ class Architecture:
     partial: bool = False
     latent: bool = False
     reads: frozenset[str] = frozenset()
+    by_layer: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
 
@@ -333,6 +356,60 @@ def _gemma3(facts: Facts) -> Fields:
     }
 
 
+def _gemma4(facts: Facts) -> Fields:
+    """Sizes of heads by layer. Features that rope leaves as they are have divisors so large that they do not turn."""
+    reader, config = facts.reader, facts.config
+    count, size = config["num_hidden_layers"], reader.integer("attention.key_length_swa", 1, MAX_HEAD_DIM)
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        reader.only(key, (size,), size)
+    types = facts.layer_types(lambda index: index % 6 == 5)
+    heads = reader.by_layer("attention.head_count_kv", count, 1, MAX_HEADS)
+    own = {
+        str(index): {"head_dim": size if kind == SLIDING else config["head_dim"], "num_key_value_heads": kv}
+        for index, (kind, kv) in enumerate(zip(types, heads, strict=True))
+    }
+    shared = reader.integer("attention.shared_kv_layers", 0, count - 1, 0)
+    wide = reader.by_layer("feed_forward_length", count, 1, MAX_INTERMEDIATE)
+    doubled = wide == [wide[0]] * (count - shared) + [2 * wide[0]] * shared
+    if not doubled and wide != [wide[0]] * count:
+        raise UnsupportedModel(
+            f"feed_forward_length in {facts.model.name} differs between layers otherwise than is known of this family"
+        )
+    full = next((index for index, kind in enumerate(types) if kind == FULL), 0)
+    cap = reader.number("final_logit_softcapping", 0.0, _LARGE, 0.0)
+    window = reader.integer("attention.sliding_window", 0, MAX_POSITION, 0)
+    theta = reader.number("rope.freq_base_swa", 1.5, 1e15, 10_000.0)
+    found: Fields = {
+        "layer_types": types,
+        "per_layer_config": own,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": doubled and shared > 0,
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in facts.model,
+        "hidden_size_per_layer_input": reader.integer("embedding_length_per_layer_input", 0, MAX_HIDDEN, 0),
+        "rope_scaling": None,
+        "rope_parameters": {
+            FULL: {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})},
+            SLIDING: {"rope_type": "default", "rope_theta": theta},
+        },
+        **({"final_logit_softcapping": cap} if cap else {}),
+        **({"sliding_window": window} if window else {}),
+    }
+    if found["hidden_size_per_layer_input"]:
+        table = facts.model.tensor(f"{GGUF_NAMES.per_layer_embed}.weight")
+        if table is None or len(table.shape) != 2:
+            raise CheckpointError(f"{facts.model.name} lacks the matrix {GGUF_NAMES.per_layer_embed}.weight")
+        found["vocab_size_per_layer_input"] = table.shape[0]
+    if reader.integer("expert_count", 0, MAX_EXPERTS, 0):
+        experts = _experts(facts)
+        found |= {
+            "enable_moe_block": True,
+            "num_experts": experts["num_experts"],
+            "top_k_experts": experts["num_experts_per_tok"],
+            "moe_intermediate_size": reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
+        }
+    return found
+
+
 def _phi3(facts: Facts) -> Fields:
     """Divisors of longrope are tensors. A window of 0 is none."""
     window = _window(facts)
@@ -437,6 +514,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "Gemma2ForCausalLM", _gemma2, reads=frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
     ),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, reads=frozenset({"final_logit_softcapping"})),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM", _gemma4, reads=EXPERT_KEYS | {"final_logit_softcapping"},
+        others=("Gemma4UnifiedForCausalLM",),
+        by_layer=frozenset({"attention.head_count_kv", "feed_forward_length"}),
+    ),
     "phi3": Architecture("Phi3ForCausalLM", _phi3, partial=True, reads=frozenset({"rope.scaling.attn_factor"})),
     "olmo2": Architecture("Olmo2ForCausalLM", _olmo2, others=("Olmo3ForCausalLM",)),
     "cohere2": Architecture(

@@ -42,7 +42,8 @@ class GGUFCheckpoint:
         _, arch = architecture(self.model)
         family = FAMILIES[self.config["architectures"][0]]
         names = NameTable(family.names, arch.renamed)
-        self._expert: dict[str, int] = {}  # the number of each matrix that is one of several in its tensor
+        # of each matrix that is one of several in its tensor: which one, and how many equal parts there are
+        self._parts: dict[str, tuple[int, int]] = {}
         self._joined = join_heads(self.model, f"{family.names.latent_up}.weight")
         self._stored = dict(self._named(names))
         self._check_vectors()
@@ -56,21 +57,22 @@ class GGUFCheckpoint:
         """(name, tensor in the file), of a tensor with a matrix for each expert so many."""
         joined = {info.name for one in self._joined.values() for info in (one.keys, one.values)}
         for stored in self.model.names():
-            name = None if stored in joined else names.name(stored)
-            if name is None or "{e}" not in name:
-                if name is not None:
-                    yield name, stored
+            found = () if stored in joined else names.names(stored)
+            if not found or "{e}" not in found[0]:
+                yield from ((name, stored) for name in found)
                 continue
             experts = self.config.get("num_experts", 0)
             shape = self._tensor(stored).shape
-            if len(shape) != (3 if name.endswith(".weight") else 2) or shape[0] != experts:
+            axes = 3 if found[0].endswith(".weight") else 2
+            if len(shape) != axes or shape[0] != experts or shape[1] % len(found):
                 raise CheckpointError(
                     f"tensor {stored!r:.200} in {self.model.name} has shape {list(shape)}, and the model has {experts} "
                     "experts"
                 )
-            for number in range(experts):
-                one = name.replace("{e}", str(number))
-                self._expert[one] = number
+            for part in range(experts * len(found)):
+                expert, which = divmod(part, len(found))
+                one = found[which].replace("{e}", str(expert))
+                self._parts[one] = part, experts * len(found)
                 yield one, stored
 
     def _check_vectors(self) -> None:
@@ -98,7 +100,10 @@ class GGUFCheckpoint:
         if name in self._joined:
             return f"{self._joined[name].keys.name}, joined with that of the values,"
         stored = self._stored.get(name, name)
-        return f"{stored} of expert {self._expert[name]}" if name in self._expert else stored
+        if name not in self._parts:
+            return stored
+        part, count = self._parts[name]
+        return f"{stored} of expert {part * self._tensor(stored).shape[0] // count}"
 
     def paths(self) -> list[Path]:
         return self.model.paths()
@@ -184,19 +189,20 @@ class GGUFCheckpoint:
         info = self._tensor(stored)
         if layer_part(stored) == "ffn_gate_inp_shexp" and len(info.shape) == 1:
             return replace(info, shape=(1, *info.shape))
-        if name not in self._expert:
+        if name not in self._parts:
             return info
         first, last = self._part(name)
-        return replace(info, shape=info.shape[1:], begin=info.begin + first, end=info.begin + last)
+        rows = prod(info.shape[:2]) // self._parts[name][1]
+        return replace(info, shape=(rows, *info.shape[2:]), begin=info.begin + first, end=info.begin + last)
 
     def _part(self, name: str) -> tuple[int, int]:
         """The first and the last byte of a matrix in its tensor."""
         info = self._tensor(self._stored[name])
         size = info.end - info.begin
-        if name not in self._expert:
+        if name not in self._parts:
             return 0, size
-        each = size // info.shape[0]
-        return self._expert[name] * each, (self._expert[name] + 1) * each
+        part, count = self._parts[name]
+        return part * (size // count), (part + 1) * (size // count)
 
     def _tensor(self, stored: str) -> TensorInfo:
         info = self.model.tensor(stored)

@@ -82,7 +82,7 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
     Raises UnsupportedModel for what is not implemented and CheckpointError for missing or absurd values.
     """
     name, arch = architecture(model)
-    reader = Reader(model.metadata, name, model.name)
+    reader = Reader(model.metadata, name, model.name, arch.by_layer)
     for key, neutral in _NEUTRAL.items():
         if key not in arch.reads:
             reader.only(key, neutral, neutral[0])

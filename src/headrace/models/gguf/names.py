@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
 
-from headrace.models.names import WeightNames
+from headrace.models.names import WHOLE, WeightNames
 
 GGUF_NAMES = WeightNames(
     embed="token_embd",
@@ -35,11 +35,23 @@ GGUF_NAMES = WeightNames(
     query_norm="blk.{i}.attn_q_norm",
     key_norm="blk.{i}.attn_k_norm",
     sinks="blk.{i}.attn_sinks.weight",
+    layer_scale="blk.{i}.layer_output_scale.weight",
+    per_layer_embed="per_layer_token_embd",
+    per_layer_input="per_layer_model_proj",
+    per_layer_input_norm="per_layer_proj_norm",
+    per_layer_gate="blk.{i}.inp_gate",
+    per_layer_out="blk.{i}.proj",
+    per_layer_post_norm="blk.{i}.post_norm",
     gate="blk.{i}.ffn_gate",
     up="blk.{i}.ffn_up",
     gate_up="",
     down="blk.{i}.ffn_down",
     router="blk.{i}.ffn_gate_inp",
+    router_norm="blk.{i}.ffn_gate_inp.scale",
+    expert_scale="blk.{i}.ffn_down_exps.scale",
+    experts_norm="blk.{i}.pre_ffw_norm_2",
+    experts_post_norm="blk.{i}.post_ffw_norm_2",
+    dense_post_norm="blk.{i}.post_ffw_norm_1",
     choice_bias="blk.{i}.exp_probs_b.bias",
     expert_gate="blk.{i}.ffn_gate_exps",
     expert_up="blk.{i}.ffn_up_exps",
@@ -58,6 +70,9 @@ IN_CONFIG = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
 
+_GATE_AND_UP = "ffn_gate_up_exps"
+"""The gates of an expert above its other rows."""
+
 _ONE_EXPERT = re.compile(r"(ffn_gate|ffn_up|ffn_down)\.(0|[1-9]\d{0,3})")
 """In files of early 2024."""
 
@@ -75,16 +90,25 @@ class NameTable:
             gguf, other = getattr(GGUF_NAMES, field.name), getattr(family, field.name)
             if field.name.startswith("ignored") or not gguf or not other:
                 continue
-            ends = ("",) if field.name in ("sinks", "choice_bias") else (".weight", ".bias")
+            ends = ("",) if field.name in WHOLE else (".weight", ".bias")
             self._names.update({f"{gguf}{end}": f"{other}{end}" for end in ends})
         if family.gate_up:  # llama.cpp's converter gives the fused matrix the name of `up`
             self._names[f"{GGUF_NAMES.up}.weight"] = f"{family.gate_up}.weight"
 
-    def name(self, gguf: str) -> str | None:
-        """The checkpoint's name, None for a tensor that no model reads, and `gguf` itself for an unknown one.
+    def names(self, gguf: str) -> tuple[str, ...]:
+        """The names of the tensor's equal parts in the checkpoint: mostly one, none for a tensor that no model reads.
+        An unknown tensor has the name `gguf`.
 
-        A tensor with a matrix for each expert has a name with {e} for the expert's number.
+        A tensor with a matrix for each expert has names with {e} for the expert's number, and each expert's part of it
+        has these parts.
         """
+        if layer_part(gguf) == _GATE_AND_UP:
+            each = (gguf.replace(_GATE_AND_UP, part) for part in ("ffn_gate_exps", "ffn_up_exps"))
+            return tuple(name for one in each if (name := self._name(one)) is not None)
+        name = self._name(gguf)
+        return () if name is None else (name,)
+
+    def _name(self, gguf: str) -> str | None:
         if gguf in IN_CONFIG or gguf.endswith(GGUF_NAMES.ignored):
             return None
         match = _IN_LAYER.fullmatch(gguf)
