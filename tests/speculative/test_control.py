@@ -153,16 +153,33 @@ def test_counts_say_how_deep_drafts_were_right() -> None:
 
 def test_a_clock_reads_between_sizes_and_forgets() -> None:
     clock = StepClock()
-    assert clock.seconds(3) is None
+
+    def seconds(tokens: int) -> float:
+        return round(clock.curve().seconds(tokens) or -1.0, 2)
+
+    assert seconds(3) == -1.0 and not clock.knows(3)
     for _ in range(10):
-        clock.add(1, 1.0)
-        clock.add(5, 2.0)
-    assert [clock.seconds(tokens) for tokens in (1, 3, 5, 9)] == [1.0, 1.5, 2.0, 2.0]
-    clock.add(1, 50.0)  # the core was taken away
-    assert 1.0 < (clock.seconds(1) or 0) < 1.3
+        clock.add(2, 1.0)
+        clock.add(6, 2.0)
+    assert [seconds(tokens) for tokens in (1, 2, 4, 6, 9)] == [1.0, 1.0, 1.5, 2.0, 2.0]
+    assert clock.knows(2) and not clock.knows(1)
+    clock.add(2, 50.0)  # the core was taken away
+    assert 1.0 < seconds(2) <= 1.05
     for _ in range(100):
-        clock.add(1, 1.6)
-    assert abs((clock.seconds(1) or 0) - 1.6) < 0.01
-    clock.add(4000, 9.0)
+        clock.add(2, 1.6)
+    assert abs(seconds(2) - 1.6) < 0.01
+    clock.add(4000, 9.0)  # prefill
     clock.add(0, 9.0)
-    assert clock.seconds(5000) == 2.0
+    assert 1.9 < seconds(5000) < 2.0  # and that was measured a while ago
+
+
+def test_a_size_that_was_slow_once_is_tried_again() -> None:
+    clock = StepClock()
+    clock.add(1, 1.0)
+    clock.add(3, 40.0)
+    clock.add(7, 1.3)
+    assert round(clock.curve().seconds(3) or 0, 1) == 1.3  # a larger one took less
+    clock.add(8, 30.0)
+    for _ in range(2000):
+        clock.add(1, 1.0)
+    assert 1.0 < (clock.curve().seconds(8) or 0) < 9.0

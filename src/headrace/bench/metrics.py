@@ -39,6 +39,10 @@ def _percent(value: float) -> str:
     return f"{value:.1%}" if value < 0.1 else f"{value:.0%}"
 
 
+def _ratio(value: float) -> str:
+    return f"{value:.2f}"
+
+
 def _giga(value: float) -> str:
     return _rate(value / 1e9)
 
@@ -102,6 +106,15 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             "client CPU", "fraction", "CPU time of the client over the whole time", _percent
         ),
         "wall_s": Metric("wall", "s", "first arrival to last token", show_seconds),
+        "speedup": Metric(
+            "speed-up", "x", "over the same without drafts, median of the rounds' ratios", _ratio
+        ),
+        "predicted_speedup": Metric(
+            "predicted", "x", "what tokens a step and the measured costs of steps and drafting give", _ratio
+        ),
+        "acceptance": Metric("accepted", "fraction", "drafted tokens that were right", _percent),
+        "draft_length": Metric("draft", "tokens", "drafted tokens of a sequence in a step, mean", _rate),
+        "tokens_per_slice": Metric("tok/step", "tokens", "tokens that a step gives a sequence, mean", _ratio),
         "startup_s": Metric("to first token", "s", "launch of the process to its first token", show_seconds),
         "launch_s": Metric("launch", "s", "launch to the first line of Headrace's code", show_seconds),
         "import_s": Metric("imports", "s", "importing the package", show_seconds),

@@ -194,8 +194,78 @@ def _perplexity(args: argparse.Namespace) -> Prepared:
     )
 
 
+# ---- speculative ----
+
+
+def _speculative_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--methods", nargs="+", default=["ngram", "tale-draft", "ngram,tale-draft"], metavar="NAME",
+        help="drafters, as --speculative takes them (default: ngram tale-draft ngram,tale-draft)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workloads", nargs="+", default=["stories", "questions", "copy", "code"], metavar="NAME",
+        choices=("stories", "questions", "copy", "code", "random"),
+        help="stories, questions, copy (answers that repeat their prompt), code, random (default: all but random)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0, 0.7], metavar="T",
+        help="temperatures (default: 0 0.7)",
+    )  # fmt: skip
+    add_number(parser, "--batch-sizes", [1, 8], "requests at once", "B")
+    add_number(parser, "--output-len", 128, "output tokens")
+    parser.add_argument(
+        "--acceptance", type=float, default=None, metavar="P",
+        help="make each drafted token right with this probability, for models with random weights",
+    )  # fmt: skip
+
+
+def _speculative(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.speculative import Case, speculative_rows
+    from headrace.errors import ConfigError
+
+    config = engine_config(args)
+    if args.acceptance is not None and not 0 <= args.acceptance <= 1:
+        raise ConfigError(f"--acceptance is a probability between 0 and 1, got {args.acceptance}")
+    for method in args.methods:  # refuses wrong names before the first model is loaded
+        replace(config, speculative=method)
+    cases = [
+        Case(workload, temperature, batch, args.output_len)
+        for workload in args.workloads
+        for temperature in args.temperatures
+        for batch in args.batch_sizes
+    ]
+
+    def rows(progress: Progress) -> Iterator[Row]:
+        return speculative_rows(
+            config, methods=args.methods, cases=cases, acceptance=args.acceptance, repeats=args.repeats,
+            progress=progress,
+        )  # fmt: skip
+
+    runs = len(cases) * (len(args.methods) + 1) * (args.repeats + 1)
+    return Prepared(rows, runs, config.to_json(), head=[f"{args.model}: drafting beside decoding without it"])
+
+
 MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
     {
+        "speculative": Kind(
+            summary="what drafting brings: acceptance, tokens a step, speed-up",
+            description="Every method takes turns with decoding without drafts, and a speed-up is the median of the "
+            "rounds' ratios. Beside it stands what the formula predicts: tokens a step, times the seconds of a step "
+            "without drafts, over those of a step with them and of drafting, all as the engine measured them.",
+            examples=(
+                "",
+                " --methods ngram --workloads copy --temperatures 0 --batch-sizes 1",
+                " -m shape:tinyllama-1.1b --quantization int4 --methods shape:llama-68m --acceptance 0.8 "
+                "--workloads random",
+            ),
+            add_flags=_speculative_flags,
+            prepare=_speculative,
+            columns=(
+                "decode_tokens_per_s", "speedup", "predicted_speedup", "tokens_per_slice", "draft_length", "acceptance",
+            ),
+            options=("methods", "workloads", "temperatures", "batch_sizes", "output_len", "acceptance"),
+            repeats=3,
+        ),
         "latency": Kind(
             summary="TTFT, TPOT and the gaps between tokens",
             description="How long one request waits for its first token (TTFT) and from token to token (TPOT: mean of "

@@ -251,6 +251,7 @@ def _gpt2(hidden: int, layers: int, heads: int) -> Config:
 SHAPES: Mapping[str, Config] = MappingProxyType(
     {
         "tiny": _llama((64, 128, 2, 4, 2, 256), 512, torch_dtype="float32"),
+        "llama-68m": _llama((768, 3072, 2, 12, 12, 32_000), 2048),
         "tinyllama-1.1b": _llama((2048, 5632, 22, 32, 4, 32_000), 2048),
         "smollm2-135m": _smollm2((576, 1536, 30, 9, 3, 49_152), 100_000.0),
         # SmolLM2-135M with the vocabulary of the side-by-side measurements

@@ -60,6 +60,6 @@ def chances(rates: Rates, own: Own, most: int) -> list[float]:
     """For each number of drafted tokens the probability that all of them are right."""
     found, chance, factor = [], 1.0, own.factor
     for depth in range(most):
-        chance *= min(0.99, max(0.01, rates.at(depth) * factor))
+        chance *= min(0.99, max(0.001, rates.at(depth) * factor))
         found.append(chance)
     return found

@@ -35,6 +35,15 @@ class MethodCounts:
     accepted_by_depth: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds: of a step without drafts, of one with them, and of drafting."""
+
+    plain_s: float
+    step_s: float
+    draft_s: float
+
+
 @dataclass(slots=True)
 class _Sequence:
     """What is known of one sequence's drafts."""
@@ -100,6 +109,19 @@ class Speculation:
         self._before = frozenset(one.request_id for one in sequences)
         self._left = self._now()
         return drafts
+
+    def costs(self, batch: int, length: float) -> Costs | None:
+        """As measured, for so many sequences with drafts of so many tokens each; None where no step was measured."""
+        steps = self._steps.curve()
+        plain, step = steps.seconds(batch), steps.seconds(round(batch * (1 + length)))
+        if plain is None or step is None:
+            return None
+        rounds = [
+            self._rounds[at].curve().seconds(batch) or 0.0
+            for at, one in enumerate(self.methods)
+            if not one.free
+        ]
+        return Costs(plain, step, sum(rounds) * length)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for method in self.methods:
@@ -195,11 +217,12 @@ class Speculation:
             rates = self._rates[method].get(kind) or Rates()
             gains += [(chance, index) for chance in chances(rates, own, room)]
         base = sum(bool(one.room) or one.work.sample for one in sequences) or 1
-        plain = self._steps.seconds(base)
+        steps = self._steps.curve()
+        plain = steps.seconds(base)
         if plain is None:
             return list(rooms)
         gains.sort(key=lambda gain: -gain[0])
-        rounds = None if at is None else self._rounds[at]
+        rounds = None if at is None else self._rounds[at].curve()
         expected, tokens, drafting, best_rate, taken = float(base), base, 0.0, base / plain, 0
         depths, rows = [0] * len(sequences), [0] * (max(rooms) + 1)
         for count, (gain, index) in enumerate(gains, 1):
@@ -211,7 +234,7 @@ class Speculation:
                     (rounds.seconds(rows[depth]) or 0.0) if rows[depth] else 0.0
                 )
                 rows[depth] += 1
-            rate = expected / ((self._steps.seconds(tokens) or plain) + drafting)
+            rate = expected / ((steps.seconds(tokens) or plain) + drafting)
             if rate > best_rate:
                 best_rate, taken = rate, count
         lengths = [0] * len(sequences)

@@ -1,0 +1,61 @@
+"""`headrace bench speculative`: drafts beside decoding without them, in the same run."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.bench.speculative import PLAIN, Case, speculative_rows
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from tests import needs
+
+needs.native()
+
+TALE = EngineConfig("tale", kv_cache_memory="8MiB", num_threads=1, adaptive_speculation=False)
+
+
+def test_answers_that_repeat_their_prompt_are_drafted_by_ngrams() -> None:
+    said: list[str] = []
+    plain, drafted = speculative_rows(
+        TALE,
+        methods=["ngram"],
+        cases=[Case("copy", 0.7, 2, 48)],
+        acceptance=None,
+        repeats=1,
+        progress=said.append,
+    )
+    assert (plain.labels["method"], drafted.labels["method"]) == (PLAIN, "ngram")
+    assert plain.values["speedup"] == 1.0 and "acceptance" not in plain.values
+    assert drafted.values["acceptance"] > 0.8 and drafted.values["tokens_per_slice"] > 2
+    assert drafted.values["draft_length"] <= 6 and drafted.values["predicted_speedup"] > 0
+    assert len(said) == 4  # two engines in turn, and a round that warms up
+
+
+def test_acceptance_can_be_set_where_weights_are_random() -> None:
+    config = EngineConfig("shape:tiny", num_threads=1, kv_cache_memory="8MiB", adaptive_speculation=False)
+    _, drafted = speculative_rows(
+        config,
+        methods=["shape:tiny"],
+        cases=[Case("random", 0.0, 1, 120)],
+        acceptance=0.8,
+        repeats=2,
+        progress=lambda text: None,
+    )
+    values = drafted.values
+    # Of drafts of six tokens, (0.8 + 0.8 ** 2 + …) / 6 = 0.49 are expected to be right.
+    assert 0.35 < values["acceptance"] < 0.65 and values["tokens_per_slice"] > 2.5
+
+
+def test_a_workload_of_words_needs_a_tokenizer() -> None:
+    config = EngineConfig("shape:tiny", num_threads=1, kv_cache_memory="8MiB")
+    with pytest.raises(ConfigError, match="needs a model with a tokenizer"):
+        list(
+            speculative_rows(
+                config,
+                methods=["ngram"],
+                cases=[Case("stories", 0.0, 1, 8)],
+                acceptance=None,
+                repeats=1,
+                progress=lambda text: None,
+            )
+        )
