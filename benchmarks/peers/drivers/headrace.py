@@ -20,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "q8_0": {"dtype": "bfloat16"},
     "q4_k_m": {"dtype": "bfloat16"},
+    "gguf": {"dtype": "bfloat16", "tokenizer": "tale"},  # files without a vocabulary
 }
 
 
@@ -37,6 +38,7 @@ class HeadraceEngine:
             enable_prefix_caching=False,
             show_progress=False,
         ).parts
+        self.work = model_work(self._parts.spec, self._parts.resolved)
         self.facts = _facts(self._parts)
         self._served = 0
 
