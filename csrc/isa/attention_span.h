@@ -176,9 +176,9 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
 }
 
 // Prefetches the next span into the cache in small parts while another one is computed: blocks are anywhere in memory,
-// which hardware cannot predict. Only tiles of few query rows wait for memory.
+// which hardware cannot predict. Tiles of one or two query rows read as fast as they can anyway.
 struct Ahead {
-    static constexpr int kFewestRows = 3, kMostRows = 16;
+    static constexpr int kFewestRows = 3;
     int regions = 0;
     int region = 0;
     std::size_t bytes = 0;       // of a region
@@ -188,7 +188,7 @@ struct Ahead {
     void prefetch(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index) {
         regions = region = 0;
         done = 0;
-        if (tile.rows < kFewestRows || tile.rows > kMostRows || shape.chunks > 1) return;
+        if (tile.rows < kFewestRows || shape.chunks > 1) return;
         bytes = static_cast<std::size_t>(args.kv.block_stride) * args.kv.head_dim * dtype_bytes(args.kv.type);
         over_blocks(args, shape, tile, index, [&](std::int64_t, std::size_t block) {
             if (!args.kv.latent()) at[regions++] = static_cast<const char*>(args.kv.keys) + block * bytes;

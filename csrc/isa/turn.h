@@ -72,6 +72,32 @@ inline void expand_codes(const std::int8_t* codes, int count, int width, int str
     }
 }
 
+#if defined(__AVX512F__)
+typedef std::uint16_t Halves __attribute__((vector_size(64)));
+
+template <int... kWord>
+HEADRACE_INLINE void part_words(Halves low, Halves high, Words& even, Words& odd, std::integer_sequence<int, kWord...>) {
+    even = (Words)__builtin_shufflevector(low, high, (kWord * 2)...);
+    odd = (Words)__builtin_shufflevector(low, high, (kWord * 2 + 1)...);
+}
+
+// Sixteen positions of 32 features: eight rows of two positions, `row_bytes` apart.
+HEADRACE_INLINE void turn_pairs(const bf16_t* rows, std::size_t row_bytes, char* out, std::size_t out_stride) {
+    Words block[16];
+#pragma GCC unroll 8
+    for (int pair = 0; pair < 8; ++pair) {
+        Halves low, high;
+        const char* from = reinterpret_cast<const char*>(rows) + pair * row_bytes;
+        std::memcpy(&low, from, sizeof low);
+        std::memcpy(&high, from + sizeof low, sizeof high);
+        part_words(low, high, block[2 * pair], block[2 * pair + 1], std::make_integer_sequence<int, 32>());
+    }
+    exchange_all<1>(block);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) std::memcpy(out + i * out_stride, &block[i], sizeof(Words));
+}
+#endif
+
 // Sixteen positions of a cache of that type, in the order of its values, to a panel of keys whose rows of two features (f32:
 // one) are `row_stride` bytes apart; codes become bf16. `dim` is a multiple of 16.
 inline void turn_rows(DType type, const char* rows, int dim, char* keys, std::size_t row_stride) {
@@ -79,15 +105,26 @@ inline void turn_rows(DType type, const char* rows, int dim, char* keys, std::si
         for (int d = 0; d < dim; d += 16) turn_words(rows + 4 * d, 4 * static_cast<std::size_t>(dim), 16, keys + d * row_stride, row_stride);
         return;
     }
+    const std::size_t line = 2 * static_cast<std::size_t>(dim);  // elements of two positions
+    const auto* codes = reinterpret_cast<const std::int8_t*>(rows);
+    const auto* floats = reinterpret_cast<const bf16_t*>(rows);
+    int d = 0;
+#if defined(__AVX512F__)
+    alignas(64) bf16_t several[8 * 64];
+    for (; d + 32 <= dim; d += 32) {
+        if (type == DType::i8) expand_codes(codes + 2 * d, 8, 64, static_cast<int>(line), several);
+        turn_pairs(type == DType::i8 ? several : floats + 2 * d, type == DType::i8 ? 128 : 2 * line, keys + d / 2 * row_stride, row_stride);
+    }
+#endif
     alignas(64) bf16_t expanded[2 * 32];  // one row of two positions and 32 features
     alignas(64) std::uint32_t parted[16][16];
-    for (int d = 0; d < dim; d += 32) {
+    for (; d < dim; d += 32) {
         const int pairs = dim - d < 32 ? 8 : 16;
         for (int pair = 0; pair < 8; ++pair) {
-            const std::size_t at = 2 * (static_cast<std::size_t>(pair) * dim + d);
-            const auto* row = reinterpret_cast<const bf16_t*>(rows) + at;
+            const std::size_t at = pair * line + 2 * d;
+            const bf16_t* row = floats + at;
             if (type == DType::i8) {
-                expand_codes(reinterpret_cast<const std::int8_t*>(rows) + at, 1, 4 * pairs, 0, expanded);
+                expand_codes(codes + at, 1, 4 * pairs, 0, expanded);
                 row = expanded;
             }
             if (pairs == 16) {
