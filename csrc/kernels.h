@@ -117,11 +117,11 @@ struct ConvArgs {
 
 // The gated delta rule, then the norm of each head's output times the SiLU of its gate. See ops/reference/recurrent.py.
 struct DeltaArgs {
-    const float* qkv = nullptr;      // [tokens, 2 * key_heads * key_dim + heads * value_dim]
+    float* qkv = nullptr;            // [tokens, 2 * key_heads * key_dim + heads * value_dim]; q and k are normalised in place
     std::size_t qkv_stride = 0;      // bytes
     const float* gates = nullptr;    // [tokens, heads * value_dim]
     std::size_t gates_stride = 0;    // bytes
-    const float* numbers = nullptr;  // [tokens, 2 * heads]: beta, then decay
+    float* numbers = nullptr;        // [tokens, 2 * heads]: beta, then decay; they become factors in place
     std::size_t numbers_stride = 0;  // bytes
     const float* rate = nullptr;     // [heads], a logarithm
     const float* time = nullptr;     // [heads]
