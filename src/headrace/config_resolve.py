@@ -383,6 +383,9 @@ def _state_interval(config: EngineConfig, program: Program, reasons: dict[str, s
     if all(layout.state is None for layout in program.kv):
         reasons["state_interval"] = "the model has no recurrent layers"
         return None
+    if not config.enable_prefix_caching:
+        reasons["state_interval"] = "states are kept for the prefix cache, which is off"
+        return None
     reasons["state_interval"] = (
         "a prompt that diverges computes at most so many tokens twice, and a state takes as much memory as many tokens"
         if config.state_interval is None

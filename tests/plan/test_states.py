@@ -43,6 +43,15 @@ def test_states_are_slots_beside_the_blocks(decide: Any) -> None:
     assert other.state_interval == 112  # whole blocks
 
 
+def test_without_a_prefix_cache_no_states_are_kept(decide: Any) -> None:
+    resolved = decide(
+        spec=recurrent_spec(), num_kv_blocks=256, max_num_seqs=4, block_size=16, enable_prefix_caching=False
+    )
+    states = next(group for group in resolved.kv_groups if group.is_state)
+    assert resolved.state_interval is None
+    assert states.num_blocks == 4 + 4
+
+
 def test_models_without_states_have_no_interval(decide: Any) -> None:
     assert decide(state_interval=64).state_interval is None
 
