@@ -6,11 +6,13 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
+from headrace.models.families import read_spec
 from headrace.models.spec import ModelSpec
 from headrace.plan.hardware import Machine
 from headrace.plan.ledger import ledger
 from headrace.plan.report import OP_COLUMNS, report, table
 from headrace.plan.units import format_bytes
+from tests.tiny_checkpoint import CONFIGS
 
 OPS = [("linear", "dense", "cpu", ""), ("paged_attention", "dense", "reference", "cpu: head_dim 7 is odd")]
 
@@ -43,6 +45,17 @@ def test_sections_hold_everything(
         assert line.name in memory and line.how in memory and format_bytes(line.bytes) in memory
     assert format_bytes(costs.total) in memory
     assert any("2 (1 full, 1 window-32)" in line for line in section(text, "Model"))
+
+
+def test_layers_that_share_and_experts_are_named(make_machine: Callable[..., Machine]) -> None:
+    spec = read_spec(CONFIGS["gemma4"])
+    resolved = resolve(EngineConfig("gemma4"), spec, make_machine())
+    lines = report(spec, resolved, ledger(spec, resolved), OPS).splitlines()
+    found = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith("  ")}
+    assert found["layers"] == "6 (2 window-24, 1 full, 3 with the KV of others)"
+    assert found["experts"] == "8, 2 a token, 48 wide"
+    assert any(line.endswith("2,048 x 64 and 2,048 x 144") for line in lines)
+    assert any(line.endswith("projections of 6 layers and their 8 experts") for line in lines)
 
 
 def test_columns_are_aligned(text: str) -> None:

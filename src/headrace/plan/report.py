@@ -68,13 +68,23 @@ def _model_rows(spec: ModelSpec, ledger: Ledger) -> list[tuple[str, str]]:
     heads = sorted({(m.num_heads, m.num_kv_heads, m.head_dim) for m in attends})
     inner = sorted({buffer.columns for buffer in program.buffers if buffer.name == "wide"})
     shapes = [f"{len(shape.layers)} {shape.name}" for shape in program.kv]
+    sharing = program.num_layers - sum(len(shape.layers) for shape in program.kv)
+    if sharing:
+        shapes.append(f"{sharing} with the KV of others")
+    routed = {buffer.columns for buffer in program.buffers if buffer.name == "wide_routed"}
+    mixtures = sorted(
+        {(route.attributes.num_experts, route.attributes.router.top_k) for route in program.of_kind("route")}
+    )
+    wide = " / ".join(format_count(size) for size in sorted(routed))
+    experts = "; ".join(f"{count}, {each} a token, {wide} wide" for count, each in mixtures)
     return [
         ("family", spec.family),
         ("parameters", format_count(ledger.parameters)),
         ("layers", f"{program.num_layers} ({', '.join(shapes)})"),
         ("hidden size", format_count(spec.hidden_size)),
         ("attention", "; ".join(f"{q} heads, {kv} KV heads, {dim} wide" for q, kv, dim in heads)),
-        ("feed-forward", " / ".join(format_count(size) for size in inner)),
+        *([("feed-forward", " / ".join(format_count(size) for size in inner))] if inner else []),
+        *([("experts", experts)] if experts else []),
         ("vocabulary", format_count(spec.vocab_size) + (", tied head" if spec.tie_embeddings else "")),
         ("context", f"{format_count(spec.max_position)} tokens"),
         ("checkpoint", spec.checkpoint_dtype),

@@ -34,10 +34,17 @@ def weight_parts(program: Program) -> tuple[WeightPart, ...]:
     """Embeddings, attention, feed-forward, norms, head. A tied head counts with the embeddings."""
     layers = program.num_layers
     matrix = f"{format_count(program.vocab_size)} x {format_count(program.hidden_size)}"
+    others = [
+        f" and {format_count(weight.rows)} x {format_count(weight.columns)}"
+        for weight in program.weights
+        if weight.kind == "table" and weight.name != "embed"
+    ]
+    experts = max((one.experts or 0 for one in program.weights if one.part == "feed-forward"), default=0)
+    of_experts = f" and their {experts} experts" if experts else ""
     how: dict[Part, str] = {
-        "embeddings": matrix,
+        "embeddings": matrix + "".join(others),
         "attention": f"q, k, v and output projections of {layers} layers",
-        "feed-forward": f"gate, up and down projections of {layers} layers",
+        "feed-forward": f"gate, up and down projections of {layers} layers{of_experts}",
         "norms": f"{layers} layers and the final norm",
         "head": matrix if _tied(program) is None else "shares the embeddings",
     }
