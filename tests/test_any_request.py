@@ -197,6 +197,7 @@ def run_examples(machine: Machine, count: int) -> None:
         max_examples=count,
         suppress_health_check=list(HealthCheck),
         derandomize=True,
+        deadline=None,
         phases=[Phase.generate],  # shrinking would load a model for each attempt that fails
         database=None,
     )
@@ -208,11 +209,10 @@ def run_examples(machine: Machine, count: int) -> None:
 
 
 def test_what_is_accepted_can_be_run(machine: Machine) -> None:
-    run_examples(machine, 200)
+    run_examples(machine, 100)
     missing = [name for name in (*PARAMS, *REQUEST) if not machine.events[name]]
     assert not missing, f"never accepted with {missing}"
-    assert machine.events["accepted"] > 100 and machine.events["refused"] > 50
-    assert machine.events["preemptions"]
+    assert machine.events["accepted"] > 50 and machine.events["refused"] > 20
 
 
 @pytest.mark.long
@@ -221,5 +221,6 @@ def test_what_is_accepted_can_be_run_thousands_of_times(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_examples(machine, 4000)
+    assert machine.events["preemptions"]
     with capsys.disabled():
         print("\n" + ", ".join(f"{name} {count}" for name, count in sorted(machine.events.items())))

@@ -34,7 +34,9 @@ MODELS: dict[str, dict[str, object]] = {
     "sinks": {"model": "tale", "attention_sinks": 4, "sliding_window": 24},
 }
 TORCH = "full on torch"
-"""Takes longest, and its steps are the same code: of each kind of event one case is in the usual run."""
+SAMPLED = {TORCH: "chunked prefill", "full latents": "everything"}
+"""Kinds whose steps are the same code as others': one case of the usual run each, with what is their own in it."""
+KINDS = [pytest.param(kind, marks=pytest.mark.long if kind in SAMPLED else ()) for kind in MODELS]
 ALONE: dict[str, object] = {
     "max_num_seqs": 4, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "block_size": 64,
 }  # fmt: skip
@@ -223,19 +225,19 @@ CASES: dict[str, tuple[dict[str, object], Callable[[Run], bool]]] = {
 
 
 def combinations(
-    cases: Iterable[str], slow: str, usual: str | None = None, kinds: Iterable[str] = MODELS
+    cases: Iterable[str], sampled: Mapping[str, str] = SAMPLED, kinds: Iterable[str] = MODELS
 ) -> list[object]:
-    """All pairs of a kind and a case; of the kind that is slow only the usual case, if any, is not `long`."""
+    """All pairs of a kind and a case; of a kind that is sampled all but its one case are `long`."""
     return [
         pytest.param(
-            kind, case, marks=pytest.mark.long if kind == slow and case != usual else (), id=f"{case}-{kind}"
+            kind, case, marks=pytest.mark.long if sampled.get(kind, case) != case else (), id=f"{case}-{kind}"
         )
         for case in cases
         for kind in kinds
     ]
 
 
-@pytest.mark.parametrize(("kind", "case"), combinations(CASES, TORCH, "everything"))
+@pytest.mark.parametrize(("kind", "case"), combinations(CASES))
 def test_no_token_differs(
     kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:
@@ -247,7 +249,7 @@ def test_no_token_differs(
     assert seen.tokens == expected(kind)
 
 
-@pytest.mark.parametrize(("kind", "room"), combinations(["roomy", "preempting"], TORCH))
+@pytest.mark.parametrize(("kind", "room"), combinations(["roomy", "preempting"]))
 def test_several_completions_share_their_prompt(
     kind: str, room: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:
@@ -313,7 +315,7 @@ def assert_same(kind: str, seen: Run, expected: Run, without: Sequence[str] = ()
         assert {key: seen.logprobs[key] for key in kept} == {key: expected.logprobs[key] for key in kept}
 
 
-@pytest.mark.parametrize(("kind", "case"), combinations(SHARED, TORCH, "and preempted"))
+@pytest.mark.parametrize(("kind", "case"), combinations(SHARED, {TORCH: "", "full latents": "and preempted"}))
 def test_equal_prompts_that_arrive_together_share_them(
     kind: str, case: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]
 ) -> None:
@@ -347,7 +349,7 @@ class Spoiling:
         return replace(result, results=(*errors, *result.results))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_slices_after_a_failed_one_are_recomputed(
     kind: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]
 ) -> None:
@@ -366,7 +368,7 @@ def test_slices_after_a_failed_one_are_recomputed(
     assert_same(kind, seen, expected, without=["request-0"])
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_blocks_of_aborted_writers_stay_cached(
     kind: str, when: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]
@@ -399,7 +401,7 @@ def test_a_prompt_is_computed_once(length: int, max_tokens: int) -> None:
         assert seen.computed - 8 * (max_tokens - 1) == length + 7
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_aborting_some_does_not_affect_others(
     kind: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:
@@ -472,7 +474,7 @@ class Guessing:
         return replace(part, draft=tuple(draft))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_verified_drafts_change_nothing(
     kind: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:

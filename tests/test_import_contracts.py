@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,20 +92,46 @@ PLANTS = [
 ]
 
 
-@pytest.mark.parametrize(("file", "line", "contract"), PLANTS, ids=[f"{f}: {s}" for f, s, _ in PLANTS])
-def test_a_planted_violation_is_noticed(tmp_path: Path, file: str, line: str, contract: str):
-    copy = tmp_path / "headrace"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("bundled", "__pycache__"))
-    for package in ("core", "runner", Path(file).parent):
-        (copy / package).mkdir(exist_ok=True)
-        (copy / package / "__init__.py").touch()
-        (copy / package / "planted_low.py").touch()
-    with (copy / file).open("a") as planted:
-        planted.write(f"\n{line}\n")
-    result = lint_imports(tmp_path)
+def lint_with(folder: Path, plants: Iterable[tuple[str, str, str]]) -> str:
+    """What is printed about a copy of the package with these lines in it."""
+    copy = folder / "headrace"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("bundled", "__pycache__", "*.so"))
+    for file, line, _ in plants:
+        for package in ("core", "runner", Path(file).parent):
+            (copy / package).mkdir(exist_ok=True)
+            (copy / package / "__init__.py").touch()
+            (copy / package / "planted_low.py").touch()
+        with (copy / file).open("a") as planted:
+            planted.write(f"\n{line}\n")
+    result = lint_imports(folder)
     assert result.returncode == 1, result.stdout + result.stderr
-    broken = [text for text in result.stdout.splitlines() if " BROKEN" in text]
-    assert any(contract in text for text in broken), result.stdout
+    return result.stdout
+
+
+def modules(plants: Iterable[tuple[str, str, str]]) -> set[str]:
+    """The modules that hold the lines, as a report names them."""
+    return {
+        "headrace." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for file, *_ in plants
+    }
+
+
+def test_planted_violations_are_noticed(tmp_path: Path):
+    """All at once, as each run reads the whole package: the report on each contract names the modules planted."""
+    report = lint_with(tmp_path, PLANTS)
+    for contract in {contract for *_, contract in PLANTS}:
+        mine = [plant for plant in PLANTS if plant[2] == contract]
+        assert [line for line in report.splitlines() if contract in line and " BROKEN" in line], contract
+        missing = {module for module in modules(mine) if not re.search(rf"\b{re.escape(module)}\b", report)}
+        assert missing == set(), report
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("file", "line", "contract"), PLANTS, ids=[f"{f}: {s}" for f, s, _ in PLANTS])
+def test_each_planted_violation_is_noticed(tmp_path: Path, file: str, line: str, contract: str):
+    report = lint_with(tmp_path, [(file, line, contract)])
+    broken = [text for text in report.splitlines() if " BROKEN" in text]
+    assert any(contract in text for text in broken), report
 
 
 def imports(node: ast.AST) -> Iterator[tuple[int, str]]:

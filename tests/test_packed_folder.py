@@ -69,8 +69,16 @@ def test_the_bits_of_its_source_in_other_formats(tmp_path: Path, options: dict[s
     assert outputs(tmp_path / "packed") == outputs("tale", **options)
 
 
-@pytest.mark.parametrize("method", ["gptq-4-asym", "bnb-nf4-nested"])
-@pytest.mark.parametrize("options", [{}, {"quantization": "a8"}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("gptq-4-asym", {}),
+        ("bnb-nf4-nested", {"quantization": "a8"}),
+        pytest.param("gptq-4-asym", {"quantization": "a8"}, marks=pytest.mark.long),
+        pytest.param("bnb-nf4-nested", {}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_the_bits_of_a_quantised_checkpoint(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
     """Each matrix keeps its format: codes where kernels hold them, else floats."""
     source, target = tmp_path / "source", tmp_path / "packed"

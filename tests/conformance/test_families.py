@@ -453,8 +453,20 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).abs().max())
 
 
-@pytest.mark.parametrize("force", ["torch", "reference"])
-@pytest.mark.parametrize("name", CASES)
+REFERENCE = (
+    "llama-gqa", "llama-yarn-mscale", "mistral-window", "qwen3-layer-types", "qwen2-moe-shared", "gpt-oss", "gemma2",
+    "deepseek-v2", "qwen3-next-moe", "lfm2",
+)  # fmt: skip
+"""Of each op that families use, one with which the usual run tests the reference too."""
+
+
+@pytest.mark.parametrize(
+    ("name", "force"),
+    [(name, "torch") for name in CASES]
+    + [
+        pytest.param(name, "reference", marks=() if name in REFERENCE else pytest.mark.long) for name in CASES
+    ],
+)
 def test_logits_match(name: str, force: str, tmp_path: Path, open_decoder: Open, paged_run: Any) -> None:
     case = CASES[name]
     tokens = prompt()

@@ -106,7 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
 def test_rules_in_any_order() -> None:
     EngineMachine.events.clear()
     profile = settings(
-        max_examples=80, stateful_step_count=40, derandomize=True, database=None,
+        max_examples=50, stateful_step_count=40, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     run_state_machine_as_test(EngineMachine, settings=profile)

@@ -158,6 +158,7 @@ def test_processes_end_with_their_parents() -> None:
         until(lambda: not alive(engine))
 
 
+@pytest.mark.long
 def test_the_server_may_die_while_it_restarts_its_engine() -> None:
     with served() as server:
         (engine,) = server.descendants()
@@ -236,6 +237,7 @@ def test_a_thread_that_cannot_be_stopped() -> None:
         until(lambda: not alive(engine))
 
 
+@pytest.mark.long
 def test_a_second_signal_does_not_wait() -> None:
     with served() as server:
         readers(server, 1)
@@ -279,7 +281,7 @@ def comes_up(port: int) -> bool:
 @pytest.mark.parametrize(
     "redirection",
     [
-        "> /dev/full 2> /dev/full", "2>&1 | head -1 > /dev/null",
+        "> /dev/full 2> /dev/full", pytest.param("2>&1 | head -1 > /dev/null", marks=pytest.mark.long),
         pytest.param("< /dev/null >&- 2>&-", marks=pytest.mark.long),
     ],
     ids=["disk full", "reader gone", "closed"],

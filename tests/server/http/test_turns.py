@@ -129,7 +129,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 REFUSED = {"biases beyond the vocabulary"}
 
 
-@pytest.mark.parametrize("case", CASES)
+SAMPLED = {
+    "scored prompts", "a chat's alternatives, streamed", "a response's alternatives", "stop strings", "echoed ids",
+    "prompt ids of choices, streamed", "many prompts, streamed", "many texts, echoed and scored", "many embeddings",
+    "allowed ids", "biases beyond the vocabulary", "bad words", "many messages", "many items of a response",
+    "many messages of Anthropic's API", "many messages of Ollama's API", "many ids", "a tokenized text",
+}  # fmt: skip
+"""One of each kind of work, in the usual run."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in SAMPLED else pytest.mark.long) for case in CASES]
+)
 def test_a_turn_of_the_event_loop_is_short(
     case: str, quick: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ def test_a_forced_call_after_a_special_token(mistral: TinyServer) -> None:
     assert json.loads(call.function.arguments)["colour"] in ("red", "blue")  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("reasoning", ["none", "deepseek_r1"])
+@pytest.mark.parametrize("reasoning", [pytest.param("none", marks=pytest.mark.long), "deepseek_r1"])
 def test_the_parsers_that_options_name(reasoning: str) -> None:
     process = serve(
         "tale", "--port", "0", "--num-threads", "1", "--tool-call-parser", "mistral",

@@ -134,7 +134,12 @@ def taken_before(events: Sequence[str], user: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "fair"), [(1, True), (2, True), (2, False)], ids=["one worker", "two workers", "unfair"]
+    ("workers", "fair"),
+    [
+        pytest.param(1, True, id="one worker"),
+        pytest.param(2, True, id="two workers"),
+        pytest.param(2, False, id="unfair", marks=pytest.mark.long),
+    ],
 )
 def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
     workers: int, fair: bool, tmp_path: Path
