@@ -144,6 +144,7 @@ def test_processes_end_with_their_parents() -> None:
         os.kill(worker, signal.SIGSTOP)
         os.kill(engine, signal.SIGKILL)
         until(lambda: not alive(worker))
+        until(lambda: server.descendants() not in ([], [engine]))  # before that it may not have noticed
         until(lambda: health(server)[0] == 200, START_S)
         engine, worker = grammar_worker(server)
         readers(server, 4)

@@ -13,6 +13,7 @@ import pytest
 from tests import needs
 from tests.server.conftest import ServeProcess, serve
 from tests.server.keyring import bearer, secret
+from tests.waiting import LONG_S
 
 needs.package("llguidance")
 
@@ -27,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     made = serve("tale", "--port", "0", "--num-threads", "1", "--api-key-file", str(path))
     yield made
     made.process.terminate()
-    made.process.wait(30)
+    made.process.wait(LONG_S)
 
 
 def body(schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
