@@ -455,7 +455,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 REFERENCE = (
     "llama-gqa", "llama-yarn-mscale", "mistral-window", "qwen3-layer-types", "qwen2-moe-shared", "gpt-oss", "gemma2",
-    "deepseek-v2", "qwen3-next-moe", "lfm2",
+    "gemma4-shared", "deepseek-v2", "qwen3-next-moe", "lfm2",
 )  # fmt: skip
 """Of each op that families use, one with which the usual run tests the reference too."""
 
