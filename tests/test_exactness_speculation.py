@@ -6,8 +6,10 @@ were accepted, and that others were rejected.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,9 @@ import pytest
 from headrace.build import EngineParts
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
+from headrace.models.source import BUNDLED_FOLDER
 from tests import needs
+from tests.speculative.heads_folders import near_medusa
 from tests.test_exactness import PLAIN, Run, alike, each_alone, requests_for, run
 
 needs.native()
@@ -36,6 +40,9 @@ TARGETS: dict[str, dict[str, object]] = {
     "latents": {"model": "deepseek", "speculative": "ngram,deepseek", "speculative_quantization": "int4"},
     "states": {"model": "delta", "speculative": "ngram,tale-draft"},
     "short convolutions": {"model": "convolution", "speculative": "ngram,tale-draft"},
+    "medusa": {"model": "tale", "speculative": "ngram,tale-heads"},
+    "medusa over states": {"model": "delta", "speculative": "delta-heads"},
+    "medusa on torch": {"model": "tale", "speculative": "tale-heads", "ops_force": "reference"},
     "draft model on torch": {"model": "tale", "speculative": "tale-draft", "ops_force": "reference"},
 }
 
@@ -53,13 +60,13 @@ CASES: dict[str, tuple[dict[str, object], Callable[[Run], bool]]] = {
 }  # fmt: skip
 
 
-RECURRENT = ("states", "short convolutions")
-"""Nothing small has their weights and no states: only few tokens are allowed, so that another model may guess them."""
+NARROW = ("states", "short convolutions", "medusa", "medusa over states", "medusa on torch")
+"""What drafts for these knows little of them: only few tokens are allowed, so that it guesses right at times."""
 
 
 def asked(kind: str, n: int = 1) -> list[NewRequest]:
     """Greedy and sampled in many ways, with logprobs; some prompts repeat themselves."""
-    few = [20, 40, 60, 80] if kind in RECURRENT else None
+    few = [*range(20, 20 * (9 if "medusa" in kind else 5), 20)] if kind in NARROW else None
     ways: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.3, "top_k": 20},
@@ -89,14 +96,24 @@ def located(kind: str, tiny_models: Mapping[str, str]) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_models: Mapping[str, str]) -> Callable[[str, int], Run]:
+def folders(tiny_models: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Of the models and heads that are not bundled, by name."""
+    root = tmp_path_factory.mktemp("heads")
+    sizes = {"tale": BUNDLED_FOLDER / "tale", "delta": Path(tiny_models["delta"])}
+    made = {}
+    for name, folder in sizes.items():
+        config = json.loads((folder / "config.json").read_text())
+        made[f"{name}-heads"] = str(near_medusa(root / name, config["vocab_size"], config["hidden_size"]))
+    return {**tiny_models, **made}
+
+
+@pytest.fixture(scope="module")
+def alone(folders: Mapping[str, str]) -> Callable[[str, int], Run]:
     known: dict[tuple[str, int], Run] = {}
 
     def of(kind: str, n: int = 1) -> Run:
         if (kind, n) not in known:
-            plain = {
-                name: value for name, value in located(kind, tiny_models).items() if name != "speculative"
-            }
+            plain = {name: value for name, value in located(kind, folders).items() if name != "speculative"}
             plain.pop("num_speculative_tokens", None)
             plain.pop("speculative_quantization", None)
             known[kind, n] = each_alone({**plain, "block_size": 16}, asked(kind, n))
@@ -125,25 +142,25 @@ def assert_same(kind: str, seen: Run, expected: Run) -> None:
 
 @pytest.mark.parametrize(("kind", "case"), combinations())
 def test_nothing_differs(
-    kind: str, case: str, tiny_models: Mapping[str, str], alone: Callable[[str, int], Run]
+    kind: str, case: str, folders: Mapping[str, str], alone: Callable[[str, int], Run]
 ) -> None:
     options, happened = CASES[case]
     options = dict(options)
     if kind == "sinks":
         options.pop("max_model_len", None)
     options["adaptive_speculation"] = False  # else how much is drafted depends on the machine
-    seen = run({**located(kind, tiny_models), **options}, asked(kind, 2 if case == "everything" else 1))
+    seen = run({**located(kind, folders), **options}, asked(kind, 2 if case == "everything" else 1))
     assert happened(seen), seen
-    assert seen.accepted >= 5 and seen.drafted - seen.accepted >= 5, seen
+    assert seen.accepted >= 5 and seen.drafted - seen.accepted >= 2, seen
     assert_same(kind, seen, alone(kind, 2 if case == "everything" else 1))
 
 
-def test_an_abort_beside_drafts(tiny_models: Mapping[str, str], alone: Callable[[str, int], Run]) -> None:
+def test_an_abort_beside_drafts(folders: Mapping[str, str], alone: Callable[[str, int], Run]) -> None:
     def hook(parts: EngineParts, step: int) -> None:
         if step == 9:
             parts.engine.abort("request-2", 9.0)
 
-    options = {**located("both", tiny_models), "block_size": 16}
+    options = {**located("both", folders), "block_size": 16}
     seen = run(options, asked("both"), hook)
     expected = alone("both", 1)
     left = [key for key in expected.tokens if key[0] != "request-2"]
@@ -151,8 +168,8 @@ def test_an_abort_beside_drafts(tiny_models: Mapping[str, str], alone: Callable[
     assert len(seen.tokens["request-2", 0]) < 40 and seen.accepted >= 5
 
 
-def test_equal_prompts_share_while_tokens_are_drafted(tiny_models: Mapping[str, str]) -> None:
-    options = {**located("draft model", tiny_models), "block_size": 16}
+def test_equal_prompts_share_while_tokens_are_drafted(folders: Mapping[str, str]) -> None:
+    options = {**located("draft model", folders), "block_size": 16}
     expected = each_alone({"model": "tale", "block_size": 16}, alike())
     seen = run(options, alike(), at_once=True)
     assert min(seen.forks, seen.accepted, seen.drafted - seen.accepted) >= 1

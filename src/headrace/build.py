@@ -26,6 +26,7 @@ from headrace.models.stored import open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
 from headrace.plan.draft_methods import NGRAM, draft_methods, draft_model_name
+from headrace.plan.drafts import DraftHeads
 from headrace.plan.hardware import this_machine
 from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
@@ -37,9 +38,12 @@ from headrace.runner.block_tables import BlockTables, all_tables
 from headrace.runner.drafting import Drafter
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.loading import Stored
-from headrace.runner.model import StepSampler
+from headrace.runner.model import StepModel, StepSampler
 from headrace.runner.sampling.token_masks import GrammarRunner
+from headrace.speculative.base_model import base_model
 from headrace.speculative.control import Speculation
+from headrace.speculative.heads import MedusaHeads, heads_bytes, heads_folder, is_heads, load_heads
+from headrace.speculative.medusa import MedusaMethod
 from headrace.speculative.method import Method
 from headrace.speculative.model import ModelMethod
 from headrace.speculative.ngram import NGramMethod
@@ -59,7 +63,7 @@ class Survey:
     resolved: ResolvedConfig
     ledger: Ledger
     ops: Selection
-    draft: ModelSource | None = None  # the model that drafts
+    draft: ModelSource | Path | None = None  # the model that drafts, or the folder of heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,14 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     stored = with_context(stored_spec(source), config.max_model_len)
     machine = this_machine()
     draft = _draft_source(config)
-    drafts = None if draft is None else with_context(stored_spec(draft), config.max_model_len)
-    resolved = resolve(config, stored, machine, mapped=mapped or header is not None, draft=drafts)
+    drafts = heads = None
+    if isinstance(draft, Path):
+        heads = DraftHeads(draft.name, heads_bytes(draft))
+    elif draft is not None:
+        drafts = with_context(stored_spec(draft), config.max_model_len)
+    resolved = resolve(
+        config, stored, machine, mapped=mapped or header is not None, draft=drafts, heads=heads
+    )
     if header is not None:
         resolved = _explained(resolved, header)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
@@ -109,11 +119,13 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     return Survey(source, spec, resolved, ledger(spec, resolved), ops, draft)
 
 
-def _draft_source(config: EngineConfig) -> ModelSource | None:
-    """The model that `config.speculative` names, if it names one."""
+def _draft_source(config: EngineConfig) -> ModelSource | Path | None:
+    """The model that `config.speculative` names, or the folder of heads."""
     name = draft_model_name(config.speculative)
     if name is None:
         return None
+    if is_heads(name):
+        return heads_folder(name)
     return open_source(resolve_model(name, HubOptions(download_dir=config.download_dir)))
 
 
@@ -199,7 +211,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
     tokenizer = None if folder is None else open_tokenizer(folder)
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
-    if tokenizer is not None and plan.draft is not None and plan.draft.path is not None:
+    if tokenizer is not None and isinstance(plan.draft, ModelSource) and plan.draft.path is not None:
         check_same_tokens(tokenizer, open_tokenizer(plan.draft.path), plan.draft.name)
     executor = _load_executor(plan, grammars, progress)
     engine = Engine(
@@ -231,19 +243,32 @@ def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | No
         tables,
         max_seqs=resolved.max_num_seqs,
         grammars=GrammarRunner(grammars),
-        drafter=_load_drafter(plan, backend, sampler, tables[own:]),
+        drafter=_load_drafter(plan, backend, model, sampler, tables[own:]),
         draft_groups=resolved.num_draft_groups,
+        most_rows=resolved.max_num_batched_tokens,
     )
 
 
 def _load_drafter(
-    plan: Survey, backend: Backend, sampler: StepSampler[Any], tables: Sequence[BlockTables | None]
+    plan: Survey,
+    backend: Backend,
+    model: StepModel[Any],
+    sampler: StepSampler[Any],
+    tables: Sequence[BlockTables | None],
 ) -> Drafter | None:
     resolved, draft = plan.resolved, plan.resolved.draft_model
     methods: list[Method] = []
     for method in draft_methods(resolved.speculative):
         if method == NGRAM:
             methods.append(NGramMethod())
+            continue
+        if isinstance(plan.draft, Path):
+            heads = load_heads(plan.draft, base_model(plan.source, plan.spec))
+            if not isinstance(heads, MedusaHeads):
+                raise ConfigError(
+                    f"{method} is an EAGLE layer, which this version trains and does not run yet"
+                )
+            methods.append(MedusaMethod(heads, model, sampler, method))
             continue
         assert draft is not None and plan.draft is not None
         groups = resolved.kv_groups[-resolved.num_draft_groups :]

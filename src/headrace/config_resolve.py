@@ -10,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
 from headrace.plan.draft_methods import DEFAULT_TOKENS, draft_model_name
-from headrace.plan.drafts import DraftModel, check_draft
+from headrace.plan.drafts import DraftHeads, DraftModel, check_draft
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
 from headrace.plan.formats import memory_format
@@ -83,10 +83,11 @@ def resolve(
     *,
     mapped: bool = False,
     draft: ModelSpec | None = None,
+    heads: DraftHeads | None = None,
 ) -> ResolvedConfig:
     """Resolve every open option. A pure function of its arguments; `dtypes` None: by the machine's CPU flags.
 
-    draft: the model that `config.speculative` names, where it names one.
+    draft: the model that `config.speculative` names, where it names one; heads: the same for heads of this model.
 
     mapped: weights lie in a packed folder, and may be larger than memory.
 
@@ -112,6 +113,10 @@ def resolve(
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
     _check_context(config, spec, streamed)
     drafts = _num_drafts(config, reasons)
+    if heads is not None and config.speculative_quantization is not None:
+        raise ConfigError(
+            f"speculative_quantization has no meaning for {heads.name}: heads are not quantised"
+        )
     drafter = None
     defaults = _DEFAULTS[device]
     seqs = _num_seqs(config, defaults, reasons)
@@ -142,6 +147,7 @@ def resolve(
         mapped=mapped,
         drafts=drafts,
         draft=drafter,
+        heads=heads,
     )
     check_memory(fit)
     weights_from, reasons["weights_from"] = _weights_from(fit)
@@ -161,6 +167,7 @@ def resolve(
         num_speculative_tokens=drafts,
         speculative_quantization=None if drafter is None else drafter.quantization,
         draft_model=drafter,
+        draft_heads=heads,
         device=device,
         dtype=dtype,
         weights_dtype=stored,

@@ -46,6 +46,18 @@ def medusa_tensors() -> Tensors:
     return made
 
 
+def near_medusa(folder: Path, vocab_size: int, hidden_size: int, count: int = 3) -> Path:
+    """Heads that change a hidden state a little, for a model of any weights: a folder."""
+    tensors: Tensors = {}
+    for i in range(count):
+        tensors[f"heads.{i}.blocks.0.weight"] = 0.02 * RNG.standard_normal((hidden_size, hidden_size)).astype(
+            np.float32
+        )
+        tensors[f"heads.{i}.blocks.0.bias"] = np.zeros(hidden_size, dtype=np.float32)
+    sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_heads": count}
+    return write(folder, section("medusa", **sizes), tensors)
+
+
 def eagle_tensors() -> Tensors:
     made = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in EAGLE_SHAPES.items()}
     return made | {"base.embedding_sample": SAMPLE}

@@ -27,7 +27,7 @@ class Machine:
     ) -> None:  # fmt: skip
         self.now = 0.0
         self.step_s, self.rates, self.draft_s, self.free = step_s, rates, draft_s, free
-        self.name, self.asked = "simulated", 0
+        self.name, self.asked, self.needs_hidden = "simulated", 0, False
         self._rng, self._noise = random.Random(seed), noise
         self.most = most
         self.speculation = Speculation([self], most=most, clock=lambda: self.now)

@@ -74,6 +74,10 @@ class PreparedModel(Generic[Logits]):
         """Not used: no request here is an embedding."""
         raise RuntimeError("a prepared model has no hidden states")
 
+    def head(self, states: NDArray[np.float32]) -> Logits:
+        """Not used: nothing is drafted."""
+        raise RuntimeError("a prepared model has no head")
+
 
 class TimedSampler(Generic[Logits]):
     """Forwards calls and adds up their time."""

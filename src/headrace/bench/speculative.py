@@ -96,7 +96,7 @@ class Scripted:
     """
 
     def __init__(self, inner: Method, rate: float, right: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        self.name, self.free = inner.name, inner.free
+        self.name, self.free, self.needs_hidden = inner.name, inner.free, inner.needs_hidden
         self._inner, self._rate, self._right = inner, rate, right
         self._rng = random.Random(0)
 

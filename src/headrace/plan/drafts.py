@@ -43,6 +43,14 @@ class DraftModel:
         return activation_bytes(self.program, tokens, seqs, self.memory, demands)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftHeads:
+    """Heads on the model's hidden states that draft for it, and what they take in memory."""
+
+    name: str
+    bytes: int
+
+
 def check_draft(draft: ModelSpec, target: ModelSpec, name: str) -> None:
     """Raise ConfigError where a model cannot draft for another, whatever its weights are."""
     if any(layout.state is not None for layout in draft.kv_shapes):

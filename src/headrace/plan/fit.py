@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError
 from headrace.plan.activations import activation_bytes
-from headrace.plan.drafts import DraftModel
+from headrace.plan.drafts import DraftHeads, DraftModel
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import (
     KVDemand,
@@ -35,7 +35,7 @@ class Fit:
     memory: bytes for weights, activations and KV together; stored: their formats.
     block_size: None is the contiguous layout, one block of `length` tokens a sequence.
     state_interval: tokens between recurrent states that are kept for the prefix cache.
-    drafts: most tokens that are drafted for a sequence; draft: the model that drafts them, where one does.
+    drafts: most tokens that are drafted for a sequence; draft, heads: what drafts them.
     batched_tokens: most tokens of a step, or None for `default_tokens`, raised where more are needed;
     whole_prompts: a step must take the longest sequence at once.
     kv_bytes, kv_blocks: size of the KV cache where the user fixed it; kv_default_most caps it where not.
@@ -56,10 +56,13 @@ class Fit:
     mapped: bool = False
     drafts: int = 0
     draft: DraftModel | None = None
+    heads: DraftHeads | None = None
 
     @property
     def weight_bytes(self) -> int:
         own = total_weight_bytes(self.program, self.stored)
+        if self.heads is not None:
+            own += self.heads.bytes
         return own if self.draft is None else own + self.draft.weight_bytes
 
     @property

@@ -8,7 +8,7 @@ from headrace.core.types import KVGroupSpec
 from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.activations import activation_parts
-from headrace.plan.drafts import DraftModel
+from headrace.plan.drafts import DraftHeads, DraftModel
 from headrace.plan.formats import KVFormat
 from headrace.plan.kv import KVDemand, kv_demands, sequence_bytes, streaming_spec
 from headrace.plan.resolved import ResolvedConfig
@@ -90,6 +90,7 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
         weights=(
             *(LedgerLine(part.name, part.bytes, part.how) for part in weight_bytes(program, memory)),
             *_draft_weights(draft),
+            *_heads(resolved.draft_heads),
         ),
         kv_per_token=tuple(
             LedgerLine(
@@ -126,6 +127,10 @@ def _draft_weights(draft: DraftModel | None) -> list[LedgerLine]:
     count = format_count(parameter_count(draft.program))
     kind = draft.weights_dtype if draft.weight_formats is None else draft.weight_formats.main.name
     return [LedgerLine("draft model", draft.weight_bytes, f"{count} parameters of {draft.name} in {kind}")]
+
+
+def _heads(heads: DraftHeads | None) -> list[LedgerLine]:
+    return [] if heads is None else [LedgerLine("draft heads", heads.bytes, f"{heads.name} in float32")]
 
 
 def _draft_activations(

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from headrace.core.types import KVGroupSpec
-from headrace.plan.drafts import DraftModel
+from headrace.plan.drafts import DraftHeads, DraftModel
 from headrace.plan.formats import MemoryFormat, memory_format
 from headrace.plan.hardware import DeviceKind
 from headrace.quant.format import WeightFormat, WeightFormats
+
+_NOT_SETTINGS = ("reasons", "draft_model", "draft_heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class ResolvedConfig:
     tensor_parallel_size: int
     reasons: tuple[tuple[str, str], ...] = field(repr=False)
     draft_model: DraftModel | None = field(default=None, repr=False)
+    draft_heads: DraftHeads | None = field(default=None, repr=False)
 
     @property
     def weight_format(self) -> WeightFormat | None:
@@ -101,5 +104,5 @@ class ResolvedConfig:
     def explain(self) -> list[tuple[str, object, str]]:
         """(name, value, reason) of every setting, each once, in the order above."""
         reasons = dict(self.reasons)
-        names = [entry.name for entry in fields(self) if entry.name not in ("reasons", "draft_model")]
+        names = [entry.name for entry in fields(self) if entry.name not in _NOT_SETTINGS]
         return [(name, getattr(self, name), reasons[name]) for name in names]

@@ -403,6 +403,11 @@ class Program:
         """Its input is the residual stream after the last layer."""
         return self.of_kind("norm")[-1]
 
+    @property
+    def head(self) -> Op[Head]:
+        """The last op."""
+        return self.ops[-1]
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor that a checkpoint must hold, with its shape, in the order of use."""
         return {name: shape for weight in self.weights for name, shape in weight.tensors()}

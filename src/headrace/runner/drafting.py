@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.core.record import record
 from headrace.core.types import BlockCopy, SeqSlice
 from headrace.runner.sampling.state import SequenceState
@@ -16,7 +19,8 @@ class Drafted:
 
     `tokens` are its prompt and all its output; they belong to the executor and grow with every step. The first
     `computed` of them have their KV in the cache; `found` of them had it when the sequence was started. `room` is the
-    most tokens to propose, 0 where none may follow; `accepted` of the slice's own drafts were right.
+    most tokens to propose, 0 where none may follow; `accepted` of the slice's own drafts were right. `hidden` [H] is
+    the model's final hidden state that gave the last token, None where the drafter did not ask or there is none.
     """
 
     request_id: int
@@ -28,10 +32,16 @@ class Drafted:
     room: int
     accepted: int
     state: SequenceState
+    hidden: NDArray[np.float32] | None = None
 
 
 class Drafter(Protocol):
     """Proposes tokens. Wrong ones cost time, and nothing else."""
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether it reads `Drafted.hidden`."""
+        ...
 
     def draft(self, sequences: Sequence[Drafted]) -> list[tuple[int, ...]]:
         """For each sequence at most `room` tokens that may follow. Called once a step, with every sequence whose slice

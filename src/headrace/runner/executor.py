@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.core.types import (
     BlockCopy,
     NewSequence,
@@ -63,10 +66,15 @@ class ModelExecutor(Generic[Logits]):
         grammars: GrammarRunner | None = None,
         drafter: Drafter | None = None,
         draft_groups: int = 0,
+        most_rows: int | None = None,
     ) -> None:
+        """`most_rows`: logits and hidden states that one step can give; a step that needs more gives no drafter any."""
         self.model = model
         self.sampler = sampler
         self.drafter = drafter
+        self._needs_hidden = drafter is not None and drafter.needs_hidden
+        self._most_rows = most_rows
+        self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the rows that each slice sampled from
         self._faults = RowFaults(sampler)
         self._grammars = grammars
         self._num_matchers = 0
@@ -156,9 +164,12 @@ class ModelExecutor(Generic[Logits]):
         selected, rows = logits_rows(slices, scored)
         pools = [sequence.pool for sequence in sequences]
         pooled = pooled_rows(slices, pools)
-        step = pack(slices, [sequence.row for sequence in sequences], self._tables, selected, pooled)
+        drafting = self._hidden_rows(_sampled(selected, rows), len(selected) + len(pooled))
+        hidden = [*pooled, *drafting]
+        step = pack(slices, [sequence.row for sequence in sequences], self._tables, selected, hidden)
         logits, samples = self._forward(step, *self._sample_rows(slices, sequences, rows))
         vectors = add_states(slices, pools, self.model.hidden()) if pooled else {}
+        self._hidden = _rows_of(slices, rows, self.model.hidden()[len(pooled) :]) if drafting else {}
         results = []
         at = 0
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
@@ -173,8 +184,14 @@ class ModelExecutor(Generic[Logits]):
 
     def _decode(self, slices: list[SeqSlice], sequences: list[_Sequence]) -> list[SliceResult]:
         """The usual step, in which every sequence computes one token and gets the next: as `_run`, but faster."""
-        step = pack(slices, [sequence.row for sequence in sequences], self._tables, range(len(slices)))
+        every = range(len(slices))
+        hidden = self._hidden_rows(every, len(slices))
+        step = pack(slices, [sequence.row for sequence in sequences], self._tables, every, hidden)
         _, samples = self._forward(step, [sequence.next for sequence in sequences])
+        states = self.model.hidden() if hidden else None
+        self._hidden = (
+            {} if states is None else {work.request_id: states[at : at + 1] for at, work in enumerate(slices)}
+        )
         if samples.errors or samples.logprobs is not None or self._num_matchers:
             return [
                 _emitted(work, sequence, samples, at)
@@ -200,7 +217,7 @@ class ModelExecutor(Generic[Logits]):
             sequence = self._sequences[work.request_id]
             sequence.tokens += result.tokens
             if result.error is None and result.pooled is None and sequence.pool is None:
-                drafted.append(_drafted(work, sequence, result))
+                drafted.append(_drafted(work, sequence, result, self._hidden.get(work.request_id)))
                 places.append(at)
         try:
             drafts = drafter.draft(drafted)
@@ -211,6 +228,11 @@ class ModelExecutor(Generic[Logits]):
             if draft:
                 results[at] = replace(results[at], draft=draft)
         return results
+
+    def _hidden_rows(self, rows: Sequence[int], others: int) -> Sequence[int]:
+        """Those of a step with so many `others` whose hidden states the drafter gets."""
+        fits = self._most_rows is None or len(rows) + others <= self._most_rows
+        return rows if self._needs_hidden and fits else ()
 
     def _forward(
         self, step: Step, rows: list[SampleRow], at: list[int] | None = None
@@ -253,7 +275,9 @@ class ModelExecutor(Generic[Logits]):
         return self.sampler.score(logits, part.first, targets, k)
 
 
-def _drafted(work: SeqSlice, sequence: _Sequence, result: SliceResult) -> Drafted:
+def _drafted(
+    work: SeqSlice, sequence: _Sequence, result: SliceResult, hidden: NDArray[np.float32] | None
+) -> Drafted:
     state, emitted = sequence.state, len(result.tokens)
     room = work.room if emitted and not result.done else 0
     if state.params.max_tokens is not None:
@@ -269,7 +293,24 @@ def _drafted(work: SeqSlice, sequence: _Sequence, result: SliceResult) -> Drafte
         room=max(0, room),
         accepted=work.num_draft - rejected,
         state=state,
+        hidden=None if hidden is None or not emitted else hidden[emitted - 1],
     )
+
+
+def _sampled(selected: Sequence[int], rows: Sequence[Rows]) -> list[int]:
+    """The tokens whose logits are sampled from."""
+    return [selected[at] for part in rows for at in range(part.first + part.num_prompt, _end(part))]
+
+
+def _rows_of(
+    slices: Sequence[SeqSlice], rows: Sequence[Rows], states: NDArray[np.float32]
+) -> dict[int, NDArray[np.float32]]:
+    """The hidden states of `_sampled` by slice."""
+    found, at = {}, 0
+    for work, part in zip(slices, rows, strict=True):
+        found[work.request_id] = states[at : at + part.num_sample]
+        at += part.num_sample
+    return found
 
 
 def _end(part: Rows) -> int:

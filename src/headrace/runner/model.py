@@ -40,6 +40,10 @@ class StepModel(Protocol[ModelLogits]):
         """Hidden states [P, H] after the final norm, of the last step's `hidden_rows`."""
         ...
 
+    def head(self, states: NDArray[np.float32]) -> ModelLogits:
+        """Logits [N, V] of hidden states [N, H] after the final norm, of whatever origin."""
+        ...
+
 
 class StepSampler(Protocol[SamplerLogits]):
     """Chooses tokens; see runner.sampling.sampler for the order of operations, which every sampler keeps."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._native import Kernels, Tape, Team
+from headrace._native import Kernels, PackedMatrix, Tape, Team, linear
 from headrace.core.types import BlockCopy, KVGroupSpec
 from headrace.models.weights import Weights
 from headrace.program.records import Program
@@ -42,6 +43,8 @@ class NativeDecoder:
         self._norm = final.attributes
         self._kv = kv
         self._hidden = np.empty((0, program.hidden_size), dtype=np.float32)
+        self._kernels, self._team = kernels, team
+        self._head = cast(PackedMatrix, weights.matrices[program.head.weights[0].name].weight)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._kv.copy(copies)
@@ -75,3 +78,16 @@ class NativeDecoder:
     def hidden(self) -> NDArray[np.float32]:
         """Final hidden states [P, H] of the last step with `hidden_rows`."""
         return self._hidden
+
+    def head(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See `runner.model.StepModel`."""
+        logits = cast(
+            NDArray[np.float32],
+            linear(self._kernels, self._team, np.ascontiguousarray(states, dtype=np.float32), self._head),
+        )
+        head = self.program.head.attributes
+        if head.scale != 1.0:
+            logits *= np.float32(head.scale)
+        if head.soft_cap is not None:
+            logits = np.float32(head.soft_cap) * np.tanh(logits / np.float32(head.soft_cap))
+        return logits

@@ -85,6 +85,17 @@ class Decoder:
         normed, logits = (values[number] for number in (*inputs, *outputs))  # of the last op, the head
         return logits, normed[len(batch.logits_rows) :]
 
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] float32 of hidden states [N, H] after the final norm."""
+        op = self.program.head
+        matrix = self.weights.matrices[op.weights[0].name]
+        x = states.to(matrix.weight.dtype)
+        logits = self.ops.linear[matrix.format](x, matrix.weight, matrix.bias).float()
+        if op.attributes.scale != 1.0:
+            logits = logits * op.attributes.scale
+        cap = op.attributes.soft_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
     def frequencies(self, rope: RopeSpec) -> tuple[torch.Tensor, float]:
         """[R/2] float64, and the factor on cosines and sines."""
         return self._frequencies[rope]
@@ -247,12 +258,7 @@ class _Step:
         return (queries,)
 
     def logits(self, op: Op[Head], x: torch.Tensor) -> tuple[torch.Tensor]:
-        head = self._weights.matrices[op.weights[0].name]
-        logits = self._product(head, x[: len(self._batch.logits_rows)]).float()  # [R, V]
-        if op.attributes.scale != 1.0:
-            logits = logits * op.attributes.scale
-        cap = op.attributes.soft_cap
-        return (logits if cap is None else cap * torch.tanh(logits / cap),)
+        return (self._decoder.head(x[: len(self._batch.logits_rows)]),)
 
     def route(self, op: Op[Route], logits: torch.Tensor) -> tuple[Routing]:
         spec = op.attributes

@@ -65,6 +65,11 @@ class TorchModel:
         """Final hidden states [P, H] of the last step with `hidden_rows`."""
         return self._hidden
 
+    @torch.inference_mode()
+    def head(self, states: NDArray[np.float32]) -> torch.Tensor:
+        """See `runner.model.StepModel`."""
+        return self._decoder.head(torch.from_numpy(states).to(self._device))
+
     def _group(self, group: GroupTables | StateTables) -> GroupBatch | StateBatch:
         if isinstance(group, StateTables):
             return group.moves

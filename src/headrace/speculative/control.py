@@ -69,6 +69,7 @@ class Speculation:
     ) -> None:
         self.methods = tuple(methods)
         self.most, self.adaptive = most, adaptive
+        self.needs_hidden = any(method.needs_hidden for method in methods)
         self.counts = tuple(MethodCounts(method.name) for method in methods)
         self._now = clock
         self._steps = StepClock()

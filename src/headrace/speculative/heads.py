@@ -6,6 +6,7 @@ Folders of the original Medusa project ("medusa_num_heads" in config.json, tenso
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,6 +115,24 @@ def heads_folder(name: str) -> Path:
     raise ModelNotFound(
         f"there are no draft heads {name!r:.200}: give a bundled name ({', '.join(BUNDLED_HEADS)}) or a folder"
     )
+
+
+def is_heads(name: str) -> bool:
+    """Whether a bundled name or a path is that of heads, and not of a model."""
+    if name in BUNDLED_HEADS:
+        return True
+    path = Path(os.path.expanduser(name))
+    if not name or not path.is_dir():
+        return False
+    config = read_json(path / "config.json")
+    return config is not None and (SECTION in config or "medusa_num_heads" in config)
+
+
+def heads_bytes(folder: Path) -> int:
+    """Of all tensors as they are held: in float32."""
+    files = Checkpoint(folder)
+    shapes = (entry.shape for name in files.names() if (entry := files.entry(name)) is not None)
+    return sum(4 * math.prod(shape) for shape in shapes)
 
 
 def load_heads(folder: Path, base: BaseModel) -> MedusaHeads | EagleHeads:

@@ -32,6 +32,11 @@ class Method(Protocol):
         """Drafting costs next to nothing, so it may draft more than will be verified."""
         ...
 
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether it reads `Drafted.hidden`."""
+        ...
+
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         """For each sequence at most `room` tokens. Called after a step with every sequence whose slice was run, but not
         after every step."""

@@ -49,7 +49,7 @@ class ModelMethod:
     written, and then the drafts are worse. Satisfies `method.Method`.
     """
 
-    free = False
+    free, needs_hidden = False, False
 
     def __init__(
         self,
