@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -35,23 +36,25 @@ _EXAMPLES = """examples:
   python -m benchmarks.families mixture --rounds 5"""
 
 Rates = dict[str, list[float]]
-"""Tokens a second of every round, by "prefill" and "decode"."""
+"""Of every round: tokens a second by "prefill" and "decode", CPU seconds by "work_s"."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines are ended as after Ctrl-C
     workplace = Workplace(options.work.resolve())
     for name in options.cases or CASES:
-        file = workplace.folder / "models" / f"family-{name}.gguf"
+        case = CASES[name] if options.layers is None else CASES[name].cut(options.layers)
+        file = workplace.folder / "models" / f"family-{name}-{case.config['num_hidden_layers']}l.gguf"
         if not file.exists():
-            _write(CASES[name], file, workplace)
+            _write(case, file, workplace)
         try:
-            results = _measure(CASES[name], file, workplace, options)
+            results = _measure(case, file, workplace, options)
         finally:
             if not options.keep:
                 file.unlink()
-        print(_table(name, CASES[name], results, options.threads), flush=True)
+        print(_table(name, case, results, options.threads), flush=True)
     return 0
 
 
@@ -84,7 +87,8 @@ def _measure(
             for work in case.works:
                 for name in drivers if round_ % 2 == 0 else reversed(drivers):
                     reply = drivers[name].measure(work.name, options.limit)
-                    rates: Rates = results[work].setdefault(name, {"prefill": [], "decode": []})
+                    rates: Rates = results[work].setdefault(name, {"prefill": [], "decode": [], "work_s": []})
+                    rates["work_s"].append(reply["work_s"])
                     for kind, rate in reply["rates"].items():
                         if rate is not None:
                             rates[kind].append(rate)
@@ -106,10 +110,11 @@ def _table(name: str, case: Case, results: Mapping[Work, dict[str, Any]], thread
         f"### {case.title}, GGUF {case.mix} ({name})",
         "",
         f"{machine.cpu}, {threads} threads, {time.strftime('%Y-%m-%d')}. Tokens a second, medians of the rounds "
-        "(lowest to highest); `limit`: share of the machine's.",
+        "(lowest to highest). `CPU`: how many times the CPU seconds of the whole work llama.cpp takes; with one thread "
+        "that hardly depends on what else runs. `limit`: share of the machine's.",
         "",
-        "| work | Headrace | llama.cpp | times | goal | limit |",
-        "|---|---|---|---|---|---|",
+        "| work | Headrace | llama.cpp | times | goal | CPU | limit |",
+        "|---|---|---|---|---|---|---|",
         *(line for work, found in results.items() for line in _lines(work, found, threads)),
     ]  # fmt: skip
     return "\n".join(["", *lines, ""])
@@ -124,9 +129,10 @@ def _lines(work: Work, found: Mapping[str, Any], threads: int) -> Iterator[str]:
         limit = _limit_s(found["limits"][kind], threads)
         title = f"{kind} {work.prompt}" if kind == "prefill" else f"decode B={work.batch} at {work.prompt}"
         middle = statistics.median(ours)
+        cpu = [statistics.median(found[peer.name]["work_s"]) for peer in ENGINES]
         yield (
             f"| {title} | {_figure(ours)} | {_figure(theirs)} | {middle / statistics.median(theirs):.2f} | "
-            f"{goal or ''} | {'' if limit is None else f'{limit * middle / tokens:.2f}'} |"
+            f"{goal or ''} | {cpu[1] / cpu[0]:.2f} | {'' if limit is None else f'{limit * middle / tokens:.2f}'} |"
         )
 
 
@@ -152,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     add("cases", nargs="*", choices=[*CASES, []], help=f"default: all of {', '.join(CASES)}")
     add("--work", type=Path, default=DEFAULT, help="folder of environments and models (default: %(default)s)")
     add("--rounds", type=int, default=3)
+    add("--layers", type=int, help="of the model, instead of the case's: measures sooner")
     add("--threads", type=int, default=2, help="for both engines (default: 2)")
     add("--kv-gib", type=int, default=2, help="GiB of KV cache (default: 2)")
     add("--limit", type=float, default=600.0, metavar="SECONDS", help="of one measurement (default: 600)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +34,12 @@ class Case:
     config: Mapping[str, Any]
     mix: str
     works: tuple[Work, ...]
+
+    def cut(self, layers: int) -> Case:
+        """The same with so many layers."""
+        return replace(
+            self, title=f"{self.title}, cut to {layers} layers", config={**self.config, "num_hidden_layers": layers}
+        )  # fmt: skip
 
     @property
     def longest(self) -> int:
@@ -78,13 +84,13 @@ QWEN3_5_2B: Mapping[str, Any] = MappingProxyType(
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "mixture": Case(
-            "Qwen3-30B-A3B, 8 layers",
+            "Qwen3-30B-A3B of 8 layers",
             SHAPES["qwen3-30b-a3b-8l"],
             "Q4_K_M",
             (Work(1, 512, 1), Work(1, 16, 48, decode_goal=1.3), Work(16, 16, 16, decode_goal=2.5)),
         ),
         "gpt-oss": Case(
-            "gpt-oss-20b, 8 layers",
+            "gpt-oss-20b of 8 layers",
             SHAPES["gpt-oss-20b-8l"],
             "MXFP4",
             (Work(1, 512, 1), Work(1, 16, 48, decode_goal=1.3), Work(16, 16, 16, decode_goal=2.5)),

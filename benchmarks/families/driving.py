@@ -25,7 +25,8 @@ def main(load: Callable[[Job], Engine], limits: Limits = lambda batch, prompt, o
     """Load the job in the file that the command line names, then do the work that stdin names, one a line.
 
     Every reply is a line of JSON: first the engine's facts, then for each work its rates in tokens a second: "prefill"
-    up to the first token of the last request, "decode" from there on (None with one output).
+    up to the first token of the last request, "decode" from there on (None with one output); and "work_s", the CPU
+    seconds of the whole work.
     """
     job = Job.from_json(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     with os.fdopen(job.replies, "w", encoding="utf-8") as replies:
@@ -44,12 +45,20 @@ def main(load: Callable[[Job], Engine], limits: Limits = lambda batch, prompt, o
                 Request(tuple(ids.randrange(_FIRST_ID, SMALLEST_VOCABULARY) for _ in range(prompt)), outputs)
                 for _ in range(batch)
             ]
-            begin = time.perf_counter()
+            begin, cpu_s = time.perf_counter(), time.process_time()
             times = engine.run(work)
+            cpu_s = time.process_time() - cpu_s
             started, ended = max(one[0] for one in times), max(one[-1] for one in times)
             after = sum(time > started for one in times for time in one)
             rates = {
                 "prefill": batch * prompt / (started - begin),
                 "decode": after / (ended - started) if after else None,
             }
-            reply({"rates": rates, "limits": limits(batch, prompt, outputs), "cpu_s": sum(os.times()[:4])})
+            reply(
+                {
+                    "rates": rates,
+                    "work_s": cpu_s,
+                    "limits": limits(batch, prompt, outputs),
+                    "cpu_s": sum(os.times()[:4]),
+                }
+            )

@@ -36,10 +36,10 @@ def test_the_table_compares_medians(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_limit_s", lambda work, threads: 0.005)
     work = Work(16, 16, 8, decode_goal=2.5)
     found = {
-        "headrace": {"prefill": [900.0, 1000.0], "decode": [90.0, 100.0, 110.0]},
-        "llamacpp": {"prefill": [500.0], "decode": [40.0, 41.0, 39.0]},
+        "headrace": {"prefill": [900.0, 1000.0], "decode": [90.0, 100.0, 110.0], "work_s": [2.0]},
+        "llamacpp": {"prefill": [500.0], "decode": [40.0, 41.0, 39.0], "work_s": [5.0]},
         "limits": {"prefill": {}, "decode": {}},
     }
     table = command._table("mixture", CASES["mixture"], {work: found}, 2)
-    assert "| decode B=16 at 16 | 100 (90 to 110) | 40 (39 to 41) | 2.50 | 2.5 | 0.03 |" in table
+    assert "| decode B=16 at 16 | 100 (90 to 110) | 40 (39 to 41) | 2.50 | 2.5 | 2.50 | 0.03 |" in table
     assert "prefill 16" not in table

@@ -144,7 +144,7 @@ SPECS = {
     ),
     "delta": model(DELTA, replace(ATTENTION, output_gate=True), DELTA),
     "delta-fused": model(replace(DELTA, fused=True), replace(DELTA, fused=True), WINDOW),
-    "delta-last-wide": model(ATTENTION, replace(DELTA, value_dim=80, num_key_heads=4, key_dim=24)),
+    "delta-last-wide": model(ATTENTION, replace(DELTA, value_dim=208, num_key_heads=4, key_dim=24)),
     "short-convolution": model(CONV, ATTENTION, replace(CONV, width=4, bias=True)),
     "proportional-rope": model(*[replace(ATTENTION, rope=replace(ROPE, kind="proportional", angles=3))] * 2),
     "value-norm": model(*[NORMED] * 2),
