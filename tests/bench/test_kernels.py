@@ -55,6 +55,15 @@ def test_every_op_and_format(tmp_path: Path) -> None:
         assert ("fraction" in row.values) == (row.labels["op"] != "encode")
 
 
+def test_rows_of_a_prompt_after_its_first_tokens(tmp_path: Path) -> None:
+    """70 rows of 4 heads of 16 features see 31 to 100 keys each."""
+    words = ("--ops", "attention", "--formats", "bf16", "--rows", "70", "--computed", "30")
+    (row,) = bench(tmp_path / "x", *words).rows
+    assert row.labels["context"] == 100
+    pairs = sum(range(31, 101))
+    assert row.values["operations_per_s"] * row.values["seconds"] == pytest.approx(4 * 4 * 16 * pairs)
+
+
 def test_rates_are_work_over_time(tmp_path: Path) -> None:
     """down of the shape tiny is 64 x 128: 8 rows are 2 * 8 * 64 * 128 operations on 16 KiB of bf16 weights."""
     (row,) = [

@@ -160,9 +160,10 @@ class KernelBench:
     # ---- attention ----
 
     def attention(
-        self, spec: ModelSpec, kv_type: str, row_counts: Sequence[int], context: int
+        self, spec: ModelSpec, kv_type: str, row_counts: Sequence[int], context: int, computed: int = 0
     ) -> Iterator[Row]:
-        """Decoding `count` sequences that hold `context` tokens each, or one prompt of `count` tokens."""
+        """Decoding `count` sequences that hold `context` tokens each, or `count` tokens of a prompt after its first
+        `computed` ones."""
         mixer = _first_attention(spec)
         shape = f"{mixer.num_heads}/{mixer.num_kv_heads}x{mixer.head_dim}"
         layout = _layout(mixer)
@@ -170,8 +171,8 @@ class KernelBench:
         token_bytes = layout.rows_per_token * (mixer.head_dim * _KV_TYPES[kv_type][1] + scale)
         for count in row_counts:
             decoding = count <= DECODE_ROWS
-            step = self._decode(count, context) if decoding else self._one_prompt(count)
-            slices = [SliceShape(1, context - 1, 1)] * count if decoding else [SliceShape(count, 0, 1)]
+            step = self._decode(count, context) if decoding else self._one_prompt(count, computed)
+            slices = [SliceShape(1, context - 1, 1)] * count if decoding else [SliceShape(count, computed, 1)]
             pairs, keys = (
                 sum(numbers) for numbers in zip(*(visible(s, layout) for s in slices), strict=True)
             )
@@ -182,7 +183,7 @@ class KernelBench:
             work = Work(keys * token_bytes, {product: pairs * each})
             labels: dict[str, Label] = {
                 "op": "attention", "format": kv_type, "shape": shape, "rows": count,
-                "context": context if decoding else count,
+                "context": context if decoding else computed + count,
             }  # fmt: skip
             yield self._row(labels, seconds, work)
 
@@ -221,8 +222,8 @@ class KernelBench:
     def _table(self, cols: int) -> NDArray[np.float32]:
         return self._random.standard_normal((VOCAB_SIZE, cols), dtype=np.float32)
 
-    def _one_prompt(self, tokens: int) -> TapeStep:
-        return TapeStep.of([tokens], [0])
+    def _one_prompt(self, tokens: int, computed: int = 0) -> TapeStep:
+        return TapeStep.of([tokens], [computed])
 
     def _decode(self, seqs: int, context: int) -> TapeStep:
         return TapeStep.of([1] * seqs, [context - 1] * seqs)
@@ -272,6 +273,7 @@ def kernel_rows(
     formats: Sequence[WeightFormat],
     row_counts: Sequence[int],
     context: int,
+    computed: int,
     repeats: int,
     pin: bool,
     progress: Progress,
@@ -292,7 +294,7 @@ def kernel_rows(
         if "attention" in ops:
             for kind in kinds:
                 progress(f"{roofline.kernels} attention {kind}")
-                yield from bench.attention(spec, kind, row_counts, context)
+                yield from bench.attention(spec, kind, row_counts, context, computed)
         if "encode" in ops:
             for weights in encodings.values():
                 progress(f"{roofline.kernels} encode {weights.activations}")

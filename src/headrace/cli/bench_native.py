@@ -49,6 +49,9 @@ def _kernels_flags(parser: Flags) -> None:
         "tokens of a step: up to 64 are one of as many sequences, more are one prompt",
     )  # fmt: skip
     add_number(parser, "--context", 1024, "tokens that each sequence holds when it decodes")
+    add_number(
+        parser, "--computed", None, "tokens of a prompt that are computed before its rows (default: none)"
+    )
     parser.add_argument(
         "--instruction-sets", nargs="+", default=["best"], metavar="NAME",
         help="best, all, or names such as avx2; a wrong name lists those of this machine (default: best)",
@@ -77,7 +80,7 @@ def _kernels(args: argparse.Namespace) -> Prepared:
     def rows(progress: Progress) -> Iterator[Row]:
         return kernel_rows(
             native, spec, rooflines, ops=args.ops, formats=formats, row_counts=args.rows, context=args.context,
-            repeats=args.repeats, pin=args.pin_threads, progress=progress,
+            computed=args.computed or 0, repeats=args.repeats, pin=args.pin_threads, progress=progress,
         )  # fmt: skip
 
     return Prepared(
@@ -204,6 +207,7 @@ NATIVE_KINDS: Mapping[str, Kind] = MappingProxyType(
                 " --ops linear --formats int4 int4-g32 int4-a16 --rows 1 32",
                 " --ops linear --formats all --rows 1 8 32",
                 " --ops attention --rows 1 --context 8192",
+                " --ops attention --formats bf16 --rows 512 --computed 15872",
                 " --instruction-sets all --ops linear --formats bf16 --rows 1 512",
             ),
             add_flags=_kernels_flags,
