@@ -160,7 +160,7 @@ def test_an_abort_beside_drafts(folders: Mapping[str, str], alone: Callable[[str
         if step == 9:
             parts.engine.abort("request-2", 9.0)
 
-    options = {**located("both", folders), "block_size": 16}
+    options = {**located("both", folders), "block_size": 16, "adaptive_speculation": False}
     seen = run(options, asked("both"), hook)
     expected = alone("both", 1)
     left = [key for key in expected.tokens if key[0] != "request-2"]
@@ -169,7 +169,7 @@ def test_an_abort_beside_drafts(folders: Mapping[str, str], alone: Callable[[str
 
 
 def test_equal_prompts_share_while_tokens_are_drafted(folders: Mapping[str, str]) -> None:
-    options = {**located("draft model", folders), "block_size": 16}
+    options = {**located("draft model", folders), "block_size": 16, "adaptive_speculation": False}
     expected = each_alone({"model": "tale", "block_size": 16}, alike())
     seen = run(options, alike(), at_once=True)
     assert min(seen.forks, seen.accepted, seen.drafted - seen.accepted) >= 1

@@ -20,7 +20,7 @@ from headrace.cli.engine_flags import add_engine_flags, engine_options
 from headrace.config import EngineConfig
 from headrace.models.families import read_spec
 from headrace.models.shapes import SHAPES
-from headrace.plan.vllm_options import ACCEPTED, RENAMED
+from headrace.plan.vllm_options import ACCEPTED, RENAMED, TRANSLATED
 from headrace.program.lower import lower
 
 RUN = [sys.executable, "-m", "headrace"]
@@ -33,6 +33,7 @@ def test_every_engine_option_is_a_flag() -> None:
     flags = {action.dest for action in parser._actions} - {"help"}
     assert flags == {field.name for field in dataclasses.fields(EngineConfig)} - {"model"} | {
         *RENAMED,
+        *TRANSLATED,
         *ACCEPTED,
     }
     assert engine_options(parser.parse_args([])) == {}

@@ -53,7 +53,7 @@ def test_unknown_names(name: str) -> None:
 
 
 def test_unknown_shape() -> None:
-    with pytest.raises(ModelNotFound, match=r"there are: .*tiny"):
+    with pytest.raises(ModelNotFound, match=r"there are: .*llama-3\.2-1b"):
         resolve_model("shape:llama-9")
 
 
