@@ -326,7 +326,7 @@ public:
     }
 
     void gated_delta(int qkv, int gates, int numbers, int state, int out, const Floats& rate, const Floats& time,
-                     const Floats& norm, float eps, int heads, int key_heads, int key_dim, int value_dim, int layer) {
+                     const Floats& norm, float eps, int heads, int key_heads, int key_dim, int value_dim, bool tiled, int layer) {
         DeltaArgs args;
         require(key_heads > 0 && heads > 0 && heads % key_heads == 0, "heads of values share heads of keys evenly");
         require(key_dim > 0 && key_dim <= kMaxKeyDim, "keys of the delta rule have at most 256 features");
@@ -346,6 +346,7 @@ public:
         args.eps = eps;
         args.heads = heads;
         args.key_heads = key_heads;
+        args.tiled = tiled;
         args.key_dim = key_dim;
         args.value_dim = value_dim;
         const StateMemory& memory = at(states_, state);
@@ -765,7 +766,7 @@ void bind_tape(nb::module_& m) {
              "bias"_a.noconvert() = nb::none(), "channels"_a, "width"_a, "gated"_a, "layer"_a = -1)
         .def("gated_delta", &BoundTape::gated_delta, "qkv"_a, "gates"_a, "numbers"_a, "state"_a, "out"_a, nb::kw_only(),
              "rate"_a.noconvert(), "time"_a.noconvert(), "norm"_a.noconvert(), "eps"_a, "heads"_a, "key_heads"_a, "key_dim"_a,
-             "value_dim"_a, "layer"_a = -1)
+             "value_dim"_a, "tiled"_a = false, "layer"_a = -1)
         .def("add_routing", &BoundTape::add_routing, "experts"_a, "each"_a)
         .def("route", &BoundTape::route, "logits"_a, "routing"_a, nb::kw_only(), "bias"_a.noconvert() = nb::none(),
              "expert_scale"_a.noconvert() = nb::none(), "scores"_a, "normalize"_a, "scale"_a, "groups"_a, "top_groups"_a, "group_score"_a, "shared"_a,

@@ -129,6 +129,7 @@ struct DeltaArgs {
     float eps = 0;
     int heads = 0;
     int key_heads = 0;
+    bool tiled = false;              // head h belongs to key head h modulo key_heads; else those of one stand side by side
     int key_dim = 0;
     int value_dim = 0;               // a multiple of 16
     float* states = nullptr;         // [slots, heads, key_dim, value_dim]

@@ -28,13 +28,17 @@ Config = dict[str, Any]
 @dataclass(frozen=True)
 class Layout:
     """How llama.cpp's converter writes a family. permuted: rows of q and k in the order of the rope of neighbouring
-    features. metadata: what it writes besides the sizes. change: what it makes of a tensor."""
+    features. metadata: what it writes besides the sizes. change: what it makes of a tensor. divide: of a tensor and its
+    name, those that it writes in its place."""
 
     arch: str
     permuted: bool = False
     metadata: Callable[[Any, Any, Config], None] = lambda gguf, writer, config: None
     change: Callable[[str, NDArray[np.float32], Config], NDArray[np.float32]] = lambda name, values, config: (
         values
+    )
+    divide: Callable[[str, NDArray[np.float32], Config], list[tuple[str, NDArray[np.float32]]]] = (
+        lambda name, values, config: [(name, values)]
     )
 
 
@@ -144,12 +148,7 @@ def _experts(gguf: Any, writer: Any, config: Config) -> None:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
 
 
-def _deepseek2(gguf: Any, writer: Any, config: Config) -> None:
-    if config.get("q_lora_rank"):
-        writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_kv_lora_rank(config["kv_lora_rank"])
-    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    writer.add_value_length_mla(config["v_head_dim"])
+def _routed_experts(gguf: Any, writer: Any, config: Config) -> None:
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     writer.add_expert_count(config["n_routed_experts"])
     writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -163,12 +162,85 @@ def _deepseek2(gguf: Any, writer: Any, config: Config) -> None:
     if config["n_group"] > 1:
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
+
+
+def _delta(gguf: Any, writer: Any, config: Config) -> None:
+    heads = config["linear_num_value_heads"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * heads)
+    writer.add_full_attention_interval(config.get("full_attention_interval", 4))
+    if config["model_type"] != "qwen3_next":
+        pairs = int(_head_dim(config) * _rope(config)["partial_rotary_factor"]) // 2
+        writer.add_rope_dimension_sections([(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0])
+    if config.get("num_experts"):
+        _experts(gguf, writer, config)
+
+
+def _lfm2(gguf: Any, writer: Any, config: Config) -> None:
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _deepseek2(gguf: Any, writer: Any, config: Config) -> None:
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_value_length_mla(config["v_head_dim"])
+    _routed_experts(gguf, writer, config)
     if _rope(config).get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * _rope(config)["mscale_all_dim"])
 
 
 def _whole_norms(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
     return values + 1 if name.endswith("norm.weight") else values
+
+
+def _of_delta(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
+    """Rates in place of their logarithms, norms whole."""
+    if name.endswith(".A_log"):
+        return -np.exp(values)
+    return values if name.endswith("linear_attn.norm.weight") else _whole_norms(name, values, config)
+
+
+def _tiled(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
+    """Qwen3.5: as `_of_delta`, and the first heads of values of all key heads before the second ones."""
+    values = _of_delta(name, values, config)
+    part = name.split(".linear_attn.")[-1]
+    if part == name or part == "norm.weight":
+        return values
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    others = (
+        2 * key_heads * config["linear_key_head_dim"] if part.startswith(("in_proj_qkv", "conv1d")) else 0
+    )
+    order = np.arange(values.shape[part.startswith("out_proj")] - others).reshape(
+        key_heads, heads // key_heads, -1
+    )
+    order = np.concatenate([np.arange(others), others + order.swapaxes(0, 1).reshape(-1)])
+    return values[:, order] if part.startswith("out_proj") else values[order]
+
+
+def _apart(name: str, values: NDArray[np.float32], config: Config) -> list[tuple[str, NDArray[np.float32]]]:
+    """Qwen3-Next: q, k, v and gate of all heads one after the other, the gate in a tensor of its own."""
+    if "in_proj_qkvz" not in name:
+        return [(name, values)]
+    key, heads = config["linear_key_head_dim"], config["linear_num_key_heads"]
+    value = config["linear_value_head_dim"] * config["linear_num_value_heads"] // heads
+    groups = values.reshape(heads, 2 * (key + value), -1)
+    *qkv, gate = (
+        part.reshape(-1, values.shape[1])
+        for part in np.split(groups, [key, 2 * key, 2 * key + value], axis=1)
+    )
+    return [(name.replace("qkvz", "qkv"), np.concatenate(qkv)), (name.replace("qkvz", "z"), gate)]
 
 
 def _neox_rows(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
@@ -194,6 +266,12 @@ LAYOUTS = {
     "gpt_oss": Layout("gpt-oss", metadata=_experts),
     "deepseek_v2": Layout("deepseek2", metadata=_deepseek2),
     "deepseek_v3": Layout("deepseek2", metadata=_deepseek2),
+    "glm4_moe": Layout("glm4moe", metadata=_routed_experts),
+    "qwen3_next": Layout("qwen3next", metadata=_delta, change=_of_delta, divide=_apart),
+    "qwen3_5_text": Layout("qwen35", metadata=_delta, change=_tiled),
+    "qwen3_5_moe_text": Layout("qwen35moe", metadata=_delta, change=_tiled),
+    "lfm2": Layout("lfm2", metadata=_lfm2),
+    "lfm2_moe": Layout("lfm2moe", metadata=_lfm2),
     "smollm3": Layout("smollm3", permuted=True),
     "granite": Layout("granite", permuted=True, metadata=_granite),
     "seed_oss": Layout("seed_oss"),
@@ -249,9 +327,9 @@ def write_gguf(
                 continue
             values = tensor.float().numpy()
             values = layout.change(name, _turned(name, values, config) if layout.permuted else values, config)
-            for one, part in _split_heads(name, values, config) if split else [(name, values)]:
-                written = names(one.replace("e_score_correction_bias", "e_score_correction.bias"))
-                _add_tensor(gguf, writer, written, part, choose)
+            divide = _split_heads if split and "kv_b_proj" in name else layout.divide
+            for one, part in divide(name, values, config):
+                _add_tensor(gguf, writer, names(_as_asked(one)), part, choose)
     if (divisors := _rope_divisors(config)) is not None:
         writer.add_tensor("rope_freqs.weight", divisors)
     writer.write_header_to_file()
@@ -261,12 +339,16 @@ def write_gguf(
     return out
 
 
+def _as_asked(name: str) -> str:
+    """What the converter looks its name up by."""
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    return name.replace(".dt_bias", ".dt_proj.bias").replace(".expert_bias", ".expert_bias.bias")
+
+
 def _split_heads(
     name: str, values: NDArray[np.float32], config: Config
 ) -> list[tuple[str, NDArray[np.float32]]]:
     """Those of keys, transposed, and of values."""
-    if "kv_b_proj" not in name:
-        return [(name, values)]
     heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
     keys, of_values = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
     return [
@@ -286,7 +368,8 @@ def _with_experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
         elif match is None:
             found[name] = tensor
         else:
-            layer = match[1].replace("model.", "", 1) if "block_sparse_moe" in name else match[1]
+            of_layers = "block_sparse_moe" in name or "feed_forward" in name
+            layer = match[1].replace("model.", "", 1) if of_layers else match[1]
             together = f"{layer.replace('block_sparse_moe', 'feed_forward')}{match[3]}"
             experts.setdefault(together, {})[int(match[2])] = tensor
     return found | {
@@ -304,12 +387,14 @@ def _in_halves(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     return {f"{layer}.gate_proj.{end}": rows[:, 0::2], f"{layer}.up_proj.{end}": rows[:, 1::2]}
 
 
+_IN_FLOAT32 = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")
+
 _EXPERT = re.compile(r"(model\.layers\.\d+\.\w+\.experts\.)(\d+)\.(\w+\.weight)")
 
 
 def _add_tensor(gguf: Any, writer: Any, name: str, values: NDArray[np.float32], choose: Choose) -> None:
     values = np.ascontiguousarray(values.squeeze())
-    if values.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias"):
+    if values.ndim == 1 or name.endswith(".bias") or any(one in name for one in _IN_FLOAT32):
         writer.add_tensor(name, values)
         return
     kind = choose(name)
@@ -394,11 +479,17 @@ def _add_sizes(gguf: Any, writer: Any, config: Config) -> None:
     writer.add_context_length(_size(config, "max_position_embeddings", "n_positions"))
     writer.add_embedding_length(hidden)
     writer.add_block_count(_size(config, "num_hidden_layers", "n_layer"))
-    inner = config.get("n_inner") or 4 * hidden if "n_embd" in config else config["intermediate_size"]
-    writer.add_feed_forward_length(inner)
+    inner = config.get("n_inner") or 4 * hidden if "n_embd" in config else config.get("intermediate_size")
+    if config["model_type"] == "lfm2" and config["block_auto_adjust_ff_dim"]:
+        step = config["block_multiple_of"]
+        inner = -(-int(2 * inner / 3) // step) * step
+    if inner is not None:
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(_size(config, "num_attention_heads", "n_head"))
     if config.get("num_key_value_heads") and config["model_type"] not in ("gpt_neox", "gpt2"):
-        writer.add_head_count_kv(config["num_key_value_heads"])
+        heads = config["num_key_value_heads"]
+        conv = [kind == "conv" for kind in config.get("layer_types") or ()]
+        writer.add_head_count_kv([0 if one else heads for one in conv] if any(conv) else heads)
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):

@@ -103,6 +103,8 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 """By name: models with recurrent layers beside one that attends."""
 
+_RECURRENT_TYPES = {"qwen3_next", *(config["model_type"] for config in RECURRENT.values())}
+
 
 def recurrent_weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     """Seeded, for the tensors that the family's program names."""
@@ -164,5 +166,5 @@ def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
 def write(folder: Path, config: dict[str, Any]) -> None:
     """config.json and model.safetensors."""
     (folder / "config.json").write_text(json.dumps(config))
-    made = recurrent_weights(config) if config in RECURRENT.values() else weights(config)
+    made = recurrent_weights(config) if config["model_type"] in _RECURRENT_TYPES else weights(config)
     save_file(made, folder / "model.safetensors", metadata={"format": "pt"})

@@ -149,7 +149,7 @@ struct DeltaToken {
     F32x16 both;   // q * k
 
     static DeltaToken of(const DeltaArgs& a, int head, int t) {
-        const int key_head = head / (a.heads / a.key_heads), dim = a.key_dim;
+        const int key_head = a.tiled ? head % a.key_heads : head / (a.heads / a.key_heads), dim = a.key_dim;
         const float* numbers = a.numbers + t * (a.numbers_stride / sizeof(float));
         DeltaToken token;
         token.q = a.qkv + t * (a.qkv_stride / sizeof(float)) + key_head * dim;

@@ -65,7 +65,7 @@ class Case:
                 if self.family.startswith("Gemma4") and name.endswith("q_norm.weight"):
                     weight.mul_(len(weight) ** -0.5)  # attention's scale is 1: trained norms hold it
             for name, buffer in model.named_buffers():
-                if name.endswith("correction_bias"):
+                if name.endswith(("correction_bias", "expert_bias")):
                     buffer.add_(torch.randn_like(buffer) * 0.3)
                 if name.endswith("layer_scalar"):
                     buffer.copy_(torch.rand_like(buffer) + 0.5)
@@ -119,6 +119,10 @@ HYBRID = {
 }  # fmt: skip
 MIXTURE = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40
+}  # fmt: skip
+HYBRID_FILE = {  # what files can say: values as wide as keys, every fourth layer attends
+    **HYBRID, "num_hidden_layers": 5, "initializer_range": 0.08, "linear_key_head_dim": 16, "layer_types": None,
+    "full_attention_interval": 4,
 }  # fmt: skip
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -370,10 +374,7 @@ CASES |= {
         "Qwen3Next",
         {
             **HYBRID,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
+            **MIXTURE,
         },
     ),
     "qwen3.5": Case("Qwen3_5", HYBRID, config="TextConfig"),
@@ -381,15 +382,26 @@ CASES |= {
         "Qwen3_5Moe",
         {
             **HYBRID,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
+            **MIXTURE,
         },
         config="TextConfig",
     ),
     "lfm2": Case(
         "Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "block_multiple_of": 8}
+    ),
+    "qwen3-next-file": Case("Qwen3Next", {**HYBRID_FILE, **MIXTURE}),
+    "qwen3.5-file": Case("Qwen3_5", HYBRID_FILE, config="TextConfig"),
+    "qwen3.5-moe-file": Case("Qwen3_5Moe", {**HYBRID_FILE, **MIXTURE}, config="TextConfig"),
+    "lfm2-file": Case("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
+    "lfm2-moe": Case(
+        "Lfm2Moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+        },
     ),
     "gpt2": Case("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}, head="LMHeadModel"),
 }

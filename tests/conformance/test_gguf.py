@@ -35,7 +35,8 @@ FAMILIES = (
     "phi3-longrope", "olmo2", "olmo3", "cohere2", "glm",
     "glm4", "starcoder2", "gpt-neox", "gpt-neox-serial", "gpt2", "gpt-oss",
     "mixtral-full", "mixtral-window", "qwen2-moe-shared", "qwen3-moe-normalized",
-    "deepseek-v2", "deepseek-v2-lite", "deepseek-v3-file",
+    "deepseek-v2", "deepseek-v2-lite", "deepseek-v3-file", "glm4-moe",
+    "qwen3-next-file", "qwen3.5-file", "qwen3.5-moe-file", "lfm2-file", "lfm2-moe",
 )  # fmt: skip
 
 FLOATS = ("F32", "F16", "BF16")

@@ -143,7 +143,10 @@ SPECS = {
         *[replace(ATTENTION, output_gate=True, qk_norm=NormSpec(1e-5), rope=replace(ROPE, dim=8))] * 2
     ),
     "delta": model(DELTA, replace(ATTENTION, output_gate=True), DELTA),
-    "delta-fused": model(replace(DELTA, fused=True), replace(DELTA, fused=True), WINDOW),
+    "delta-fused": model(
+        replace(DELTA, fused=True, fused_numbers=True), replace(DELTA, fused_numbers=True), WINDOW
+    ),
+    "delta-tiled": model(replace(DELTA, tiled=True, num_heads=6), ATTENTION),
     "delta-last-wide": model(ATTENTION, replace(DELTA, value_dim=208, num_key_heads=4, key_dim=24)),
     "short-convolution": model(CONV, ATTENTION, replace(CONV, width=4, bias=True)),
     "proportional-rope": model(*[replace(ATTENTION, rope=replace(ROPE, kind="proportional", angles=3))] * 2),

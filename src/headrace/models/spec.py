@@ -145,8 +145,10 @@ class DeltaSpec:
     """The gated delta rule (Yang et al. 2024) after a short convolution: see `ops.reference.recurrent`.
 
     num_heads: of values; a multiple of num_key_heads. width: positions that the convolution sees. norm: of each head's
-    output, which is then multiplied by the SiLU of a gate. fused: the checkpoint has one tensor for q, k, v and gate,
-    and one for the two numbers of a head, each with the rows of a key head next to each other (Qwen3-Next).
+    output, which is then multiplied by the SiLU of a gate. fused: the checkpoint has one tensor for q, k, v and gate
+    with the rows of a key head next to each other; fused_numbers: and one for the two numbers of a head (Qwen3-Next).
+    tiled: head h of the values belongs to key head h modulo num_key_heads, as in GGUF files of Qwen3.5; else those of
+    a key head stand next to each other.
     """
 
     num_heads: int
@@ -156,6 +158,8 @@ class DeltaSpec:
     width: int
     norm: NormSpec
     fused: bool = False
+    fused_numbers: bool = False
+    tiled: bool = False
 
     @property
     def channels(self) -> int:

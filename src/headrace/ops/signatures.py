@@ -103,6 +103,7 @@ class GatedDelta(Protocol):
         slots: Sequence[Slots],
         *,
         num_key_heads: int,
+        tiled: bool = False,
     ) -> torch.Tensor: ...
 
 

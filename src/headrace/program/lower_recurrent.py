@@ -30,13 +30,15 @@ def _delta(low: Lowering, index: int, spec: DeltaSpec, norm: str) -> tuple[Buffe
         grouped = _project(low, "qkvz", {names.delta_qkv_gate: spec.channels + width}, norm, "grouped_qkvz")
         apart = Ungroup(spec.num_key_heads, parts)
         low.add("ungroup", "ungroup_qkvz", (grouped,), [qkv, gates], attributes=apart)
+    else:
+        _project(low, "qkv", {names.delta_qkv: spec.channels}, norm, qkv)
+        _project(low, "z", {names.delta_gate: width}, norm, gates)
+    if spec.fused_numbers:
         rows = {names.delta_beta_decay: 2 * spec.num_heads}
         grouped = _project(low, "ba", rows, norm, "grouped_ba")
         apart = Ungroup(spec.num_key_heads, ((share, 0), (share, 0)))
         low.add("ungroup", "ungroup_ba", (grouped,), numbers, attributes=apart)
     else:
-        _project(low, "qkv", {names.delta_qkv: spec.channels}, norm, qkv)
-        _project(low, "z", {names.delta_gate: width}, norm, gates)
         column = 0
         for role, run in low.runs({names.delta_beta: "b", names.delta_decay: "a"}):
             rows = dict.fromkeys(run, spec.num_heads)
@@ -52,7 +54,9 @@ def _delta(low: Lowering, index: int, spec: DeltaSpec, norm: str) -> tuple[Buffe
         low.vector("delta_norm", f"{names.delta_norm}.weight", spec.value_dim, spec.norm.offset),
     )
     mixed = low.buffer("mixed", width, "float", "attention")
-    rule = Delta(spec.num_heads, spec.num_key_heads, spec.key_dim, spec.value_dim, spec.norm.eps, cache=index)
+    rule = Delta(
+        spec.num_heads, spec.num_key_heads, spec.key_dim, spec.value_dim, spec.norm.eps, index, spec.tiled
+    )
     low.add("delta", "delta", (convolved, gates, numbers), mixed, *vectors, attributes=rule)
     return mixed, out
 

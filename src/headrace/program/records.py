@@ -302,7 +302,7 @@ class Delta:
     """The gated delta rule, then a norm of each head times the SiLU of its gate; see `ops.reference.recurrent`.
 
     Inputs: the convolved q, k and v, the gates, and of each head beta and decay: all betas first. Weights: the
-    logarithm of each head's rate and its bias, [num_heads] each, and the norm's, [value_dim].
+    logarithm of each head's rate and its bias, [num_heads] each, and the norm's, [value_dim]. tiled: see DeltaSpec.
     """
 
     num_heads: int
@@ -311,6 +311,7 @@ class Delta:
     value_dim: int
     eps: float
     cache: int
+    tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,6 +365,7 @@ class _Compiler:
             key_heads=spec.num_key_heads,
             key_dim=spec.key_dim,
             value_dim=spec.value_dim,
+            tiled=spec.tiled,
             layer=_layer(op),
         )
 

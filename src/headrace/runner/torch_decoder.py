@@ -355,6 +355,7 @@ class _Step:
             self._batch.cu_q,
             moves,
             num_key_heads=spec.num_key_heads,
+            tiled=spec.tiled,
         ).to(qkv.dtype)  # [T, H, Dv]
         normed = self._ops.rms_norm(heads, norm, spec.eps).flatten(1)
         return (normed * ACTIVATIONS["silu"](gates.float()).to(normed.dtype),)

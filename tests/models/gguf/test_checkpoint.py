@@ -56,7 +56,7 @@ def test_names_go_both_ways() -> None:
     assert table.names("blk.12.attn_q.bias") == ("model.layers.12.self_attn.q_proj.bias",)
     assert table.names("blk.0.ffn_norm.weight") == ("model.layers.0.post_attention_layernorm.weight",)
     assert table.names("rope_freqs.weight") == table.names("blk.3.attn_rot_embd.weight") == ()
-    for unknown in ("blk.0.ssm_in.weight", "blk.00.attn_q.weight", "v.blk.0.attn_q.weight", "x"):
+    for unknown in ("blk.0.ssm_x.weight", "blk.00.attn_q.weight", "v.blk.0.attn_q.weight", "x"):
         assert table.names(unknown) == (unknown,)
     assert table.names("blk.0.ffn_up_exps.weight") == ("model.layers.0.mlp.experts.{e}.up_proj.weight",)
     assert table.names("blk.2.ffn_down.31.weight") == ("model.layers.2.mlp.experts.31.down_proj.weight",)
@@ -197,6 +197,20 @@ def test_a_mixture_has_a_matrix_for_each_expert(tmp_path: Path) -> None:
     assert weights.matrices["1.router"].weight.shape == (4, HIDDEN)
 
 
+def test_gates_of_experts_may_be_in_one_tensor_with_what_they_multiply(tmp_path: Path) -> None:
+    rows = np.random.default_rng(3).standard_normal((4, 128, HIDDEN), dtype=np.float32)
+    together = {
+        f"blk__{layer}__ffn_gate_up_exps__weight": Tensor(rows.shape, 0, rows.tobytes()) for layer in range(2)
+    }
+    alone = {f"blk__{layer}__ffn_{part}_exps__weight": None for layer in range(2) for part in ("gate", "up")}
+    opened = GGUFCheckpoint(mixture(**together, **alone).write(tmp_path / "m.gguf"))
+    for expert in range(4):
+        name = f"model.layers.1.block_sparse_moe.experts.{expert}"
+        assert np.array_equal(opened.array(f"{name}.w1.weight"), rows[expert, :64])
+        assert np.array_equal(opened.array(f"{name}.w3.weight"), rows[expert, 64:])
+        assert opened.stored_name(f"{name}.w3.weight") == f"blk.1.ffn_gate_up_exps.weight of expert {expert}"
+
+
 BAD = {
     "missing experts": (
         mixture(blk__1__ffn_up_exps__weight=None),
@@ -220,8 +234,8 @@ BAD = {
         r"tensor blk.0.ffn_up.weight has shape \[63, 32\], but the config asks for \[64, 32\]",
     ),
     "unknown": (
-        changes(model(), blk__0__ssm_in__weight=Tensor((4, HIDDEN))),
-        "holds tensor 'blk.0.ssm_in.weight', which the config does not account for",
+        changes(model(), blk__0__ssm_x__weight=Tensor((4, HIDDEN))),
+        "holds tensor 'blk.0.ssm_x.weight', which the config does not account for",
     ),
     "layer too many": (changes(model(), blk__2__attn_norm__weight=Tensor((HIDDEN,))), "layers.2.input_layernorm"),
     "vector of codes": (

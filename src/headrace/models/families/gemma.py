@@ -11,19 +11,19 @@ from headrace.models.families.reading import (
     SLIDING,
     Family,
     decoder,
+    offset_norm,
     read_attention,
     read_hidden,
     read_layer_count,
     read_layer_types,
     read_mlp,
     read_window,
-    rms_norm,
     stacked,
     with_window,
     with_windows,
 )
 from headrace.models.names import HF_NAMES
-from headrace.models.spec import ModelSpec, NormSpec
+from headrace.models.spec import ModelSpec
 
 LARGE = 1e9  # of soft caps and scales
 
@@ -33,11 +33,6 @@ SANDWICH = replace(
     post_norm="model.layers.{i}.pre_feedforward_layernorm",
     feed_forward_post_norm="model.layers.{i}.post_feedforward_layernorm",
 )
-
-
-def _norm(config: ConfigReader) -> NormSpec:
-    """Files whose norm weights are whole say so: those of llama.cpp are."""
-    return rms_norm(config, config.number("norm_weight_offset", 0.0, 1.0, 1.0))
 
 
 def _only_causal(config: ConfigReader) -> None:
@@ -52,7 +47,7 @@ def _gemma(config: ConfigReader) -> ModelSpec:
     mlp = replace(read_mlp(config, activation="gelu_pytorch_tanh"), activation="gelu_tanh")
     layers = stacked([mixer] * read_layer_count(config), mlp)
     scale = read_hidden(config) ** 0.5
-    return decoder(config, "gemma", layers, _norm(config), longest, tied=True, embedding_scale=scale)
+    return decoder(config, "gemma", layers, offset_norm(config), longest, tied=True, embedding_scale=scale)
 
 
 def _gemma2(config: ConfigReader) -> ModelSpec:
@@ -68,7 +63,7 @@ def _gemma2(config: ConfigReader) -> ModelSpec:
     mlp = read_mlp(config, activation="gelu_pytorch_tanh", field="hidden_activation")
     return decoder(
         config, "gemma2", stacked([with_window(mixer, window) for window in windows], mlp, "both"),
-        _norm(config), longest, tied=True, embedding_scale=read_hidden(config) ** 0.5,
+        offset_norm(config), longest, tied=True, embedding_scale=read_hidden(config) ** 0.5,
         final_soft_cap=config.optional_number("final_logit_softcapping", 1e-3, LARGE),
     )  # fmt: skip
 
@@ -76,7 +71,7 @@ def _gemma2(config: ConfigReader) -> ModelSpec:
 def _gemma3(config: ConfigReader) -> ModelSpec:
     """Norms of q and k, and ropes of their own for layers with and without a window."""
     _only_causal(config)
-    bias, norm = config.flag("attention_bias", False), _norm(config)
+    bias, norm = config.flag("attention_bias", False), offset_norm(config)
     period = config.integer("sliding_window_pattern", 1, 1024, 6)
     types = read_layer_types(config, lambda index: SLIDING if (index + 1) % period else FULL)
     windows = with_windows(config, types, read_window(config, 4096))

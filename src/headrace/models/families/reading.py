@@ -120,6 +120,11 @@ def rms_norm(config: ConfigReader, offset: float = 0.0) -> NormSpec:
     return NormSpec(config.number("rms_norm_eps", 1e-30, 1.0, 1e-6), offset=offset)
 
 
+def offset_norm(config: ConfigReader) -> NormSpec:
+    """Of families that store its weights less one. Files whose weights are whole say so: those of llama.cpp are."""
+    return rms_norm(config, config.number("norm_weight_offset", 0.0, 1.0, 1.0))
+
+
 def layer_norm(config: ConfigReader, name: str, *, bias: bool) -> NormSpec:
     return NormSpec(config.number(name, 1e-30, 1.0, 1e-5), "layer", bias)
 

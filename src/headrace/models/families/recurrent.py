@@ -7,13 +7,15 @@ from dataclasses import replace
 
 from headrace.errors import CheckpointError
 from headrace.models.config_reader import ConfigReader
-from headrace.models.families.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_INTERMEDIATE
+from headrace.models.families.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_INTERMEDIATE, MAX_LAYERS
 from headrace.models.families.mixtures import read_expert, read_experts, sparse_layers
 from headrace.models.families.reading import (
     FULL,
     Arrangement,
+    ExpertTensors,
     Family,
     decoder,
+    offset_norm,
     read_attention,
     read_hidden,
     read_layer_count,
@@ -43,6 +45,8 @@ MAX_WIDTH = 16
 
 
 def _read_delta(config: ConfigReader, *, fused: bool) -> DeltaSpec:
+    """fused: the family's checkpoints have the tensors that `DeltaSpec` calls so. Files that arrange them in another
+    way say so: those of llama.cpp do."""
     heads = config.integer("linear_num_value_heads", 1, MAX_HEADS, 32)
     key_heads = config.integer("linear_num_key_heads", 1, MAX_HEADS, 16)
     if heads % key_heads:
@@ -56,7 +60,9 @@ def _read_delta(config: ConfigReader, *, fused: bool) -> DeltaSpec:
         config.integer("linear_value_head_dim", 1, MAX_HEAD_DIM, 128),
         config.integer("linear_conv_kernel_dim", 2, MAX_WIDTH, 4),
         rms_norm(config),
-        fused,
+        fused=fused and not config.flag("linear_qkv_apart", False),
+        fused_numbers=fused,
+        tiled=config.flag("linear_heads_tiled", False),
     )
 
 
@@ -64,7 +70,7 @@ def _qwen_layers(
     config: ConfigReader, parts: Sequence[FeedForward], *, fused: bool
 ) -> tuple[list[LayerSpec], NormSpec, int]:
     """The layers, their norm and the longest context. Every fourth layer attends, where the config does not say."""
-    norm, bias = rms_norm(config, offset=1.0), config.flag("attention_bias", False)
+    norm, bias = offset_norm(config), config.flag("attention_bias", False)
     attention, longest = read_attention(
         config,
         default_head_dim=256,
@@ -128,7 +134,7 @@ def _lfm2_width(config: ConfigReader) -> int:
     return wide
 
 
-def _lfm2(config: ConfigReader) -> ModelSpec:
+def _lfm2_model(config: ConfigReader, family: str, parts: Sequence[FeedForward]) -> ModelSpec:
     norm = NormSpec(config.number("norm_eps", 1e-30, 1.0, 1e-5))
     attention, longest = read_attention(config, theta=1_000_000.0, qk_norm=norm)
     count = read_layer_count(config)
@@ -139,10 +145,32 @@ def _lfm2(config: ConfigReader) -> ModelSpec:
     conv = ConvSpec(
         read_hidden(config), config.integer("conv_L_cache", 2, MAX_WIDTH, 3), config.flag("conv_bias", False)
     )
-    mlp = MLPSpec(_lfm2_width(config))
-    layers = [LayerSpec(attention if kind == FULL else conv, mlp) for kind in types]
+    mixers: list[Mixer] = [attention if kind == FULL else conv for kind in types]
+    layers = [LayerSpec(mixer, part) for mixer, part in zip(mixers, parts, strict=True)]
     tied = config.flag("tie_embedding", True)
-    return decoder(config, "lfm2", layers, norm, longest, tied=tied)
+    return decoder(config, family, layers, norm, longest, tied=tied)
+
+
+def _lfm2(config: ConfigReader) -> ModelSpec:
+    return _lfm2_model(config, "lfm2", [MLPSpec(_lfm2_width(config))] * read_layer_count(config))
+
+
+def _lfm2_moe(config: ConfigReader) -> ModelSpec:
+    """Experts in all layers but the first few."""
+    count, mlp = read_layer_count(config), read_mlp(config)
+    dense = min(count, config.integer("num_dense_layers", 0, MAX_LAYERS, 2))
+    router = RouterSpec(
+        4,
+        "sigmoid",
+        normalize=config.flag("norm_topk_prob", True),
+        scale=config.number("routed_scaling_factor", 0.0, 1e6, 1.0),
+        choice_bias=config.flag("use_expert_bias", True),
+    )
+    parts: list[FeedForward] = [mlp] * dense
+    if dense < count:
+        expert = read_expert(config, "moe_intermediate_size", mlp)
+        parts += [read_experts(config, router, expert, "num_experts", top_k=4)] * (count - dense)
+    return _lfm2_model(config, "lfm2_moe", parts)
 
 
 _QWEN_NAMES = WeightNames(ignored_prefixes=("mtp.",))  # layers that predict further tokens
@@ -157,7 +185,17 @@ _LFM2_NAMES = WeightNames(
     gate="model.layers.{i}.feed_forward.w1",
     up="model.layers.{i}.feed_forward.w3",
     down="model.layers.{i}.feed_forward.w2",
+    router="model.layers.{i}.feed_forward.gate",
+    choice_bias="model.layers.{i}.feed_forward.expert_bias",
+    expert_gate="model.layers.{i}.feed_forward.experts.{e}.w1",
+    expert_up="model.layers.{i}.feed_forward.experts.{e}.w3",
+    expert_down="model.layers.{i}.feed_forward.experts.{e}.w2",
 )
+
+_LFM2_TOGETHER = {
+    ".experts.gate_up_proj": ExpertTensors((".experts.{e}.w1.weight", ".experts.{e}.w3.weight"), apart=True),
+    ".experts.down_proj": ExpertTensors((".experts.{e}.w2.weight",)),
+}
 
 _QWEN_ARRANGED: dict[str, Arrangement] = {".linear_attn.conv1d.weight": "flattened"}
 
@@ -193,5 +231,14 @@ RECURRENT = {
         {".conv.conv.weight": "flattened"},
         models="LFM2",
         features="short convolutions",
+    ),
+    "Lfm2MoeForCausalLM": Family(
+        "lfm2_moe",
+        _lfm2_moe,
+        _LFM2_NAMES,
+        {".conv.conv.weight": "flattened"},
+        _LFM2_TOGETHER,
+        models="LFM2 with experts",
+        features="short convolutions, experts with a corrected choice",
     ),
 }

@@ -6,180 +6,46 @@ family that arrives later is one more entry in `ARCHITECTURES`.
 
 from __future__ import annotations
 
-import array
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
 
 from headrace.errors import CheckpointError, UnsupportedModel
-from headrace.gguf.files import GGUFModel
-from headrace.models.config_reader import ConfigReader
-from headrace.models.families.limits import (
-    MAX_CHOICES,
-    MAX_EXPERTS,
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_HIDDEN,
-    MAX_INTERMEDIATE,
-)
+from headrace.models.families.limits import MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN, MAX_INTERMEDIATE
 from headrace.models.families.reading import FULL, SLIDING
+from headrace.models.gguf.facts import (
+    EXPERT_KEYS,
+    LARGE,
+    Architecture,
+    Facts,
+    Fields,
+    experts_of,
+    has_sigmoids,
+    no_window,
+    routed_experts,
+    window_of,
+)
 from headrace.models.gguf.names import GGUF_NAMES, LONG_FACTORS, SHORT_FACTORS
+from headrace.models.gguf.recurrent import RECURRENT
 from headrace.models.rope_config import MAX_POSITION
-
-Fields = dict[str, Any]
-
-_LARGE = 1e9  # of soft caps and scales
-
-EXPERT_KEYS = frozenset({"expert_count"})
-"""Keys of files that may have experts."""
-
-
-class Reader(ConfigReader):
-    """Keys of one architecture. A number may be an array with one value a layer. All of them are equal, but in the
-    keys `by_layer`: there the first one counts."""
-
-    def __init__(
-        self, metadata: Mapping[str, Any], architecture: str, where: str, by_layer: Collection[str] = ()
-    ) -> None:
-        super().__init__(metadata, where)
-        self._prefix, self._by_layer = architecture, by_layer
-
-    def has(self, name: str) -> bool:
-        return super().has(self._key(name))
-
-    def flags(self, name: str, length: int) -> list[bool] | None:
-        """An array of `length` truth values, or None where it is absent."""
-        if not self.has(name):
-            return None
-        value = super()._value(self._key(name), None)
-        items = list(value) if isinstance(value, list | array.array) else []
-        if len(items) != length or not all(item in (0, 1) for item in items):
-            raise self._bad(name, f"a list of {length} truth values", value)
-        return [bool(item) for item in items]
-
-    def by_layer(self, name: str, length: int, low: int, high: int) -> list[int]:
-        """One of these numbers for each of `length` layers; the key may hold a single one."""
-        value = super()._value(self._key(name), None)
-        if not isinstance(value, list | array.array):
-            return [self.integer(name, low, high)] * length
-        items = list(value)
-        legal = (isinstance(x, int) and not isinstance(x, bool) and low <= x <= high for x in items)
-        if len(items) != length or not all(legal):
-            raise self._bad(name, f"a list of {length} whole numbers between {low} and {high}", value)
-        return items
-
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}.{name}"
-
-    def _value(self, name: str, default: object) -> Any:
-        value = super()._value(self._key(name), default)
-        if isinstance(value, array.array) and len(value):
-            if name not in self._by_layer and value.count(value[0]) != len(value):
-                raise UnsupportedModel(
-                    f"{self._key(name)} in {self.where} differs between layers, which is not supported"
-                )
-            return value[0]
-        return value
-
-    def _bad(self, name: str, expected: str, value: object) -> CheckpointError:
-        return super()._bad(self._key(name), expected, value)
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A file, and the fields of the config that every architecture has. floats: a small tensor's numbers by name."""
-
-    model: GGUFModel
-    reader: Reader
-    config: Fields
-    floats: Callable[[str], list[float]]
-
-    def has_bias(self, part: str) -> bool:
-        """Whether the first layer's tensor of that name, such as "attn_q", has a bias: metadata does not say."""
-        return f"blk.0.{part}.bias" in self.model
-
-    def has_tensor(self, part: str) -> bool:
-        """Whether the first layer has it."""
-        return f"blk.0.{part}.weight" in self.model
-
-    def layer_types(self, is_full: Callable[[int], bool]) -> list[str]:
-        """From the file, or by the number of a layer."""
-        count = self.config["num_hidden_layers"]
-        slides = self.reader.flags("attention.sliding_window_pattern", count)
-        if slides is None:
-            slides = [not is_full(index) for index in range(count)]
-        return [SLIDING if one else FULL for one in slides]
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """family: the architecture that a config.json names; others: those that `fields` may give in its place. fields: of
-    the config, besides those that all have.
-
-    permuted: the rows of q and k are in the order of rope that turns neighbouring features, not features half a head
-    apart. eps: the config's name of the norms' epsilon; a LayerNorm unless it begins with "rms". partial: a part of
-    each head may be rotated. latent: attention is latent. reads: keys that change what a model computes and that
-    `fields` reads; by_layer: keys whose number may differ between layers, which it reads too. renamed: parts of a layer
-    by other names than those of most files.
-    """
-
-    family: str
-    fields: Callable[[Facts], Fields] = lambda facts: {}
-    permuted: bool = False
-    eps: str = "rms_norm_eps"
-    partial: bool = False
-    latent: bool = False
-    reads: frozenset[str] = frozenset()
-    by_layer: frozenset[str] = frozenset()
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    others: tuple[str, ...] = ()
-
-
-def _window(facts: Facts) -> int:
-    """0: none, or one that reaches over the whole context."""
-    window = facts.reader.integer("attention.sliding_window", 0, MAX_POSITION, 0)
-    return 0 if window >= facts.config["max_position_embeddings"] else window
-
-
-def _no_window(facts: Facts) -> None:
-    window = _window(facts)
-    if window:
-        raise UnsupportedModel(
-            f"{facts.model.name} has a sliding window of {window} tokens, which is not supported with "
-            f"{facts.config['architectures'][0]}"
-        )
 
 
 def _llama(facts: Facts) -> Fields:
     """Mistral's and Mixtral's files have this name too: they differ in their window and in their experts."""
     if facts.reader.integer("expert_count", 0, MAX_EXPERTS, 0):
-        window = _window(facts)
-        experts = {"architectures": ["MixtralForCausalLM"], **_experts(facts, "num_local_experts")}
+        window = window_of(facts)
+        experts = {"architectures": ["MixtralForCausalLM"], **experts_of(facts, "num_local_experts")}
         return {**experts, "norm_topk_prob": True, **({"sliding_window": window} if window else {})}
     biases = {"attention_bias": facts.has_bias("attn_output"), "mlp_bias": facts.has_bias("ffn_down")}
-    window = _window(facts)
+    window = window_of(facts)
     if not window:
         return biases
     return {**biases, "architectures": ["MistralForCausalLM"], "sliding_window": window}
 
 
-def _experts(facts: Facts, *names: str) -> Fields:
-    """Their number, under these names too, and the layers without them."""
-    reader, count = facts.reader, facts.config["num_hidden_layers"]
-    experts = reader.integer("expert_count", 1, MAX_EXPERTS)
-    dense = [index for index in range(count) if f"blk.{index}.ffn_gate_inp.weight" not in facts.model]
-    return {
-        **dict.fromkeys(("num_experts", *names), experts),
-        "num_experts_per_tok": reader.integer("expert_used_count", 1, MAX_CHOICES),
-        "mlp_only_layers": dense,
-    }
-
-
 def _qwen2_moe(facts: Facts) -> Fields:
-    _no_window(facts)
+    no_window(facts)
     reader = facts.reader
     return {
-        **_experts(facts),
+        **experts_of(facts),
         "norm_topk_prob": reader.flag("expert_weights_norm", False),
         "moe_intermediate_size": reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
         "shared_expert_intermediate_size": reader.integer(
@@ -191,9 +57,9 @@ def _qwen2_moe(facts: Facts) -> Fields:
 
 def _qwen3_moe(facts: Facts) -> Fields:
     """llama.cpp divides the weights by their sum, whatever the file says."""
-    _no_window(facts)
+    no_window(facts)
     return {
-        **_experts(facts),
+        **experts_of(facts),
         "attention_bias": facts.has_bias("attn_output"),
         "norm_topk_prob": facts.reader.flag("expert_weights_norm", True),
         "moe_intermediate_size": facts.reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
@@ -203,8 +69,8 @@ def _qwen3_moe(facts: Facts) -> Fields:
 def _deepseek2(facts: Facts) -> Fields:
     """DeepSeek V2, or V3 and GLM-4.7-Flash, whose router has sigmoids. Files of early 2025 and before state the sizes
     of a head, later ones those of the cache, and of a head under names of their own."""
-    _no_window(facts)
-    reader, count = facts.reader, facts.config["num_hidden_layers"]
+    no_window(facts)
+    reader = facts.reader
     rotated = facts.config["head_dim"]
     sizes = {}
     for name in ("key_length", "value_length"):
@@ -227,38 +93,32 @@ def _deepseek2(facts: Facts) -> Fields:
     if scaling:  # a tenth of it, in float32
         mscale = float(f"{10 * reader.number('rope.scaling.yarn_log_multiplier', 0.0, 1e3, 0.0):.6g}")
         found["rope_scaling"] = scaling | ({"mscale": mscale, "mscale_all_dim": mscale} if mscale else {})
-    dense = [index for index in range(count) if f"blk.{index}.ffn_gate_inp.weight" not in facts.model]
-    if dense != [*range(len(dense))]:
-        raise UnsupportedModel(f"{facts.model.name} has layers without experts after such with them")
-    found["first_k_dense_replace"] = len(dense)
-    if len(dense) == count:
-        return found
-    choice = f"blk.{len(dense)}.exp_probs_b.bias" in facts.model
-    gating = reader.integer("expert_gating_func", 1, 2, 2 if choice else 1)
-    groups = reader.integer("expert_group_count", 0, MAX_EXPERTS, 0) or 1
-    found |= {
-        "n_routed_experts": reader.integer("expert_count", 1, MAX_EXPERTS),
-        "num_experts": reader.integer("expert_count", 1, MAX_EXPERTS),
-        "num_experts_per_tok": reader.integer("expert_used_count", 1, MAX_CHOICES),
-        "n_shared_experts": reader.integer("expert_shared_count", 0, MAX_EXPERTS, 0),
-        "moe_intermediate_size": reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
-        "routed_scaling_factor": reader.number("expert_weights_scale", 0.0, _LARGE, 0.0) or 1.0,
-        "norm_topk_prob": reader.flag("expert_weights_norm", False),
-        "n_group": groups,
-        "topk_group": reader.integer("expert_group_used_count", 0, MAX_EXPERTS, 0) or groups,
+    found |= routed_experts(facts)
+    if has_sigmoids(facts):
+        return {**found, "architectures": ["DeepseekV3ForCausalLM"]}
+    return {**found, "topk_method": "greedy" if found.get("n_group", 1) == 1 else "group_limited_greedy"}
+
+
+def _glm4_moe(facts: Facts) -> Fields:
+    no_window(facts)
+    if not has_sigmoids(facts):
+        raise UnsupportedModel(
+            f"{facts.model.name} has a router with softmax, which is not supported with glm4moe"
+        )
+    return {
+        **routed_experts(facts),
+        "use_qk_norm": facts.has_tensor("attn_q_norm"),
+        "attention_bias": facts.has_bias("attn_q"),
     }
-    if gating == 1:
-        return {**found, "topk_method": "greedy" if groups == 1 else "group_limited_greedy"}
-    return {**found, "architectures": ["DeepseekV3ForCausalLM"]}
 
 
 def _qwen2(facts: Facts) -> Fields:
-    _no_window(facts)
+    no_window(facts)
     return {}
 
 
 def _qwen3(facts: Facts) -> Fields:
-    _no_window(facts)
+    no_window(facts)
     return {"attention_bias": facts.has_bias("attn_output")}
 
 
@@ -270,7 +130,7 @@ def _mistral3(facts: Facts) -> Fields:
         mscale = reader.number("rope.scaling.yarn_log_multiplier", 0.0, 1e3, 0.0)
         scaling |= {"mscale": mscale, "mscale_all_dim": mscale} if mscale else {}
         scaling["llama_4_scaling_beta"] = beta
-    window = _window(facts)
+    window = window_of(facts)
     return {"rope_scaling": scaling, **({"sliding_window": window} if window else {})}
 
 
@@ -278,7 +138,7 @@ def _gpt_oss(facts: Facts) -> Fields:
     """YaRN without rounding, which files do not say."""
     reader, scaling = facts.reader, facts.config.get("rope_scaling")
     return {
-        **_experts(facts, "num_local_experts"),
+        **experts_of(facts, "num_local_experts"),
         "intermediate_size": reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
         "attention_bias": facts.has_bias("attn_q"),
         "sliding_window": reader.integer("attention.sliding_window", 1, MAX_POSITION, 128),
@@ -288,27 +148,27 @@ def _gpt_oss(facts: Facts) -> Fields:
 
 
 def _smollm3(facts: Facts) -> Fields:
-    _no_window(facts)
+    no_window(facts)
     return {"attention_bias": facts.has_bias("attn_output"), "mlp_bias": facts.has_bias("ffn_down")}
 
 
 def _granite(facts: Facts) -> Fields:
-    _no_window(facts)
+    no_window(facts)
     reader = facts.reader
     return {
         "attention_bias": facts.has_bias("attn_output"),
         "mlp_bias": facts.has_bias("ffn_down"),
         "attention_multiplier": reader.number(
-            "attention.scale", 1e-9, _LARGE, facts.config["head_dim"] ** -0.5
+            "attention.scale", 1e-9, LARGE, facts.config["head_dim"] ** -0.5
         ),
-        "embedding_multiplier": reader.number("embedding_scale", 1e-9, _LARGE, 1.0),
-        "residual_multiplier": reader.number("residual_scale", 1e-9, _LARGE, 1.0),
-        "logits_scaling": reader.number("logit_scale", 1e-9, _LARGE, 1.0),
+        "embedding_multiplier": reader.number("embedding_scale", 1e-9, LARGE, 1.0),
+        "residual_multiplier": reader.number("residual_scale", 1e-9, LARGE, 1.0),
+        "logits_scaling": reader.number("logit_scale", 1e-9, LARGE, 1.0),
     }
 
 
 def _seed_oss(facts: Facts) -> Fields:
-    _no_window(facts)
+    no_window(facts)
     return {
         "attention_bias": facts.has_bias("attn_q"),
         "attention_out_bias": facts.has_bias("attn_output"),
@@ -318,7 +178,7 @@ def _seed_oss(facts: Facts) -> Fields:
 
 def _gemma(facts: Facts) -> Fields:
     """The converter has added one to the norms' weights."""
-    _no_window(facts)
+    no_window(facts)
     return {"norm_weight_offset": 0.0}
 
 
@@ -335,8 +195,8 @@ def _gemma2(facts: Facts) -> Fields:
     reader = facts.reader
     return {
         **_gemma_scale(facts, 46),
-        "attn_logit_softcapping": reader.number("attn_logit_softcapping", 1e-3, _LARGE, 50.0),
-        "final_logit_softcapping": reader.number("final_logit_softcapping", 1e-3, _LARGE, 30.0),
+        "attn_logit_softcapping": reader.number("attn_logit_softcapping", 1e-3, LARGE, 50.0),
+        "final_logit_softcapping": reader.number("final_logit_softcapping", 1e-3, LARGE, 30.0),
         "sliding_window": reader.integer("attention.sliding_window", 1, MAX_POSITION, 4096),
         "layer_types": facts.layer_types(lambda index: index % 2 == 1),
     }
@@ -344,7 +204,7 @@ def _gemma2(facts: Facts) -> Fields:
 
 def _gemma3(facts: Facts) -> Fields:
     reader = facts.reader
-    cap = reader.number("final_logit_softcapping", 0.0, _LARGE, 0.0)
+    cap = reader.number("final_logit_softcapping", 0.0, LARGE, 0.0)
     window = reader.integer("attention.sliding_window", 0, MAX_POSITION, 0)
     types = facts.layer_types(lambda index: index % 6 == 5 or not window)
     return {
@@ -376,7 +236,7 @@ def _gemma4(facts: Facts) -> Fields:
             f"feed_forward_length in {facts.model.name} differs between layers otherwise than is known of this family"
         )
     full = next((index for index, kind in enumerate(types) if kind == FULL), 0)
-    cap = reader.number("final_logit_softcapping", 0.0, _LARGE, 0.0)
+    cap = reader.number("final_logit_softcapping", 0.0, LARGE, 0.0)
     window = reader.integer("attention.sliding_window", 0, MAX_POSITION, 0)
     theta = reader.number("rope.freq_base_swa", 1.5, 1e15, 10_000.0)
     found: Fields = {
@@ -400,7 +260,7 @@ def _gemma4(facts: Facts) -> Fields:
             raise CheckpointError(f"{facts.model.name} lacks the matrix {GGUF_NAMES.per_layer_embed}.weight")
         found["vocab_size_per_layer_input"] = table.shape[0]
     if reader.integer("expert_count", 0, MAX_EXPERTS, 0):
-        experts = _experts(facts)
+        experts = experts_of(facts)
         found |= {
             "enable_moe_block": True,
             "num_experts": experts["num_experts"],
@@ -412,7 +272,7 @@ def _gemma4(facts: Facts) -> Fields:
 
 def _phi3(facts: Facts) -> Fields:
     """Divisors of longrope are tensors. A window of 0 is none."""
-    window = _window(facts)
+    window = window_of(facts)
     found: Fields = {"sliding_window": window} if window else {}
     if LONG_FACTORS not in facts.model or SHORT_FACTORS not in facts.model:
         return found
@@ -430,7 +290,7 @@ def _phi3(facts: Facts) -> Fields:
 
 def _olmo2(facts: Facts) -> Fields:
     """OLMo 3's files have this name too, and a window."""
-    window = _window(facts)
+    window = window_of(facts)
     biases = {"attention_bias": facts.has_bias("attn_output")}
     if not window:
         return biases
@@ -446,7 +306,7 @@ def _olmo2(facts: Facts) -> Fields:
 def _cohere2(facts: Facts) -> Fields:
     reader = facts.reader
     return {
-        "logit_scale": reader.number("logit_scale", 1e-9, _LARGE, 1.0),
+        "logit_scale": reader.number("logit_scale", 1e-9, LARGE, 1.0),
         "sliding_window": reader.integer("attention.sliding_window", 1, MAX_POSITION, 4096),
         "layer_types": facts.layer_types(lambda index: index % 4 == 3),
         "attention_bias": facts.has_bias("attn_output"),
@@ -454,17 +314,17 @@ def _cohere2(facts: Facts) -> Fields:
 
 
 def _glm(facts: Facts) -> Fields:
-    _no_window(facts)
+    no_window(facts)
     return {"attention_bias": facts.has_bias("attn_q")}
 
 
 def _starcoder2(facts: Facts) -> Fields:
-    window = _window(facts)
+    window = window_of(facts)
     return {"use_bias": facts.has_bias("ffn_down"), **({"sliding_window": window} if window else {})}
 
 
 def _neox(facts: Facts) -> Fields:
-    _no_window(facts)
+    no_window(facts)
     return {
         "use_parallel_residual": facts.reader.flag("use_parallel_residual", True),
         "attention_bias": facts.has_bias("attn_qkv"),
@@ -473,7 +333,7 @@ def _neox(facts: Facts) -> Fields:
 
 def _gpt2(facts: Facts) -> Fields:
     """The config has names of its own for most sizes."""
-    _no_window(facts)
+    no_window(facts)
     names = {
         "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
         "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
@@ -503,6 +363,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "expert_gating_func", "expert_group_count", "expert_weights_scale", "rope.scaling.yarn_log_multiplier"
         },
     ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM", _glm4_moe, partial=True, renamed={"post_attention_norm": "ffn_norm"},
+        reads=EXPERT_KEYS | {"expert_gating_func", "expert_group_count", "expert_weights_scale"},
+    ),
+    **RECURRENT,
     "smollm3": Architecture("SmolLM3ForCausalLM", _smollm3, permuted=True),
     "granite": Architecture(
         "GraniteForCausalLM", _granite, permuted=True,

@@ -16,15 +16,17 @@ from headrace.gguf.files import GGUFModel
 from headrace.gguf.reader import TensorInfo
 from headrace.gguf.types import TYPES, BlockType
 from headrace.models.families import FAMILIES
-from headrace.models.gguf.architectures import Fields
 from headrace.models.gguf.blocks import Bytes, coded, dequantize, floats
 from headrace.models.gguf.config import architecture, matrix_dtype, read_config
+from headrace.models.gguf.facts import Fields
 from headrace.models.gguf.heads import join_heads
-from headrace.models.gguf.names import NameTable, layer_part
+from headrace.models.gguf.names import CONVOLUTIONS, RATES, NameTable, layer_part
 from headrace.models.weight_files import TensorEntry
 from headrace.quant.block_formats import BLOCK_CODES
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import Coded
+
+_CONVOLUTION_ENDS = tuple(f".{part}.weight" for part in CONVOLUTIONS)
 
 
 class GGUFCheckpoint:
@@ -41,7 +43,8 @@ class GGUFCheckpoint:
         self.config, self.generation_config = self._read_config()
         _, arch = architecture(self.model)
         family = FAMILIES[self.config["architectures"][0]]
-        names = NameTable(family.names, arch.renamed)
+        layers, more = self.config["num_hidden_layers"], self.config["num_nextn_predict_layers"]
+        names = NameTable(family.names, arch.renamed, layers, more)
         # of each matrix that is one of several in its tensor: which one, and how many equal parts there are
         self._parts: dict[str, tuple[int, int]] = {}
         self._joined = join_heads(self.model, f"{family.names.latent_up}.weight")
@@ -153,7 +156,18 @@ class GGUFCheckpoint:
         inner = prod(info.shape[1:-1])
         type, raw = self.blocks(name, first * inner, last * inner)
         decoded = dequantize(raw, type) if type.quantized else _floats_as_stored(raw, type)
+        if self._stored[name].endswith(f".{RATES}"):
+            decoded = self._logarithms(self._stored[name], floats(raw, type))
         return decoded.reshape(-1, *info.shape[1:])
+
+    def _logarithms(self, stored: str, rates: NDArray[Any]) -> NDArray[np.float32]:
+        """The converter has replaced the logarithm of a rate by the rate, less than zero."""
+        if not (np.isfinite(rates).all() and (rates <= 0).all()):
+            raise CheckpointError(
+                f"tensor {stored!r:.200} in {self.model.name} must hold finite numbers of at most zero"
+            )
+        with np.errstate(divide="ignore"):
+            return np.log(-rates.astype(np.float64)).astype(np.float32)
 
     def array(self, name: str) -> NDArray[Any]:
         if name in self._joined:
@@ -184,11 +198,14 @@ class GGUFCheckpoint:
         return [(self._stored[name], *self._part(name))]
 
     def _info(self, name: str) -> TensorInfo:
-        """The tensor, or the matrix in it. The gate of a shared expert is a row, which files have without its axis."""
+        """The tensor, or the matrix in it. The gate of a shared expert is a row, which files have without its axis, and
+        a convolution is a vector."""
         stored = self._stored[name]
         info = self._tensor(stored)
         if layer_part(stored) == "ffn_gate_inp_shexp" and len(info.shape) == 1:
             return replace(info, shape=(1, *info.shape))
+        if stored.endswith(_CONVOLUTION_ENDS):
+            return replace(info, shape=(prod(info.shape),))
         if name not in self._parts:
             return info
         first, last = self._part(name)

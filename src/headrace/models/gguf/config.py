@@ -18,8 +18,16 @@ from headrace.models.families import (
     MAX_LAYERS,
     MAX_VOCAB,
 )
-from headrace.models.gguf.architectures import ARCHITECTURES, Architecture, Facts, Fields, Reader
-from headrace.models.gguf.names import GGUF_NAMES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from headrace.models.gguf.architectures import ARCHITECTURES
+from headrace.models.gguf.facts import EXPERT_KEYS, Architecture, Facts, Fields, Reader
+from headrace.models.gguf.names import (
+    GGUF_NAMES,
+    IN_FLOAT32,
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    layer_part,
+)
 from headrace.models.rope_config import MAX_FACTOR, MAX_POSITION
 
 # Keys, after the architecture's name, that change what a model computes and that no family here has: refused unless
@@ -93,14 +101,19 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
     else:
         head_dim = _head_dim(reader, hidden, heads, partial=arch.partial)
     context = reader.integer("context_length", 1, MAX_POSITION)
+    blocks = reader.integer("block_count", 1, MAX_LAYERS)
+    more = reader.integer(
+        "nextn_predict_layers", 0, blocks - 1, 0
+    )  # they predict further tokens, and are not used
     config: Fields = {
         "architectures": [arch.family],
         "hidden_size": hidden,
-        "num_hidden_layers": reader.integer("block_count", 1, MAX_LAYERS),
+        "num_hidden_layers": blocks - more,
+        "num_nextn_predict_layers": more,
         "num_attention_heads": heads,
-        "num_key_value_heads": reader.integer("attention.head_count_kv", 1, MAX_HEADS, heads),
+        "num_key_value_heads": _kv_heads(reader, heads, blocks, hybrid=arch.hybrid),
         "head_dim": head_dim,
-        "intermediate_size": reader.integer("feed_forward_length", 1, MAX_INTERMEDIATE),
+        "intermediate_size": _intermediate_size(reader, arch),
         "vocab_size": _vocab_size(model),
         "max_position_embeddings": context,
         arch.eps: reader.number(
@@ -114,7 +127,7 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
     if arch.partial:
         rotated = reader.integer("rope.dimension_count", 2, head_dim, head_dim)
         config["partial_rotary_factor"] = rotated / head_dim
-    _check_layers(model, config["num_hidden_layers"])
+    _check_layers(model, blocks)
     config |= arch.fields(Facts(model, reader, config, floats))
     begins = _tokens(model, ("bos",), config["vocab_size"])
     if begins:
@@ -124,8 +137,10 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
 
 
 def matrix_dtype(model: GGUFModel, excluded: Collection[str] = ()) -> str:
-    """The type that holds every matrix exactly, but for those in `excluded`: 16 bits where all have them."""
-    infos = (model.tensor(name) for name in model.names() if name not in excluded)
+    """The type that holds every matrix exactly, but for those in `excluded` and for routers and convolutions, which are
+    stored and computed in float32: 16 bits where all have them."""
+    names = (name for name in model.names() if name not in excluded and layer_part(name) not in IN_FLOAT32)
+    infos = map(model.tensor, names)
     stored = {info.type.name for info in infos if info is not None and len(info.shape) > 1}
     return _DTYPES.get(stored.pop(), "float32") if len(stored) == 1 else "float32"
 
@@ -143,6 +158,26 @@ def _head_dim(reader: Reader, hidden: int, heads: int, *, partial: bool) -> int:
                 f"{key} {other} in {reader.where} differs from key_length {head_dim}, which is not supported"
             )
     return head_dim
+
+
+def _kv_heads(reader: Reader, heads: int, blocks: int, *, hybrid: bool) -> int:
+    """Of the layers that attend."""
+    if not hybrid:
+        return reader.integer("attention.head_count_kv", 1, MAX_HEADS, heads)
+    found = set(reader.by_layer("attention.head_count_kv", blocks, 0, MAX_HEADS, heads)) - {0}
+    if len(found) > 1:
+        raise UnsupportedModel(
+            f"attention.head_count_kv in {reader.where} differs between layers that attend"
+        )
+    return found.pop() if found else heads
+
+
+def _intermediate_size(reader: Reader, arch: Architecture) -> int:
+    """Files of models without a dense layer may state that of experts alone."""
+    alone = arch.reads >= EXPERT_KEYS and not reader.has("feed_forward_length")
+    return reader.integer(
+        "expert_feed_forward_length" if alone else "feed_forward_length", 1, MAX_INTERMEDIATE
+    )
 
 
 def _vocab_size(model: GGUFModel) -> int:

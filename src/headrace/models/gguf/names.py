@@ -42,6 +42,20 @@ GGUF_NAMES = WeightNames(
     per_layer_gate="blk.{i}.inp_gate",
     per_layer_out="blk.{i}.proj",
     per_layer_post_norm="blk.{i}.post_norm",
+    delta_qkv="blk.{i}.attn_qkv",
+    delta_gate="blk.{i}.attn_gate",
+    delta_beta="blk.{i}.ssm_beta",
+    delta_decay="blk.{i}.ssm_alpha",
+    delta_qkv_gate="blk.{i}.ssm_in",
+    delta_beta_decay="blk.{i}.ssm_ba",
+    delta_conv="blk.{i}.ssm_conv1d",
+    delta_rate="blk.{i}.ssm_a",
+    delta_time="blk.{i}.ssm_dt.bias",
+    delta_norm="blk.{i}.ssm_norm",
+    delta_out="blk.{i}.ssm_out",
+    conv_in="blk.{i}.shortconv.in_proj",
+    conv="blk.{i}.shortconv.conv",
+    conv_out="blk.{i}.shortconv.out_proj",
     gate="blk.{i}.ffn_gate",
     up="blk.{i}.ffn_up",
     gate_up="",
@@ -68,6 +82,15 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 IN_CONFIG = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Divisors of rope's frequencies: read as a part of the config."""
 
+CONVOLUTIONS = ("ssm_conv1d", "shortconv.conv")
+"""Parts of a layer that are [channels, width]: a program has them as vectors."""
+
+RATES = "ssm_a"
+"""The part of a layer that holds a negative rate for each head, whose logarithm checkpoints have."""
+
+IN_FLOAT32 = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp", *CONVOLUTIONS})
+"""Parts of a layer with several axes that files of every type hold as float32."""
+
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
 
 _GATE_AND_UP = "ffn_gate_up_exps"
@@ -80,18 +103,26 @@ _ONE_EXPERT = re.compile(r"(ffn_gate|ffn_up|ffn_down)\.(0|[1-9]\d{0,3})")
 class NameTable:
     """From a GGUF tensor's name to the name in a checkpoint of the family whose names are `family`.
 
-    renamed: parts of a layer that the file has by other names, and the names that most files give them.
+    renamed: parts of a layer that the file has by other names, and the names that most files give them. layers: those
+    of the model; tensors of `more` layers after them predict further tokens, and are not read.
     """
 
-    def __init__(self, family: WeightNames, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        family: WeightNames,
+        renamed: Mapping[str, str] = MappingProxyType({}),
+        layers: int = 0,
+        more: int = 0,
+    ) -> None:
         self._renamed = renamed
+        self._unread = range(layers, layers + more)
         self._names: dict[str, str] = {}
         for field in fields(WeightNames):
             gguf, other = getattr(GGUF_NAMES, field.name), getattr(family, field.name)
             if field.name.startswith("ignored") or not gguf or not other:
                 continue
-            ends = ("",) if field.name in WHOLE else (".weight", ".bias")
-            self._names.update({f"{gguf}{end}": f"{other}{end}" for end in ends})
+            for end in ("",) if field.name in WHOLE else (".weight", ".bias"):
+                self._names.setdefault(f"{gguf}{end}", f"{other}{end}")
         if family.gate_up:  # llama.cpp's converter gives the fused matrix the name of `up`
             self._names[f"{GGUF_NAMES.up}.weight"] = f"{family.gate_up}.weight"
 
@@ -113,7 +144,13 @@ class NameTable:
             return None
         match = _IN_LAYER.fullmatch(gguf)
         if match is None:
-            return self._names.get(gguf, gguf)
+            part, dot, end = gguf.rpartition(".")
+            return self._names.get(f"{self._renamed.get(part, part)}{dot}{end}", gguf)
+        if int(match[1]) in self._unread:
+            return None
+        if match[2] == RATES:
+            name = self._names.get(f"blk.{{i}}.{RATES}")
+            return gguf if name is None else name.replace("{i}", match[1])
         part, end = match[2].rsplit(".", 1) if "." in match[2] else (match[2], "")
         if one := _ONE_EXPERT.fullmatch(part):
             name = self._names.get(f"blk.{{i}}.{one[1]}_exps.{end}")

@@ -53,12 +53,13 @@ def gated_delta(
     slots: Sequence[Slots],
     *,
     num_key_heads: int,
+    tiled: bool = False,
 ) -> torch.Tensor:
     """The gated delta rule (Yang et al. 2024, "Gated Delta Networks", equation 10) for heads of a state S [Dk, Dv].
 
     For each token: S = exp(g) * S; S = S + k (beta * (v - k S)); o = q S, with g = -exp(rate) * softplus(decay + time),
     the sigmoid of beta, and q and k divided by their lengths, q by the root of Dk too. Each key head serves as many
-    heads of values in turn.
+    heads of values, which stand next to each other, or Hk apart if `tiled`.
 
     qkv: [T, 2 * Hk * Dk + H * Dv]. beta, decay: [T, H]. rate, time: [H]. states: [N, H, Dk, Dv] float32, read and
     written as `slots` says, one a sequence. Gives [T, H, Dv] float32.
@@ -67,9 +68,8 @@ def gated_delta(
     widths = (num_key_heads * key_dim, num_key_heads * key_dim, heads * value_dim)
     q, k, v = (part.float() for part in qkv.split(widths, dim=-1))
     share = heads // num_key_heads
-    q, k = (
-        _unit(part.unflatten(-1, (num_key_heads, key_dim))).repeat_interleave(share, dim=1) for part in (q, k)
-    )
+    units = [_unit(part.unflatten(-1, (num_key_heads, key_dim))) for part in (q, k)]  # [T, Hk, Dk]
+    q, k = (one.repeat(1, share, 1) if tiled else one.repeat_interleave(share, dim=1) for one in units)
     q, v = q * key_dim**-0.5, v.unflatten(-1, (heads, value_dim))
     kept = torch.exp(-torch.exp(rate.float()) * F.softplus(decay.float() + time.float()))  # [T, H]
     written = torch.sigmoid(beta.float())
