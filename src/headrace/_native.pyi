@@ -426,6 +426,7 @@ class Tape:
         key_heads: int,
         key_dim: int,
         value_dim: int,
+        tiled: bool = ...,
         layer: int = -1,
     ) -> None: ...
     def rotations(self, frequencies: NDArray[np.float64], factor: float, limit: int | None = None) -> int: ...
