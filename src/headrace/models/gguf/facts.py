@@ -115,8 +115,8 @@ class Architecture:
     permuted: the rows of q and k are in the order of rope that turns neighbouring features, not features half a head
     apart. eps: the config's name of the norms' epsilon; a LayerNorm unless it begins with "rms". partial: a part of
     each head may be rotated. latent: attention is latent. hybrid: layers that do not attend may state 0 KV heads.
-    reads: keys that change what a model computes and that `fields` reads; by_layer: keys whose number may differ between
-    layers, which it reads too. renamed: parts by other names than those of most files.
+    reads: keys that change what a model computes and that `fields` reads; by_layer: keys whose number may differ
+    between layers, which it reads too. renamed: parts by other names than those of most files.
     """
 
     family: str
