@@ -116,7 +116,7 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
                               int head_dim, int block_size, std::optional<AnyArray> key_scales,
                               std::optional<AnyArray> value_scales, std::optional<Array<float, 1>> q_norm,
                               std::optional<Array<float, 1>> k_norm, float eps, std::optional<Array<float, 2>> sink_cos,
-                              std::optional<Array<float, 2>> sink_sin, bool interleaved, bool v_norm,
+                              std::optional<Array<float, 2>> sink_sin, bool interleaved, bool normed, bool v_norm,
                               bool keys_are_values) {
     const Kernels& kernels = *set.table;
     RopeArgs args;
@@ -143,6 +143,7 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
     args.interleaved = interleaved;
     args.v_norm = v_norm;
     args.keys_are_values = keys_are_values;
+    args.normed = normed || q_norm || k_norm;
     args.q_norm = q_norm ? q_norm->data() : nullptr;
     args.k_norm = k_norm ? k_norm->data() : nullptr;
     args.eps = eps;
@@ -171,7 +172,7 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
                             Array<std::int32_t, 1> cu_q, Array<std::int32_t, 1> kv_lens,
                             Array<std::int64_t, 1> positions, Array<std::int32_t, 2> block_tables,
                             Array<std::int32_t, 1> dropped, int sink_blocks, int block_size, float scale, int window,
-                            int sinks, float soft_cap, std::optional<AnyArray> q_sink,
+                            bool chunked, int sinks, float soft_cap, std::optional<AnyArray> q_sink,
                             std::optional<AnyArray> key_scales, std::optional<AnyArray> value_scales,
                             const std::string& out_dtype, std::optional<Array<float, 1>> learned_sinks) {
     const Kernels& kernels = *set.table;
@@ -220,6 +221,7 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
     args.num_heads = static_cast<int>(q.shape(0) * q.shape(2));
     args.scale = scale;
     args.window = window;
+    args.chunked = chunked;
     args.sinks = sinks;
     args.soft_cap = soft_cap;
     if (learned_sinks) {
@@ -250,11 +252,11 @@ void bind_attention(nb::module_& m) {
           nb::arg("head_dim"), nb::arg("block_size"), nb::arg("key_scales") = nb::none(),
           nb::arg("value_scales") = nb::none(), nb::arg("q_norm") = nb::none(), nb::arg("k_norm") = nb::none(),
           nb::arg("eps") = 0.0f, nb::arg("sink_cos") = nb::none(), nb::arg("sink_sin") = nb::none(),
-          nb::arg("interleaved") = false, nb::arg("v_norm") = false, nb::arg("keys_are_values") = false);
+          nb::arg("interleaved") = false, nb::arg("normed") = false, nb::arg("v_norm") = false, nb::arg("keys_are_values") = false);
     m.def("paged_attention", &bind_paged_attention, nb::arg("kernels"), nb::arg("team"), nb::arg("q"), nb::arg("keys"),
           nb::arg("values"), nb::kw_only(), nb::arg("cu_q"), nb::arg("kv_lens"), nb::arg("positions"),
           nb::arg("block_tables"), nb::arg("dropped"), nb::arg("sink_blocks"), nb::arg("block_size"), nb::arg("scale"),
-          nb::arg("window") = 0, nb::arg("sinks") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("q_sink") = nb::none(),
+          nb::arg("window") = 0, nb::arg("chunked") = false, nb::arg("sinks") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("q_sink") = nb::none(),
           nb::arg("key_scales") = nb::none(), nb::arg("value_scales") = nb::none(), nb::arg("out_dtype") = "f32",
           nb::arg("learned_sinks") = nb::none());
 }

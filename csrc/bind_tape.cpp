@@ -401,11 +401,13 @@ public:
     }
 
     void experts(int source, const PackedMatrix& weight, int out, int routing, const std::string& epilogue,
-                 const std::string& gate, std::optional<int> gates, const std::string& scope, const std::string& name, int layer) {
+                 const std::string& gate, std::optional<int> gates, bool scaled, const std::string& scope, const std::string& name,
+                 int layer) {
         const Rows& to = at(buffers_, out);
         const Matrix& m = weight.matrix();
         ExpertsArgs args;
         args.routing = at(routings_, routing);
+        args.scaled = scaled;
         args.linear = product(source, m);
         args.linear.epilogue = epilogue_of(epilogue);
         args.linear.gate = gate_of(gate);
@@ -431,7 +433,7 @@ public:
         tape_.append(args, scope_of(scope), name, layer);
     }
 
-    void combine(int source, int routing, int out, int cols, std::optional<int> shared, bool gated, bool added,
+    void combine(int source, int routing, int out, int cols, std::optional<int> shared, bool gated, bool weighted, bool added,
                  const std::string& scope, int layer) {
         const Rows &from = at(buffers_, source), &to = at(buffers_, out);
         CombineArgs args;
@@ -442,6 +444,7 @@ public:
         args.out = static_cast<float*>(to.data);
         args.out_stride = to.stride;
         args.gated = gated;
+        args.weighted = weighted;
         args.add = added;
         const std::size_t bytes = cols * sizeof(float);
         require(from.type == DType::f32 && to.type == DType::f32 && from.stride >= bytes && to.stride >= bytes,
@@ -459,7 +462,7 @@ public:
     void rope(int qkv, int cache, int q, int num_heads, int rotated, bool interleaved,
               std::optional<std::tuple<double, std::int64_t, std::int64_t>> temperature, std::optional<int> rotation,
               std::optional<int> sink_rotation, std::optional<int> q_sink, std::optional<Floats> q_norm,
-              std::optional<Floats> k_norm, bool v_norm, bool keys_are_values, bool writes, float eps, int layer) {
+              std::optional<Floats> k_norm, bool normed, bool v_norm, bool keys_are_values, bool writes, float eps, int layer) {
         const Cache& to = at(caches_, cache);
         const Rows& from = at(buffers_, qkv);
         const Rotation own = rotation ? at(rotations_, *rotation) : Rotation{};
@@ -493,6 +496,7 @@ public:
             require(static_cast<int>((*norm)->size()) == to.kv.head_dim, "a head's norm has one weight a feature");
             keep(**norm);
         }
+        args.normed = normed || q_norm || k_norm;
         args.q_norm = q_norm ? q_norm->data() : nullptr;
         args.k_norm = k_norm ? k_norm->data() : nullptr;
         args.v_norm = v_norm;
@@ -554,7 +558,7 @@ public:
     }
 
     void attention(int q, std::optional<int> q_sink, int cache, int out, int num_heads, float scale, int window,
-                   int sinks, float soft_cap, std::optional<Floats> learned_sinks, int layer) {
+                   bool chunked, int sinks, float soft_cap, std::optional<Floats> learned_sinks, int layer) {
         const Cache& from = at(caches_, cache);
         const Rows& to = at(buffers_, out);
         AttentionArgs args;
@@ -565,6 +569,7 @@ public:
         args.num_heads = num_heads;
         args.scale = scale;
         args.window = window;
+        args.chunked = chunked;
         args.sinks = sinks;
         args.soft_cap = soft_cap;
         if (learned_sinks) {
@@ -774,10 +779,10 @@ void bind_tape(nb::module_& m) {
         .def("dispatch", &BoundTape::dispatch, "source"_a, "routing"_a, "out"_a, nb::kw_only(), "scope"_a = "tokens",
              "layer"_a = -1)
         .def("experts", &BoundTape::experts, "source"_a, "weight"_a, "out"_a, "routing"_a, nb::kw_only(),
-             "epilogue"_a = "store", "gate"_a = "none", "gates"_a = nb::none(), "scope"_a = "tokens", "name"_a,
+             "epilogue"_a = "store", "gate"_a = "none", "gates"_a = nb::none(), "scaled"_a = false, "scope"_a = "tokens", "name"_a,
              "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("combine", &BoundTape::combine, "source"_a, "routing"_a, "out"_a, "cols"_a, nb::kw_only(),
-             "shared"_a = nb::none(), "gated"_a = false, "added"_a = false, "scope"_a = "tokens", "layer"_a = -1)
+             "shared"_a = nb::none(), "gated"_a = false, "weighted"_a = true, "added"_a = false, "scope"_a = "tokens", "layer"_a = -1)
         .def("add_queries", &BoundTape::add_queries, "type"_a, "features"_a)
         .def("add_kv", &BoundTape::add_kv, "group"_a, "type"_a, "keys"_a.noconvert().none(), "values"_a.noconvert(),
              nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "key_scales"_a.noconvert() = nb::none(),
@@ -798,14 +803,14 @@ void bind_tape(nb::module_& m) {
              "gate"_a = "none", "gates"_a = nb::none(), "column"_a = 0, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("rope", &BoundTape::rope, "qkv"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a, "rotated"_a,
              "interleaved"_a = false, "temperature"_a = nb::none(), "rotation"_a = nb::none(), "sink_rotation"_a = nb::none(), "q_sink"_a = nb::none(), "q_norm"_a.noconvert() = nb::none(),
-             "k_norm"_a.noconvert() = nb::none(), "v_norm"_a = false, "keys_are_values"_a = false, "writes"_a = true,
+             "k_norm"_a.noconvert() = nb::none(), "normed"_a = false, "v_norm"_a = false, "keys_are_values"_a = false, "writes"_a = true,
              "eps"_a = 0.0F, "layer"_a = -1)
         .def("latent", &BoundTape::latent, "query"_a, "latent"_a, "cache"_a, "q"_a, nb::kw_only(), "num_heads"_a,
              "key_dim"_a, "interleaved"_a, "rotation"_a, "layer"_a = -1)
         .def("heads_linear", &BoundTape::heads_linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "inputs"_a,
              "outputs"_a, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("attention", &BoundTape::attention, "q"_a, "q_sink"_a.none(), "cache"_a, "out"_a, nb::kw_only(),
-             "num_heads"_a, "scale"_a, "window"_a = 0, "sinks"_a = 0, "soft_cap"_a = 0.0F,
+             "num_heads"_a, "scale"_a, "window"_a = 0, "chunked"_a = false, "sinks"_a = 0, "soft_cap"_a = 0.0F,
              "learned_sinks"_a.noconvert() = nb::none(), "layer"_a = -1)
         .def("logits", &BoundTape::logits, "source"_a, "head"_a, "soft_cap"_a = 0.0F, "scale"_a = 1.0F,
              nb::keep_alive<1, 3>())

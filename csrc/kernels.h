@@ -171,11 +171,12 @@ struct DispatchArgs {
 struct ExpertsArgs {
     LinearArgs linear;               // `rows` is not read
     Routing routing;
+    bool scaled = false;             // products are multiplied by the weights of the choice, before a bias
     int rows = 0;                    // of the step, before routing
 };
 
 // out[t, :] = sum of weights[t, j] * in[places[t, j], :] in the order of j, then of shared[t, :], which with `gated` is
-// multiplied by gates[t]; with `add` it is added to what is there.
+// multiplied by gates[t]; with `add` it is added to what is there. Unless `weighted` the weights count as one.
 struct CombineArgs {
     const float* in = nullptr;       // [rows * each, cols]
     std::size_t in_stride = 0;       // bytes
@@ -183,6 +184,7 @@ struct CombineArgs {
     const float* shared = nullptr;   // [rows, cols], or null
     std::size_t shared_stride = 0;   // bytes
     bool gated = false;
+    bool weighted = true;
     bool add = false;
     int rows = 0;
     int cols = 0;
@@ -222,6 +224,7 @@ struct RopeArgs {
     double temperature_beta = 0;     // queries are multiplied by 1 + beta * log(1 + floor((position + shift) / length))
     std::int64_t temperature_length = 1;
     std::int64_t temperature_shift = 0;
+    bool normed = false;             // the heads of q and k are normalised, without weights where there are none
     const float* q_norm = nullptr;   // [D], or null
     const float* k_norm = nullptr;
     bool v_norm = false;             // the heads of v are normalised, without weights
@@ -289,6 +292,7 @@ struct AttentionArgs {
     int num_heads = 0;
     float scale = 1;
     int window = 0;                  // keys at a distance >= window are hidden, but for the sinks; 0: no window
+    bool chunked = false;            // and those before the last multiple of `window`
     int sinks = 0;
     float soft_cap = 0;              // 0: none
     const float* learned_sinks = nullptr;  // [Hq]: a logit of each head that takes part in the softmax, without a value

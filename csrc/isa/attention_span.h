@@ -58,6 +58,12 @@ struct Tile {
     std::int64_t highest;
 };
 
+// The first position that a row at `position` sees, but for sinks; below zero where it sees all of them.
+inline std::int64_t first_seen(const AttentionArgs& args, std::int64_t position) {
+    if (args.window == 0) return 0;
+    return args.chunked ? position - position % args.window : position - args.window + 1;
+}
+
 // The spans in which a tile sees a key: 0 .. sinks - 1, then first .. first + rest - 1. Spans between them are hidden.
 struct SpanList {
     int sinks;
@@ -69,7 +75,7 @@ struct SpanList {
 
     static SpanList of(const AttentionArgs& args, const SpanShape& shape, const Tile& tile) {
         const int last = shape.at(tile.highest);
-        const std::int64_t low = args.window > 0 ? tile.lowest - args.window + 1 : 0;
+        const std::int64_t low = first_seen(args, tile.lowest);
         const int first = low > 0 ? shape.at(low) : 0;
         int sinks = args.sinks > 0 ? shape.at(args.sinks - 1) + 1 : 0;
         if (sinks > first) sinks = first;
@@ -92,6 +98,7 @@ struct Span {
     int segments;
     int columns;                 // of each segment; the last panels may be hidden
     int panels;                  // of all segments, hidden last ones left out
+    std::int64_t lowest;         // of the tile's positions
     std::size_t row_stride;      // bytes between steps of two features (f32: one) of keys
     const void* values[kSpanPanels];      // a segment each
     const char* keys[kSpanPanels];        // a panel each
@@ -120,7 +127,7 @@ inline void over_blocks(const AttentionArgs& args, const SpanShape& shape, const
     const std::int32_t* table = tables.block_tables + static_cast<std::size_t>(tile.seq) * tables.table_width;
     const int dropped = tables.dropped[tile.seq], offset = shape.offset(index);
     const std::int64_t first = shape.chunks > 1 ? index / shape.chunks : static_cast<std::int64_t>(index) * shape.blocks;
-    const std::int64_t low = args.window > 0 ? tile.lowest - args.window + 1 : 0;
+    const std::int64_t low = first_seen(args, tile.lowest);
     for (std::int64_t block = first; block < first + shape.blocks; ++block) {
         const std::int64_t start = block * kv.block_size + offset;
         if (start > tile.highest) return;
@@ -144,6 +151,7 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
     const std::size_t block_bytes = static_cast<std::size_t>(kv.block_stride) * dim * element;
     span.segments = 0;
     span.panels = 0;
+    span.lowest = tile.lowest;
     span.columns = shape.width(offset);
     span.row_stride = 4 * static_cast<std::size_t>(coded || latent ? span.columns : kv.block_stride);
     const std::size_t expanded_bytes = static_cast<std::size_t>(span.columns) * dim * (coded ? sizeof(bf16_t) : element);
@@ -167,7 +175,7 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
                 .valid = clamped(held - p, 0, kPanel),
                 .sinks = clamped(args.sinks - start - p, 0, kPanel),
                 .open = held - p >= kPanel && start + p + kPanel - 1 <= tile.lowest &&
-                        (args.window == 0 || start + p > tile.highest - args.window),
+                        start + p >= first_seen(args, tile.highest),
                 .key_scales = coded ? kv.key_scales + scale : nullptr,
                 .value_scales = coded ? kv.value_scales + scale : nullptr,
             };

@@ -46,9 +46,10 @@ struct Workspace {
 struct Sight {
     int begin, end, sinks;
 
-    static Sight of(const Panel& panel, int position, int window) {
+    static Sight of(const AttentionArgs& args, const Span& span, const Panel& panel, int position) {
         const std::int64_t at = static_cast<std::int64_t>(position) - panel.start;
-        return {window > 0 ? clamped(at - window + 1, 0, kPanel) : 0, clamped(at + 1, 0, panel.valid), panel.sinks};
+        const std::int64_t first = first_seen(args, span.lowest + position) - span.lowest - panel.start;
+        return {args.window > 0 ? clamped(first, 0, kPanel) : 0, clamped(at + 1, 0, panel.valid), panel.sinks};
     }
     bool lane(int i) const { return i < end && (i >= begin || i < sinks); }
 
@@ -93,7 +94,7 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
             s.store(scores + 16 * p);
         }
         if (!panel.open) {
-            s = Sight::of(panel, position, args.window).hide(s, hidden);
+            s = Sight::of(args, span, panel, position).hide(s, hidden);
             s.store(scores + 16 * p);
         }
         peaks = max(peaks, s);
@@ -110,7 +111,7 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
         if (coded) {
             const Panel& panel = span.panel[p];
             e = e * F32x16::load(panel.value_scales);
-            if (!panel.open) e = Sight::of(panel, position, args.window).hide(e, F32x16::zero());
+            if (!panel.open) e = Sight::of(args, span, panel, position).hide(e, F32x16::zero());
         }
         Step::store(out + 16 * p, e);
     }
@@ -145,7 +146,7 @@ inline void copy_seen(const AttentionArgs& args, const Span& span, int position,
     const auto* from = static_cast<const Element*>(span.values[segment]) + first / kStep * line;
     for (int c = 0; c < count; ++c) {
         const int panel = (segment * span.columns + first + c) / kPanel;
-        const bool seen = panel < span.panels && Sight::of(span.panel[panel], position, args.window).lane(c % kPanel);
+        const bool seen = panel < span.panels && Sight::of(args, span, span.panel[panel], position).lane(c % kPanel);
         const std::size_t start = c / kStep * line + c % kStep;
         for (std::size_t i = 0; i < line; i += kStep) to[start + i] = seen ? from[start + i] : Element{0};
     }

@@ -22,6 +22,18 @@ static void dispatch(const DispatchArgs& a, Team& team) {
     });
 }
 
+// Multiplies the products of routed rows by the weights that the rows were chosen with.
+static void weigh(const Routing& routing, const OutputBlock& block, float* products, std::size_t stride) {
+    for (int r = 0; r < block.rows; ++r, products += stride) {
+        const std::int32_t place = block.row + r;
+        const std::size_t first = static_cast<std::size_t>(routing.sources[place]) * routing.each;
+        int choice = 0;
+        while (routing.places[first + choice] != place) ++choice;
+        const F32x16 weight = F32x16::broadcast(routing.weights[first + choice]);
+        for (int i = 0; i < block.panels * kPanel; i += 16) (F32x16::load(products + i) * weight).store(products + i);
+    }
+}
+
 static void experts(const ExpertsArgs& a, Team& team) {
     const Routing& routing = a.routing;
     const Matrix& weight = *a.linear.weight;
@@ -49,6 +61,7 @@ static void experts(const ExpertsArgs& a, Team& team) {
                 const int following = row + kBlockRows >= end ? ranges.peek(walk) : items;
                 const bool same = following < items && following / columns == number;
                 multiply(one, block, same ? following % columns * wide : -1, products, kStride);
+                if (a.scaled) weigh(routing, block, products, kStride);
                 finish(one, block.row, block.rows, block.panel, block.panels, products, kStride);
             }
         }
@@ -70,7 +83,7 @@ static void combine(const CombineArgs& a, Team& team) {
             F32x16 sum = F32x16::zero();
             for (int j = 0; j < each; ++j) {
                 const char* in = reinterpret_cast<const char*>(a.in) + static_cast<std::size_t>(places[j]) * a.in_stride;
-                sum = fma(F32x16::broadcast(weights[j]), F32x16::load(reinterpret_cast<const float*>(in) + i, n), sum);
+                sum = fma(F32x16::broadcast(a.weighted ? weights[j] : 1.0F), F32x16::load(reinterpret_cast<const float*>(in) + i, n), sum);
             }
             if (a.shared != nullptr) sum = fma(F32x16::broadcast(gate), F32x16::load(shared + i, n), sum);
             if (a.add) sum = F32x16::load(out + i, n) + sum;

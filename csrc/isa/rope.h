@@ -153,7 +153,7 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
     const std::size_t angle = static_cast<std::size_t>(t) * half;
     auto load = [&](const float* from, const float* norm) {
         for (int i = 0; i < dim; i += 16) F32x16::load(from + i).store(x + i);
-        if (norm != nullptr) norm_head(x, dim, norm, args.eps);
+        if (args.normed) norm_head(x, dim, norm, args.eps);
         if (!args.interleaved) return;
         for (int i = 0; i < half; ++i) {
             rotated[i] = x[2 * i];

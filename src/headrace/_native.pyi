@@ -518,6 +518,7 @@ class Tape:
         q_sink: int | None = None,
         q_norm: NDArray[np.float32] | None = None,
         k_norm: NDArray[np.float32] | None = None,
+        normed: bool = False,
         v_norm: bool = False,
         keys_are_values: bool = False,
         writes: bool = True,
@@ -561,6 +562,7 @@ class Tape:
         num_heads: int,
         scale: float,
         window: int = 0,
+        chunked: bool = False,
         sinks: int = 0,
         soft_cap: float = 0.0,
         learned_sinks: NDArray[np.float32] | None = None,
@@ -600,11 +602,12 @@ class Tape:
         epilogue: str = "store",
         gate: str = "none",
         gates: int | None = None,
+        scaled: bool = False,
         scope: str = "tokens",
         name: str,
         layer: int = -1,
     ) -> None:
-        """`linear` of routed rows, each with its expert's matrix."""
+        """`linear` of routed rows, each with its expert's matrix. scaled: by the weights of the choice."""
     def combine(
         self,
         source: int,
@@ -614,6 +617,7 @@ class Tape:
         *,
         shared: int | None = None,
         gated: bool = False,
+        weighted: bool = True,
         added: bool = False,
         scope: str = "tokens",
         layer: int = -1,
@@ -684,6 +688,7 @@ def rope_and_write(
     sink_cos: NDArray[np.float32] | None = None,
     sink_sin: NDArray[np.float32] | None = None,
     interleaved: bool = False,
+    normed: bool = False,
     v_norm: bool = False,
     keys_are_values: bool = False,
 ) -> tuple[Queries, Queries | None]:
@@ -710,6 +715,7 @@ def paged_attention(
     block_size: int,
     scale: float,
     window: int = 0,
+    chunked: bool = False,
     sinks: int = 0,
     soft_cap: float = 0.0,
     q_sink: Queries | None = None,

@@ -124,6 +124,10 @@ HYBRID_FILE = {  # what files can say: values as wide as keys, every fourth laye
     **HYBRID, "num_hidden_layers": 5, "initializer_range": 0.08, "linear_key_head_dim": 16, "layer_types": None,
     "full_attention_interval": 4,
 }  # fmt: skip
+LLAMA4 = {
+    "head_dim": 16, "num_hidden_layers": 5, "attention_chunk_size": 13, "floor_scale": 16, "intermediate_size": 40,
+    "intermediate_size_mlp": 72, "num_local_experts": 5,
+}  # fmt: skip
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 CASES = {
@@ -402,6 +406,23 @@ CASES |= {
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 40,
         },
+    ),
+    "llama4": Case("Llama4", LLAMA4, config="TextConfig"),
+    "llama4-dense-between": Case(
+        "Llama4",
+        {
+            **LLAMA4,
+            "use_qk_norm": False,
+            "interleave_moe_layer_step": 2,
+            **rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+        },
+        config="TextConfig",
     ),
     "gpt2": Case("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}, head="LMHeadModel"),
 }

@@ -31,13 +31,14 @@ RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "factors", 
 class NormSpec:
     """rms: x / root of the mean square (Zhang and Sennrich 2019). layer: the mean is subtracted first (Ba et al. 2016).
 
-    offset: what is added to the checkpoint's weights (Gemma: 1).
+    offset: what is added to the checkpoint's weights (Gemma: 1). weighted: False where there are no weights (Llama 4).
     """
 
     eps: float
     kind: Literal["rms", "layer"] = "rms"
     bias: bool = False
     offset: float = 0.0
+    weighted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,11 @@ class Temperature:
 class AttentionSpec:
     """Grouped-query attention; MHA is num_kv_heads == num_heads, MQA is num_kv_heads == 1.
 
-    rope: None for a layer without positions. qk_norm: over each head of q and k before rope (Qwen3), or over all heads
-    together if `qk_norm_whole` (OLMo 2). learned_sinks: each head has a logit that takes part in the softmax and has
-    no value (gpt-oss). output_gate: the query's product gives each head a query and a gate, whose sigmoid multiplies
-    what the head gives (Qwen3-Next).
+    rope: None for a layer without positions. chunked: the window begins at the last multiple of its length, so that
+    positions attend within their chunk (Llama 4). qk_norm: over each head of q and k before rope (Qwen3), or over all
+    heads together if `qk_norm_whole` (OLMo 2). learned_sinks: each head has a logit that takes part in the softmax and
+    has no value (gpt-oss). output_gate: the query's product gives each head a query and a gate, whose sigmoid
+    multiplies what the head gives (Qwen3-Next).
 
     Gemma 4: value_norm: the heads of v are normalised like those of k, without weights. keys_are_values: v is k before
     its norm. shares: the earlier layer whose keys and values it attends to; it has none of its own, nor memory for
@@ -101,6 +103,7 @@ class AttentionSpec:
     rope: RopeSpec | None
     retention: Retention = Retention.FULL
     window: int | None = None  # tokens, the query's own position included
+    chunked: bool = False
     sinks: int = 0
     soft_cap: float | None = None
     qkv_bias: bool = False
@@ -286,7 +289,8 @@ class ExpertsSpec:
     """Mixture of experts (Shazeer et al. 2017): the weighted sum of what a token's `router.top_k` experts give.
 
     expert: each of them. shared: one that every token has besides, for how many a config may count it;
-    shared_gate: its output is multiplied by the sigmoid of a product with the token (Qwen2-MoE).
+    shared_gate: its output is multiplied by the sigmoid of a product with the token (Qwen2-MoE). scaled_inputs: weights
+    multiply what the experts read instead of what they give (Llama 4).
     """
 
     num_experts: int
@@ -294,6 +298,7 @@ class ExpertsSpec:
     expert: MLPSpec
     shared: MLPSpec | None = None
     shared_gate: bool = False
+    scaled_inputs: bool = False
 
 
 FeedForward = MLPSpec | ExpertsSpec

@@ -148,4 +148,5 @@ class PagedAttention(Protocol):
         soft_cap: float | None,
         q_sink: torch.Tensor | None = None,
         learned_sinks: torch.Tensor | None = None,
+        chunked: bool = False,
     ) -> torch.Tensor: ...

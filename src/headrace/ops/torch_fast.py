@@ -26,6 +26,7 @@ class _Call:
     sinks: int
     soft_cap: float | None
     learned_sinks: torch.Tensor | None  # [Hkv, G, 1, 1] float32
+    chunked: bool
 
 
 def paged_attention(
@@ -46,6 +47,7 @@ def paged_attention(
     soft_cap: float | None,
     q_sink: torch.Tensor | None = None,
     learned_sinks: torch.Tensor | None = None,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """See `reference.paged_attention`. The caches must be contiguous."""
     call = _Call(
@@ -59,6 +61,7 @@ def paged_attention(
         sinks,
         soft_cap,
         None if learned_sinks is None else learned_sinks.float().view(key_cache.shape[1], -1, 1, 1),
+        chunked,
     )
     out = torch.empty_like(q)
     bounds = cu_q.tolist()
@@ -179,7 +182,8 @@ def _attend(
     distance = query_at[:, :, None] - key_at[:, None, :]  # [S, n, L]
     hidden = (distance < 0) | (key_at >= kv_lens[:, None])[:, None, :]
     if call.window is not None:
-        hidden |= (distance >= call.window) & (key_at >= call.sinks)[:, None, :]
+        reach = query_at[:, :, None] % call.window + 1 if call.chunked else call.window
+        hidden |= (distance >= reach) & (key_at >= call.sinks)[:, None, :]
     grid = logits.view(num_seqs, call.num_kv, groups, rows, -1)
     grid.masked_fill_(hidden[:, None, None], -torch.inf)
     if call.learned_sinks is not None:

@@ -224,7 +224,7 @@ class Lowering:
             spec.num_heads, spec.num_kv_heads, spec.head_dim,
             rotated=0 if spec.rope is None else spec.rope.dim,
             interleaved=spec.rope is not None and spec.rope.interleaved,
-            norm=_norm(spec.qk_norm) if head_norms and spec.qk_norm is not None else None,
+            norm=None if spec.qk_norm is None or spec.qk_norm_whole else _norm(spec.qk_norm),
             temperature=spec.temperature,
             cache=cache, value_norm=spec.value_norm, keys_are_values=spec.keys_are_values, writes=writes,
         )  # fmt: skip
@@ -234,7 +234,7 @@ class Lowering:
         mixed = self.buffer("mixed", width, "direct" if direct else "float", "attention")
         attends = Attention(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window, spec.sinks, spec.soft_cap,
-            cache=cache,
+            cache=cache, chunked=spec.chunked,
         )  # fmt: skip
         sinks: tuple[WeightRef, ...] = ()
         if spec.learned_sinks:
@@ -359,6 +359,8 @@ class Lowering:
         self.add("add", f"add_{name}", (result, self.stream), self.stream, *weights, attributes=add)
 
     def norm_weights(self, role: str, name: str, norm: NormSpec, size: int) -> tuple[WeightRef, ...]:
+        if not norm.weighted:
+            return ()
         weight = self.vector(role, f"{name}.weight", size, norm.offset)
         return (weight, self.vector(f"{role}_bias", f"{name}.bias", size)) if norm.bias else (weight,)
 

@@ -25,6 +25,7 @@ def lower_experts(low: Lowering, spec: ExpertsSpec, norm: str, role: str = "post
     inner = low.buffer("wide_routed", wide, "direct", "feed-forward", each)
     routed = low.buffer("encoded_routed", hidden, "encoded", "feed-forward", each)
     gates: tuple[Buffer, ...] = ()
+    first = Experts(count, each, "none", scaled=spec.scaled_inputs)
     for name, run in runs:
         rows = dict.fromkeys(run, wide)
         weight = _matrix(low, name, rows, hidden, expert.bias, "row", gated=together, experts=count)
@@ -32,18 +33,21 @@ def lower_experts(low: Lowering, spec: ExpertsSpec, norm: str, role: str = "post
         low.add("dispatch", "dispatch", (*low.ops[-1].outputs, routing), routed, reader=weight)
         inputs = (routed, routing, *gates)
         if together or gates:
-            made = Experts(count, each, "gate" if together else "multiply", expert.activation)
+            made = Experts(
+                count, each, "gate" if together else "multiply", expert.activation, spec.scaled_inputs
+            )
             low.add("experts", name, inputs, inner, weight, attributes=made, reader=down)
         else:
             gates = (low.buffer("gates_routed", wide, "float", "feed-forward", each),)
-            low.add("experts", name, inputs, gates[0], weight, attributes=Experts(count, each, "none"))
+            low.add("experts", name, inputs, gates[0], weight, attributes=first)
     shared = () if spec.shared is None else (_shared(low, spec.shared, norm, role),)
     encoded = low.buffer("encoded_inner", wide, "encoded", "feed-forward", each)
     low.add("encode", "encode_experts_down", (inner,), encoded, reader=down)
     out = low.buffer("expert_outputs", hidden, "float", "feed-forward", each)
     plain = Experts(count, each, "none")
     low.add("experts", "experts_down", (encoded, routing), out, down, attributes=plain)
-    adding, storing = (Combine(each, spec.shared_gate, add=add) for add in (True, False))
+    weighted = not spec.scaled_inputs
+    adding, storing = (Combine(each, spec.shared_gate, add, weighted) for add in (True, False))
     return Branch("combine", "combine", (out, routing, *shared), (), adding, storing)
 
 

@@ -182,22 +182,26 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A product of routed rows, each with its own expert's matrix. epilogue: as in `Linear`."""
+    """A product of routed rows, each with its own expert's matrix. epilogue: as in `Linear`. scaled: of the rows times
+    their weights."""
 
     num_experts: int
     top_k: int
     epilogue: Literal["none", "gate", "multiply"]
     activation: Activation | None = None
+    scaled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Combine:
     """The sum of a row's routed rows by their weights, in the order of the choice, then of the shared expert's output,
-    if it is an input. gated: that is multiplied by its gate. add: the sum is added to the output."""
+    if it is an input. gated: that is multiplied by its gate. add: the sum is added to the output. weighted: False where
+    the weights count as one."""
 
     top_k: int
     gated: bool
     add: bool
+    weighted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +258,7 @@ class Latent:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query attention over the KV cache. A weight, if there is one, holds a logit for each head, which takes
-    part in the softmax and has no value. value_in_key: see KVLayout."""
+    part in the softmax and has no value. value_in_key: see KVLayout. chunked: see AttentionSpec."""
 
     num_heads: int
     num_kv_heads: int
@@ -265,6 +269,7 @@ class Attention:
     soft_cap: float | None
     cache: int
     value_in_key: int | None = None
+    chunked: bool = False
 
     @property
     def value_dim(self) -> int:

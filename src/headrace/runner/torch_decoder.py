@@ -228,6 +228,7 @@ class _Step:
             block_size=group.block_size,
             scale=spec.scale,
             window=spec.window,
+            chunked=spec.chunked,
             sinks=spec.sinks,
             soft_cap=spec.soft_cap,
             q_sink=q_sink,
@@ -287,6 +288,8 @@ class _Step:
     ) -> tuple[torch.Tensor]:
         matrix, activation = self._weights.matrices[op.weights[0].name], op.attributes.activation
         product = self._ops.expert_linear[matrix.format]
+        if op.attributes.scaled:
+            x = x * routing.row_weights[:, None].to(x.dtype)
         if gates is None:
             return (product(x, routing.counts, matrix.weight, matrix.bias, activation),)
         assert activation is not None
@@ -301,14 +304,16 @@ class _Step:
         self, op: Op[Combine], outputs: torch.Tensor, routing: Routing, *others: torch.Tensor
     ) -> tuple[torch.Tensor]:
         shared = others[:-1] if op.attributes.add else others
-        result = combine(outputs, routing, *shared)
+        result = combine(outputs, routing, *shared, weighted=op.attributes.weighted)
         return (others[-1] + result if op.attributes.add else result,)
 
     def _product(self, matrix: Projection, x: torch.Tensor) -> torch.Tensor:
         return self._ops.linear[matrix.format](x, matrix.weight, matrix.bias)
 
     def _normed(self, norm: Norm, weights: Sequence[WeightRef], x: torch.Tensor) -> torch.Tensor:
-        weight, *bias = (self._weights.vectors[one.name] for one in weights)
+        weight, *bias = (
+            (self._weights.vectors[one.name] for one in weights) if weights else (x.new_ones(x.shape[-1]),)
+        )
         if norm.kind == "rms":
             return self._ops.rms_norm(x, weight, norm.eps)
         return self._ops.layer_norm(x, weight, bias[0] if bias else None, norm.eps)

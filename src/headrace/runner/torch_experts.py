@@ -17,6 +17,11 @@ class Routing:
     weights: torch.Tensor
     gate: torch.Tensor | None
 
+    @property
+    def row_weights(self) -> torch.Tensor:
+        """[T * K] of the routed rows."""
+        return self.weights.flatten()[self.order]
+
     @classmethod
     def of(
         cls, experts: torch.Tensor, weights: torch.Tensor, num_experts: int, gate: torch.Tensor | None
@@ -32,12 +37,16 @@ def dispatch(x: torch.Tensor, routing: Routing) -> torch.Tensor:
     return x[routing.order // routing.weights.shape[1]]
 
 
-def combine(outputs: torch.Tensor, routing: Routing, shared: torch.Tensor | None = None) -> torch.Tensor:
-    """[T, H]: the weighted sum of each token's rows of `outputs` [T * K, H], and of the shared expert's output."""
+def combine(
+    outputs: torch.Tensor, routing: Routing, shared: torch.Tensor | None = None, *, weighted: bool = True
+) -> torch.Tensor:
+    """[T, H]: the sum of each token's rows of `outputs` [T * K, H], times their weights or as they are, and of the
+    shared expert's output."""
     chosen = torch.empty_like(outputs)
     chosen[routing.order] = outputs
     weights = routing.weights[:, :, None].to(outputs.dtype)
-    total: torch.Tensor = (chosen.unflatten(0, weights.shape[:2]) * weights).sum(1)
+    rows = chosen.unflatten(0, weights.shape[:2])
+    total: torch.Tensor = (rows * weights if weighted else rows).sum(1)
     if shared is None:
         return total
     return total.add_(shared if routing.gate is None else shared * routing.gate[:, None].to(shared.dtype))

@@ -16,6 +16,7 @@ from headrace.models.families.gpt import GPT
 from headrace.models.families.gpt_oss import GPT_OSS
 from headrace.models.families.latent import LATENT
 from headrace.models.families.llama import LLAMA_LIKE
+from headrace.models.families.llama4 import LLAMA4
 from headrace.models.families.mixtures import MIXTURES
 from headrace.models.families.others import OTHERS
 from headrace.models.families.reading import DTYPES, Family
@@ -25,6 +26,7 @@ from headrace.models.spec import ModelSpec
 
 ARCHITECTURES: Mapping[str, Family] = {
     **LLAMA_LIKE,
+    **LLAMA4,
     **GEMMA,
     **GEMMA4,
     **OTHERS,
@@ -40,6 +42,7 @@ FAMILIES: dict[str, Family] = {
     **ARCHITECTURES,
     # model_type, for configs that name no architecture
     **{family.name: family for family in ARCHITECTURES.values()},
+    "llama4_text": ARCHITECTURES["Llama4ForCausalLM"],
     "gemma3_text": ARCHITECTURES["Gemma3ForCausalLM"],
     "qwen3_5_text": ARCHITECTURES["Qwen3_5ForCausalLM"],
     "qwen3_5_moe_text": ARCHITECTURES["Qwen3_5MoeForCausalLM"],

@@ -23,6 +23,7 @@ def paged_attention(
     soft_cap: float | None,
     q_sink: torch.Tensor | None = None,
     learned_sinks: torch.Tensor | None = None,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """Causal grouped-query attention of a ragged batch over block tables; gives [T, Hq, D] in q's dtype.
 
@@ -32,7 +33,8 @@ def paged_attention(
     and logical block e + dropped[s] after them; entries past a sequence's last block are never read.
 
     The query at position i sees key j if j <= i and (i - j < window or j < sinks); without window it sees all
-    j <= i. Query head h reads KV head h // (Hq / Hkv). Logits are scale * q.k, then cap * tanh(logit / cap) where
+    j <= i. If `chunked` (Llama 4), i - i % window <= j takes the place of i - j < window. Query head h reads KV head
+    h // (Hq / Hkv). Logits are scale * q.k, then cap * tanh(logit / cap) where
     a soft cap is set (Gemma 2); softmax runs in float32.
 
     `q_sink` [T, Hq, D] is the query rotated at min(i, sinks + window - 1), and is used with the keys j < sinks in
@@ -62,7 +64,7 @@ def paged_attention(
             logits[..., :num] = _grouped(q_sink[rows], keys[:, :num]) * scale
         if soft_cap is not None:
             logits = soft_cap * torch.tanh(logits / soft_cap)
-        logits = logits.masked_fill(~_visible(positions[rows], at, window, sinks), -torch.inf)
+        logits = logits.masked_fill(~_visible(positions[rows], at, window, sinks, chunked), -torch.inf)
         if learned_sinks is not None:
             column = learned_sinks.float().view(logits.shape[0], -1, 1, 1).expand(*logits.shape[:3], 1)
             logits = torch.cat((logits, column), dim=-1)
@@ -98,10 +100,13 @@ def _grouped(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return (stacked @ keys.transpose(1, 2)).view(num_kv, num_heads // num_kv, n, length)
 
 
-def _visible(query_at: torch.Tensor, key_at: torch.Tensor, window: int | None, sinks: int) -> torch.Tensor:
+def _visible(
+    query_at: torch.Tensor, key_at: torch.Tensor, window: int | None, sinks: int, chunked: bool
+) -> torch.Tensor:
     """Which of the keys at key_at [L] the queries at query_at [n] may see: [n, L] bool."""
     distance = query_at[:, None] - key_at[None, :]
     visible = distance >= 0
     if window is not None:
-        visible &= (distance < window) | (key_at < sinks)
+        reach = query_at[:, None] % window + 1 if chunked else window
+        visible &= (distance < reach) | (key_at < sinks)
     return visible
