@@ -164,6 +164,13 @@ def _routed_experts(gguf: Any, writer: Any, config: Config) -> None:
         writer.add_expert_group_used_count(config["topk_group"])
 
 
+def _llama4(gguf: Any, writer: Any, config: Config) -> None:
+    writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+
+
 def _delta(gguf: Any, writer: Any, config: Config) -> None:
     heads = config["linear_num_value_heads"]
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
@@ -243,6 +250,20 @@ def _apart(name: str, values: NDArray[np.float32], config: Config) -> list[tuple
     return [(name.replace("qkvz", "qkv"), np.concatenate(qkv)), (name.replace("qkvz", "z"), gate)]
 
 
+def _turned_experts(
+    name: str, values: NDArray[np.float32], config: Config
+) -> list[tuple[str, NDArray[np.float32]]]:
+    """Llama 4: matrices of experts as [rows, columns], gates apart from what they multiply."""
+    if ".experts." not in name:
+        return [(name, values)]
+    rows = np.ascontiguousarray(values.swapaxes(1, 2))
+    if name.endswith("down_proj"):
+        return [(f"{name}.weight", rows)]
+    gate, up = np.split(rows, 2, axis=1)
+    module = name.removesuffix("gate_up_proj")
+    return [(f"{module}gate_proj.weight", gate), (f"{module}up_proj.weight", up)]
+
+
 def _neox_rows(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
     if "query_key_value" not in name:
         return values
@@ -266,6 +287,7 @@ LAYOUTS = {
     "gpt_oss": Layout("gpt-oss", metadata=_experts),
     "deepseek_v2": Layout("deepseek2", metadata=_deepseek2),
     "deepseek_v3": Layout("deepseek2", metadata=_deepseek2),
+    "llama4_text": Layout("llama4", metadata=_llama4, divide=_turned_experts),
     "glm4_moe": Layout("glm4moe", metadata=_routed_experts),
     "qwen3_next": Layout("qwen3next", metadata=_delta, change=_of_delta, divide=_apart),
     "qwen3_5_text": Layout("qwen35", metadata=_delta, change=_tiled),
@@ -480,6 +502,7 @@ def _add_sizes(gguf: Any, writer: Any, config: Config) -> None:
     writer.add_embedding_length(hidden)
     writer.add_block_count(_size(config, "num_hidden_layers", "n_layer"))
     inner = config.get("n_inner") or 4 * hidden if "n_embd" in config else config.get("intermediate_size")
+    inner = config.get("intermediate_size_mlp") or inner
     if config["model_type"] == "lfm2" and config["block_auto_adjust_ff_dim"]:
         step = config["block_multiple_of"]
         inner = -(-int(2 * inner / 3) // step) * step

@@ -408,6 +408,11 @@ CASES |= {
         },
     ),
     "llama4": Case("Llama4", LLAMA4, config="TextConfig"),
+    "llama4-file": Case(  # what files can say: chunks that are longer than the prompt
+        "Llama4",
+        {**LLAMA4, "attention_chunk_size": 8192, "floor_scale": 8192, "interleave_moe_layer_step": 2},
+        config="TextConfig",
+    ),
     "llama4-dense-between": Case(
         "Llama4",
         {

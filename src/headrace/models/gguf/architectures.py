@@ -99,6 +99,26 @@ def _deepseek2(facts: Facts) -> Fields:
     return {**found, "topk_method": "greedy" if found.get("n_group", 1) == 1 else "group_limited_greedy"}
 
 
+def _llama4(facts: Facts) -> Fields:
+    """Chunks of 8192 tokens, every fourth layer without positions, and norms of heads but in the model of 128 experts:
+    llama.cpp knows these by heart. A window of 0 stands for full attention with positions everywhere."""
+    reader, config = facts.reader, facts.config
+    count = config["num_hidden_layers"]
+    experts = experts_of(facts, "num_local_experts")
+    dense = experts.pop("mlp_only_layers")
+    plain = reader.has("attention.sliding_window") and not window_of(facts)
+    types = {"layer_types": [FULL] * count, "no_rope_layers": [1] * count} if plain else {}
+    return {
+        **experts,
+        **types,
+        "use_qk_norm": experts["num_experts"] != 128,
+        "moe_layers": [index for index in range(count) if index not in dense],
+        "intermediate_size": reader.integer("expert_feed_forward_length", 1, MAX_INTERMEDIATE),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "attention_bias": facts.has_bias("attn_q"),
+    }
+
+
 def _glm4_moe(facts: Facts) -> Fields:
     no_window(facts)
     if not has_sigmoids(facts):
@@ -363,6 +383,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "expert_gating_func", "expert_group_count", "expert_weights_scale", "rope.scaling.yarn_log_multiplier"
         },
     ),
+    "llama4": Architecture("Llama4ForCausalLM", _llama4, reads=EXPERT_KEYS),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM", _glm4_moe, partial=True, renamed={"post_attention_norm": "ffn_norm"},
         reads=EXPERT_KEYS | {"expert_gating_func", "expert_group_count", "expert_weights_scale"},
