@@ -174,7 +174,8 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
                             Array<std::int32_t, 1> dropped, int sink_blocks, int block_size, float scale, int window,
                             bool chunked, int sinks, float soft_cap, std::optional<AnyArray> q_sink,
                             std::optional<AnyArray> key_scales, std::optional<AnyArray> value_scales,
-                            const std::string& out_dtype, std::optional<Array<float, 1>> learned_sinks) {
+                            const std::string& out_dtype, std::optional<Array<float, 1>> learned_sinks,
+                            std::optional<Array<float, 1>> slopes) {
     const Kernels& kernels = *set.table;
     require(q.ndim() == 4, "q must be [Hkv, T, G, D]");
     AttentionArgs args;
@@ -224,6 +225,10 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
     args.chunked = chunked;
     args.sinks = sinks;
     args.soft_cap = soft_cap;
+    if (slopes) {
+        require(slopes->shape(0) == static_cast<std::size_t>(args.num_heads) && scale > 0, "there is one slope a head");
+        args.slopes = slopes->data();
+    }
     if (learned_sinks) {
         require(learned_sinks->shape(0) == static_cast<std::size_t>(args.num_heads), "there is one learned sink a head");
         args.learned_sinks = learned_sinks->data();
@@ -258,7 +263,7 @@ void bind_attention(nb::module_& m) {
           nb::arg("block_tables"), nb::arg("dropped"), nb::arg("sink_blocks"), nb::arg("block_size"), nb::arg("scale"),
           nb::arg("window") = 0, nb::arg("chunked") = false, nb::arg("sinks") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("q_sink") = nb::none(),
           nb::arg("key_scales") = nb::none(), nb::arg("value_scales") = nb::none(), nb::arg("out_dtype") = "f32",
-          nb::arg("learned_sinks") = nb::none());
+          nb::arg("learned_sinks") = nb::none(), nb::arg("slopes") = nb::none());
 }
 
 }  // namespace headrace

@@ -558,7 +558,8 @@ public:
     }
 
     void attention(int q, std::optional<int> q_sink, int cache, int out, int num_heads, float scale, int window,
-                   bool chunked, int sinks, float soft_cap, std::optional<Floats> learned_sinks, int layer) {
+                   bool chunked, int sinks, float soft_cap, std::optional<Floats> slopes, std::optional<Floats> learned_sinks,
+                   int layer) {
         const Cache& from = at(caches_, cache);
         const Rows& to = at(buffers_, out);
         AttentionArgs args;
@@ -572,6 +573,11 @@ public:
         args.chunked = chunked;
         args.sinks = sinks;
         args.soft_cap = soft_cap;
+        if (slopes) {
+            require(static_cast<int>(slopes->size()) == num_heads && scale > 0, "there is one slope a head");
+            args.slopes = slopes->data();
+            keep(*slopes);
+        }
         if (learned_sinks) {
             require(static_cast<int>(learned_sinks->size()) == num_heads, "there is one learned sink a head");
             args.learned_sinks = learned_sinks->data();
@@ -810,7 +816,7 @@ void bind_tape(nb::module_& m) {
         .def("heads_linear", &BoundTape::heads_linear, "source"_a, "weight"_a, "out"_a, nb::kw_only(), "inputs"_a,
              "outputs"_a, "scope"_a = "tokens", "name"_a, "layer"_a = -1, nb::keep_alive<1, 3>())
         .def("attention", &BoundTape::attention, "q"_a, "q_sink"_a.none(), "cache"_a, "out"_a, nb::kw_only(),
-             "num_heads"_a, "scale"_a, "window"_a = 0, "chunked"_a = false, "sinks"_a = 0, "soft_cap"_a = 0.0F,
+             "num_heads"_a, "scale"_a, "window"_a = 0, "chunked"_a = false, "sinks"_a = 0, "soft_cap"_a = 0.0F, "slopes"_a.noconvert() = nb::none(),
              "learned_sinks"_a.noconvert() = nb::none(), "layer"_a = -1)
         .def("logits", &BoundTape::logits, "source"_a, "head"_a, "soft_cap"_a = 0.0F, "scale"_a = 1.0F,
              nb::keep_alive<1, 3>())

@@ -295,6 +295,7 @@ struct AttentionArgs {
     bool chunked = false;            // and those before the last multiple of `window`
     int sinks = 0;
     float soft_cap = 0;              // 0: none
+    const float* slopes = nullptr;   // [Hq], or null: a score gets so much less for each position to the key (ALiBi)
     const float* learned_sinks = nullptr;  // [Hq]: a logit of each head that takes part in the softmax, without a value
     DType out_type = DType::f32;     // f32 | bf16
     void* out = nullptr;             // [T, Hq * D]

@@ -171,6 +171,10 @@ def _llama4(gguf: Any, writer: Any, config: Config) -> None:
     writer.add_expert_used_count(config["num_experts_per_tok"])
 
 
+def _mpt(gguf: Any, writer: Any, config: Config) -> None:
+    writer.add_max_alibi_bias(float(config["attn_config"]["alibi_bias_max"]))
+
+
 def _delta(gguf: Any, writer: Any, config: Config) -> None:
     heads = config["linear_num_value_heads"]
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
@@ -264,10 +268,16 @@ def _turned_experts(
     return [(f"{module}gate_proj.weight", gate), (f"{module}up_proj.weight", up)]
 
 
+def _without_prefix(
+    name: str, values: NDArray[np.float32], config: Config
+) -> list[tuple[str, NDArray[np.float32]]]:
+    return [(name.removeprefix("transformer."), values)]
+
+
 def _neox_rows(name: str, values: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
     if "query_key_value" not in name:
         return values
-    heads = values.reshape(config["num_attention_heads"], 3, -1, *values.shape[1:])
+    heads = values.reshape(_size(config, "num_attention_heads", "n_head"), 3, -1, *values.shape[1:])
     return np.concatenate([heads[:, part].reshape(-1, *values.shape[1:]) for part in range(3)])
 
 
@@ -309,6 +319,8 @@ LAYOUTS = {
     "glm4": Layout("glm4"),
     "starcoder2": Layout("starcoder2", metadata=_mistral),
     "gpt_neox": Layout("gptneox", metadata=_neox, change=_neox_rows),
+    "bloom": Layout("bloom", change=_neox_rows, divide=_without_prefix),
+    "mpt": Layout("mpt", metadata=_mpt),
     "gpt2": Layout("gpt2", change=_transposed),
 }
 """By the config's model_type."""
@@ -440,7 +452,7 @@ _ENDINGS = (".weight", ".bias", ".sinks")
 def _names(gguf: Any, arch: str, config: Config) -> Callable[[str], str]:
     """From a checkpoint's names to those of the file."""
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    table = gguf.get_tensor_name_map(number, _size(config, "num_hidden_layers", "n_layer"))
+    table = gguf.get_tensor_name_map(number, _size(config, *_LAYERS))
 
     def name(of: str) -> str:
         for end, part in _SCALES.items():
@@ -453,6 +465,11 @@ def _names(gguf: Any, arch: str, config: Config) -> Callable[[str], str]:
         return found
 
     return name
+
+
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads")
 
 
 def _size(config: Config, *names: str) -> int:
@@ -478,7 +495,7 @@ def _rope(config: Config) -> dict[str, Any]:
 
 
 def _head_dim(config: Config) -> int:
-    hidden, heads = _size(config, "hidden_size", "n_embd"), _size(config, "num_attention_heads", "n_head")
+    hidden, heads = _size(config, *_HIDDEN), _size(config, *_HEADS)
     return int(config.get("head_dim") or hidden // heads)
 
 
@@ -497,19 +514,22 @@ def _rope_divisors(config: Config) -> NDArray[np.float32] | None:
 
 
 def _add_sizes(gguf: Any, writer: Any, config: Config) -> None:
-    rope, hidden = _rope(config), _size(config, "hidden_size", "n_embd")
-    writer.add_context_length(_size(config, "max_position_embeddings", "n_positions"))
+    rope, hidden = _rope(config), _size(config, *_HIDDEN)
+    writer.add_context_length(
+        _size(config, "max_position_embeddings", "n_positions", "max_seq_len", "hidden_size")
+    )
     writer.add_embedding_length(hidden)
-    writer.add_block_count(_size(config, "num_hidden_layers", "n_layer"))
-    inner = config.get("n_inner") or 4 * hidden if "n_embd" in config else config.get("intermediate_size")
+    writer.add_block_count(_size(config, *_LAYERS))
+    plain = config["model_type"] in ("gpt2", "bloom", "mpt")
+    inner = config.get("n_inner") or 4 * hidden if plain else config.get("intermediate_size")
     inner = config.get("intermediate_size_mlp") or inner
     if config["model_type"] == "lfm2" and config["block_auto_adjust_ff_dim"]:
         step = config["block_multiple_of"]
         inner = -(-int(2 * inner / 3) // step) * step
     if inner is not None:
         writer.add_feed_forward_length(inner)
-    writer.add_head_count(_size(config, "num_attention_heads", "n_head"))
-    if config.get("num_key_value_heads") and config["model_type"] not in ("gpt_neox", "gpt2"):
+    writer.add_head_count(_size(config, *_HEADS))
+    if config.get("num_key_value_heads") and config["model_type"] not in ("gpt_neox", "gpt2", "bloom", "mpt"):
         heads = config["num_key_value_heads"]
         conv = [kind == "conv" for kind in config.get("layer_types") or ()]
         writer.add_head_count_kv([0 if one else heads for one in conv] if any(conv) else heads)

@@ -77,17 +77,23 @@ inline F32x16 shrink(F32x16 x) {
 // One row: masks scores, finds their maximum, and replaces them by 2^(score - maximum), rounded as values want them and
 // written over the scores as another type: vectors are read and written in a way that lets them have any.
 // Lane i adds up columns i, i + 16, ...; hidden columns add zero, so they may as well be left out.
+// slope: of the row's head, divided by the scale of scores; 0: none.
 template <typename Step>
-inline void soften_row(const AttentionArgs& args, const Span& span, float* scores, int position, float& peak_out,
-                       float& sum_out) {
+inline void soften_row(const AttentionArgs& args, const Span& span, float* scores, int position, float slope,
+                       float& peak_out, float& sum_out) {
+    alignas(64) static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const F32x16 hidden = F32x16::broadcast(kHidden);
     const bool coded = span.panel[0].key_scales != nullptr;
     F32x16 peaks = hidden;
     for (int p = 0; p < span.panels; ++p) {
         const Panel& panel = span.panel[p];
         F32x16 s = F32x16::load(scores + 16 * p);
-        if (coded || args.soft_cap > 0) {
+        if (coded || args.soft_cap > 0 || slope != 0) {
             if (coded) s = s * F32x16::load(panel.key_scales);
+            if (slope != 0) {
+                const auto away = static_cast<float>(static_cast<std::int64_t>(panel.start) - position);
+                s = fma(F32x16::load(lanes) + F32x16::broadcast(away), F32x16::broadcast(slope), s);
+            }
             if (args.soft_cap > 0) {
                 s = F32x16::broadcast(args.soft_cap) * tanh(s * F32x16::broadcast(args.scale / args.soft_cap));
             }
@@ -213,9 +219,11 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
         score_sinks<Step>(static_cast<const Element*>(args.q_sink) + row * dim, tile, dim, span, work.scores);
     }
     for (int r = 0; r < tile.rows; ++r) {
-        const std::int64_t at = args.step->positions[tile.first_token + (tile.first_row + r) / group];
+        const int in_group = tile.first_row + r;
+        const std::int64_t at = args.step->positions[tile.first_token + in_group / group];
+        const float slope = args.slopes == nullptr ? 0.0f : args.slopes[tile.head * group + in_group % group] / args.scale;
         soften_row<Step>(args, span, work.scores + static_cast<std::size_t>(r) * kScoreStride,
-                         static_cast<int>(at - tile.lowest), out.peak[r], out.sum[r]);
+                         static_cast<int>(at - tile.lowest), slope, out.peak[r], out.sum[r]);
         fetch();
     }
     const bool coded = args.kv.type == DType::i8;

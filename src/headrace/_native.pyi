@@ -565,6 +565,7 @@ class Tape:
         chunked: bool = False,
         sinks: int = 0,
         soft_cap: float = 0.0,
+        slopes: NDArray[np.float32] | None = None,
         learned_sinks: NDArray[np.float32] | None = None,
         layer: int = -1,
     ) -> None: ...
@@ -723,6 +724,7 @@ def paged_attention(
     value_scales: NDArray[np.float32] | None = None,
     out_dtype: str = "f32",
     learned_sinks: NDArray[np.float32] | None = None,
+    slopes: NDArray[np.float32] | None = None,
 ) -> Queries:
     """headrace.ops.reference.paged_attention on q [Hkv, T, G, D] and a cache as of `rope_and_write`; gives [T, Hq * D].
 

@@ -429,6 +429,30 @@ CASES |= {
         },
         config="TextConfig",
     ),
+    "granite-4": Case(
+        "GraniteMoeHybrid",
+        {
+            "num_local_experts": 0,
+            "layer_types": ["full_attention"] * 3,
+            "position_embedding_type": "rope",
+            "shared_intermediate_size": 72,
+            "mamba_n_heads": 4,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "bloom": Case("Bloom", {"n_layer": 3, "n_head": 6}),
+    "mpt": Case(
+        "Mpt",
+        {
+            "d_model": 48,
+            "n_layers": 3,
+            "n_heads": 4,
+            "max_seq_len": 256,
+        },
+    ),
     "gpt2": Case("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}, head="LMHeadModel"),
 }
 

@@ -34,7 +34,7 @@ SHORT = 5  # tokens: shorter than every window
 
 HALF_GELU = {
     "gemma", "gemma2-file", "gemma3-scaled", "gemma4-keys-are-values", "gemma4-shared", "gemma4-experts", "gpt-neox",
-    "gpt-neox-serial", "starcoder2", "gpt2",
+    "gpt-neox-serial", "starcoder2", "gpt2", "bloom", "mpt",
 }  # fmt: skip
 """llama.cpp looks GELU up in a table of float16."""
 
@@ -42,7 +42,8 @@ HALF_GELU = {
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in OTHERWISE | NOT_LOADED])
 def test_llamacpp_reads_the_same_model(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    fields: dict[str, Any] = {**case.fields, "n_embd" if "n_embd" in case.fields else "hidden_size": 64}
+    size = next((name for name in ("n_embd", "d_model") if name in case.fields), "hidden_size")
+    fields: dict[str, Any] = {**case.fields, size: 64}
     if "head_dim" in fields:
         fields["head_dim"] = -(-fields["head_dim"] // 16) * 16
     tokens = prompt()[: SHORT if name in WITHOUT_WINDOW else None]

@@ -198,7 +198,7 @@ class FamilyCheckpoint(Checkpoint):
             return array.reshape(-1)
         if how == "transposed":
             return np.ascontiguousarray(array.T)
-        heads = self._config.get("num_attention_heads")
+        heads = self._config.get("num_attention_heads", self._config.get("n_head"))
         if not isinstance(heads, int) or heads < 1 or len(array) % (3 * heads):
             raise CheckpointError(
                 f"tensor {self._stored[name]!r:.200} has {len(array)} rows, which q, k and v of {heads!r:.20} heads "

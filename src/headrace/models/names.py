@@ -17,6 +17,7 @@ class WeightNames:
 
     embed: str = "model.embed_tokens"
     positions: str = ""
+    embed_norm: str = ""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     input_norm: str = "model.layers.{i}.input_layernorm"

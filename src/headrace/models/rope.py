@@ -63,6 +63,14 @@ def sink_position(spec: AttentionSpec) -> int | None:
     return spec.sinks + spec.window - 1
 
 
+def alibi_slopes(num_heads: int, largest: float) -> tuple[float, ...]:
+    """What each head's scores lose with each position: powers of two whose exponents rise evenly to `largest`. Where
+    the number of heads is no power of two, every second one of the next power's comes first, as in MPT and Bloom."""
+    whole = 1 << (num_heads - 1).bit_length()
+    slopes = [2.0 ** (-largest * (index + 1) / whole) for index in range(whole)]
+    return tuple(slopes if whole == num_heads else (slopes[1::2] + slopes[::2])[:num_heads])
+
+
 def yarn_scale(rope: RopeSpec) -> float:
     """The factor on the logits of latent attention: there YaRN's `mscale_all_dim` is applied to queries and keys
     (DeepSeek-AI 2024, as in HF's yarn_apply_mscale)."""

@@ -89,7 +89,8 @@ class AttentionSpec:
     positions attend within their chunk (Llama 4). qk_norm: over each head of q and k before rope (Qwen3), or over all
     heads together if `qk_norm_whole` (OLMo 2). learned_sinks: each head has a logit that takes part in the softmax and
     has no value (gpt-oss). output_gate: the query's product gives each head a query and a gate, whose sigmoid
-    multiplies what the head gives (Qwen3-Next).
+    multiplies what the head gives (Qwen3-Next). alibi: the scores of head h of n get 2^(-alibi * (h + 1) / n) less for
+    each position to the key (Press et al. 2022); 0: none. See `models.rope.alibi_slopes`.
 
     Gemma 4: value_norm: the heads of v are normalised like those of k, without weights. keys_are_values: v is k before
     its norm. shares: the earlier layer whose keys and values it attends to; it has none of its own, nor memory for
@@ -113,6 +114,7 @@ class AttentionSpec:
     learned_sinks: bool = False
     temperature: Temperature | None = None
     output_gate: bool = False
+    alibi: float = 0.0
     value_norm: bool = False
     keys_are_values: bool = False
     shares: int | None = None
@@ -350,7 +352,8 @@ class StoredCodes:
 class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements, never bytes.
 
-    learned_positions: embeddings of so many positions are added to those of the tokens. The scales multiply the
+    learned_positions: embeddings of so many positions are added to those of the tokens. embedding_norm: the embeddings
+    have a norm (Bloom). The scales multiply the
     embeddings, what each half of a layer adds to the residual stream, and the logits.
     """
 
@@ -366,6 +369,7 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     final_soft_cap: float | None = None
     learned_positions: int = 0
+    embedding_norm: bool = False
     per_layer: PerLayerSpec | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0

@@ -149,4 +149,5 @@ class PagedAttention(Protocol):
         q_sink: torch.Tensor | None = None,
         learned_sinks: torch.Tensor | None = None,
         chunked: bool = False,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor: ...

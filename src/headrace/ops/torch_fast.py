@@ -27,6 +27,7 @@ class _Call:
     soft_cap: float | None
     learned_sinks: torch.Tensor | None  # [Hkv, G, 1, 1] float32
     chunked: bool
+    slopes: torch.Tensor | None  # [Hkv, G, 1, 1] float32
 
 
 def paged_attention(
@@ -48,6 +49,7 @@ def paged_attention(
     q_sink: torch.Tensor | None = None,
     learned_sinks: torch.Tensor | None = None,
     chunked: bool = False,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `reference.paged_attention`. The caches must be contiguous."""
     call = _Call(
@@ -62,6 +64,7 @@ def paged_attention(
         soft_cap,
         None if learned_sinks is None else learned_sinks.float().view(key_cache.shape[1], -1, 1, 1),
         chunked,
+        None if slopes is None else slopes.float().view(key_cache.shape[1], -1, 1, 1),
     )
     out = torch.empty_like(q)
     bounds = cu_q.tolist()
@@ -185,6 +188,8 @@ def _attend(
         reach = query_at[:, :, None] % call.window + 1 if call.chunked else call.window
         hidden |= (distance >= reach) & (key_at >= call.sinks)[:, None, :]
     grid = logits.view(num_seqs, call.num_kv, groups, rows, -1)
+    if call.slopes is not None:
+        grid -= call.slopes * distance[:, None, None]
     grid.masked_fill_(hidden[:, None, None], -torch.inf)
     if call.learned_sinks is not None:
         column = call.learned_sinks.expand(*grid.shape[:-1], 1)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from headrace.models.names import HF_NAMES, WeightNames
-from headrace.models.rope import sink_position
+from headrace.models.rope import alibi_slopes, sink_position
 from headrace.models.spec import (
     AttentionSpec,
     ExpertsSpec,
@@ -103,6 +103,10 @@ class Lowering:
                 positions,
                 attributes=Embed(positions=True),
             )
+        if spec.embedding_norm:
+            weights = self.norm_weights("embedding_norm", names.embed_norm, spec.norm, spec.hidden_size)
+            norm = _norm(spec.norm, (0, spec.hidden_size))
+            self.add("norm_columns", "embedding_norm", (self.stream,), self.stream, *weights, attributes=norm)
         if spec.per_layer is not None:
             self.per_layer = lower_inputs(self, spec.per_layer)
         if spec.tie_embeddings:
@@ -235,6 +239,7 @@ class Lowering:
         attends = Attention(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window, spec.sinks, spec.soft_cap,
             cache=cache, chunked=spec.chunked,
+            slopes=alibi_slopes(spec.num_heads, spec.alibi) if spec.alibi else (),
         )  # fmt: skip
         sinks: tuple[WeightRef, ...] = ()
         if spec.learned_sinks:

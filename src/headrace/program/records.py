@@ -258,7 +258,8 @@ class Latent:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query attention over the KV cache. A weight, if there is one, holds a logit for each head, which takes
-    part in the softmax and has no value. value_in_key: see KVLayout. chunked: see AttentionSpec."""
+    part in the softmax and has no value. value_in_key: see KVLayout. chunked: see AttentionSpec. slopes: what each
+    head's scores lose with each position to the key, if anything."""
 
     num_heads: int
     num_kv_heads: int
@@ -270,6 +271,7 @@ class Attention:
     cache: int
     value_in_key: int | None = None
     chunked: bool = False
+    slopes: tuple[float, ...] = ()
 
     @property
     def value_dim(self) -> int:

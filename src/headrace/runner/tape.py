@@ -313,6 +313,7 @@ class _Compiler:
             chunked=op.attributes.chunked,
             sinks=op.attributes.sinks,
             soft_cap=op.attributes.soft_cap or 0.0,
+            slopes=np.array(op.attributes.slopes, dtype=np.float32) if op.attributes.slopes else None,
             learned_sinks=self.weights.vectors[op.weights[0].name] if op.weights else None,
             layer=_layer(op),
         )

@@ -229,6 +229,7 @@ class _Step:
             scale=spec.scale,
             window=spec.window,
             chunked=spec.chunked,
+            slopes=torch.tensor(spec.slopes, device=q.device) if spec.slopes else None,
             sinks=spec.sinks,
             soft_cap=spec.soft_cap,
             q_sink=q_sink,

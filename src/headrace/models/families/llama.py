@@ -7,11 +7,13 @@ from typing import Any
 
 from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
+from headrace.models.families.limits import MAX_INTERMEDIATE
 from headrace.models.families.reading import (
     FULL,
     SLIDING,
     Family,
     decoder,
+    read_activation,
     read_attention,
     read_layer_count,
     read_layer_types,
@@ -22,8 +24,9 @@ from headrace.models.families.reading import (
     with_window,
     with_windows,
 )
+from headrace.models.names import WeightNames
 from headrace.models.rope_config import MAX_POSITION
-from headrace.models.spec import ModelSpec, Temperature
+from headrace.models.spec import MLPSpec, ModelSpec, Temperature
 
 
 def _llama(config: ConfigReader) -> ModelSpec:
@@ -114,6 +117,31 @@ def _granite(config: ConfigReader) -> ModelSpec:
     return decoder(config, "granite", layers, rms_norm(config), longest, **granite_scales(config))
 
 
+def _granite_hybrid(config: ConfigReader) -> ModelSpec:
+    """Granite 4 without state space layers and experts."""
+    config.only("num_local_experts", (0,), 8)
+    count = read_layer_count(config)
+    types = config.texts("layer_types", count) or config.texts("layers_block_type", count) or ["mamba"]
+    others = sorted({*types} - {"attention", FULL})
+    if others:
+        raise UnsupportedModel(f"layer type {others[0]!r:.80} in {config.where} is not supported")
+    bias = config.flag("attention_bias", False)
+    scale = config.number("attention_multiplier", 1e-6, 1e6, 1.0)
+    mixer, longest = read_attention(config, qkv_bias=bias, out_bias=bias, scale=scale)
+    if config.text("position_embedding_type", "nope") != "rope":
+        mixer = replace(mixer, rope=None)
+    wide = config.integer("shared_intermediate_size", 1, MAX_INTERMEDIATE, 1024)
+    mlp = MLPSpec(wide, read_activation(config))
+    return decoder(
+        config,
+        "granitemoehybrid",
+        stacked([mixer] * count, mlp),
+        rms_norm(config),
+        longest,
+        **granite_scales(config),
+    )
+
+
 def _seed_oss(config: ConfigReader) -> ModelSpec:
     bias, out_bias = config.flag("attention_bias", True), config.flag("attention_out_bias", False)
     mixer, longest = read_attention(config, default_head_dim=128, qkv_bias=bias, out_bias=out_bias)
@@ -152,7 +180,17 @@ LLAMA_LIKE = {
     "Qwen3ForCausalLM": Family("qwen3", _qwen3, models="Qwen3", features="norms of q and k"),
     "SmolLM3ForCausalLM": Family("smollm3", _smollm3, models="SmolLM 3", features="layers without rope"),
     "GraniteForCausalLM": Family(
-        "granite", _granite, models="Granite 3 and 4, dense", features="scaled embeddings, residuals, logits"
+        "granite", _granite, models="Granite 3, dense", features="scaled embeddings, residuals, logits"
+    ),
+    "GraniteMoeHybridForCausalLM": Family(
+        "granitemoehybrid",
+        _granite_hybrid,
+        WeightNames(
+            gate_up="model.layers.{i}.shared_mlp.input_linear",
+            down="model.layers.{i}.shared_mlp.output_linear",
+        ),
+        models="Granite 4, dense",
+        features="as Granite",
     ),
     "SeedOssForCausalLM": Family("seed_oss", _seed_oss, models="Seed-OSS", features="biases of q, k and v"),
     "InternLM3ForCausalLM": Family("internlm3", _internlm3, models="InternLM 3", features="as Llama"),

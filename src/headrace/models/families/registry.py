@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
+from headrace.models.families.alibi import ALIBI
 from headrace.models.families.gemma import GEMMA
 from headrace.models.families.gemma4 import GEMMA4
 from headrace.models.families.glm_moe import GLM_MOE
@@ -31,6 +32,7 @@ ARCHITECTURES: Mapping[str, Family] = {
     **GEMMA4,
     **OTHERS,
     **GPT,
+    **ALIBI,
     **GPT_OSS,
     **MIXTURES,
     **GLM_MOE,

@@ -361,6 +361,34 @@ def _gpt2(facts: Facts) -> Fields:
     return {name: facts.config[other] for name, other in names.items()}
 
 
+def _bloom(facts: Facts) -> Fields:
+    no_window(facts)
+    config = facts.config
+    return {
+        "n_head": config["num_attention_heads"],
+        "n_layer": config["num_hidden_layers"],
+        "seq_length": config["max_position_embeddings"],
+    }
+
+
+def _mpt(facts: Facts) -> Fields:
+    no_window(facts)
+    config = facts.config
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    if wide % hidden:
+        raise UnsupportedModel(
+            f"feed_forward_length {wide} in {facts.reader.where} is no multiple of {hidden}"
+        )
+    return {
+        "d_model": hidden,
+        "n_heads": config["num_attention_heads"],
+        "n_layers": config["num_hidden_layers"],
+        "max_seq_len": config["max_position_embeddings"],
+        "expansion_ratio": wide // hidden,
+        "attn_config": {"alibi_bias_max": facts.reader.number("attention.max_alibi_bias", 1e-3, 64.0)},
+    }
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         "LlamaForCausalLM", _llama, permuted=True, reads=EXPERT_KEYS,
@@ -416,6 +444,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gptneox": Architecture(
         "GPTNeoXForCausalLM", _neox, eps="layer_norm_eps", partial=True,
         reads=frozenset({"use_parallel_residual"}),
+    ),
+    "bloom": Architecture("BloomForCausalLM", _bloom, eps="layer_norm_epsilon"),
+    "mpt": Architecture(
+        "MptForCausalLM", _mpt, eps="layer_norm_epsilon", reads=frozenset({"attention.max_alibi_bias"})
     ),
     "gpt2": Architecture("GPT2LMHeadModel", _gpt2, eps="layer_norm_epsilon"),
 }  # fmt: skip

@@ -15,6 +15,7 @@ from headrace.models.names import WHOLE, WeightNames
 GGUF_NAMES = WeightNames(
     embed="token_embd",
     positions="position_embd",
+    embed_norm="token_embd_norm",
     final_norm="output_norm",
     head="output",
     input_norm="blk.{i}.attn_norm",

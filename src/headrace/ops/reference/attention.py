@@ -24,6 +24,7 @@ def paged_attention(
     q_sink: torch.Tensor | None = None,
     learned_sinks: torch.Tensor | None = None,
     chunked: bool = False,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal grouped-query attention of a ragged batch over block tables; gives [T, Hq, D] in q's dtype.
 
@@ -46,6 +47,8 @@ def paged_attention(
     rotations are the same. Once i > sinks + window - 1 no key j < sinks is inside the window, so "j < sinks"
     alone decides which query is used with a key.
 
+    `slopes` [Hq]: logits of a head get slope * (j - i), after the scale (ALiBi, Press et al. 2022).
+
     `learned_sinks` [Hq]: a logit for each head that takes part in the softmax and has no value, so that the weights of
     the keys add up to less than one (gpt-oss).
     """
@@ -62,6 +65,9 @@ def paged_attention(
         if q_sink is not None:
             num = int((at < sinks).sum())  # positions rise, so the sinks are the first columns
             logits[..., :num] = _grouped(q_sink[rows], keys[:, :num]) * scale
+        if slopes is not None:
+            distance = at[None, :] - positions[rows][:, None]  # [n, L]
+            logits = logits + slopes.float().view(logits.shape[0], -1, 1, 1) * distance
         if soft_cap is not None:
             logits = soft_cap * torch.tanh(logits / soft_cap)
         logits = logits.masked_fill(~_visible(positions[rows], at, window, sinks, chunked), -torch.inf)
