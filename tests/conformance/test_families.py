@@ -423,7 +423,7 @@ CASES |= {
                 "llama3",
                 factor=8.0,
                 low_freq_factor=1.0,
-                high_freq_factor=4.0,
+                high_freq_factor=1.0,
                 original_max_position_embeddings=32,
             ),
         },

@@ -146,7 +146,7 @@ BAD_VALUES = [
     ("rope_scaling", {"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 5}, "beta_fast"),
     (
         "rope_scaling",
-        {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4},
+        {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 3},
         "exceed",
     ),
     (

@@ -58,11 +58,15 @@ SHARE = 6
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_lie_is_refused_or_has_a_program(name: str, share: int) -> None:
     config = CONFIGS[name]
+    lowered = set()  # most fields mean nothing to most families
     refused, first = 0, [*CONFIGS].index(name)
     for number, field in enumerate(dict.fromkeys((*config, *FIELDS)), first):
         for value in ABSURD[number % share :: share]:
             try:
                 spec = read_spec({**config, field: value})
+                if spec in lowered:
+                    continue
+                lowered.add(spec)
                 if len(spec.layers) <= 16 and sum(layer_experts(layer) for layer in spec.layers) <= 1 << 16:
                     assert lower(spec, weight_names(spec)).weights
             except HeadraceError as error:

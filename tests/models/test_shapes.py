@@ -57,6 +57,8 @@ MILLIONS = {
     "pythia-1.4b": 1414.6,
     "gpt-oss-20b": 20_914.8,
     "gpt-oss-120b": 116_829.2,
+    "llama-4-scout": 107_769.9,  # the text part alone, of these two
+    "llama-4-maverick": 400_711.8,
     "glm-4.5": 352_797.8,  # without the layer that predicts a second token, as the next two
     "glm-4.5-air": 106_852.3,
     "qwen3-next-80b-a3b": 79_674.4,

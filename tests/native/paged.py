@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace import _native
+from headrace.models.rope import alibi_slopes
 from headrace.ops import reference
 
 Floats = NDArray[np.float32]
@@ -89,10 +90,16 @@ class Shape:
     block_size: int = 16
     window: int | None = None
     sinks: int = 0
+    chunked: bool = False
     soft_cap: float | None = None
+    alibi: float = 0.0
     slices: tuple[tuple[int, int], ...] = ((5, 17), (1, 1), (1, 300), (60, 530), (9, 9))  # (q_len, kv_len)
     seed: int = 0
     keep: bool = False  # blocks that left the window stay in the tables
+
+    @property
+    def slopes(self) -> torch.Tensor | None:
+        return torch.tensor(alibi_slopes(self.heads, self.alibi)) if self.alibi else None
 
 
 @dataclass(frozen=True)
@@ -210,8 +217,10 @@ class Problem:
             block_size=shape.block_size,
             scale=shape.dim**-0.5,
             window=shape.window or 0,
+            chunked=shape.chunked,
             sinks=shape.sinks,
             soft_cap=shape.soft_cap or 0.0,
+            slopes=None if shape.slopes is None else shape.slopes.numpy(),
             q_sink=None if self.q_sink is None else grouped(self.q_sink),
             out_dtype=out_dtype,
         )
@@ -238,8 +247,10 @@ class Problem:
             block_size=shape.block_size,
             scale=shape.dim**-0.5,
             window=shape.window,
+            chunked=shape.chunked,
             sinks=shape.sinks,
             soft_cap=shape.soft_cap,
+            slopes=shape.slopes,
             q_sink=None if self.q_sink is None else rounded(self.q_sink),
         )
         return out.flatten(1)

@@ -34,6 +34,8 @@ MASKS = {
     "sinks": {"window": 45, "sinks": 5},
     "many sinks": {"window": 70, "sinks": 37},
     "soft cap": {"soft_cap": 2.0},
+    "chunks": {"window": 45, "chunked": True},
+    "slopes": {"alibi": 8.0},
 }
 
 
@@ -48,7 +50,7 @@ def shapes() -> list[Shape]:
         itertools.product(DIMS, BLOCK_SIZES),
         itertools.cycle(HEADS.values()),
         itertools.cycle(SLICES.values()),
-        itertools.cycle(tuple(MASKS.values())[i] for i in (0, 1, 2, 3, 4, 2, 0)),
+        itertools.cycle(tuple(MASKS.values())[i] for i in (0, 1, 2, 3, 4, 5, 6)),
         strict=False,
     )
     return [
@@ -128,6 +130,7 @@ def invariant_shapes() -> list[Shape]:
         Shape(window=45, sinks=5, **common),
         Shape(window=300, dim=80, **common),
         Shape(soft_cap=2.0, num_kv=1, **common),
+        Shape(window=300, chunked=True, alibi=6.0, **common),
     ]
 
 

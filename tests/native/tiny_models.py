@@ -49,6 +49,7 @@ ROPE = RopeSpec(theta=10_000.0, dim=16)
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=ROPE)
 WINDOW = replace(ATTENTION, retention=Retention.WINDOW, window=21)
 SINKS = replace(ATTENTION, retention=Retention.SINKS, window=24, sinks=3)
+CHUNKS = replace(WINDOW, chunked=True, qk_norm=NormSpec(1e-5, weighted=False))
 LATENT = LatentSpec(
     num_heads=3, latent=64, key_dim=64, rope_dim=16, value_dim=32, query_rank=None, scale=0.2,
     rope=replace(ROPE, interleaved=True), norm=NormSpec(1e-6),
@@ -133,6 +134,18 @@ SPECS = {
         ),
     ),
     "experts-and-norms-around": model(ATTENTION, ATTENTION, norms="both", mlp=EXPERTS, residual_scale=0.7),
+    "experts-of-llama-4": model(
+        CHUNKS,
+        replace(ATTENTION, rope=None, temperature=Temperature(0.3, 16, 1)),
+        CHUNKS,
+        mlp=ExpertsSpec(5, RouterSpec(1, "sigmoid"), EXPERT, shared=EXPERT, scaled_inputs=True),
+    ),
+    "experts-with-scaled-inputs": model(
+        ATTENTION, mlp=ExpertsSpec(5, RouterSpec(3), replace(EXPERT, bias=True), scaled_inputs=True)
+    ),
+    "linear-biases": model(
+        *[replace(ATTENTION, rope=None, num_heads=6, alibi=8.0)] * 2, norm=LAYER_NORM, embedding_norm=True
+    ),
     "latent": model(LATENT, LATENT),
     "latent-of-deepseek": model(
         *[replace(LATENT, query_rank=40, bias=True, rope=replace(YARN, dim=16, interleaved=True))] * 2,

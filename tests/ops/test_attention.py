@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.models.rope import alibi_slopes
 from headrace.ops import reference, torch_fast
 
 ATTENTION = {"reference": reference.paged_attention, "torch": torch_fast.paged_attention}
@@ -23,7 +24,9 @@ class Shape:
     block_size: int = 4
     window: int | None = None
     sinks: int = 0
+    chunked: bool = False
     soft_cap: float | None = None
+    alibi: float = 0.0
     slices: tuple[tuple[int, int], ...] = (
         (5, 17),
         (1, 1),
@@ -91,6 +94,8 @@ def make(shape: Shape, dtype: torch.dtype = torch.float32) -> Problem:
         "block_size": size,
         "scale": shape.dim**-0.5,
         "window": shape.window,
+        "chunked": shape.chunked,
+        "slopes": torch.tensor(alibi_slopes(heads, shape.alibi)) if shape.alibi else None,
         "sinks": shape.sinks,
         "soft_cap": shape.soft_cap,
     }
@@ -106,9 +111,10 @@ def naive(problem: Problem) -> torch.Tensor:
     row = 0
     for s, (q_len, kv_len) in enumerate(shape.slices):
         for i in range(kv_len - q_len, kv_len):
-            seen = [
-                j for j in range(i + 1) if shape.window is None or i - j < shape.window or j < shape.sinks
-            ]
+            first = (
+                0 if shape.window is None else i - i % shape.window if shape.chunked else i - shape.window + 1
+            )
+            seen = [j for j in range(i + 1) if j >= first or j < shape.sinks]
             for h in range(shape.groups * shape.num_kv):
                 kv_head = h // shape.groups
                 logits = []
@@ -116,6 +122,8 @@ def naive(problem: Problem) -> torch.Tensor:
                     use_sink = problem.q_sink is not None and j < shape.sinks
                     q = problem.q_sink[row, h] if use_sink else problem.q[row, h]
                     logit = float(q.double() @ problem.keys[s][j, kv_head].double()) * shape.dim**-0.5
+                    if shape.alibi:  # as many heads as a power of two
+                        logit += (j - i) * 2 ** (-shape.alibi * (h + 1) / (shape.groups * shape.num_kv))
                     logits.append(
                         shape.soft_cap * math.tanh(logit / shape.soft_cap) if shape.soft_cap else logit
                     )
@@ -138,6 +146,9 @@ SHAPES = {
     "window": Shape(window=6, seed=1),
     "window of one": Shape(window=1),
     "window wider than all": Shape(window=500),
+    "chunks": Shape(window=6, chunked=True, seed=1),
+    "chunks of one": Shape(window=1, chunked=True),
+    "slopes": Shape(alibi=8.0),
     "sinks": Shape(window=6, sinks=3, seed=2),
     "sinks over blocks": Shape(window=9, sinks=6, seed=3),
     "sinks rotated": Shape(window=6, sinks=3, q_sink=True),

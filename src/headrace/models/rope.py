@@ -92,7 +92,7 @@ def dynamic_theta(rope: RopeSpec, length: int | None = None) -> float:
 def _llama3(rope: RopeSpec, freq: float) -> float:
     """Long waves slowed by the factor, short ones kept, a linear blend between (Meta 2024, Llama 3.1)."""
     turns = rope.original_max_position * freq / (2 * math.pi)  # rotations over the original context
-    if turns > rope.high_freq_factor:
+    if turns >= rope.high_freq_factor:
         return freq
     if turns < rope.low_freq_factor:
         return freq / rope.factor

@@ -129,9 +129,9 @@ def _llama3(
 ) -> tuple[RopeSpec, int]:
     low = scaling.number("low_freq_factor", 0.0, MAX_FACTOR)
     high = scaling.number("high_freq_factor", 0.0, MAX_FACTOR)
-    if high <= low:
+    if high < low:
         raise CheckpointError(
-            f"high_freq_factor {high:g} in {scaling.where} must exceed low_freq_factor {low:g}"
+            f"high_freq_factor {high:g} in {scaling.where} must not be below low_freq_factor {low:g}"
         )
     rope = replace(
         plain,

@@ -302,6 +302,24 @@ def _lfm2(
     )
 
 
+def _llama4(experts: int, step: int, **fields: Any) -> Config:
+    """The text part."""
+    return _shape(
+        "Llama4",
+        (5120, 8192, 48, 40, 8, 202_048),
+        head_dim=128,
+        intermediate_size_mlp=16_384,
+        num_local_experts=experts,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=step,
+        attention_chunk_size=8192,
+        rope_theta=500_000.0,
+        bos_token_id=200_000,
+        eos_token_id=200_001,
+        **fields,
+    )
+
+
 def _glm4_moe(sizes: tuple[int, int, int, int, int, int], experts: int, wide: int, **fields: Any) -> Config:
     return _shape(
         "Glm4Moe",
@@ -563,6 +581,19 @@ SHAPES: Mapping[str, Config] = MappingProxyType(
         "gpt-oss-20b": _gpt_oss(24, 32),
         "gpt-oss-20b-8l": _gpt_oss(8, 32),
         "gpt-oss-120b": _gpt_oss(36, 128),
+        "llama-4-scout": _llama4(
+            16,
+            1,
+            max_position_embeddings=10_485_760,
+            rope_scaling={
+                "rope_type": "llama3",
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+            },
+        ),
+        "llama-4-maverick": _llama4(128, 2, max_position_embeddings=1_048_576, use_qk_norm=False),
         "glm-4.5": _glm4_moe(
             (5120, 12_288, 92, 96, 8, 151_552),
             160,

@@ -180,8 +180,8 @@ REFUSED: dict[str, tuple[File, str]] = {
     "widths of layers": (gemma4({"feed_forward_length": [64, 96]}), "differs between layers otherwise than"),
     "other sliding values": (gemma4({"attention.value_length_swa": 16}), "value_length_swa 16 in m.gguf"),
     "other architecture": (
-        changed(keys={"general.architecture": "bloom"}),
-        "model of architecture 'bloom', which is not supported; known are llama, mistral3, qwen2, qwen3",
+        changed(keys={"general.architecture": "falcon"}),
+        "model of architecture 'falcon', which is not supported; known are llama, mistral3, qwen2, qwen3",
     ),
     "adapter": (
         changed(keys={"general.architecture": "x", "general.type": "adapter"}),
