@@ -19,14 +19,14 @@ from tests.test_exactness import CASES, SHARED, Run, alike, each_alone, requests
 
 needs.native()
 
-OLD = ("llama", "mistral", "qwen2", "qwen3-")
+OLD = ("llama-", "mistral", "qwen2", "qwen3-")
 """Families whose kinds of layers tests/test_exactness.py has."""
 
 RECURRENT = ("qwen3-next", "qwen3.5", "lfm2")
 STATE_INTERVAL = 16  # tokens between the states that prompts can share
 
 NAMES = [name for name in FAMILIES if not name.startswith(OLD)]
-USUAL = {"gemma3-scaled", "gpt-oss"}
+USUAL = {"gemma3-scaled", "gpt-oss", "llama4"}
 
 FEWER = {"everything": 24, "and preempted": 10}
 """Blocks where every layer has a window: they only run out when there are so few of them."""
@@ -57,7 +57,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[s
         if name not in known:
             folder = tmp_path_factory.mktemp(name)
             case = widened(FAMILIES[name])
-            length = "n_positions" if "n_positions" in case.fields else "max_position_embeddings"
+            named = (name for name in ("n_positions", "max_seq_len") if name in case.fields)
+            length = next(named, "max_position_embeddings")
             fields: dict[str, Any] = {**case.fields, "vocab_size": 2048, length: 512}
             config = replace(case, fields=fields).build(folder).config
             types = getattr(config, "layer_types", None) or ["full_attention"]

@@ -443,16 +443,10 @@ CASES |= {
             "logits_scaling": 4.0,
         },
     ),
-    "bloom": Case("Bloom", {"n_layer": 3, "n_head": 6}),
-    "mpt": Case(
-        "Mpt",
-        {
-            "d_model": 48,
-            "n_layers": 3,
-            "n_heads": 4,
-            "max_seq_len": 256,
-        },
-    ),
+    "bloom": Case(
+        "Bloom", {"hidden_size": 96, "num_attention_heads": 6}
+    ),  # no power of two: slopes take turns
+    "mpt": Case("Mpt", {"max_seq_len": 256}),
     "gpt2": Case("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}, head="LMHeadModel"),
 }
 

@@ -51,7 +51,7 @@ MAX_TOKENS = 256
 
 def widened(case: Case) -> Case:
     """The case with heads of a multiple of 16 channels, which is what the kernels serve."""
-    fields = {**case.fields, "hidden_size": 64}
+    fields = {**case.fields, "hidden_size": case.fields.get("hidden_size", 64)}
     if "head_dim" in fields:
         fields["head_dim"] = -(-fields["head_dim"] // 16) * 16
     return replace(case, fields=fields)
