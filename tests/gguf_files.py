@@ -268,6 +268,17 @@ def _turned_experts(
     return [(f"{module}gate_proj.weight", gate), (f"{module}up_proj.weight", up)]
 
 
+def _in_two(name: str, values: NDArray[np.float32], config: Config) -> list[tuple[str, NDArray[np.float32]]]:
+    """Granite 4: the gate apart from what it multiplies."""
+    if "shared_mlp" not in name:
+        return [(name, values)]
+    module = name.replace("shared_mlp", "mlp").rsplit(".", 2)[0]
+    if "output_linear" in name:
+        return [(f"{module}.down_proj.weight", values)]
+    gate, up = np.split(values, 2)
+    return [(f"{module}.gate_proj.weight", gate), (f"{module}.up_proj.weight", up)]
+
+
 def _without_prefix(
     name: str, values: NDArray[np.float32], config: Config
 ) -> list[tuple[str, NDArray[np.float32]]]:
@@ -306,6 +317,7 @@ LAYOUTS = {
     "lfm2_moe": Layout("lfm2moe", metadata=_lfm2),
     "smollm3": Layout("smollm3", permuted=True),
     "granite": Layout("granite", permuted=True, metadata=_granite),
+    "granitemoehybrid": Layout("granite", permuted=True, metadata=_granite, divide=_in_two),
     "seed_oss": Layout("seed_oss"),
     "gemma": Layout("gemma", change=_whole_norms),
     "gemma2": Layout("gemma2", metadata=_gemma2, change=_whole_norms),
@@ -522,7 +534,7 @@ def _add_sizes(gguf: Any, writer: Any, config: Config) -> None:
     writer.add_block_count(_size(config, *_LAYERS))
     plain = config["model_type"] in ("gpt2", "bloom", "mpt")
     inner = config.get("n_inner") or 4 * hidden if plain else config.get("intermediate_size")
-    inner = config.get("intermediate_size_mlp") or inner
+    inner = config.get("intermediate_size_mlp") or config.get("shared_intermediate_size") or inner
     if config["model_type"] == "lfm2" and config["block_auto_adjust_ff_dim"]:
         step = config["block_multiple_of"]
         inner = -(-int(2 * inner / 3) // step) * step

@@ -37,7 +37,7 @@ FAMILIES = (
     "mixtral-full", "mixtral-window", "qwen2-moe-shared", "qwen3-moe-normalized",
     "deepseek-v2", "deepseek-v2-lite", "deepseek-v3-file", "glm4-moe",
     "qwen3-next-file", "qwen3.5-file", "qwen3.5-moe-file", "lfm2-file", "lfm2-moe",
-    "llama4-file", "bloom", "mpt",
+    "llama4-file", "bloom", "mpt", "granite-4",
 )  # fmt: skip
 
 FLOATS = ("F32", "F16", "BF16")

@@ -419,7 +419,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **RECURRENT,
     "smollm3": Architecture("SmolLM3ForCausalLM", _smollm3, permuted=True),
     "granite": Architecture(
-        "GraniteForCausalLM", _granite, permuted=True,
+        "GraniteForCausalLM", _granite, permuted=True, others=("GraniteMoeHybridForCausalLM",),
         reads=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
     ),
     "seed_oss": Architecture("SeedOssForCausalLM", _seed_oss, renamed={"post_attention_norm": "ffn_norm"}),
