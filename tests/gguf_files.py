@@ -458,7 +458,7 @@ def rounded(values: NDArray[np.float32], kind: str) -> NDArray[Any]:
 
 
 _SCALES = {".router.scale": "ffn_gate_inp", ".per_expert_scale": "ffn_down_exps"}
-_ENDINGS = (".weight", ".bias", ".sinks")
+_ENDINGS = (".weight", ".bias", ".sinks", ".A_log")
 
 
 def _names(gguf: Any, arch: str, config: Config) -> Callable[[str], str]:
