@@ -176,6 +176,16 @@ def test_sizes_by_layer(tmp_path: Path) -> None:
     assert [(layer.mixer.num_kv_heads, layer.mixer.window) for layer in spec.layers] == [(2, 16), (4, None)]
 
 
+@pytest.mark.parametrize(("window", "chunked"), [(None, [True, True]), (0, [False, False])])
+def test_chunks_that_files_of_llama_4_do_not_state(
+    window: int | None, chunked: list[bool], tmp_path: Path
+) -> None:
+    sizes = {"expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 16}
+    spec = spec_of(tmp_path, changed("llama4", {**sizes, "attention.sliding_window": window}))
+    assert [layer.mixer.chunked for layer in spec.layers] == chunked
+    assert all(layer.mixer.rope is not None for layer in spec.layers)
+
+
 REFUSED: dict[str, tuple[File, str]] = {
     "widths of layers": (gemma4({"feed_forward_length": [64, 96]}), "differs between layers otherwise than"),
     "other sliding values": (gemma4({"attention.value_length_swa": 16}), "value_length_swa 16 in m.gguf"),

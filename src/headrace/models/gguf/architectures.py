@@ -106,7 +106,7 @@ def _llama4(facts: Facts) -> Fields:
     count = config["num_hidden_layers"]
     experts = experts_of(facts, "num_local_experts")
     dense = experts.pop("mlp_only_layers")
-    plain = reader.has("attention.sliding_window") and not window_of(facts)
+    plain = reader.integer("attention.sliding_window", 0, MAX_POSITION, 8192) == 0
     types = {"layer_types": [FULL] * count, "no_rope_layers": [1] * count} if plain else {}
     return {
         **experts,
