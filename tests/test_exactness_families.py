@@ -59,7 +59,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[s
             case = widened(FAMILIES[name])
             named = (name for name in ("n_positions", "max_seq_len") if name in case.fields)
             length = next(named, "max_position_embeddings")
-            fields: dict[str, Any] = {**case.fields, "vocab_size": 2048, length: 512}
+            sizes = [
+                name
+                for name in ("vocab_size", "vocab_size_per_layer_input")
+                if name in {"vocab_size", *case.fields}
+            ]
+            fields: dict[str, Any] = {**case.fields, **dict.fromkeys(sizes, 2048), length: 512}
             config = replace(case, fields=fields).build(folder).config
             types = getattr(config, "layer_types", None) or ["full_attention"]
             window = getattr(config, "sliding_window", None)
