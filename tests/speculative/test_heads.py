@@ -16,7 +16,8 @@ from headrace.models.source import resolve_model
 from headrace.models.stored import open_source, stored_spec
 from headrace.speculative.base_model import BaseModel, base_model, read_ends
 from headrace.speculative.heads import EagleHeads, MedusaHeads, heads_folder, load_heads
-from tests.places import BUNDLED
+from tests.gguf_files import write_gguf
+from tests.places import BUNDLED, TALE
 from tests.speculative.heads_folders import (
     EAGLE_SHAPES,
     LAYER,
@@ -162,3 +163,29 @@ def test_the_ends_of_a_model_are_read_as_floats() -> None:
     np.testing.assert_array_equal(base.sample, ends.embedding[128::256])
     shape = resolve_model("shape:llama-3.1-8b")
     assert base_model(shape, read_spec(shape.config)).sample is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q2_K"])
+def test_heads_of_a_model_fit_its_gguf_files(kind: str, tmp_path: Path) -> None:
+    whole = base_of("tale")
+    assert whole.sample is not None
+    folder = write(
+        tmp_path / "heads",
+        section("medusa", vocab_size=2048, hidden_size=256, num_heads=1),
+        {
+            "base.embedding_sample": whole.sample,
+            W: np.zeros((256, 256), np.float16),
+            "heads.0.blocks.0.bias": np.zeros(256, np.float16),
+        },
+    )
+    base = base_of(str(write_gguf(TALE, tmp_path / "tale.gguf", kind)))
+    assert base.sample is not None and not np.array_equal(base.sample, whole.sample)
+    assert load_heads(folder, base)
+    with pytest.raises(ConfigError, match="are not those of"):
+        load_heads(folder, replace(base, sample=np.roll(base.sample, 1, axis=0)))
+
+
+def base_of(model: str) -> BaseModel:
+    source = open_source(resolve_model(model))
+    return base_model(source, stored_spec(source))
