@@ -1,0 +1,69 @@
+"""The bundled heads draft for tale as well as their config.json says, by a few lines of numpy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from headrace import LLM, SamplingParams
+from headrace.speculative.base_model import base_model, read_ends
+from headrace.speculative.heads import EagleHeads, MedusaHeads, heads_folder, load_heads
+from tests.places import BUNDLED
+
+PROMPTS = ["Once upon a time", "Tell me a story about an owl.", "There was a tiny robot", "One day a kind"]
+TRAINED = ["tale-medusa"]
+LARGEST_BYTES = 4_000_000
+"""Of all heads and the draft model together."""
+
+
+@pytest.fixture(scope="module")
+def tale() -> LLM:
+    return LLM("tale", num_threads=1, show_progress=False)
+
+
+def loaded(name: str, llm: LLM) -> MedusaHeads | EagleHeads:
+    return load_heads(heads_folder(name), base_model(llm.parts.source, llm.parts.spec))
+
+
+@pytest.fixture(scope="module")
+def stories(tale: LLM) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """What tale writes greedily: tokens, and their hidden states."""
+    outputs = tale.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=120), use_tqdm=False)
+    ids = [[*one.prompt_token_ids, *one.outputs[0].token_ids] for one in outputs]
+    states = tale.hidden_states(ids, use_tqdm=False)
+    return [(np.array(tokens), found) for tokens, found in zip(ids, states, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def head(tale: LLM) -> NDArray[np.float32]:
+    return read_ends(tale.parts.source, tale.parts.spec).head
+
+
+def test_medusa(
+    tale: LLM, stories: list[tuple[NDArray[np.int64], NDArray[np.float32]]], head: NDArray[np.float32]
+) -> None:
+    heads = loaded("tale-medusa", tale)
+    assert isinstance(heads, MedusaHeads) and len(heads.tree) == len(heads.shares) > 20
+    for i, blocks in enumerate(heads.blocks):
+        right = []
+        for tokens, states in stories:
+            h = states[8 : len(tokens) - i - 2]
+            for weight, bias in blocks:
+                x = h @ weight.T + bias
+                h = h + x / (1 + np.exp(-x))
+            right += ((h @ head.T).argmax(axis=1) == tokens[10 + i :]).tolist()
+        assert len(right) > 300 and np.mean(right) > heads.accuracy[i][0] - 0.1
+
+
+def test_they_are_small_and_say_what_they_were_trained_on() -> None:
+    folders = [BUNDLED / "tale-draft", *map(heads_folder, TRAINED)]
+    weights = [path for folder in folders for path in Path(folder).glob("*.safetensors")]
+    assert len(weights) == len(folders) and sum(path.stat().st_size for path in weights) <= LARGEST_BYTES
+    for folder in folders[1:]:
+        section = json.loads((folder / "config.json").read_text())["headrace_heads"]
+        assert section["model"] == "tale" and section["training"]["tokens"] > 100_000
+        assert (folder / "README.md").is_file()
