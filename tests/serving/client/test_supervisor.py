@@ -72,16 +72,22 @@ async def serves(supervisor: Supervisor) -> None:
 
 
 async def ends(
-    supervisor: Supervisor, prompt: tuple[int, ...] = (1,), match: str = "", patience_s: float = LONG_S
+    supervisor: Supervisor,
+    prompt: tuple[int, ...] = (1,),
+    match: str = "",
+    patience_s: float = LONG_S,
+    signal_sent: signal.Signals | None = None,
 ) -> float:
     """Seconds that open streams take to end with an error, from when one of `prompt` was submitted.
 
-    AssertionError after `patience_s`.
+    `signal_sent`: to the engine, once all of them are open. AssertionError after `patience_s`.
     """
     streams = [await supervisor.submit(NewRequest(f"r{i}", (1,), LONG)) for i in range(4)]
     started = time.monotonic()
     streams.append(await supervisor.submit(NewRequest("last", prompt, LONG)))
     reading = asyncio.gather(*map(read, streams), return_exceptions=True)
+    if signal_sent is not None:
+        os.kill(supervisor.pid, signal_sent)
     try:
         outcomes = await asyncio.wait_for(reading, patience_s)
     except TimeoutError as error:
@@ -97,8 +103,7 @@ async def test_a_killed_engine_is_replaced() -> None:
     async with supervised() as (supervisor, _):
         for count in (1, 2):
             first = supervisor.pid
-            asyncio.get_running_loop().call_later(0.1, os.kill, first, signal.SIGKILL)
-            await ends(supervisor, match="was killed by SIGKILL")
+            await ends(supervisor, match="was killed by SIGKILL", signal_sent=signal.SIGKILL)
             assert supervisor.state is EngineState.RESTARTING
             assert supervisor.trouble == "the engine process was killed by SIGKILL"
             with pytest.raises(EngineDead, match="is being restarted") as caught:
@@ -127,9 +132,8 @@ async def test_a_stream_that_is_never_ended_is_noticed() -> None:
     client = await Forgetful.start({"step_s": 0.002}, command=COMMAND)
     supervisor = Supervisor(lambda: Forgetful.start({}, command=COMMAND), client, Backoff(first_s=0.1))
     try:
-        asyncio.get_running_loop().call_later(0.1, os.kill, supervisor.pid, signal.SIGKILL)
         with pytest.raises(AssertionError, match="never ended"):
-            await ends(supervisor, patience_s=2)
+            await ends(supervisor, patience_s=2, signal_sent=signal.SIGKILL)
     finally:
         await supervisor.aclose()
 
@@ -146,8 +150,7 @@ async def test_a_failed_step_is_reported_without_internals() -> None:
 async def test_a_stopped_engine_is_killed_and_replaced() -> None:
     async with supervised(TIMEOUT_S) as (supervisor, _):
         first = supervisor.pid
-        asyncio.get_running_loop().call_later(0.1, os.kill, first, signal.SIGSTOP)
-        assert await ends(supervisor, match="gave no sign of life") > TIMEOUT_S
+        assert await ends(supervisor, match="gave no sign of life", signal_sent=signal.SIGSTOP) > TIMEOUT_S
         await state(supervisor, EngineState.READY)
         assert not alive(first)
         await serves(supervisor)
