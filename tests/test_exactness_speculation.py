@@ -27,6 +27,7 @@ needs.native()
 # What drafts for which model. A model's own drafts are all right, so it drafts in fewer bits.
 TARGETS: dict[str, dict[str, object]] = {
     "ngram": {"model": "tale", "speculative": "ngram"},
+    "look-ups": {"model": "tale", "speculative": "history,ngram"},
     "draft model": {"model": "tale", "speculative": "tale-draft"},
     "both": {"model": "tale", "speculative": "ngram,tale-draft", "num_speculative_tokens": 5},
     "int4": {"model": "tale", "quantization": "int4", "speculative": "tale-draft"},

@@ -25,7 +25,7 @@ from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
-from headrace.plan.draft_methods import NGRAM, draft_methods, draft_model_name
+from headrace.plan.draft_methods import HISTORY, NGRAM, draft_methods, draft_model_name
 from headrace.plan.drafts import DraftHeads
 from headrace.plan.hardware import this_machine
 from headrace.plan.kernels import op_facts
@@ -43,6 +43,7 @@ from headrace.runner.sampling.token_masks import GrammarRunner
 from headrace.speculative.base_model import base_model
 from headrace.speculative.control import Speculation
 from headrace.speculative.heads import MedusaHeads, heads_bytes, heads_folder, is_heads, load_heads
+from headrace.speculative.history import HistoryMethod
 from headrace.speculative.medusa import MedusaMethod
 from headrace.speculative.method import Method
 from headrace.speculative.model import ModelMethod
@@ -261,6 +262,9 @@ def _load_drafter(
     for method in draft_methods(resolved.speculative):
         if method == NGRAM:
             methods.append(NGramMethod())
+            continue
+        if method == HISTORY:
+            methods.append(HistoryMethod())
             continue
         if isinstance(plan.draft, Path):
             heads = load_heads(plan.draft, base_model(plan.source, plan.spec))

@@ -61,7 +61,7 @@ class Machine:
                 self.tokens[at] += accepted + 1
                 known = self.tokens[at]
                 sequences.append(
-                    Drafted(at, at, work, range(known + 1), known, 0, self.most, accepted, STATE)
+                    Drafted(at, at, work, range(known + 1), known, 0, self.most, accepted, STATE, ("", ""))
                 )
             self.drafts = self.speculation.draft(sequences)
         return (sum(self.tokens) - before) / (self.now - began)

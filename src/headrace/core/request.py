@@ -124,5 +124,6 @@ class Request:
 
     def describe(self) -> NewSequence:
         return NewSequence(
-            self.params, tuple(self.tokens), self.num_prompt, self.seed, self.stop_ids, self.pooling
-        )
+            self.params, tuple(self.tokens), self.num_prompt, self.seed, self.stop_ids, self.pooling,
+            owner=(self.user, self.salt),
+        )  # fmt: skip

@@ -5,7 +5,11 @@ from __future__ import annotations
 from headrace.errors import ConfigError
 
 NGRAM = "ngram"
-"""Drafts from the sequence's own tokens; every other part of the option `speculative` is a model."""
+"""Drafts from the sequence's own tokens."""
+HISTORY = "history"
+"""Drafts from what was written before for the same user."""
+LOOK_UPS = (NGRAM, HISTORY)
+"""Drafters that look up tokens; every other part of the option `speculative` is a model."""
 
 DEFAULT_TOKENS = 6
 MOST_TOKENS = 64
@@ -25,7 +29,7 @@ def draft_methods(option: str | None) -> tuple[str, ...]:
         )
     if len(names) != len(set(names)):
         raise ConfigError(f"speculative {option!r:.80} names a drafter twice")
-    if sum(name != NGRAM for name in names) > 1:
+    if sum(name not in LOOK_UPS for name in names) > 1:
         raise ConfigError(
             f"speculative {option!r:.80} names two models: one can draft, after ngram if you like"
         )
@@ -34,4 +38,4 @@ def draft_methods(option: str | None) -> tuple[str, ...]:
 
 def draft_model_name(option: str | None) -> str | None:
     """The model that the option `speculative` names, if it names one."""
-    return next((name for name in draft_methods(option) if name != NGRAM), None)
+    return next((name for name in draft_methods(option) if name not in LOOK_UPS), None)

@@ -19,8 +19,9 @@ class Drafted:
 
     `tokens` are its prompt and all its output; they belong to the executor and grow with every step. The first
     `computed` of them have their KV in the cache; `found` of them had it when the sequence was started. `room` is the
-    most tokens to propose, 0 where none may follow; `accepted` of the slice's own drafts were right. `hidden` [H] is
-    the model's final hidden state that gave the last token, None where the drafter did not ask or there is none.
+    most tokens to propose, 0 where none may follow; `accepted` of the slice's own drafts were right. Nothing of it may
+    show in the drafts of sequences with another `owner`: a user and a cache salt. `hidden` [H] is the model's final
+    hidden state that gave the last token, None where the drafter did not ask or there is none.
     """
 
     request_id: int
@@ -32,6 +33,7 @@ class Drafted:
     room: int
     accepted: int
     state: SequenceState
+    owner: tuple[str, str]
     hidden: NDArray[np.float32] | None = None
 
 

@@ -43,6 +43,7 @@ class _Sequence:
     prompt: tuple[int, ...]  # kept if its log-probabilities are requested, else empty
     tokens: list[int]  # prompt and output, kept for a drafter, else empty
     found: int  # tokens whose KV was there when it was started
+    owner: tuple[str, str]
     next: SampleRow  # the row of the token after the recorded output
     pool: Pool | None = None  # of a sequence to embed
 
@@ -134,7 +135,9 @@ class ModelExecutor(Generic[Logits]):
         prompt = () if new.params.prompt_logprobs is None else new.tokens[: new.num_prompt]
         pool = None if new.pooling is None else Pool(new.pooling, new.num_prompt)
         tokens = [] if self.drafter is None else list(new.tokens)
-        return _Sequence(self._free_rows.pop(), state, prompt, tokens, found, SampleRow(state), pool)
+        return _Sequence(
+            self._free_rows.pop(), state, prompt, tokens, found, new.owner, SampleRow(state), pool
+        )
 
     def _matcher(self, new: NewSequence) -> Matcher | None:
         if new.params.grammar is None:
@@ -293,6 +296,7 @@ def _drafted(
         room=max(0, room),
         accepted=work.num_draft - rejected,
         state=state,
+        owner=sequence.owner,
         hidden=None if hidden is None or not emitted else hidden[emitted - 1],
     )
 
