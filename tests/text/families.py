@@ -217,6 +217,11 @@ FAMILIES = (
         written=f"<|tool_call_start|>[{_ALL}{_PYTHON}{_COMMA}{{% endfor %}}]<|tool_call_end|>",
     ),
     family(
+        "lfm2.5", "lfm2", None, **_CHATML, special=("<|tool_call_start|>", "<|tool_call_end|>"), written="",
+        tools="List of tools: [{{ tools | tojson }}]{# keep_past_thinking #}",
+        base=_BASE.replace("{% if m.tool_calls %}[CALLS]{% endif %}", ""),
+    ),
+    family(
         "smollm3", "hermes", "qwen3", **_CHATML, special=("<tool_call>", "</tool_call>"), thought=_THINK,
         written=f"{_ALL}<tool_call>{_JSON.replace('KEY', 'arguments')}</tool_call>{{% endfor %}}",
         base=_BASE.replace("{%- if tools %}", "{%- if xml_tools is defined %}"), tools="{{ xml_tools | tojson }}",

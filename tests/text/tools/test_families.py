@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headrace.text.templates.conversation import adapted
 from headrace.text.templates.messages import PlainCopier, checked_messages
+from headrace.text.templates.messages import checked_tools as described_tools
 from headrace.text.templates.sandbox import compiled, new_environment
 from headrace.text.templates.shapes import tool_variables
 from headrace.text.tools.formats import TOOL_CALL_FORMATS, detect_tool_calls
@@ -44,9 +46,11 @@ def rendered(
     template, reads = compiled(new_environment(), one.template)
     checked = checked_tools(tools)
     described = [tool.described for tool in checked] or None
+    copier = PlainCopier(2**20)
     names = {
-        "messages": checked_messages(adapted(messages, checked, one.template), PlainCopier(2**20), reads),
-        "tools": described, "add_generation_prompt": begins, **tool_variables(one.template, described), **variables,
+        "messages": checked_messages(adapted(messages, checked, one.template), copier, reads),
+        "tools": described_tools(described, copier, reads), "add_generation_prompt": begins,
+        **tool_variables(one.template, described), **variables,
     }  # fmt: skip
     return template.render(names)
 
@@ -192,6 +196,92 @@ def test_arguments_are_text_where_a_template_joins_them_to_text() -> None:
         assert '{"city": "Oslo"}' in rendered(by_name(name), [*ASKED, RESULT], TOOLS)
 
 
+@EVERY
+def test_calls_are_text_for_templates_that_write_content_only(one: Family) -> None:
+    if one.name == "phi4-mini":
+        return  # which reads tools from a message
+    content_only = replace(one, template=_CONTENT + f"{{{{ tools }}}}{{# {' '.join(_shown(one))} #}}")
+    text = rendered(content_only, [*ASKED, RESULT], TOOLS)
+    assert text.startswith("[user]Rain?[assistant]") and text.split("[tool]")[1].startswith('{"rain": 7}')
+    written = text.split("[assistant]")[1].split("[tool]")[0]
+    parser = TOOL_CALL_FORMATS[one.calls].parser({"weather": PARAMETERS, "now": None}, ())
+    assert read(ReplyReader(None, parser), written).calls == [["weather", '{"city": "Oslo"}']]
+
+
+_CONTENT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+def _shown(one: Family) -> list[str]:
+    sign = TOOL_CALL_FORMATS[one.calls].signs[-1]
+    return [sign] if isinstance(sign, str) else list(sign)
+
+
+def test_tools_are_described_in_the_format_of_calls_that_a_template_shows() -> None:
+    for name in ("deepseek-r1", "deepseek-v3.1"):
+        one = by_name(name)
+        assert "{%- if tools %}" in one.template
+        deaf = replace(one, template=one.template.replace("tools", "toolz"))
+        text = rendered(deaf, [*ASKED, RESULT], TOOLS)
+        system, rest = text.split("<｜user｜>")
+        assert '"name": "weather"' in system and "<tool_call>" not in text
+        shown = "function<｜tool▁sep｜>NAME\n```json\n{A" if name == "deepseek-r1" else "NAME<｜tool▁sep｜>{A"
+        assert f"answer: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{shown}" in system
+        assert (
+            "weather" in rest and rest.count("<｜tool▁calls▁begin｜>") == 1 and "<tool_response>" not in rest
+        )
+        assert (
+            text.split("<｜Assistant｜>")[1]
+            == rendered(one, [*ASKED, RESULT], TOOLS).split("<｜Assistant｜>")[1]
+        )
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}",
+        "{% if messages[0].role != 'user' %}{{ raise_exception('user and assistant alternate') }}{% endif %}",
+    ],
+)
+def test_tools_are_described_by_the_user_where_there_is_no_system_message(refusal: str) -> None:
+    one = replace(by_name("gemma4"), template=refusal + _CONTENT)
+    text = rendered(one, [*ASKED, RESULT], TOOLS)
+    assert text.startswith("[user]You may call these tools:") and "\n\nRain?[assistant]" in text
+    assert text.endswith('[user]<tool_response>\n{"rain": 7}\n</tool_response>')
+
+
+def test_a_call_a_message_for_templates_that_refuse_several() -> None:
+    one = by_name("llama3.1")
+    refusal = "{{ raise_exception('single tool-calls only') if m.tool_calls | length > 1 }}"
+    one = replace(
+        one, template=one.template.replace("{% if m.tool_calls %}", "{% if m.tool_calls %}" + refusal)
+    )
+    calls = [call("weather", city="Oslo"), call("now", "call_2")]
+    noon = {**RESULT, "tool_call_id": "call_2", "content": "noon"}
+    asked = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls}
+    text = rendered(one, [ASKED[0], asked, noon, RESULT], TOOLS)
+    places = [
+        text.index(part) for part in ("I look.", "Oslo", '{"rain": 7}', '"now", "parameters": {}', "noon")
+    ]
+    assert places == sorted(places)
+
+
+def test_a_tool_without_a_description() -> None:
+    one = by_name("gpt-oss")
+    joining = replace(
+        one, template="{% for t in tools %}{{ '// ' + t.function.description + '|' }}{% endfor %}"
+    )
+    asking = replace(one, template="{% for t in tools %}{{ t.function.description is defined }}|{% endfor %}")
+    for template, text in ((joining, "// Rain?|// |"), (asking, "True|False|")):
+        assert rendered(template, ASKED[:1], TOOLS) == text
+
+
+def test_results_stay_messages_where_a_template_knows_their_role() -> None:
+    one = by_name("gemma4")
+    for test in ("m.role != 'tool'", "'tool' != m.role", "m['role'] in ('system', 'tool')"):
+        knowing = replace(one, template=one.template + f"{{% set t = [] if {test} else [] %}}")
+        assert adapted([*ASKED, RESULT], checked_tools(TOOLS), knowing.template)[-1] == RESULT
+
+
 MALFORMED: list[list[Any]] = [
     [5], ["x", {"tool_calls": [3]}], [{"role": "tool"}], [{"role": "assistant", "tool_calls": 5}],
     [{"role": "assistant", "tool_calls": [{"function": 5}]}, {"role": "tool", "content": 5}],
@@ -199,9 +289,12 @@ MALFORMED: list[list[Any]] = [
 
 
 def test_malformed_messages_keep_their_shape() -> None:
-    for name in ("gemma4", "phi4-mini", "gpt-oss"):
+    for template in (
+        _CONTENT,
+        *(by_name(name).template for name in ("gemma4", "phi4-mini", "gpt-oss", "lfm2.5")),
+    ):
         for messages in MALFORMED:
-            adapted(messages, checked_tools(TOOLS), by_name(name).template)
+            adapted(messages, checked_tools(TOOLS), template)
 
 
 HARMONY: list[tuple[str, Reply]] = [

@@ -128,7 +128,7 @@ def test_the_largest_that_is_allowed() -> None:
 
 
 PLAIN = "{{ message.role }}{{ message.content }}"
-KNOWING = PLAIN + "{{ tools }}"
+KNOWING = PLAIN + "{{ tools }}{{ message.tool_calls }}"
 
 
 def test_a_template_that_knows_tools_gets_the_conversation_as_it_is() -> None:

@@ -79,7 +79,7 @@ class ChatTemplate:
             # transformers always defines these three, if only as None, and templates test them in that way.
             names = {"documents": None, **self._variables, **copier.copy(variables, "chat_template_kwargs")}
             names["messages"] = checked_messages(messages, copier, self.reads)
-            names["tools"] = checked_tools(tools, copier)
+            names["tools"] = checked_tools(tools, copier, self.reads)
             names["add_generation_prompt"] = bool(add_generation_prompt) and not continue_final_message
             if continue_final_message:
                 _append(names["messages"][-1], mark)

@@ -88,8 +88,11 @@ def checked_messages(messages: Any, copier: PlainCopier, reads: Reads) -> list[d
     return [_checked_message(each, f"messages[{i}]", copier, reads) for i, each in enumerate(messages)]
 
 
-def checked_tools(tools: Any, copier: PlainCopier) -> list[dict[str, Any]] | None:
-    """Check and copy tool descriptions (dicts, usually JSON schemas); None and an empty list mean no tools."""
+def checked_tools(tools: Any, copier: PlainCopier, reads: Reads) -> list[dict[str, Any]] | None:
+    """Check and copy tool descriptions (dicts, usually JSON schemas); None and an empty list mean no tools.
+
+    reads: what the template reads. Functions without a description get an empty one if it needs one.
+    """
     if tools is None:
         return None
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
@@ -99,7 +102,11 @@ def checked_tools(tools: Any, copier: PlainCopier) -> list[dict[str, Any]] | Non
     for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise InvalidParams(f"tools[{index}] must be an object.")
-    return [copier.copy(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+    copies = [copier.copy(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    for function in (copy.get("function") for copy in copies if Reads.DESCRIPTIONS in reads):
+        if isinstance(function, dict) and function.get("description") is None:
+            function["description"] = ""
+    return copies or None
 
 
 def _checked_message(message: Any, where: str, copier: PlainCopier, reads: Reads) -> dict[str, Any]:

@@ -50,10 +50,12 @@ def compiled(environment: ImmutableSandboxedEnvironment, source: str) -> tuple[T
     reads = Reads(0)
     if any(_ends_in(loop.iter, "content") for loop in tree.find_all(nodes.For)):
         reads |= Reads.PARTS
-    joined = [part for sum in tree.find_all(nodes.Add) for part in (sum.left, sum.right)]
-    joined += [part for text in tree.find_all(nodes.Concat) for part in text.nodes]
+    added = [part for sum in tree.find_all(nodes.Add) for part in (sum.left, sum.right)]
+    joined = added + [part for text in tree.find_all(nodes.Concat) for part in text.nodes]
     if any(not isinstance(part, nodes.Filter) and _ends_in(part, "arguments") for part in joined):
         reads |= Reads.ARGUMENTS_AS_TEXT
+    if any(not isinstance(part, nodes.Filter) and _ends_in(part, "description") for part in added):
+        reads |= Reads.DESCRIPTIONS  # nothing else fails without one
     return environment.from_string(tree), reads
 
 

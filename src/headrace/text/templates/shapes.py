@@ -3,9 +3,10 @@
 | the template reads | models | what it gets |
 |---|---|---|
 | `xml_tools` | SmolLM 3 | the tools under this name |
-| `message['tools']`, and no other tools | Phi-4-mini | tools as JSON in the system message, calls as text |
+| `message['tools']`, and no other tools | Phi-4-mini | tools as JSON in the system message |
 | `tool_responses`, and no role `tool` | Gemma 4 | results in the message of their calls |
 | `<|channel|>` | gpt-oss | a call a message, before its results; thoughts and content as one text |
+| `single tool-calls` | Llama 3.1 to 3.3 | a call a message, before its results |
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ second."""
 _TOOLS_OF_MESSAGE = re.compile(
     r"message\s*(?:\.\s*tools\b|\[\s*['\"]tools['\"]\s*\])|['\"]tools['\"]\s+in\s+message"
 )
-_ROLE_TOOL = re.compile(r"==\s*['\"]tool['\"]|['\"]tool['\"]\s*==|\bin\s*\[[^\]]*['\"]tool['\"]")
+_ROLE_TOOL = re.compile(r"[!=]=\s*['\"]tool['\"]|['\"]tool['\"]\s*[!=]=|\bin\s*[\[(][^\])]*['\"]tool['\"]")
+
+
+def has_role_tool(template: str) -> bool:
+    """Whether a chat template tells messages of tools from others."""
+    return _ROLE_TOOL.search(template) is not None
+
+
+def refuses_system(template: str) -> bool:
+    """Whether a chat template refuses system messages: Gemma 1 and 2 say so, the first Mistral models have user and
+    assistant alternate."""
+    return "System role not supported" in template or ("alternate" in template and "system" not in template)
 
 
 def tool_variables(template: str | None, described: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -45,12 +57,11 @@ def shaped(messages: list[Any], tools: Sequence[Tool], template: str) -> list[An
         r"\btools\b", _TOOLS_OF_MESSAGE.sub("", template)
     ):
         messages = _with_tools(messages, tools)
-        if "tool_calls" not in template:
-            messages = [_with_written_calls(message) for message in messages]
-    if "tool_responses" in template and not _ROLE_TOOL.search(template):
+    if "tool_responses" in template and not has_role_tool(template):
         messages = _with_responses(messages)
-    if "<|channel|>" in template:
-        messages = _a_call_a_message(messages)
+    channels = "<|channel|>" in template
+    if channels or "single tool-calls" in template:
+        messages = _a_call_a_message(messages, channels)
     return messages
 
 
@@ -75,23 +86,6 @@ def _with_tools(messages: list[Any], tools: Sequence[Tool]) -> list[Any]:
     if messages and _role(messages[0]) == "system":
         return [{**messages[0], "tools": described}, *messages[1:]]
     return [{"role": "system", "content": "", "tools": described}, *messages]
-
-
-def _with_written_calls(message: Any) -> Any:
-    calls = _calls(message)
-    if not calls:
-        return message
-    written = []
-    for call in calls:
-        function = _function(call)
-        arguments = function.get("arguments")
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        written.append(f'{{"name": {json.dumps(function.get("name"))}, "arguments": {text or "{}"}}}')
-    content = message.get("content")
-    if content and not isinstance(content, str):
-        return message
-    rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": f"{content or ''}<|tool_call|>[{', '.join(written)}]<|/tool_call|>"}
 
 
 def _with_responses(messages: list[Any]) -> list[Any]:
@@ -128,7 +122,7 @@ def _object(text: str) -> Any:
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
-def _a_call_a_message(messages: list[Any]) -> list[Any]:
+def _a_call_a_message(messages: list[Any], one_text: bool) -> list[Any]:
     made: list[Any] = []
     at = 0
     while at < len(messages):
@@ -142,7 +136,7 @@ def _a_call_a_message(messages: list[Any]) -> list[Any]:
         while at < len(messages) and _role(messages[at]) == "tool":
             results.append(messages[at])
             at += 1
-        message = _with_one_text(message)
+        message = _with_one_text(message) if one_text else message
         for number, call in enumerate(calls):
             last = number == len(calls) - 1
             identity = call.get("id") if isinstance(call, Mapping) else None

@@ -47,6 +47,8 @@ class Reads(IntFlag):
     """Lists of content parts, over which it iterates by itself; others expect one string."""
     ARGUMENTS_AS_TEXT = 2
     """Arguments of calls as text in JSON, which it joins to other text; others expect objects."""
+    DESCRIPTIONS = 4
+    """A description of every tool, which it joins to other text; others can do without."""
 
 
 class Exit(IntEnum):

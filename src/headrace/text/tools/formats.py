@@ -123,7 +123,7 @@ TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
         ),
         ToolCallFormat(
             "lfm2", pythonic.Lfm2Parser, (pythonic.CALL_START, pythonic.CALL_END),
-            (pythonic.CALL_START, "<|tool_list_start|>"),
+            (pythonic.CALL_START, "<|tool_list_start|>", ("List of tools: [", "keep_past_thinking")),
             "<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>", "LFM 2",
         ),
         ToolCallFormat(
