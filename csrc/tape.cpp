@@ -221,7 +221,9 @@ void Tape::check_states(const Step& step, int slots, const StateTables& tables) 
     for (int s = 0; s < step.seqs; ++s) {
         const int tokens = step.cu_q[s + 1] - step.cu_q[s];
         if (tables.sources[s] < -1 || tables.sources[s] >= slots) refuse("a state lies outside its memory");
-        if (tables.firsts[s + 1] < tables.firsts[s]) refuse("the states of sequences must follow");
+        if (tables.firsts[s + 1] < tables.firsts[s] || tables.firsts[s + 1] > tables.firsts[step.seqs]) {
+            refuse("the states of sequences must follow");
+        }
         int count = 0;
         for (std::int32_t w = tables.firsts[s]; w < tables.firsts[s + 1]; ++w) {
             if (tables.slots[w] < 0 || tables.slots[w] >= slots) refuse("a state lies outside its memory");

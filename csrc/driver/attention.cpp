@@ -1,6 +1,6 @@
-// Rope, KV writes and attention over the paged cache: every KV type, with windows and sinks. Unwritten positions are NaN.
-#include <vector>
-
+// Rope, KV writes and attention over the paged cache, and over one of latents: every KV type, with windows and sinks.
+// Unwritten positions are NaN.
+#include "batch.h"
 #include "driver.h"
 
 namespace headrace::driver {
@@ -14,49 +14,18 @@ struct Case {
 
 constexpr int kHeads = 4, kHeadsKV = 2;
 
-struct Slice {
-    int queries, length;  // the last `queries` of `length` positions
-};
-constexpr Slice kSlices[] = {{1, 1}, {5, 17}, {1, 300}, {40, 40}};
-
 void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out) {
     const int stride = (c.block_size + 15) / 16 * 16;
-    std::vector<std::int32_t> cu{0}, lengths, dropped, tables;
-    std::vector<std::int64_t> positions, slots, all_positions, all_slots;
-    int blocks = 0, width = 0;
-    for (const Slice& s : kSlices) width = std::max(width, (s.length + c.block_size - 1) / c.block_size);
-    const int sink_blocks = (c.sinks + c.block_size - 1) / c.block_size;
-    for (const Slice& s : kSlices) {
-        const int count = (s.length + c.block_size - 1) / c.block_size, first = blocks;
-        int gone = 0;
-        if (c.window > 0) gone = std::max(0, (s.length - s.queries - c.window + 1) / c.block_size - sink_blocks);
-        blocks += count;
-        for (int entry = 0; entry < width; ++entry) {
-            const int logical = entry < sink_blocks ? entry : entry + gone;
-            tables.push_back(logical < count ? first + logical : -1);  // a read past the live entries is outside the cache
-        }
-        for (int at = 0; at < s.length; ++at) {
-            const std::int64_t slot = static_cast<std::int64_t>(first + at / c.block_size) * c.block_size + at % c.block_size;
-            all_positions.push_back(at);
-            all_slots.push_back(slot);
-            if (at >= s.length - s.queries) positions.push_back(at);
-        }
-        cu.push_back(static_cast<std::int32_t>(positions.size()));
-        lengths.push_back(s.length);
-        dropped.push_back(gone);
-    }
-    const std::size_t cells = static_cast<std::size_t>(blocks) * kHeadsKV * stride;
+    const Batch batch(c.block_size, c.window, c.sinks);
+    const std::size_t cells = static_cast<std::size_t>(batch.blocks) * kHeadsKV * stride;
     Guarded<char> keys(cells * c.dim * dtype_bytes(c.type)), values(keys.size());
     const std::size_t scale_count = c.type == DType::i8 ? cells : 0;
     Guarded<float> key_scales(scale_count), value_scales(scale_count);
     KVCache kv{c.type, keys.data(), values.data(), key_scales.data(), value_scales.data(), kHeadsKV, c.dim, c.dim, c.block_size, stride};
 
     GroupTables group;
-    group.slots = all_slots.data();
     Step step;
-    step.tokens = static_cast<int>(all_positions.size());
-    step.positions = all_positions.data();
-    step.groups = &group;
+    batch.write_all(group, step);
     Noise noise(c.dim);
     const std::size_t all = step.tokens, half = c.dim / 2;
     Guarded<double> frequencies(half);
@@ -86,7 +55,7 @@ void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out)
     kernels.rope_and_write(rope, team);
 
     // The queries of the slices only, as in a step: taken from those of all tokens, one KV head at a time.
-    const std::size_t tokens = positions.size(), per_token = q_bytes / kHeadsKV;
+    const std::size_t tokens = batch.positions.size(), per_token = q_bytes / kHeadsKV;
     Guarded<char> queries(tokens * q_bytes);
     for (int head = 0; head < kHeadsKV; ++head) {
         std::size_t from = 0, to = 0;
@@ -97,15 +66,7 @@ void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out)
             to += s.queries;
         }
     }
-    group.block_tables = tables.data();
-    group.dropped = dropped.data();
-    group.table_width = width;
-    group.sink_blocks = sink_blocks;
-    step.tokens = static_cast<int>(tokens);
-    step.seqs = static_cast<int>(lengths.size());
-    step.positions = positions.data();
-    step.cu_q = cu.data();
-    step.kv_lens = lengths.data();
+    batch.attend(group, step);
     AttentionArgs args;
     args.q = queries.data();
     args.q_sink = c.sinks > 0 ? queries.data() : nullptr;
@@ -116,10 +77,70 @@ void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out)
     args.window = c.window;
     args.sinks = c.sinks;
     args.soft_cap = c.soft_cap;
+    Guarded<float> learned(kHeads);
+    learned.fill(noise);
+    args.learned_sinks = c.window > 0 && c.sinks == 0 ? learned.data() : nullptr;
     args.out = out.data();
     args.out_stride = kHeads * c.dim * sizeof(float);
     const std::size_t bytes = kernels.attention_scratch(args, step.tokens, step.seqs, team.size());
     const Guarded<char> scratch(bytes);
+    args.scratch = scratch.data();
+    kernels.attention(args, team);
+}
+
+// The same of a latent cache, whose rows are keys of all heads, and in their first features the values.
+void run_latent(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out) {
+    const int stride = (c.block_size + 15) / 16 * 16, rotated = 32, latent = c.dim - rotated, key_dim = 7;
+    const Batch batch(c.block_size, 0, 0);
+    const std::size_t cells = static_cast<std::size_t>(batch.blocks) * stride;
+    Guarded<char> rows(cells * c.dim * dtype_bytes(c.type));
+    Guarded<float> scales(c.type == DType::i8 ? cells : 0);
+    const KVCache kv{c.type, nullptr, rows.data(), scales.data(), scales.data(), 1, c.dim, latent, c.block_size, stride};
+    GroupTables group;
+    Step step;
+    batch.write_all(group, step);
+    Noise noise(c.dim);
+    const std::size_t all = step.tokens, half = rotated / 2;
+    Guarded<float> cos(all * half), sin(all * half), query(all * kHeads * (key_dim + rotated)), made(all * c.dim);
+    for (Guarded<float>* one : {&cos, &sin, &query, &made}) one->fill(noise);
+    const DType q_type = c.type == DType::f32 ? DType::f32 : DType::bf16;
+    const std::size_t head_bytes = c.dim * dtype_bytes(q_type);
+    Guarded<char> q(all * kHeads * head_bytes);
+    for (std::size_t i = 0; i < q.size(); ++i) q[i] = 0;  // what heads_linear writes
+    LatentArgs latents;
+    latents.query = query.data();
+    latents.query_stride = kHeads * (key_dim + rotated) * sizeof(float);
+    latents.latent = made.data();
+    latents.latent_stride = c.dim * sizeof(float);
+    latents.num_heads = kHeads;
+    latents.key_dim = key_dim;
+    latents.interleaved = c.block_size % 2 == 0;
+    latents.cos = cos.data();
+    latents.sin = sin.data();
+    latents.kv = kv;
+    latents.step = &step;
+    latents.q_type = q_type;
+    latents.q = q.data();
+    kernels.latent_and_write(latents, team);
+
+    const std::size_t tokens = batch.positions.size(), per_token = kHeads * head_bytes;
+    Guarded<char> queries(tokens * per_token);
+    std::size_t from = 0, to = 0;
+    for (const Slice& s : kSlices) {
+        from += s.length;
+        std::memcpy(queries.data() + to * per_token, q.data() + (from - s.queries) * per_token, s.queries * per_token);
+        to += s.queries;
+    }
+    batch.attend(group, step);
+    AttentionArgs args;
+    args.q = queries.data();
+    args.kv = kv;
+    args.step = &step;
+    args.num_heads = kHeads;
+    args.scale = 0.2F;
+    args.out = out.data();
+    args.out_stride = kHeads * latent * sizeof(float);
+    const Guarded<char> scratch(kernels.attention_scratch(args, step.tokens, step.seqs, team.size()));
     args.scratch = scratch.data();
     kernels.attention(args, team);
 }
@@ -140,6 +161,16 @@ void run_attention(const Kernels& kernels, const Teams& teams) {
         run(kernels, teams.many, c, shared);
         require(finite(alone), "attention is finite", kernels.name);
         require(alone == shared, "attention does not depend on threads", kernels.name);
+    }
+    for (const DType type : {DType::f32, DType::bf16, DType::i8}) {
+        for (const auto& [dim, block_size] : {std::pair{48, 16}, {576, 20}}) {
+            const Case c{type, dim, block_size, 0, 0, 0};
+            Guarded<float> alone(tokens * kHeads * (dim - 32)), shared(alone.size());
+            run_latent(kernels, teams.one, c, alone);
+            run_latent(kernels, teams.many, c, shared);
+            require(finite(alone), "attention of latents is finite", kernels.name);
+            require(alone == shared, "attention of latents does not depend on threads", kernels.name);
+        }
     }
 }
 

@@ -19,6 +19,8 @@ int run(int argc, char** argv) {
         run_products(*kernels, teams);
         run_codes(*kernels, teams);
         run_attention(*kernels, teams);
+        run_experts(*kernels, teams);
+        run_recurrent(*kernels, teams);
         run_rows(*kernels, teams);
         run_sampling(*kernels, teams);
         std::printf("%s: clean\n", kernels->name);

@@ -289,3 +289,34 @@ def test_a_profile_accounts_for_every_call() -> None:
     assert down[4] == 2 * 10 * 48 * 72
     model.tape.clear_costs()
     assert all(row[2] == 0 for row in model.tape.costs())
+
+
+@pytest.mark.parametrize(
+    ("states", "match"),
+    [
+        (([-2, 0], [0, 1, 2], [3, 2], [0, 1]), "outside its memory"),
+        (([4, 0], [0, 1, 2], [3, 2], [0, 1]), "outside its memory"),
+        (([-1, 0], [0, 1, 2], [3, 2], [0, 4]), "outside its memory"),
+        (([-1, 0], [0, 1, 2], [3, 2], [-1, 1]), "outside its memory"),
+        (([-1, 0], [0, 1_000_000_000, 2], [3, 2], [0, 1]), "must follow"),
+        (([-1, 0], [0, -5, 2], [3, 2], [0, 1]), "must follow"),
+        (([-1, 0], [1, 1, 2], [3, 2], [0, 1]), "differ in length"),
+        (([-1, 0], [0, 1, 3], [3, 2], [0, 1]), "differ in length"),
+        (([-1], [0, 1], [3], [0]), "differ in length"),
+        (([-1, 0], [0, 1, 2], [2, 2], [0, 1]), "after the last token"),
+        (([-1, 0], [0, 1, 2], [4, 2], [0, 1]), "after the last token"),
+        (([-1, 0], [0, 2, 3], [3, 1, 2], [0, 1, 2]), "order of tokens"),
+        (([-1, 0], [0, 1, 1], [3], [0]), "after the last token"),
+    ],
+)
+def test_states_that_do_not_fit_are_refused(
+    states: tuple[list[int], list[int], list[int], list[int]], match: str
+) -> None:
+    team = _native.Team(1)
+    tape = _native.Tape(_native.Kernels(BEST), team, max_tokens=8, max_seqs=4, max_logits=1, vocab_size=VOCAB)
+    tape.add_states(4)
+    ids, cu_q, lengths = np.zeros(5, np.int64), np.array([0, 3, 5], np.int32), np.array([3, 2], np.int32)
+    positions = np.array([0, 1, 2, 0, 1])
+    sources, firsts, counts, slots = (np.array(one, np.int32) for one in states)
+    with pytest.raises(ValueError, match=match):
+        tape.run(ids, positions, cu_q, lengths, [], ids[:1], states=[(sources, firsts, counts, slots)])
