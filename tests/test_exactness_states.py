@@ -92,6 +92,26 @@ def test_several_completions_share_their_prompt(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_next_turn_of_a_conversation(kind: str, tiny_models: Mapping[str, str], alone: Alone) -> None:
+    """Answers of 40 tokens end between blocks; the prompts of the next turns are found up to their last whole block."""
+    expected = alone(kind, "usual", 1)
+    turns = [
+        replace(
+            one,
+            request_id=f"{one.request_id}+",
+            prompt=(*one.prompt, *expected.tokens[one.request_id, 0], 7, 8, 9),
+        )
+        for one in requests_for()
+    ]
+    options = {**located(kind, tiny_models), "block_size": 16}
+    apart = each_alone(options, turns)
+    seen = run(options, [*requests_for(), *turns], in_turn=True)
+    assert seen.hits >= sum((len(one.prompt) - 4) // 16 * 16 for one in turns)
+    both = {**expected.tokens, **apart.tokens}, {**expected.logprobs, **apart.logprobs}
+    assert_same(kind, seen, replace(expected, tokens=both[0], logprobs=both[1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_equal_prompts_that_arrive_together_share_states(
     kind: str, tiny_models: Mapping[str, str], alone: Alone
 ) -> None:

@@ -135,6 +135,12 @@ class RandomRun:
 
     def add(self) -> None:
         request = draw_request(self.rng, f"r{self.driver.operations}")
+        ended = [track for track in self.driver.tracks.values() if track.reason and track.tokens]
+        turn = Random(f"turn {request.request_id} {request.prompt}")
+        if ended and turn.random() < 0.15:  # the next turn of a conversation
+            last = turn.choice(ended)
+            prompt = (*last.new.prompt, *last.tokens, *request.prompt[: turn.randint(0, 3)])
+            request = replace(request, prompt=prompt, cache_salt=last.new.cache_salt)
         try:
             track = self.driver.add(request)[0]
             if self.rng.random() < 0.2:  # the same at the same time, to share what may fail

@@ -115,6 +115,60 @@ def test_a_preempted_sequence_continues_from_a_state() -> None:
     assert stats.cache is not None and stats.cache.hits > 0  # no two prompts are alike
 
 
+@pytest.mark.parametrize("interval", [None, 8, 512])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 7, 20])
+def test_the_next_turn_starts_from_the_last_whole_block_of_the_answer(
+    length: int, interval: int | None
+) -> None:
+    engine = driver(full(), state(interval=interval))
+    (track,) = engine.add(new("a", PROMPT, max_tokens=length))
+    engine.drain()
+    turn = [*PROMPT, *track.tokens, 40, 41, 42, 43, 44]
+    engine.add(new("b", turn, max_tokens=2))
+    computed = 22 + length - 1  # the last token of the answer was not an input
+    assert granted(engine, engine.step()) == {"b": len(turn) - computed // 4 * 4}
+    engine.drain()
+
+
+def test_an_answer_keeps_one_state_at_a_time() -> None:
+    engine = driver(full(), state(9, interval=16))
+    engine.add(new("a", PROMPT, max_tokens=40))
+    cache = engine.engine.scheduler.kv.cache
+    assert cache is not None
+    while engine.engine.has_work:
+        engine.step()
+        length = 22 + len(engine.tracks["a", 0].tokens) - 1
+        # those of the interval, the prompt's last block, and the answer's
+        assert len(cache.findable(1)) == len({*range(16, length + 1, 16), 20, length // 4 * 4})
+    assert engine.engine.stats().cache.evictions == 0  # type: ignore[union-attr]
+
+
+def test_an_answer_of_others_keeps_its_state() -> None:
+    engine = driver(full(), state(12, interval=None))
+    (first,) = engine.add(new("a", PROMPT, max_tokens=7, seed=3))
+    engine.drain()
+    (second,) = engine.add(new("b", PROMPT, max_tokens=20, seed=3))  # the same tokens, and more
+    engine.drain()
+    assert second.tokens[:7] == first.tokens
+    for answer, rest in ((first.tokens, 1 + 3), (second.tokens, 2 + 3)):
+        engine.add(new(f"next {len(answer)}", [*PROMPT, *answer, 40, 41, 42], max_tokens=1))
+        assert list(granted(engine, engine.step()).values()) == [rest]
+        engine.drain()
+
+
+def test_few_slots_are_not_lost_to_answers() -> None:
+    """A state that is forgotten is the next slot that is taken, so another conversation keeps its own."""
+    engine = driver(full(40), state(5, interval=None))
+    (other,) = engine.add(new("other", [*range(30, 41)], max_tokens=6))
+    engine.drain()
+    engine.add(new("a", PROMPT, max_tokens=40))
+    engine.drain()
+    turn = [*range(30, 41), *other.tokens, 1, 2]
+    engine.add(new("b", turn, max_tokens=1))
+    assert granted(engine, engine.step()) == {"b": len(turn) - 16}
+    engine.drain()
+
+
 def test_pinned_prefixes_keep_their_state() -> None:
     engine = driver(full(12), state(4, interval=None))
     engine.add(new("a", PROMPT, max_tokens=1, pin=(12, 100.0)))

@@ -80,6 +80,11 @@ class BlockPool:
             end = self.num_blocks + (block in self._pinned)
             self._link(block, before=end if reusable else self._next[end])
 
+    def renew(self, block: int) -> None:
+        """Hand the free block out next: its content is worth nothing any more."""
+        self._unlink(block)
+        self._link(block, before=self._next[self.num_blocks + (block in self._pinned)])
+
     def free_order(self) -> list[int]:
         """Free blocks, next to be handed out first. O(free blocks): for tests and displays."""
         order = []

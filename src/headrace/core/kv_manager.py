@@ -249,9 +249,11 @@ class KVManager:
         """
         start = max(request.num_computed, request.num_stored)
         end = min(request.num_computed + num_tokens, len(request.tokens))
-        for cell in self.register(request, start, end):
+        added = self.register(request, start, end)
+        for cell in added:
             self.step.add(request.number, cell, findable=True)
         for group, state in self._states.items():
+            state.follow(request, added, end)
             for slot in state.settle(request):
                 self.step.add(request.number, (group, slot), findable=False)
         if request.num_computed < request.num_prompt <= end:
@@ -283,9 +285,12 @@ class KVManager:
             found += self.cache.insert(index, request.keys, request.tokens, request.salt, blocks)
         return found
 
-    def accept(self, request: Request, accepted: int) -> None:
-        """Of the drafts of the slice that was just run only the first `accepted` are part of the sequence."""
+    def accept(self, request: Request, first: int, last: int, accepted: int) -> None:
+        """Of the drafts of the slice that was just run, from token `first` on, only the first `accepted` are part of the
+        sequence, whose full blocks up to `last` become findable."""
+        added = self.register(request, first, last)
         for state in self._states.values():
+            state.follow(request, added, last)
             state.accept(request, accepted)
 
     def take_back(self, number: int) -> None:

@@ -16,7 +16,7 @@ class Table:
     """
 
     __slots__ = (
-        "base", "branch", "changed_from", "drafts", "dropped", "live", "source", "told_dropped", "writes",
+        "base", "branch", "changed_from", "drafts", "dropped", "live", "source", "tail", "told_dropped", "writes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -29,6 +29,7 @@ class Table:
         self.branch: int | None = None
         self.base = 0
         self.drafts: list[int] = []
+        self.tail: tuple[bytes, int] | None = None
 
     @property
     def held(self) -> list[int]:

@@ -478,8 +478,7 @@ class Scheduler:
                 with_stats = True
         if work.num_draft:  # the rest was registered when the slice was planned
             last = min(request.num_computed, len(request.tokens) - bool(emitted))
-            self.kv.register(request, work.start, last)
-            self.kv.accept(request, work.num_draft - rejected)
+            self.kv.accept(request, work.start, last, work.num_draft - rejected)
         self.stats.output_tokens += emitted
         prompt_logprobs = self._new_prompt_logprobs(request, work, part) if part.prompt_logprobs else ()
         if reason is not None:

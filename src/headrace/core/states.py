@@ -6,7 +6,7 @@ never overwritten, and sharing one copies nothing: the next slice reads the shar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from headrace.core.block_pool import BlockPool
 from headrace.core.prefix_cache import PrefixCache
@@ -22,6 +22,10 @@ class StateGroup:
     its own slot after the known tokens, before that in copies for the prefix cache, and in slot `branch` for the other
     completions of the request, which start from the state before the prompt's last token. After each draft the state
     goes to one of `drafts`: no draft can be taken back from a state, so `accept` picks the one after the last accepted.
+
+    While a sequence generates, its state at the last whole block of tokens stays for the next turn of the
+    conversation: its slot goes to the cache, and the sequence continues in another. `tail` is the key and slot of that
+    state, which is forgotten when the next one is kept.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class StateGroup:
         slot = table.live[0]
         if self._pool.references(slot) > 1 or self._is_cached(slot):
             return False
-        table.source, table.writes = slot, [(end - start, slot)]
+        table.base, table.source, table.writes = start, slot, [(end - start, slot)]
         return True
 
     def advance(self, request: Request, end: int) -> None:
@@ -107,6 +111,30 @@ class StateGroup:
                 self._release(slot)
         return [slot for slot in copies if slot == table.branch]
 
+    def follow(self, request: Request, added: Collection[tuple[int, int]], end: int) -> None:
+        """Forget the tail if the slice just registered left a later one before `end`, or if a later one is known.
+        `added`: (group, slot) pairs that the cache did not know."""
+        table, size = request.tables[self._index], self._spec.block_size
+        slots = {table.base + count: slot for count, slot in table.writes}
+        generated = [at for at in slots if at % size == 0 and request.num_prompt < at <= end]
+        if self._cache is None or not generated:
+            return
+        last, before = max(generated), table.tail
+        key = request.keys.extend(request.tokens)[last // size - 1]
+        if self._cache.find(self._index, key) is None:
+            return
+        own = (self._index, slots[last]) in added and not self._is_regular(last)
+        table.tail = (key, slots[last]) if own else None
+        if before is not None and self._cache.find(self._index, before[0]) == before[1]:
+            self._forget(before[1])
+
+    def _forget(self, slot: int) -> None:
+        """Make an unused state unfindable, and its slot the next that is taken."""
+        if self._cache is None or self._pool.references(slot) or self._pool.is_pinned(slot):
+            return
+        self._cache.forget(self._index, slot)
+        self._pool.renew(slot)
+
     def _target(self, table: Table) -> int:
         """The slot of the state after the slice, which no other slice reads."""
         if not table.live:
@@ -133,9 +161,15 @@ class StateGroup:
         if self._cache is None or start // size == end // size:
             return []
         ends = {(request.num_prompt - 1) // size * size, request.pin_blocks * size}
+        if (last := min(end, len(request.tokens)) // size * size) > request.num_prompt:
+            ends.add(last)
         if interval is not None:
             ends.update(range((start // interval + 1) * interval, end + 1, interval))
         return sorted(border for border in ends if start < border <= end)
+
+    def _is_regular(self, border: int) -> bool:
+        """Whether a state would be kept at this border whatever comes next."""
+        return self._spec.interval is not None and border % self._spec.interval == 0
 
     def _is_known(self, request: Request, border: int) -> bool:
         key = request.keys.extend(request.tokens)[border // self._spec.block_size - 1]
