@@ -55,6 +55,13 @@ def test_unknown_names(name: str) -> None:
 def test_unknown_shape() -> None:
     with pytest.raises(ModelNotFound, match=r"there are: .*llama-3\.2-1b"):
         resolve_model("shape:llama-9")
+    for begun, first in (
+        ("qwen3-30b", "qwen3-30b-a3b, qwen3-30b-a3b-8l"),
+        ("gpt-os", "gpt-oss-20b"),
+        ("", "tiny"),
+    ):
+        with pytest.raises(ModelNotFound, match=f"some that there are: {first}"):
+            resolve_model(f"shape:{begun}")
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:

@@ -36,7 +36,10 @@ def test_states_are_slots_beside_the_blocks(decide: Any) -> None:
     assert layout.slot_elements * 4 == slot
     lines = {line.name: line for line in ledger(spec, resolved).kv_pools}
     assert lines["state"].bytes == states.num_blocks * slot
-    assert "one a sequence, and copies at the ends of prompts and every 512 tokens" in lines["state"].how
+    assert (
+        "one a sequence, and copies at the ends of prompts and of answers and every 512 tokens"
+        in lines["state"].how
+    )
     other = decide(
         spec=spec, num_kv_blocks=256, max_num_seqs=4, max_model_len=1024, block_size=16, state_interval=100
     )

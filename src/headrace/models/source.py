@@ -132,7 +132,10 @@ def _from_shape(name: str) -> ModelSource:
     shape = name.removeprefix(SHAPE_PREFIX)
     if shape not in SHAPES:
         begun = [known for known in SHAPES if shape and known.startswith(shape)]
-        near = [*begun, *(one for one in difflib.get_close_matches(shape, SHAPES, 8, 0.3) if one not in begun)]
+        near = [
+            *begun,
+            *(one for one in difflib.get_close_matches(shape, SHAPES, 8, 0.3) if one not in begun),
+        ]
         near = near[:8] or list(SHAPES)[:8]
         raise ModelNotFound(f"there is no shape {shape!r:.200}; some that there are: {', '.join(near)}")
     return ModelSource("shape", name, None, SHAPES[shape])

@@ -147,7 +147,7 @@ def _pool_text(group: KVGroupSpec, demand: KVDemand, stored: KVFormat) -> str:
         kept = "" if group.interval is None else f" and every {group.interval} tokens"
         return (
             f"{format_count(group.num_blocks)} states x {format_count(demand.block_bytes)} B: one a sequence, and "
-            f"copies at the ends of prompts{kept}"
+            f"copies at the ends of prompts and of answers{kept}"
         )
     text = (
         f"{format_count(group.num_blocks)} blocks x {group.block_size} tokens x "
