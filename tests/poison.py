@@ -83,9 +83,11 @@ class Poison:
                 known.update(fresh)
 
     def after_plan(self) -> None:
-        """Before the step runs: what it takes is poison still."""
+        """Before the step runs: what it takes is poison still. States that it leaves to the cache have no reference."""
+        cache = self._kv.cache
         for group, (pool, known) in enumerate(zip(self._kv.pools, self._poisoned, strict=True)):
-            taken = {block for block in known if pool.references(block) > 0}
+            kept = () if cache is None else cache.findable(group)
+            taken = {block for block in known if pool.references(block) > 0 or block in kept}
             assert not taken or poisoned(*self._storages[group], min(taken))
             known -= taken
             self.taken += len(taken)

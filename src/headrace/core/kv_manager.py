@@ -286,8 +286,8 @@ class KVManager:
         return found
 
     def accept(self, request: Request, first: int, last: int, accepted: int) -> None:
-        """Of the drafts of the slice that was just run, from token `first` on, only the first `accepted` are part of the
-        sequence, whose full blocks up to `last` become findable."""
+        """Of the drafts of the slice that was just run, from token `first` on, only the first `accepted` are part of
+        the sequence, whose full blocks up to `last` become findable."""
         added = self.register(request, first, last)
         for state in self._states.values():
             state.follow(request, added, last)
