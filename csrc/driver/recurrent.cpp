@@ -59,9 +59,7 @@ void check_delta(const Kernels& kernels, const Teams& teams, int heads, int key_
     const std::size_t wide = 2 * static_cast<std::size_t>(key_heads) * key_dim + values;
     Noise noise(key_dim);
     Guarded<float> qkv(tokens * wide), gates(tokens * values), numbers(tokens * 2 * heads), rate(heads), time(heads), norm(value_dim);
-    for (Guarded<float>* one : {&qkv, &gates, &numbers, &rate, &time, &norm}) one->fill(noise);
-    numbers[0] = 3e38F;  // a step so large that nothing is kept
-    numbers[heads] = 3e38F;
+    for (Guarded<float>* one : {&gates, &rate, &time, &norm}) one->fill(noise);
     Guarded<float> alone(tokens * values), shared(tokens * values), first(kSlots * size), second(kSlots * size);
     DeltaArgs args;
     args.qkv = qkv.data();
@@ -83,6 +81,10 @@ void check_delta(const Kernels& kernels, const Teams& teams, int heads, int key_
     for (const bool one : {true, false}) {
         args.states = one ? first.fill(0.25F).data() : second.fill(0.25F).data();
         args.out = one ? alone.data() : shared.data();
+        Noise same(value_dim);  // both are changed in place
+        qkv.fill(same);
+        numbers.fill(same);
+        numbers[0] = numbers[heads] = 3e38F;  // a step so large that nothing is kept
         kernels.gated_delta(args, one ? teams.one : teams.many);
     }
     require(finite(alone) && finite(first), "the delta rule is finite", kernels.name);
