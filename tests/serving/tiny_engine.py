@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,10 @@ COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
 
 class TinyExecutor:
-    """Counts on from the last token; each step takes `step_s` seconds and `token_s` for each token in it."""
+    """Counts on from the last token; each step takes `step_s` seconds and `token_s` for each token in it.
+
+    Where the scheduler leaves room it drafts, and the last token of every draft is wrong.
+    """
 
     def __init__(self, step_s: float = 0.0, token_s: float = 0.0) -> None:
         self._step_s = step_s
@@ -68,18 +72,34 @@ class TinyExecutor:
                 results.append(_pooled(work, pool))
                 continue
             logprobs, prompt_logprobs = self._params[work.request_id]
-            token = self.next_token(work)
+            tokens = self._verified(work) if work.sample else ()
             results.append(
                 SliceResult(
                     work.request_id,
-                    (token,) if work.sample else (),
-                    logprobs=(_logprobs(token, logprobs),) if work.sample and logprobs is not None else (),
+                    tokens,
+                    draft=self._draft(tokens[-1], work.room) if tokens else (),
+                    logprobs=()
+                    if logprobs is None
+                    else tuple(_logprobs(token, logprobs) for token in tokens),
                     prompt_logprobs=()
                     if prompt_logprobs is None or work.new is None
                     else tuple(_logprobs(token, prompt_logprobs) for token in work.tokens[1:]),
                 )
             )
         return StepResult(plan.step_id, tuple(results))
+
+    def _verified(self, work: SeqSlice) -> tuple[int, ...]:
+        known = len(work.tokens) - work.num_draft
+        tokens = [self.next_token(replace(work, tokens=work.tokens[:known]))]
+        for draft in work.tokens[known:]:
+            if draft != tokens[-1]:
+                break
+            tokens.append((draft + 1) % VOCAB)
+        return tuple(tokens)
+
+    @staticmethod
+    def _draft(token: int, room: int) -> tuple[int, ...]:
+        return tuple((token + 1 + at + (at == room - 1)) % VOCAB for at in range(room))
 
     def next_token(self, work: SeqSlice) -> int:
         return (work.tokens[-1] + 1) % VOCAB
@@ -111,11 +131,12 @@ def tiny_engine(
     max_num_seqs: int = 16,
     max_num_batched_tokens: int = 512,
     prefix_caching: bool = True,
+    max_draft: int = 0,
 ) -> Engine:
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
         vocab_size=VOCAB, batching=Batching(batching), batch_wait_s=batch_wait_s, eos_ids=frozenset(eos_ids),
-        order=Order(order),
+        order=Order(order), max_draft=max_draft,
     )  # fmt: skip
     return Engine(config, [KVGroupSpec("full", num_blocks, block_size)], prefix_caching=prefix_caching)
 

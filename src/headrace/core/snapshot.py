@@ -47,6 +47,8 @@ class Lane:
     num_cached: int
     num_output: int
     num_preemptions: int
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def _lane(request: Request) -> Lane:
     return Lane(
         request.name, request.index, _phase(request), stats.arrival_s, stats.first_scheduled_s, stats.first_token_s,
         request.num_prompt, request.num_computed, stats.num_cached, request.num_output, stats.num_preemptions,
+        stats.num_drafted, stats.num_accepted,
     )  # fmt: skip
 
 

@@ -24,11 +24,11 @@ def engine_view(one: Visit) -> None:
 
 
 def lanes(one: Visit) -> list[list[str]]:
-    """The table under the time line: name, state, prompt, cached, output, preempted, age."""
+    """The table under the time line: name, state, prompt, cached, output, drafted right, preempted, age."""
     rows: list[list[str]] = one.page.eval_on_selector_all(
         "#lanes-table tr", "rows => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
     )
-    return [row for row in rows if len(row) == 7]
+    return [row for row in rows if len(row) == 8]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,31 @@ def test_traffic_makes_lanes_and_blocks_move(
     one.wait(lambda: crowded.idle)
     text = one.page.inner_text(".gauge >> nth=4 >> .more")
     assert int(text.split()[0].replace(",", "")) == crowded.stats().scheduler.preemptions > 0
+
+
+def test_lanes_show_which_drafted_tokens_were_right(visit: Open) -> None:
+    server = TinyServer(step_s=0.05, max_draft=4)
+    try:
+        one = visit(server.url, calm=True)
+        engine_view(one)
+        assert "drafted" not in one.page.inner_text("#lanes-legend")
+        one.page.click(".as-table summary")
+        one.page.click("#traffic")
+        told: list[str] = []
+
+        def found() -> bool:
+            told.extend(row[5] for row in lanes(one) if " of " in row[5])
+            return bool(told)
+
+        one.wait(found)
+        right, drafted = map(int, told[0].split(" of "))
+        assert 0 < right < drafted  # three of four, and all of a draft that was cut
+        assert "drafted, right" in one.page.inner_text("#lanes-legend")
+        assert "drafted, wrong" in one.page.inner_text("#lanes-legend")
+        one.page.click("#traffic")
+        one.wait(lambda: "stopped" in one.page.inner_text("#traffic-told"))
+    finally:
+        server.close()
 
 
 def test_the_page_summarises_the_traffic(tale: ServeProcess, visit: Open) -> None:

@@ -227,7 +227,8 @@ def _ending(output: Output) -> dict[str, Any]:
 
 
 def _progress(one: Lane | RequestStats) -> dict[str, Any]:
-    return {
+    drafts = {"drafted": one.num_drafted, "accepted": one.num_accepted} if one.num_drafted else {}
+    return drafts | {
         "arrival": rounded(one.arrival_s, 3),
         "scheduled": rounded(one.first_scheduled_s, 3),
         "first": rounded(one.first_token_s, 3),

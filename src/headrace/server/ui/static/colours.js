@@ -50,6 +50,29 @@ export function fillPhase(context, phase, x, y, width, height, radius = 3) {
   context.restore();
 }
 
+/** What drafted tokens look like on a bar. */
+export const DRAFTS = { right: "drafted, right", wrong: "drafted, wrong" };
+
+/** The band of drafted tokens on a bar that decodes: right ones below, wrong ones above, both set off from it. */
+export function fillDraft(context, kind, x, y, width, height) {
+  if (width <= 0 || height <= 0) return;
+  const c = colours();
+  context.fillStyle = c.surface;
+  context.fillRect(x, y, width, height);
+  if (kind === "right") {
+    context.fillStyle = c.shared;
+    context.fillRect(x, y + 1, width, height - 1);
+    return;
+  }
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  context.strokeStyle = c.preempted;
+  PATTERNS.hatch(context, x, y, width, height);
+  context.restore();
+}
+
 const PATTERNS = {
   solid() {},
   dots(context, x, y, width, height) {

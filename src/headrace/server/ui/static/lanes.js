@@ -9,7 +9,7 @@ const MAX_KEPT = 400;
  * `interruptions` are [phase, from, to] that lie over the rest; `to` is null while they last.
  */
 class Lane {
-  constructor(told) {
+  constructor(told, now) {
     this.name = told.name;
     this.arrival = told.arrival;
     this.shownFrom = told.arrival;
@@ -17,10 +17,11 @@ class Lane {
     this.finished = null;
     this.reason = null;
     this.interruptions = [];
-    this.update(told, told.arrival);
+    this.drafts = []; // [time, output so far, drafted, accepted], where anything was drafted
+    this.update(told, told.arrival, now);
   }
 
-  update(told, since) {
+  update(told, since, now) {
     const { scheduled = null, first = null, phase = null } = told;
     if (told.preemptions > (this.preemptions ?? told.preemptions) && phase !== "preempted") {
       // It was over before anybody looked: about here.
@@ -28,21 +29,42 @@ class Lane {
     }
     Object.assign(this, { scheduled, first, prompt: told.prompt, cached: told.cached, output: told.output });
     this.preemptions = told.preemptions;
+    const { drafted = 0, accepted = 0 } = told;
+    if (drafted > (this.drafts.at(-1)?.[2] ?? 0)) this.drafts.push([now, told.output, drafted, accepted]);
     this.computed = told.computed ?? told.prompt + told.output;
     if (phase === null) return;
     this.phase = phase;
     const open = this.interruptions.at(-1);
     const isOpen = open !== undefined && open[2] === null;
     // Behind the first token, a prefill is what a preemption has cost.
-    const now = phase === "preempted" || (phase === "prefill" && first !== null) ? phase : null;
-    if (isOpen && open[0] !== now) open[2] = since;
-    if (now !== null && (!isOpen || open[0] !== now)) this.interruptions.push([now, since, null]);
+    const over = phase === "preempted" || (phase === "prefill" && first !== null) ? phase : null;
+    if (isOpen && open[0] !== over) open[2] = since;
+    if (over !== null && (!isOpen || open[0] !== over)) this.interruptions.push([over, since, null]);
   }
 
   end(told, at) {
     this.finished = told.finished ?? at;
     this.reason = told.reason ?? null;
     for (const interruption of this.interruptions) interruption[2] ??= this.finished;
+  }
+
+  /** The tokens that were drafted, and how many of them were right. */
+  get drafted() {
+    const [, , drafted = 0, accepted = 0] = this.drafts.at(-1) ?? [];
+    return { drafted, accepted };
+  }
+
+  /** [from, to, right, wrong]: shares of what was verified between two ticks, of drafted tokens that were right and wrong. */
+  shares() {
+    let [time, output, drafted, accepted] = [this.first ?? this.arrival, 0, 0, 0];
+    return this.drafts.map((next) => {
+      const right = next[3] - accepted;
+      const wrong = next[2] - drafted - right;
+      const all = Math.max(1, next[1] - output + wrong);
+      const found = [time, next[0], right / all, wrong / all];
+      [time, output, drafted, accepted] = next;
+      return found;
+    });
   }
 
   /** [phase, from, to] up to `now`, in the order of drawing. */
@@ -82,17 +104,17 @@ export class Lanes {
     for (const told of tick.lanes) {
       alive.add(told.name);
       const known = this.lanes.get(told.name);
-      if (known) known.update(told, (start + tick.now) / 2);
-      else this.lanes.set(told.name, new Lane(told));
+      if (known) known.update(told, (start + tick.now) / 2, tick.now);
+      else this.lanes.set(told.name, new Lane(told, tick.now));
     }
     for (const told of tick.ended) {
       let lane = this.lanes.get(told.name);
       if (!lane) {
-        lane = new Lane(told); // it began and ended between two ticks
+        lane = new Lane(told, tick.now); // it began and ended between two ticks
         this.lanes.set(told.name, lane);
       }
       if (lane.finished === null) {
-        lane.update(told, (start + told.finished) / 2);
+        lane.update(told, (start + told.finished) / 2, told.finished);
         lane.end(told, tick.now);
       }
     }
@@ -144,6 +166,11 @@ export class Lanes {
       shown.push(lane);
     }
     return { shown, left };
+  }
+
+  get drafting() {
+    for (const lane of this.lanes.values()) if (lane.drafts.length) return true;
+    return false;
   }
 
   get busy() {

@@ -1,6 +1,6 @@
 // Lanes on a time line that moves to the left, the present at the right edge.
 
-import { colours, fillPhase, onColours, PHASES } from "./colours.js";
+import { colours, DRAFTS, fillDraft, fillPhase, onColours, PHASES } from "./colours.js";
 import { byId, calm, make, surface } from "./dom.js";
 
 const SPAN_S = 10;
@@ -11,6 +11,7 @@ const MAX_ROW = 26;
 const ROWS_WANTED = 22;
 const AXIS = 22;
 const MIN_FRAME_MS = 30;
+const BAND = 0.42; // of a bar's height, for drafted tokens that were right, and again for wrong ones
 
 export class Timeline {
   constructor(lanes) {
@@ -19,6 +20,7 @@ export class Timeline {
     this.offset = null; // engine's clock minus ours, in seconds
     this.mine = new Set();
     this.moving = false;
+    this.drafting = false; // whether tokens were drafted since the page was opened
     this.drawn = 0;
     onColours(() => this.draw());
     new ResizeObserver(() => this.draw()).observe(this.canvas);
@@ -29,6 +31,10 @@ export class Timeline {
     const offset = now - performance.now() / 1000;
     // Ticks come late, never early: trust the earliest, and forget slowly.
     this.offset = this.offset === null || Math.abs(offset - this.offset) > 2 ? offset : Math.max(offset, this.offset - 0.004);
+    if (!this.drafting && this.lanes.drafting) {
+      this.drafting = true;
+      draftLegend();
+    }
     byId("lanes-empty").hidden = this.lanes.lanes.size > 0;
     if (calm.matches) this.draw();
     else this.run();
@@ -120,10 +126,20 @@ export class Timeline {
       if (phase === "decode") decode = [start, end];
     }
     if (decode === null) return;
-    const text = lane.finished === null ? `${lane.output}` : `${lane.output} tokens`;
     const [start, end] = decode;
+    for (const [from, to, right, wrong] of lane.shares()) {
+      const left = Math.max(start, x(from));
+      const width = Math.min(end, x(to)) - left;
+      fillDraft(context, "right", left, y + thick * (1 - BAND * right), width, thick * BAND * right);
+      fillDraft(context, "wrong", left, y, width, thick * BAND * wrong);
+    }
+    const text = lane.finished === null ? `${lane.output}` : `${lane.output} tokens`;
     context.textAlign = "left";
     if (context.measureText(text).width + 12 > end - start || lane.interruptions.length) return;
+    if (lane.drafts.length) { // not on the bands
+      context.fillStyle = c.decode;
+      context.fillRect(start + 3, y, context.measureText(text).width + 6, thick);
+    }
     context.fillStyle = c["on-bar"];
     context.fillText(text, start + 6, y + thick / 2 + 4);
   }
@@ -156,4 +172,21 @@ export function phaseLegend() {
   };
   onColours(draw);
   new ResizeObserver(draw).observe(byId("lanes-legend"));
+}
+
+/** The same for drafted tokens, once there are some. */
+function draftLegend() {
+  for (const [kind, word] of Object.entries(DRAFTS)) {
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    byId("lanes-legend").append(make("li", {}, canvas, word));
+    const draw = () => {
+      const area = surface(canvas);
+      if (!area) return;
+      fillPhase(area.context, "decode", 0, 0, area.width, area.height);
+      const band = area.height * BAND;
+      fillDraft(area.context, kind, 0, kind === "right" ? area.height - band : 0, area.width, band);
+    };
+    onColours(draw);
+    new ResizeObserver(draw).observe(canvas);
+  }
 }
