@@ -45,6 +45,10 @@ def test_the_command() -> None:
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"\[\d+ tokens, .*\]\n", done.stderr)  # how the story came, and no progress bar
     assert "fox" in done.stdout and "24 chats after one system prompt" in done.stdout
+    told = re.search(r"(\d+) tok/s instead of (\d+), ([\d.]+) x, the same story\.\n(\d+)% of", done.stdout)
+    assert told is not None, done.stdout
+    drafted, plain, ratio, right = map(float, told.groups())
+    assert ratio == pytest.approx(drafted / plain, rel=0.02) and 50 < right <= 100
     checked(done.stdout)
 
 
