@@ -15,7 +15,7 @@ from headrace.models.random_weights import RandomTensors
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights, open_weights
-from headrace.models.weights import Progress, Projection, Weights, check_tensors, make_weights
+from headrace.models.weights import Progress, Projection, Weights, make_weights
 from headrace.program.lower import lower
 from headrace.program.records import WeightRef
 
@@ -51,11 +51,9 @@ def read_weights(
 ) -> Weights:
     """Copy every tensor into its matrix, decoding codes and converting to `dtype` on the way, one tensor at a time.
 
-    Names, shapes and dtypes of all tensors are checked before the first is allocated.
+    `open_weights` has checked their names, shapes and types.
     """
-    names = weight_names(spec)
-    program = lower(spec, names)
-    check_tensors(stored.checkpoint, program, names, stored.coded, stored.parts | {*stored.ignored})
+    program = lower(spec, weight_names(spec))
     done, total = 0, sum(1 for weight in program.weights for _ in weight.tensors())
 
     def fill(name: str, target: torch.Tensor) -> None:

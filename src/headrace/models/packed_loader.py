@@ -20,7 +20,7 @@ from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_weights
 from headrace.models.tensor_sources import CheckpointTensors, RandomSource, TensorSource
-from headrace.models.weights import Maker, Progress, Projection, Weights, check_tensors, make_weights
+from headrace.models.weights import Maker, Progress, Projection, Weights, make_weights
 from headrace.program.lower import lower
 from headrace.program.records import HeadRows, WeightRef
 from headrace.quant.format import WeightFormat, WeightFormats
@@ -72,9 +72,7 @@ def open_packer(
     largest_first: while a weight is packed, its pages of the file are in memory too. This matters least for small ones
     when all others are there, so a whole model takes the least memory in this order.
     """
-    names = weight_names(spec)
-    program = lower(spec, names)
-    refs = program.weights
+    refs = lower(spec, weight_names(spec)).weights
     if largest_first and source.path is not None:
         refs = tuple(sorted(refs, key=lambda weight: -weight.elements))
     expected = tuple(name for weight in refs for name, _ in weight.tensors())
@@ -83,7 +81,6 @@ def open_packer(
         tensors = RandomSource(seed, dtype)
     else:
         stored = open_weights(source, spec)
-        check_tensors(stored.checkpoint, program, names, stored.coded, stored.parts | {*stored.ignored})
         tensors = CheckpointTensors(stored, expected)
     return refs, _Packer(tensors, dtype, weights, kernels, team, len(expected), progress)
 

@@ -58,6 +58,10 @@ WEIGHT_DTYPES = {"F16": "float16", "BF16": "uint16", "F32": "float32", "F64": "f
 _MATRIX_DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
+class FilesMissing(CheckpointError):
+    """A folder lacks files of its model, as one does whose download has not ended."""
+
+
 class SafetensorsFile:
     """One file, its header checked and its data mapped."""
 
@@ -126,7 +130,8 @@ class Checkpoint:
     dtypes = tuple(WEIGHT_DTYPES)
 
     def __init__(self, folder: Path) -> None:
-        """Opens every file and checks every header; raises CheckpointError in one sentence."""
+        """Opens every file and checks every header; raises CheckpointError in one sentence, and FilesMissing where
+        one is not there."""
         self.folder = folder
         self._file_of: dict[str, SafetensorsFile] = {}
         if (folder / SINGLE_FILE).exists():
@@ -142,7 +147,7 @@ class Checkpoint:
                         f"{INDEX_FILE} places tensor {name!r:.200} in {shard}, which lacks it"
                     )
         else:
-            raise CheckpointError(
+            raise FilesMissing(
                 f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}{why_incomplete(folder)}"
             )
 
@@ -218,7 +223,7 @@ class Checkpoint:
 
 def _open_shard(folder: Path, shard: str) -> SafetensorsFile:
     if not (folder / shard).exists():
-        raise CheckpointError(f"shard {shard} named by {INDEX_FILE} is missing from {folder}")
+        raise FilesMissing(f"shard {shard} named by {INDEX_FILE} is missing from {folder}")
     return SafetensorsFile(folder / shard)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import CheckpointError
 from headrace.models.families import read_spec, weight_names
 from headrace.models.family_checkpoint import open_checkpoint
 from headrace.models.packed.header import is_packed, read_header
 from headrace.models.quantized.matrices import find_coded, ignored_tensors
 from headrace.models.quantized.methods import quantization_of, read_method
+from headrace.models.safetensors_reader import FilesMissing
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec, StoredCodes
 from headrace.models.weight_files import CodedMatrix, WeightFiles, row_runs
@@ -68,15 +68,15 @@ def open_files(source: ModelSource) -> WeightFiles | None:
 def open_source(source: ModelSource) -> ModelSource:
     """The source with its weights' files opened and its quantised matrices found, so that all who need them find them.
 
-    Random and packed weights have none. Raises as `open_weights` does, but for a folder of floats whose files cannot be
-    used, which is given back as it is: loading it reports the error.
+    Random and packed weights have none. Raises as `open_weights` does, but for a folder of floats that lacks files of
+    its own, which is given back as it is: what it would need can be told, and loading it reports the error.
     """
     if source.opened is not None or source.path is None or is_packed(source.path):
         return source
     try:
         weights = open_weights(source, read_spec(source.config, source.generation_config))
-    except CheckpointError:
-        if source.files is None and quantization_of(source.config, source.path) is None:
+    except FilesMissing:
+        if quantization_of(source.config, source.path) is None:
             return source
         raise
     return replace(source, opened=weights)
@@ -85,8 +85,8 @@ def open_source(source: ModelSource) -> ModelSource:
 def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
     """Open the files of a model that has some, unless they are, and find its quantised matrices.
 
-    Raises CheckpointError, naming the tensor, where one is missing or does not fit `spec`, and UnsupportedModel for a
-    method that is not implemented.
+    Names, shapes and types of all tensors are checked. Raises CheckpointError, naming the tensor, where one is missing,
+    unexpected or does not fit `spec`, and UnsupportedModel for a method that is not implemented.
     """
     if source.opened is not None:
         return source.opened
@@ -108,15 +108,19 @@ def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
     method = None if named is None else read_method(*named)
     found = find_coded(checkpoint, method, program)
     ignored = frozenset(ignored_tensors(checkpoint, method, found))
-    if method is None:
-        return StoredWeights(checkpoint, ignored=ignored)
-    return StoredWeights(checkpoint, method.name, found, ignored, method.activations)
+    stored = (
+        StoredWeights(checkpoint, ignored=ignored)
+        if method is None
+        else StoredWeights(checkpoint, method.name, found, ignored, method.activations)
+    )
+    check_tensors(checkpoint, program, names, stored.coded, stored.parts | {*ignored})
+    return stored
 
 
 def stored_spec(source: ModelSource) -> ModelSpec:
     """`read_spec` of a resolved model, with the types that its files store matrices in.
 
-    Configs name a type but are sometimes wrong, and 16-bit storage must be exact. For a folder without readable
+    Configs name a type but are sometimes wrong, and 16-bit storage must be exact. For a folder without
     weights the config decides; loading them reports the error. A packed folder states its types. Raises as
     `read_spec` and, for quantised weights and GGUF files, `open_weights` do, and CheckpointError for a packed folder
     whose header cannot be used.

@@ -7,4 +7,5 @@ MAX_HEADS = 4096
 MAX_HEAD_DIM = 1024
 MAX_INTERMEDIATE = 1 << 20
 MAX_EXPERTS = 4096
+MAX_ALL_EXPERTS = 1 << 16  # of all layers together
 MAX_CHOICES = 64  # experts of a token

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.errors import UnsupportedModel
+from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.families.alibi import ALIBI
 from headrace.models.families.gemma import GEMMA
@@ -16,6 +16,7 @@ from headrace.models.families.glm_moe import GLM_MOE
 from headrace.models.families.gpt import GPT
 from headrace.models.families.gpt_oss import GPT_OSS
 from headrace.models.families.latent import LATENT
+from headrace.models.families.limits import MAX_ALL_EXPERTS
 from headrace.models.families.llama import LLAMA_LIKE
 from headrace.models.families.llama4 import LLAMA4
 from headrace.models.families.mixtures import MIXTURES
@@ -23,7 +24,7 @@ from headrace.models.families.others import OTHERS
 from headrace.models.families.reading import DTYPES, Family
 from headrace.models.families.recurrent import RECURRENT
 from headrace.models.names import WeightNames
-from headrace.models.spec import ModelSpec
+from headrace.models.spec import ExpertsSpec, ModelSpec
 
 ARCHITECTURES: Mapping[str, Family] = {
     **LLAMA_LIKE,
@@ -117,6 +118,7 @@ def read_spec(config: Mapping[str, Any], generation_config: Mapping[str, Any] | 
     family = find_family(config)
     reader = ConfigReader(text_part(config))
     spec = family.read(reader)
+    _check_experts(spec, reader.where)
     generation = ConfigReader(generation_config or {}, "generation_config.json")
     vocab = spec.vocab_size
     eos = (*reader.token_ids("eos_token_id", vocab), *generation.token_ids("eos_token_id", vocab))
@@ -127,6 +129,16 @@ def read_spec(config: Mapping[str, Any], generation_config: Mapping[str, Any] | 
         bos_id=bos[0] if bos else None,
         eos_ids=tuple(dict.fromkeys(eos)),
     )
+
+
+def _check_experts(spec: ModelSpec, where: str) -> None:
+    """Each expert has tensors of its own to plan and look for."""
+    parts = (part for layer in spec.layers for part in (layer.feed_forward, layer.beside))
+    total = sum(part.num_experts for part in parts if isinstance(part, ExpertsSpec))
+    if total > MAX_ALL_EXPERTS:
+        raise CheckpointError(
+            f"{where} asks for {total} experts in {len(spec.layers)} layers, more than the {MAX_ALL_EXPERTS} supported"
+        )
 
 
 def _read_dtype(reader: ConfigReader) -> str:
