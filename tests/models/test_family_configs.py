@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import HeadraceError
+from headrace.errors import CheckpointError, HeadraceError
 from headrace.models.families import read_spec, weight_names
 from headrace.models.families.registry import ARCHITECTURES
 from headrace.models.shapes import SHAPES
@@ -77,3 +77,9 @@ def test_a_lie_is_refused_or_has_a_program(name: str, share: int) -> None:
 
 def layer_experts(layer: Any) -> int:
     return int(getattr(layer.feed_forward, "num_experts", 1))
+
+
+def test_experts_of_all_layers_are_bounded() -> None:
+    config = {**CONFIGS["DeepseekV3ForCausalLM"], "num_hidden_layers": 1024, "n_routed_experts": 4096}
+    with pytest.raises(CheckpointError, match=r"\d{7} experts in 1024 layers, more than the 65536"):
+        read_spec(config)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from headrace.build import survey
+from headrace.config import EngineConfig
 from headrace.errors import CheckpointError
 from headrace.models.families import read_spec, weight_names
 from headrace.models.loader import load_weights
@@ -130,3 +132,17 @@ def test_config_that_asks_for_more_than_the_file_holds(
     monkeypatch.setattr(torch, "empty", never)
     with pytest.raises(CheckpointError, match="has shape"):
         load_weights(source, spec, dtype=torch.float32)
+
+
+def test_files_that_do_not_fit_are_not_planned_for(
+    tmp_path: Path, llama_config: dict[str, Any], tensors: Tensors
+) -> None:
+    """`survey` is what `inspect` prints. A folder that lacks its files can be planned for, others cannot."""
+    (tmp_path / "config.json").write_text(json.dumps(llama_config))
+    assert survey(EngineConfig(str(tmp_path))).ledger.weight_bytes > 0
+    save_file({**tensors, K_PROJ: tensors[K_PROJ].T.contiguous()}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{K_PROJ} has shape \[16, 8\]"):
+        survey(EngineConfig(str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 64)
+    with pytest.raises(CheckpointError, match=r"^model\.safetensors "):
+        survey(EngineConfig(str(tmp_path)))

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from headrace.build import survey
 from headrace.config import EngineConfig
-from headrace.models.families import weight_names
-from headrace.models.spec import ModelSpec
+from headrace.models.families import read_spec, weight_names
+from headrace.models.shapes import SHAPES
+from headrace.models.spec import ModelSpec, StoredCodes
+from headrace.plan.weight_formats import weight_formats
 from headrace.plan.weights import parameter_count, weight_parts
 from headrace.program.lower import lower
+from headrace.quant.block_formats import BLOCK_CODES
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,14 @@ def test_the_plan_knows_the_tensors_of_a_family(name: str) -> None:
     )
     tensors = lower(plan.spec, weight_names(plan.spec)).tensors()
     assert plan.ledger.parameters == sum(math.prod(shape) for shape in tensors.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_positions_that_are_codes_become_floats(dtype: str) -> None:
+    """Their rows are added, and no kernel adds codes. Those of the tokens stay as they are."""
+    spec, codes = read_spec(SHAPES["gpt2"]), BLOCK_CODES["q8_0"]
+    names = ("transformer.wte.weight", "transformer.wpe.weight")
+    spec = replace(spec, codes=StoredCodes("GGUF", tuple((name, codes) for name in names), "int8"))
+    formats = weight_formats(spec, lower(spec, weight_names(spec)), dtype, None)
+    assert formats is not None and formats.keeps_table("embed") and not formats.keeps_table("positions")
+    assert formats.decoded == (("positions", codes.name),)

@@ -62,6 +62,7 @@ def weight_formats(
     others: list[tuple[str, WeightFormat]] = []
     kept: list[str] = []
     decoded: list[tuple[str, str]] = []
+    positions = {op.weights[0].name for op in program.of_kind("embed") if op.attributes.positions}
     for weight in program.weights:
         found = {stored.get(name) for one in weight.each() for name, _ in one.parts[:1]}
         codes = next((one for one in found if one is not None), None)
@@ -71,6 +72,8 @@ def weight_formats(
         packed = native_format(codes, acts) if len(found) == 1 else None
         if packed is not None and packed.ordered and weight.experts is not None:
             packed = None  # the product of each expert would need the token in an order of its own
+        if weight.name in positions:
+            packed = None  # these rows are added, which is done with floats
         if packed is not None:
             kept.append(weight.name)
         else:
