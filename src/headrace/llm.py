@@ -15,6 +15,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
 from headrace.core.vectors import floats
 from headrace.errors import HeadraceError
+from headrace.runner.executor import ModelExecutor
 from headrace.serving.client.inprocess import Call, InProcessClient
 from headrace.serving.metrics import MetricSample, engine_samples
 from headrace.serving.requests.inputs import (
@@ -192,6 +193,20 @@ class LLM:
         pooled = self._pooled(requests, use_tqdm, "reading")
         width = self.parts.spec.hidden_size
         return [np.frombuffer(one, dtype="<f4").reshape(-1, width).astype(np.float32) for one, _ in pooled]
+
+    def logits(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [n, V] of hidden states [n, H], which `hidden_states` gives: softmax is of the token after each.
+
+        Raises ValueError for states of another width.
+        """
+        import numpy as np
+
+        executor, width = self.parts.executor, self.parts.spec.hidden_size
+        if states.ndim != 2 or states.shape[1] != width:
+            raise ValueError(f"states must be [n, {width}], got {list(states.shape)}")
+        assert isinstance(executor, ModelExecutor)
+        found = executor.model.head(np.ascontiguousarray(states, dtype=np.float32))
+        return np.asarray(found if isinstance(found, np.ndarray) else found.float().cpu(), dtype=np.float32)
 
     def stats(self) -> EngineStats:
         """Counts since the model was loaded."""

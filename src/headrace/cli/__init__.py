@@ -47,6 +47,7 @@ COMMANDS = (
     Command("rm", "headrace.cli.rm", "delete a model from the hub's cache"),
     Command("pack", "headrace.cli.pack", "write a model as the kernels read it, to be mapped at start"),
     Command("train-heads", "headrace.cli.train_heads", "train draft heads for a model"),
+    Command("eval", "headrace.cli.evaluate", "perplexity of a model, or how far it is from another one"),
     Command(
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
     ),

@@ -78,7 +78,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    from headrace.speculative.training.documents import BUNDLED_TEXTS, read_records
+    from headrace.evaluation.documents import BUNDLED_TEXTS, read_records
 
     with needs_extra("torch", "training draft heads"):
         from headrace.speculative.training.fit import FitOptions

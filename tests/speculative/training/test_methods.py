@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
+from headrace.evaluation.documents import Document
 from headrace.speculative.base_model import Ends
 from headrace.speculative.heads import EagleLayer
 from headrace.speculative.training.data import Batch, Corpus, Model
-from headrace.speculative.training.documents import Document
 from headrace.speculative.training.eagle import Eagle
 from headrace.speculative.training.fit import FitOptions, accuracies, fit, measure
 from headrace.speculative.training.medusa import Medusa

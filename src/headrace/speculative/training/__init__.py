@@ -1,5 +1,5 @@
 """Training of draft heads, in torch, for `headrace train-heads`. The model itself is not trained: it writes the text,
 and gives the hidden states that the heads read.
 
-Read `documents`, `data`, `medusa`, `eagle`, `fit` and `tree`, and `run`, which writes the folder, last.
+Read `data`, `medusa`, `eagle`, `fit` and `tree`, and `run`, which writes the folder, last.
 """

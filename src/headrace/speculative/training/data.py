@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.evaluation.documents import Document
 from headrace.speculative.base_model import Ends
-from headrace.speculative.training.documents import Document
 
 _MIXED = 256
 """Documents that are sorted by length, so that batches need little padding."""

@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from headrace.errors import ConfigError
-from headrace.models.packed.folder import new_folder
-from headrace.models.source import ModelSource
-from headrace.models.spec import AttentionSpec, MLPSpec, ModelSpec
-from headrace.plan.hardware import this_machine
-from headrace.speculative.base_model import BaseModel, base_model, read_ends
-from headrace.speculative.heads import FORMAT, SAMPLE_TENSOR, SECTION, EagleLayer
-from headrace.speculative.training.data import Corpus, Model
-from headrace.speculative.training.documents import (
+from headrace.evaluation.documents import (
     LONGEST,
     Document,
     Encoder,
@@ -31,6 +24,13 @@ from headrace.speculative.training.documents import (
     given_documents,
     split,
 )
+from headrace.models.packed.folder import new_folder
+from headrace.models.source import ModelSource
+from headrace.models.spec import AttentionSpec, MLPSpec, ModelSpec
+from headrace.plan.hardware import this_machine
+from headrace.speculative.base_model import BaseModel, base_model, read_ends
+from headrace.speculative.heads import FORMAT, SAMPLE_TENSOR, SECTION, EagleLayer
+from headrace.speculative.training.data import Corpus, Model
 from headrace.speculative.training.eagle import Eagle
 from headrace.speculative.training.fit import FitOptions, Method, accuracies, fit, measure
 from headrace.speculative.training.medusa import Medusa

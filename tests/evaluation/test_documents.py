@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.speculative.training.documents import (
+from headrace.evaluation.documents import (
     BUNDLED_TEXTS,
     Document,
     beginnings,

@@ -1,4 +1,4 @@
-"""What heads are trained on: texts that are given, or beginnings that the model continues. No torch here."""
+"""Texts as tokens, to train on or to measure a model by; or beginnings that a model continues. No torch here."""
 
 from __future__ import annotations
 
