@@ -83,12 +83,12 @@ def _gemma4(gguf: Any, writer: Any, config: Config) -> None:
     own = [config["per_layer_config"].get(str(index), {}) for index in range(layers)]
     shared, wide = config["num_kv_shared_layers"], config["intermediate_size"]
     writer.add_shared_kv_layers(shared)
-    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input", 0))
     writer.add_key_length_swa(config["head_dim"])
     writer.add_value_length_swa(config["head_dim"])
     writer.add_rope_dimension_count_swa(config["head_dim"])
     writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
-    if config["use_double_wide_mlp"]:
+    if config.get("use_double_wide_mlp"):
         writer.add_feed_forward_length([wide] * (layers - shared) + [2 * wide] * shared)
     full = own[types.index("full_attention")]
     writer.add_key_length(full["head_dim"])
@@ -103,7 +103,7 @@ def _gemma4(gguf: Any, writer: Any, config: Config) -> None:
         )
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if config["enable_moe_block"]:
+    if config.get("enable_moe_block"):
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["top_k_experts"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
@@ -207,6 +207,7 @@ def _deepseek2(gguf: Any, writer: Any, config: Config) -> None:
     writer.add_kv_lora_rank(config["kv_lora_rank"])
     writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
     writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(config["qk_rope_head_dim"])
     _routed_experts(gguf, writer, config)
     if _rope(config).get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * _rope(config)["mscale_all_dim"])
@@ -308,6 +309,7 @@ LAYOUTS = {
     "gpt_oss": Layout("gpt-oss", metadata=_experts),
     "deepseek_v2": Layout("deepseek2", metadata=_deepseek2),
     "deepseek_v3": Layout("deepseek2", metadata=_deepseek2),
+    "glm4_moe_lite": Layout("deepseek2", metadata=_deepseek2),
     "llama4_text": Layout("llama4", metadata=_llama4, divide=_turned_experts),
     "glm4_moe": Layout("glm4moe", metadata=_routed_experts),
     "qwen3_next": Layout("qwen3next", metadata=_delta, change=_of_delta, divide=_apart),
@@ -323,6 +325,7 @@ LAYOUTS = {
     "gemma2": Layout("gemma2", metadata=_gemma2, change=_whole_norms),
     "gemma3_text": Layout("gemma3", metadata=_gemma3, change=_whole_norms),
     "gemma4_text": Layout("gemma4", metadata=_gemma4),
+    "gemma4_unified_text": Layout("gemma4", metadata=_gemma4),
     "phi3": Layout("phi3", metadata=_phi3),
     "olmo2": Layout("olmo2"),
     "olmo3": Layout("olmo2", metadata=_windows),

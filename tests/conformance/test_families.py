@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models.families import add_family, read_spec, registry
+from headrace.models.families import add_family, read_spec, registry, weight_names
 from headrace.models.spec import ExpertsSpec, ModelSpec
 from headrace.runner.torch_decoder import Decoder
 from tests import needs
@@ -486,6 +486,10 @@ CASES |= {
         "Glm4MoeLite",
         {**LATENT, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
+    "glm4-moe-lite-file": Case(
+        "Glm4MoeLite",
+        {**LATENT, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
 }
 """Each family with every feature of its own turned on."""
 
@@ -507,6 +511,26 @@ def expected_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> t
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).abs().max())
+
+
+def architectures(names: Iterable[str]) -> set[str]:
+    """Those of cases."""
+    return {f"{CASES[name].family}{CASES[name].head}" for name in names}
+
+
+def test_every_family_is_here() -> None:
+    assert architectures(CASES) == registry.ARCHITECTURES.keys() - {"InternLM3ForCausalLM"}
+
+
+@pytest.mark.parametrize("names", [("qkv_bias", "bias"), ("attention_bias", "mlp_bias")])
+def test_internlm3_is_a_llama(names: tuple[str, str]) -> None:
+    """transformers does not have it."""
+    scaling = {"rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "rope_theta": 5e7}
+    config = {**SIZES, "head_dim": 20, **scaling, "architectures": ["InternLM3ForCausalLM"]}
+    biases = {"attention_bias": True, "mlp_bias": True}
+    llama = read_spec({**config, **biases, "architectures": ["LlamaForCausalLM"]})
+    ours = read_spec({**config, **dict.fromkeys(names, True)})
+    assert replace(ours, family="llama") == llama and weight_names(ours) == weight_names(llama)
 
 
 REFERENCE = (

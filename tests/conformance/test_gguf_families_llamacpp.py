@@ -23,7 +23,7 @@ OTHERWISE = {"llama-yarn-factor", "qwen3-bias-tied", "gpt-oss", "gemma4"}
 """llama.cpp multiplies YaRN's factor by its own, has no biases in Qwen3, caps Gemma 4's logits even where the file does
 not say so, and rounds the ends of YaRN's ramp, which gpt-oss does not: with rounded ends the logits are equal."""
 
-NOT_LOADED = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3-file"}
+NOT_LOADED = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3-file", "glm4-moe-lite-file"}
 """llama.cpp knows DeepSeek V2-Lite by its 27 layers, and ends its process with tiny files of the others: latent
 attention is not compared with it here."""
 

@@ -93,12 +93,25 @@ def _gemma3(config: ConfigReader) -> ModelSpec:
     )  # fmt: skip
 
 
+_LEFT_OUT = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+}
+"""By the checkpoints with images."""
+
 GEMMA = {
     "GemmaForCausalLM": Family("gemma", _gemma, models="Gemma", features="GELU, scaled embeddings"),
     "Gemma2ForCausalLM": Family(
         "gemma2", _gemma2, SANDWICH, models="Gemma 2", features="norms around each half, soft caps, windows"
     ),
     "Gemma3ForCausalLM": Family(
-        "gemma3", _gemma3, SANDWICH, models="Gemma 3, text", features="norms of q and k, ropes by layer type"
+        "gemma3",
+        _gemma3,
+        SANDWICH,
+        defaults=_LEFT_OUT,
+        models="Gemma 3, text",
+        features="norms of q and k, ropes by layer type",
     ),
 }

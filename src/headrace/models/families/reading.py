@@ -67,6 +67,7 @@ class Family:
 
     arranged: endings of tensors' names, and how these tensors are arranged; by_expert: of those that hold all experts.
     renamed: endings that some checkpoints have in place of those of `names`.
+    defaults: fields that published configs leave out, as transformers fills them in.
     models, features: for the table of families, what it is and has.
     """
 
@@ -76,6 +77,7 @@ class Family:
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
     by_expert: Mapping[str, ExpertTensors] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     models: str = ""
     features: str = ""
 

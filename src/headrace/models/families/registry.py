@@ -45,6 +45,7 @@ FAMILIES: dict[str, Family] = {
     **ARCHITECTURES,
     # model_type, for configs that name no architecture
     **{family.name: family for family in ARCHITECTURES.values()},
+    "MPTForCausalLM": ARCHITECTURES["MptForCausalLM"],  # as published
     "llama4_text": ARCHITECTURES["Llama4ForCausalLM"],
     "gemma3_text": ARCHITECTURES["Gemma3ForCausalLM"],
     "qwen3_5_text": ARCHITECTURES["Qwen3_5ForCausalLM"],
@@ -116,7 +117,8 @@ def read_spec(config: Mapping[str, Any], generation_config: Mapping[str, Any] | 
     Raises UnsupportedModel for what is not implemented and CheckpointError for missing or absurd values.
     """
     family = find_family(config)
-    reader = ConfigReader(text_part(config))
+    stated = {name: value for name, value in text_part(config).items() if value is not None}
+    reader = ConfigReader({**family.defaults, **stated})
     spec = family.read(reader)
     _check_experts(spec, reader.where)
     generation = ConfigReader(generation_config or {}, "generation_config.json")
