@@ -44,6 +44,7 @@ LATE_IMPORTS = {
     "huggingface_hub": "only a model named by hub id needs it, and it loads an HTTP stack",
     "numpy": "the server's process reads headers of safetensors, and no array",
     "headrace.models.gguf.checkpoint": "reads weights with numpy",
+    "headrace.models.family_checkpoint": "the same",
     "headrace.text.gguf.build": "reads vocabularies with numpy",
     "transformers": "a baseline of the benchmarks",
     "triton": "comes with torch on CUDA machines only",

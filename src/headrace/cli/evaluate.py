@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -139,8 +140,6 @@ def _documents(records: Sequence[Record], model: _Model, args: argparse.Namespac
 
 
 def _prompts(records: Sequence[Record], model: _Model, args: argparse.Namespace) -> list[list[int]]:
-    import random
-
     from headrace.evaluation.documents import beginnings
 
     room = model.longest - args.answer_tokens

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import CheckpointError
+from headrace.errors import CheckpointError, HeadraceError
 from headrace.models.families import Family, find_family
 from headrace.models.families.limits import MAX_EXPERTS
 from headrace.models.families.reading import Arrangement, ExpertTensors
@@ -46,6 +46,20 @@ def open_checkpoint(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
     ):
         return checkpoint
     return FamilyCheckpoint(checkpoint, family, text_part(config), alone=not parts)
+
+
+def settle_ties(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config whose parts disagree on tied embeddings (`contradicts_ties`), as its files have it: tied without a head.
+
+    transformers 5 writes such configs, and which part decides depends on the family. Unchanged where the files cannot
+    be used: loading them reports the error.
+    """
+    try:
+        head = f"{find_family(config).names.head}.weight"
+        ties = {"tie_word_embeddings": open_checkpoint(folder, config).entry(head) is None}
+    except HeadraceError:
+        return config
+    return {**config, **ties, "text_config": {**config["text_config"], **ties}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from headrace.gguf.files import models_in
 from headrace.gguf.reader import begins_as_gguf
+from headrace.models.families.registry import contradicts_ties
 from headrace.models.hub.fetch import locate
 from headrace.models.hub.reference import parse_reference
 from headrace.models.shapes import SHAPES
@@ -149,7 +150,19 @@ def _from_folder(kind: SourceKind, name: str, path: Path) -> ModelSource:
     config = read_json(path / "config.json")
     if config is None:
         raise CheckpointError(f"{path} holds no config.json{why_incomplete(path)}")
-    return ModelSource(kind, name, path, config, read_json(path / "generation_config.json") or {})
+    return ModelSource(
+        kind, name, path, _settled(path, config), read_json(path / "generation_config.json") or {}
+    )
+
+
+def _settled(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config without a contradiction that the weights' files decide."""
+    if not contradicts_ties(config):
+        return config
+    # Reads files with numpy, which the server's process does not need.
+    from headrace.models.family_checkpoint import settle_ties
+
+    return settle_ties(folder, config)
 
 
 def _gguf_in(folder: Path) -> Path | None:

@@ -76,6 +76,17 @@ def has_text_part(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("text_config"), Mapping) and "hidden_size" not in config
 
 
+def contradicts_ties(config: Mapping[str, Any]) -> bool:
+    """The whole and its text part disagree on whether embeddings are tied."""
+    stated = (config, config["text_config"]) if has_text_part(config) else ()
+    return (
+        len(
+            {one["tie_word_embeddings"] for one in stated if isinstance(one.get("tie_word_embeddings"), bool)}
+        )
+        > 1
+    )
+
+
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the text part, or the whole one where there is no other."""
     if not has_text_part(config):
