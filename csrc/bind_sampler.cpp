@@ -150,7 +150,9 @@ std::vector<std::vector<Entry>> logprobs(Sampler& self, const Logits& logits, co
 }  // namespace
 
 void bind_sampler(nb::module_& m) {
-    m.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"), nb::arg("stream") = 0);
+    m.def("gumbel", [](std::uint64_t seed, std::uint64_t position, std::uint32_t token) {
+        return gumbel(noise_word(seed, position, token));
+    }, nb::arg("seed"), nb::arg("position"), nb::arg("token"));
     nb::class_<SampleRules>(m, "SampleRules")
         .def(
             "__init__",

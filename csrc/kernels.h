@@ -351,6 +351,12 @@ struct WeighArgs {
     float floor = 0;
 };
 
+// What the noise of a sequence's tokens at one position is computed from, see `noise_word` in sampler.h.
+struct NoiseArgs {
+    std::uint32_t key[2] = {};       // the seed, low half first
+    std::uint32_t position[2] = {};  // low half first
+};
+
 // The layout of packed matrices as tensors.h describes it: files that hold such matrices state it. Whatever changes the bytes of
 // a packed matrix, for one instruction set or for all, gives the layout another name.
 constexpr const char* kPackedLayout = "panels-of-16.2";
@@ -389,11 +395,16 @@ struct Kernels {
 
     // The sampler's passes over one row, each on the calling thread only. `scan_row` gives the largest logit and, for group
     // g, sixteen largest ones of sixteen logits each: maxima[16 * g + l] of logits 256 * g + l, + 16, + 32, ...; it
-    // returns whether the row holds a NaN, and is about the largest only if not. `weigh_row` adds up the weights of
-    // each group. `collect` writes the indices, in rising order, of all logits that are not below `bound`, and returns how many.
-    bool (*scan_row)(const float* row, int cols, float* maxima, float* highest);
+    // returns whether the row holds a NaN, and is about the largest only if not; `tops` gets the largest of each group.
+    // `weigh_row` adds up the weights of each group. `collect` writes the indices, in rising order, of all logits that are not below `bound`, and returns how many.
+    bool (*scan_row)(const float* row, int cols, float* maxima, float* tops, float* highest);
     void (*weigh_row)(const float* row, int cols, const WeighArgs&, double* sums);
     int (*collect)(const float* row, int cols, float bound, std::int32_t* ids);
+
+    // Noise words of the tokens of `blocks` blocks of four (at most kSampleGroup / 4 of them) from block `first` on: writes
+    // tokens and words, in no order, where the word is `least` or more, and returns how many. Blocks are read in eights.
+    int (*noise)(const NoiseArgs&, std::uint32_t first, int blocks, std::uint32_t least, std::int32_t* tokens,
+                 std::uint32_t* words);
 };
 
 // The table of that name, or null if this build or this CPU lacks it. "amx-emulated" is the AMX table with its tile

@@ -16,6 +16,11 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr double kColdest = 1e-30;       // anything lower has weight on the largest logits alone already
+constexpr double kMostNoise = 22.874;    // above the noise of the largest word: 33 * log(2)
+constexpr double kWeightError = 1e-5;    // more than the relative error of sums of float weights
+constexpr int kFirstRanks = 128;         // of a nucleus; later prefixes are kWiden times as wide
+constexpr int kWiden = 8;
+constexpr std::uint64_t kAll = ~std::uint64_t{0};  // a key after those of all tokens
 constexpr int kLanes = 16;               // maxima a group of logits
 constexpr int kSteps = 1024;             // of 1 / kStepsPerUnit below the highest logit
 constexpr float kStepsPerUnit = 32;
@@ -33,6 +38,26 @@ std::uint64_t key_of(float logit, std::int64_t token) {
     return static_cast<std::uint64_t>(~rising) << 32 | static_cast<std::uint32_t>(token);
 }
 
+std::uint32_t low_half(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
+std::uint32_t high_half(std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); }
+
+// One word of what Kernels::noise computes.
+std::uint32_t noise_word(const NoiseArgs& noise, std::uint32_t token) {
+    std::uint32_t counter[4] = {noise.position[0], noise.position[1], token / 4, 0};
+    std::uint32_t key[2] = {noise.key[0], noise.key[1]};
+    for (int round = 0; round < 10; ++round) {
+        const std::uint64_t even = std::uint64_t{0xD2511F53U} * counter[0];
+        const std::uint64_t odd = std::uint64_t{0xCD9E8D57U} * counter[2];
+        counter[0] = high_half(odd) ^ counter[1] ^ key[0];
+        counter[1] = low_half(odd);
+        counter[2] = high_half(even) ^ counter[3] ^ key[1];
+        counter[3] = low_half(even);
+        key[0] += 0x9E3779B9U;
+        key[1] += 0xBB67AE85U;
+    }
+    return counter[token % 4];
+}
+
 std::int64_t token_of(std::uint64_t key) { return static_cast<std::uint32_t>(key); }
 
 // One row of logits: the results of a scan, and its first tokens in order of their logits. One a thread.
@@ -41,6 +66,7 @@ public:
     Row(const Kernels& kernels, int cols)
         : kernels_(kernels), cols_(cols), groups_((cols + kSampleGroup - 1) / kSampleGroup) {
         maxima_.resize(static_cast<std::size_t>(groups_) * kLanes);
+        tops_.resize(groups_);
     }
 
     const float* logits = nullptr;
@@ -49,19 +75,19 @@ public:
 
     void scan(const float* row) {
         logits = row;
-        nan = kernels_.scan_row(row, cols_, maxima_.data(), &highest);
+        nan = kernels_.scan_row(row, cols_, maxima_.data(), tops_.data(), &highest);
         keys_.clear();
     }
 
+    // The largest logit of each group.
+    const std::vector<float>& tops() const { return tops_; }
+
     // The first token with the largest logit.
     std::int64_t best() const {
-        for (int g = 0; g < groups_; ++g) {
-            const float* maxima = maxima_.data() + static_cast<std::size_t>(g) * kLanes;
-            if (std::find(maxima, maxima + kLanes, highest) == maxima + kLanes) continue;
-            const int begin = g * kSampleGroup, end = std::min(cols_, begin + kSampleGroup);
-            return std::find(logits + begin, logits + end, highest) - logits;
-        }
-        return 0;
+        const auto group = std::find(tops_.begin(), tops_.end(), highest) - tops_.begin();
+        const auto begin = std::min<std::int64_t>(cols_, group * kSampleGroup);
+        const auto found = std::find(logits + begin, logits + cols_, highest) - logits;
+        return found == cols_ ? 0 : found;
     }
 
     // Sorts at least the first `count` tokens (all, if there are fewer); returns how many are sorted.
@@ -77,12 +103,20 @@ public:
     }
 
     std::int64_t token(int rank) const { return token_of(keys_[rank]); }
+    std::uint64_t key(int rank) const { return keys_[rank]; }
 
-    // Sums of the weights of each group, in order of token id.
-    const std::vector<double>& weigh_all(const WeighArgs& args) {
+    // Of a token among the sorted ones.
+    int rank(std::int64_t token) const {
+        return static_cast<int>(std::lower_bound(keys_.begin(), keys_.end(), key_of(logits[token], token)) - keys_.begin());
+    }
+
+    // The sum of all weights.
+    double weigh(const WeighArgs& args) {
         sums_.resize(groups_);
         kernels_.weigh_row(logits, cols_, args, sums_.data());
-        return sums_;
+        double total = 0;
+        for (const double sum : sums_) total += sum;
+        return total;
     }
 
 private:
@@ -139,7 +173,7 @@ private:
 
     const Kernels& kernels_;
     int cols_, groups_;
-    std::vector<float> maxima_;
+    std::vector<float> maxima_, tops_;
     std::vector<int> steps_;
     std::vector<std::int32_t> ids_;
     std::vector<double> sums_;
@@ -155,7 +189,7 @@ std::int64_t passes_of(const SampleRules& rules) {
 
 class Sampler::Drawer {
 public:
-    Drawer(const Kernels& kernels, int cols) : cols_(cols), row_(kernels, cols) {}
+    Drawer(const Kernels& kernels, int cols) : kernels_(kernels), cols_(cols), row_(kernels, cols) {}
 
     Sampled sample(const SampleTask& task) {
         const SampleRules& rules = *task.rules;
@@ -173,17 +207,16 @@ public:
         if (rules.temperature == 0) return {row_.best(), Fault::none};
         temperature_ = std::max(rules.temperature, kColdest);
         log_min_p_ = rules.log_min_p;
-        const double number = uniform(rules.seed, task.position, 0);
-        if (rules.top_k != 0) return {draw_ranked(rules, number), Fault::none};
-        if (rules.top_p < 1) return {draw_nucleus(rules, number), Fault::none};
-        return {draw_whole(number), Fault::none};
+        noise_ = {{low_half(rules.seed), high_half(rules.seed)}, {low_half(task.position), high_half(task.position)}};
+        if (rules.top_k != 0) return {draw_ranked(rules), Fault::none};
+        if (rules.top_p < 1) return {draw_nucleus(rules.top_p), Fault::none};
+        return {draw(kAll), Fault::none};
     }
 
     void logprobs(const LogprobTask& task, std::vector<Likely>& out) {
         row_.scan(task.logits);
         const double highest = row_.highest;
         temperature_ = 1;
-        log_min_p_ = kNever;
         const double log_total = highest + std::log(total_weight());
         const float chosen = task.logits[task.token];
         std::int64_t greater = 0;
@@ -244,56 +277,89 @@ private:
         }
     }
 
+    // What the noise is added to: how far the token's logit lies below the highest one, over the temperature.
+    double scaled(float logit) const { return (static_cast<double>(logit) - row_.highest) / temperature_; }
+
     double weight(std::int64_t token) const {
-        const double z = (static_cast<double>(row_.logits[token]) - row_.highest) / temperature_;
+        const double z = scaled(row_.logits[token]);
         return z < log_min_p_ ? 0 : std::exp(z);
     }
 
-    // Of the whole row; also leaves the sums of its groups in sums_.
-    double total_weight() {
-        sums_ = &row_.weigh_all({static_cast<float>(1 / temperature_), row_.highest, static_cast<float>(log_min_p_)});
+    // The sum of the weights of all logits that lie at most -floor below the highest; relative error: kWeightError.
+    double total_weight(double floor = kNever) {
+        return row_.weigh({static_cast<float>(1 / temperature_), row_.highest, static_cast<float>(floor)});
+    }
+
+    // Of the tokens that min_p keeps, the same on every instruction set.
+    double exact_weight() const {
         double total = 0;
-        for (const double sum : *sums_) total += sum;
+        for (int token = 0; token < cols_; ++token) total += weight(token);
         return total;
     }
 
-    // From the whole distribution, in order of token id.
-    std::int64_t draw_whole(double number) {
-        const double target = number * total_weight();
-        const auto& sums = *sums_;
-        double running = 0;
-        std::size_t group = 0;
-        while (group + 1 < sums.size() && running + sums[group] <= target) running += sums[group++];
-        while (group > 0 && sums[group] == 0) running -= sums[--group];  // past the last weight, by rounding
-        const int begin = static_cast<int>(group) * kSampleGroup, end = std::min(cols_, begin + kSampleGroup);
-        int last = begin;
-        for (int token = begin; token < end; ++token) {
-            const double mass = weight(token);
-            if (mass == 0) continue;
-            running += mass;
-            last = token;
-            if (running > target) break;
+    // The token with the largest sum of scaled logit and noise, the lowest id among equals, of those that min_p keeps and
+    // whose key is at most `last`. Every logarithm that could matter is computed in double precision; for each group of
+    // logits, its largest one and the best sum so far say which words of the noise could.
+    std::int64_t draw(std::uint64_t last) {
+        std::int64_t winner = row_.best();
+        double best = gumbel(noise_word(noise_, static_cast<std::uint32_t>(winner)));
+        const double floor = last == kAll ? log_min_p_ : std::max(log_min_p_, scaled(row_.logits[token_of(last)]));
+        for (std::size_t group = 0; group < row_.tops().size(); ++group) {
+            const double top = scaled(row_.tops()[group]);
+            if (top < floor || top + kMostNoise < best) continue;
+            const int begin = static_cast<int>(group) * kSampleGroup, end = std::min(cols_, begin + kSampleGroup);
+            const int found = kernels_.noise(noise_, static_cast<std::uint32_t>(begin / 4), (end - begin + 3) / 4,
+                                             least_word(best - top), tokens_, words_);
+            for (int i = 0; i < found; ++i) {
+                const std::int64_t token = tokens_[i];
+                if (token >= cols_) continue;
+                const float logit = row_.logits[token];
+                const double z = scaled(logit);
+                if (z < floor || key_of(logit, token) > last) continue;
+                const double sum = z + gumbel(words_[i]);
+                if (sum > best || (sum == best && token < winner)) {
+                    best = sum;
+                    winner = token;
+                }
+            }
         }
-        return last;
+        return winner;
     }
 
-    // Exactly the top_k first in order, of them the shortest prefix whose mass reaches top_p.
-    std::int64_t draw_ranked(const SampleRules& rules, double number) {
+    // No word below it makes noise of `least` or more. It is one lower than it need be, for rounding.
+    static std::uint32_t least_word(double least) {
+        const double word = std::exp(-std::exp(-least)) * 0x1p32 - 1.5;
+        return word > 0 ? static_cast<std::uint32_t>(word) : 0;
+    }
+
+    // From the first top_k in order, of them the shortest prefix whose mass reaches top_p.
+    std::int64_t draw_ranked(const SampleRules& rules) {
         row_.order(rules.top_k);
+        if (rules.top_p >= 1) return draw(row_.key(rules.top_k - 1));
         weigh_ranks(rules.top_k);
         double total = 0;
         for (const double weight : weights_) total += weight;
-        reaches(rules.top_p, total);
-        return invert(number);
+        return draw(row_.key(ranks_before(rules.top_p, total) - 1));
     }
 
-    // The shortest prefix whose mass, measured over the whole vocabulary, reaches top_p.
-    std::int64_t draw_nucleus(const SampleRules& rules, double number) {
-        const double total = total_weight();
-        for (int width = 128;; width *= 8) {
+    // From the shortest prefix whose mass, measured over the whole vocabulary, reaches top_p. What wins among more
+    // tokens and lies in that prefix wins in it too: so a wide one need not be known, nor where exactly one ends.
+    std::int64_t draw_nucleus(double top_p) {
+        const bool exact = log_min_p_ > kNever;  // at the edge of min_p a rounding error counts a whole token or not
+        const double total = exact ? exact_weight() : total_weight(), error = exact ? 0 : kWeightError;
+        for (int width = kFirstRanks;; width *= kWiden) {
             const int known = row_.order(width);
             weigh_ranks(known);
-            if (reaches(rules.top_p, total) || known == cols_) return invert(number);
+            const int most = ranks_before(top_p * (1 + error), total);
+            if (most < known || known == cols_) {
+                const std::int64_t winner = draw(row_.key(most - 1));
+                if (exact || row_.rank(winner) < ranks_before(top_p * (1 - error), total)) return winner;
+                return draw(row_.key(ranks_before(top_p, exact_weight()) - 1));
+            }
+            if (width > kFirstRanks) continue;
+            const std::int64_t winner = draw(kAll);
+            const double z = scaled(row_.logits[winner]);
+            if (total_weight(z - kWeightError * (1 - z)) < top_p * (1 - kWeightError) * total) return winner;
         }
     }
 
@@ -302,48 +368,33 @@ private:
         for (int rank = 0; rank < end; ++rank) weights_[rank] = weight(row_.token(rank));
     }
 
-    // Fills shares_ with the running shares that weights_ have of `total`, up to the first that reaches top_p: true then.
-    bool reaches(double top_p, double total) {
+    // How many of weights_ come before the sum of their shares in `total` reaches top_p, what crosses it included; at least 1.
+    int ranks_before(double top_p, double total) const {
         double running = 0;
-        shares_.clear();
-        for (const double weight : weights_) {
-            running += weight / total;
-            shares_.push_back(running);
-            if (running >= top_p && top_p < 1) return true;
+        for (std::size_t rank = 0; rank < weights_.size(); ++rank) {
+            running += weights_[rank] / total;
+            if (running >= top_p) return static_cast<int>(rank) + 1;
         }
-        return false;
+        return static_cast<int>(weights_.size());
     }
 
-    // The first rank whose running share exceeds its part of the last one.
-    std::int64_t invert(double number) const {
-        const auto above = std::upper_bound(shares_.begin(), shares_.end(), number * shares_.back());
-        return row_.token(static_cast<int>(std::min(above, shares_.end() - 1) - shares_.begin()));
-    }
-
+    const Kernels& kernels_;
     int cols_;
     Row row_;
     double temperature_ = 1, log_min_p_ = kNever;
-    const std::vector<double>* sums_ = nullptr;
+    NoiseArgs noise_;
     std::vector<float> edited_, spare_;
-    std::vector<double> weights_, shares_;
+    std::vector<double> weights_;
+    std::int32_t tokens_[kSampleGroup];
+    std::uint32_t words_[kSampleGroup];
 };
 
-double uniform(std::uint64_t seed, std::uint64_t position, std::uint32_t stream) {
-    std::uint32_t counter[4] = {static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32),
-                                stream, 0};
-    std::uint32_t key[2] = {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
-    for (int round = 0; round < 10; ++round) {
-        const std::uint64_t first = std::uint64_t{0xD2511F53U} * counter[0];
-        const std::uint64_t second = std::uint64_t{0xCD9E8D57U} * counter[2];
-        const std::uint32_t words[4] = {
-            static_cast<std::uint32_t>(second >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(second),
-            static_cast<std::uint32_t>(first >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(first)};
-        std::copy(words, words + 4, counter);
-        key[0] += 0x9E3779B9U;
-        key[1] += 0xBB67AE85U;
-    }
-    const std::uint64_t bits = std::uint64_t{counter[0]} << 20 | counter[1] >> 12;  // 52 of them
-    return (static_cast<double>(bits) + 0.5) * 0x1p-52;
+std::uint32_t noise_word(std::uint64_t seed, std::uint64_t position, std::uint32_t token) {
+    return noise_word({{low_half(seed), high_half(seed)}, {low_half(position), high_half(position)}}, token);
+}
+
+double gumbel(std::uint32_t word) {
+    return -std::log(-std::log((static_cast<double>(word) + 0.5) * 0x1p-32));
 }
 
 struct Sampler::Desk {

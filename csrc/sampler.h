@@ -12,8 +12,11 @@
 
 namespace headrace {
 
-// One of a sequence's uniform numbers in (0, 1): Philox4x32-10, see src/headrace/runner/sampling/randomness.py.
-double uniform(std::uint64_t seed, std::uint64_t position, std::uint32_t stream);
+// 32 random bits of one token at an output position: Philox4x32-10, see src/headrace/runner/sampling/randomness.py.
+std::uint32_t noise_word(std::uint64_t seed, std::uint64_t position, std::uint32_t token);
+
+// Gumbel noise of such a word, from -3.14 to 22.88.
+double gumbel(std::uint32_t word);
 
 // How one sequence's tokens are chosen: its parameters, validated, in the sampler's form.
 struct SampleRules {

@@ -18,7 +18,7 @@ HEADRACE_INLINE void each_group(const float* row, int cols, F&& body) {
     body(last, whole);
 }
 
-static bool scan_row(const float* row, int cols, float* maxima, float* highest) {
+static bool scan_row(const float* row, int cols, float* maxima, float* tops, float* highest) {
     const F32x16 zero = F32x16::zero(), one = F32x16::broadcast(1.0F);
     F32x16 top = F32x16::broadcast(-__builtin_huge_valf()), numbers = one;
     each_group(row, cols, [&](const float* logits, int g) {
@@ -29,6 +29,7 @@ static bool scan_row(const float* row, int cols, float* maxima, float* highest) 
             most = max(x, most);
         }
         most.store(maxima + 16 * static_cast<std::size_t>(g));
+        tops[g] = reduce_max(most);
         top = max(top, most);
     });
     *highest = reduce_max(top);
@@ -62,6 +63,40 @@ static int collect(const float* row, int cols, float bound, std::int32_t* ids) {
         unsigned found = lane_bits(less_equal(bounds, x)) & ((1U << n) - 1U);
         for (int lane = i; found != 0; ++lane, found >>= 1) {
             if ((found & 1U) != 0) ids[count++] = lane;
+        }
+    }
+    return count;
+}
+
+// Philox4x32-10 (Salmon et al. 2011) on eight counters (position, block, 0) at a time.
+static int noise(const NoiseArgs& a, std::uint32_t first, int blocks, std::uint32_t least, std::int32_t* tokens,
+                 std::uint32_t* words) {
+    const Words8 bound = Words8::broadcast(least);
+    const Words8 even = Words8::broadcast(0xD2511F53U), odd = Words8::broadcast(0xCD9E8D57U);
+    int count = 0;
+    for (int block = 0; block < blocks; block += 8) {
+        Words8 c[4] = {Words8::broadcast(a.position[0]), Words8::broadcast(a.position[1]),
+                       Words8::count_from(first + static_cast<std::uint32_t>(block)), Words8::broadcast(0)};
+        std::uint32_t key[2] = {a.key[0], a.key[1]};
+        for (int round = 0; round < 10; ++round) {
+            const Words8 p = product(c[0], even), q = product(c[2], odd);
+            c[0] = upper(q) ^ c[1] ^ Words8::broadcast(key[0]);
+            c[1] = q;
+            c[2] = upper(p) ^ c[3] ^ Words8::broadcast(key[1]);
+            c[3] = p;
+            key[0] += 0x9E3779B9U;
+            key[1] += 0xBB67AE85U;
+        }
+        for (int which = 0; which < 4; ++which) {
+            unsigned found = at_least(c[which], bound);
+            if (found == 0) continue;
+            std::uint64_t lanes[8];
+            c[which].store(lanes);
+            for (int lane = 0; found != 0; ++lane, found >>= 1) {
+                if ((found & 1U) == 0) continue;
+                tokens[count] = static_cast<std::int32_t>(4 * (first + static_cast<std::uint32_t>(block + lane))) + which;
+                words[count++] = static_cast<std::uint32_t>(lanes[lane]);
+            }
         }
     }
     return count;

@@ -48,6 +48,7 @@ const Kernels table = {
     .scan_row = scan_row,
     .weigh_row = weigh_row,
     .collect = collect,
+    .noise = noise,
 };
 
 }  // namespace headrace::HEADRACE_ISA

@@ -52,6 +52,19 @@ struct I32x16 {
     }
 };
 
+struct Words8 {  // eight words of 32 bits, each in 64; the upper halves hold anything
+    __m256i a, b;    // words 0..3, 4..7
+    HEADRACE_INLINE Words8 broadcast(std::uint32_t x) { return {_mm256_set1_epi64x(x), _mm256_set1_epi64x(x)}; }
+    HEADRACE_INLINE Words8 count_from(std::uint32_t x) {
+        const __m256i first = _mm256_add_epi64(_mm256_set1_epi64x(x), _mm256_setr_epi64x(0, 1, 2, 3));
+        return {first, _mm256_add_epi64(first, _mm256_set1_epi64x(4))};
+    }
+    HEADRACE_METHOD void store(std::uint64_t* p) const {
+        store_half(p, 0, a);
+        store_half(p, 1, b);
+    }
+};
+
 struct Mask16 {
     __m256 a, b;
 };
@@ -94,7 +107,19 @@ HEADRACE_BINARY(F32x16, min, _mm256_min_ps)
 HEADRACE_BINARY(I32x16, operator+, _mm256_add_epi32)
 HEADRACE_BINARY(I32x16, operator-, _mm256_sub_epi32)
 HEADRACE_BINARY(I32x16, operator*, _mm256_mullo_epi32)
+HEADRACE_BINARY(Words8, operator^, _mm256_xor_si256)
+HEADRACE_BINARY(Words8, product, _mm256_mul_epu32)  // its low word, and above it
 #undef HEADRACE_BINARY
+
+HEADRACE_INLINE Words8 upper(Words8 x) { return {_mm256_srli_epi64(x.a, 32), _mm256_srli_epi64(x.b, 32)}; }  // its high word
+HEADRACE_INLINE unsigned at_least(Words8 x, Words8 bound) {  // a bit a word; `bound` was broadcast
+    const __m256i low = _mm256_set1_epi64x(0xffffffff);
+    const auto below = [&](__m256i four, __m256i least) {
+        const __m256i lower = _mm256_cmpgt_epi64(least, _mm256_and_si256(four, low));
+        return static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(lower)));
+    };
+    return ~(below(x.a, bound.a) | below(x.b, bound.b) << 4) & 255U;
+}
 
 HEADRACE_INLINE F32x16 fma(F32x16 x, F32x16 y, F32x16 z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};

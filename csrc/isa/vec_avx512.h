@@ -29,6 +29,15 @@ struct I32x16 {
     HEADRACE_METHOD void store(std::int32_t* p) const { _mm512_storeu_si512(p, v); }
 };
 
+struct Words8 {  // eight words of 32 bits, each in 64; the upper halves hold anything
+    __m512i v;
+    HEADRACE_INLINE Words8 broadcast(std::uint32_t x) { return {_mm512_set1_epi64(x)}; }
+    HEADRACE_INLINE Words8 count_from(std::uint32_t x) {
+        return {_mm512_add_epi64(_mm512_set1_epi64(x), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))};
+    }
+    HEADRACE_METHOD void store(std::uint64_t* p) const { _mm512_storeu_si512(p, v); }
+};
+
 struct Mask16 {
     __mmask16 v;
 };
@@ -59,6 +68,13 @@ HEADRACE_INLINE F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v
 HEADRACE_INLINE I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 HEADRACE_INLINE I32x16 operator-(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 HEADRACE_INLINE I32x16 operator*(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+
+HEADRACE_INLINE Words8 operator^(Words8 a, Words8 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+HEADRACE_INLINE Words8 product(Words8 a, Words8 b) { return {_mm512_mul_epu32(a.v, b.v)}; }  // its low word, and above it
+HEADRACE_INLINE Words8 upper(Words8 a) { return {_mm512_srli_epi64(a.v, 32)}; }              // its high word
+HEADRACE_INLINE unsigned at_least(Words8 a, Words8 bound) {  // a bit a word; `bound` was broadcast
+    return _mm512_cmpge_epu64_mask(_mm512_and_si512(a.v, _mm512_set1_epi64(0xffffffff)), bound.v);
+}
 
 HEADRACE_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 // The second operand if one of them is a NaN.

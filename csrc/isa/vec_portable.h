@@ -50,6 +50,21 @@ struct I32x16 {
     HEADRACE_METHOD void store(std::int32_t* p) const { std::memcpy(p, v, sizeof v); }
 };
 
+struct Words8 {  // eight words of 32 bits, each in 64; the upper halves hold anything
+    std::uint64_t v[8];
+    HEADRACE_INLINE Words8 broadcast(std::uint32_t x) {
+        Words8 r;
+        for (std::uint64_t& word : r.v) word = x;
+        return r;
+    }
+    HEADRACE_INLINE Words8 count_from(std::uint32_t x) {
+        Words8 r;
+        for (std::uint64_t& word : r.v) word = x++;
+        return r;
+    }
+    HEADRACE_METHOD void store(std::uint64_t* p) const { std::memcpy(p, v, sizeof v); }
+};
+
 struct Mask16 {
     bool v[16];
 };
@@ -100,6 +115,24 @@ HEADRACE_WRAPPING(+)
 HEADRACE_WRAPPING(-)
 HEADRACE_WRAPPING(*)
 #undef HEADRACE_WRAPPING
+
+HEADRACE_INLINE Words8 operator^(Words8 a, Words8 b) {
+    for (int i = 0; i < 8; ++i) a.v[i] ^= b.v[i];
+    return a;
+}
+HEADRACE_INLINE Words8 product(Words8 a, Words8 b) {  // its low word, and above it
+    for (int i = 0; i < 8; ++i) a.v[i] = (a.v[i] & 0xffffffffU) * (b.v[i] & 0xffffffffU);
+    return a;
+}
+HEADRACE_INLINE Words8 upper(Words8 a) {  // its high word
+    for (int i = 0; i < 8; ++i) a.v[i] >>= 32;
+    return a;
+}
+HEADRACE_INLINE unsigned at_least(Words8 a, Words8 bound) {  // a bit a word; `bound` was broadcast
+    unsigned bits = 0;
+    for (int i = 0; i < 8; ++i) bits |= static_cast<unsigned>((a.v[i] & 0xffffffffU) >= bound.v[i]) << i;
+    return bits;
+}
 
 HEADRACE_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
     HEADRACE_LANES c.v[i] += a.v[i] * b.v[i];

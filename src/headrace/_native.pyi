@@ -731,7 +731,8 @@ def paged_attention(
     Window, sinks and soft cap of 0: none. `out_dtype`: "f32" or "bf16". ValueError where shapes or tables disagree.
     """
 
-def uniform(seed: int, position: int, stream: int = 0) -> float: ...
+def gumbel(seed: int, position: int, token: int) -> float:
+    """Noise of one token: headrace.runner.sampling.randomness.noise, for a seed and a position below 2**64."""
 
 @final
 class SampleRules:

@@ -10,6 +10,7 @@ import pytest
 from headrace.bench import kernels as subject
 from headrace.bench.report import Report
 from headrace.bench.roofline import measure_roofline
+from headrace.bench.sampling import SETTINGS, SPREADS
 from headrace.bench.tape_step import BLOCK_SIZE, TapeStep
 from headrace.cli import main
 from headrace.models.families import read_spec
@@ -50,6 +51,7 @@ def test_every_op_and_format(tmp_path: Path) -> None:
     ) not in seen  # no step samples from a whole prompt
     assert {("attention", kind, 70) for kind in ("f32", "bf16", "int8")} <= seen
     assert {("encode", kind, 1) for kind in ("f32", "bf16", "int8")} <= seen
+    assert {("sample", f"{logits} T=0.7", 5) for logits in ("flat", "spread", "peaked")} <= seen
     for row in report.rows:
         assert row.values["seconds"] > 0 and row.values["bytes_per_s"] > 0
         assert ("fraction" in row.values) == (row.labels["op"] != "encode")
@@ -89,7 +91,8 @@ def test_every_instruction_set(name: str, tmp_path: Path) -> None:
         tmp_path / "x", "--instruction-sets", name, "--formats", "int4", "--rows", "2", "--context", "20"
     )
     assert {row.labels["kernels"] for row in report.rows} == {name}
-    assert len(report.rows) == 7
+    assert len([row for row in report.rows if row.labels["op"] != "sample"]) == 7
+    assert len([row for row in report.rows if row.labels["op"] == "sample"]) == len(SPREADS) * len(SETTINGS)
 
 
 def test_products_are_those_of_the_model() -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headrace.bench.latency import Progress
 from headrace.bench.report import Label, Row
 from headrace.bench.roofline import Roofline, Work, buffer_bytes
+from headrace.bench.sampling import sampling_times
 from headrace.bench.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
 from headrace.bench.work import SliceShape, visible
 from headrace.core.types import Retention
@@ -30,8 +31,9 @@ from headrace.plan.hardware import this_machine
 from headrace.program.lower import lower
 from headrace.program.records import Attention
 from headrace.quant.format import INPUT_ALIGN, WeightFormat
+from headrace.runner.sampling.native import NativeSampler
 
-OPS = ("linear", "attention", "encode")
+OPS = ("linear", "attention", "encode", "sample")
 DECODE_ROWS = 64
 """Up to this many rows are one token each of as many sequences; more rows are one prompt."""
 HOT_COPIES = 2
@@ -212,6 +214,19 @@ class KernelBench:
             tape.attention(q, None, cache, out, num_heads=mixer.num_heads, scale=mixer.scale)
         return tape
 
+    # ---- sampling ----
+
+    def sample(self, vocab_size: int, row_counts: Sequence[int]) -> Iterator[Row]:
+        """A row for each kind of logits and sampling parameters, and number of sequences."""
+        sampler = NativeSampler(vocab_size, self._kernels, self._team)
+        for count in (count for count in row_counts if count <= DECODE_ROWS):
+            work = Work(4.0 * count * vocab_size)
+            for logits, settings, seconds in sampling_times(sampler, count, self._repeats, LEAST_SECONDS):
+                labels: dict[str, Label] = {
+                    "op": "sample", "format": f"{logits} {settings}", "shape": f"{vocab_size}", "rows": count
+                }  # fmt: skip
+                yield self._row(labels, seconds, work)
+
     # ---- steps and times ----
 
     def _tape(self, tokens: int, seqs: int) -> Any:
@@ -299,3 +314,6 @@ def kernel_rows(
             for weights in encodings.values():
                 progress(f"{roofline.kernels} encode {weights.activations}")
                 yield from bench.encode(spec.hidden_size, weights, row_counts)
+        if "sample" in ops:
+            progress(f"{roofline.kernels} sample")
+            yield from bench.sample(spec.vocab_size, row_counts)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.quant.format import WeightFormat
 
 DEFAULT_SHAPE = "shape:tinyllama-1.1b"
-OPS = ("linear", "attention", "encode")
+OPS = ("linear", "attention", "encode", "sample")
 SAMPLING = ("greedy", "top-p", "top-k", "grammar")
 """As in `headrace.bench.kernels` and `overhead`, which take longer to import than help should; a test compares them."""
 

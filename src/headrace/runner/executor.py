@@ -51,8 +51,8 @@ class _Sequence:
 class ModelExecutor(Generic[Logits]):
     """Runs plans on one model; satisfies `core.executor.Executor`.
 
-    A draft is verified by sampling at every draft position as if there were no draft: since randomness depends on
-    (seed, position) alone, the accepted tokens are exactly those that decoding one by one would give.
+    A draft is verified by sampling at every draft position as if there were no draft: since a token's noise depends on
+    (seed, position, token) alone, the accepted tokens are exactly those that decoding one by one would give.
 
     `tables` are those of all KV groups, see `block_tables.all_tables`: first the model's own, then the drafter's.
     """

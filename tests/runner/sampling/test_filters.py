@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
 from headrace.runner.sampling import draw as sampling_draw
 from headrace.runner.sampling import state as sampling_state
-from headrace.runner.sampling.draw import Filters, draw_sorted, draw_whole, rank, top
-from headrace.runner.sampling.randomness import uniforms
+from headrace.runner.sampling.draw import Filters, Noise, draw_sorted, draw_whole, rank, top
+from headrace.runner.sampling.randomness import noise
 from headrace.runner.sampling.state import SampleRow, first_width
 from tests import needs
+from tests.runner.sampling.plain_draw import chi_square_excess, kept_tokens, plain_token, probabilities
 
 transformers = needs.lazily("transformers")
 
@@ -59,38 +59,6 @@ def edited(logits: np.ndarray, params: SamplingParams, prompt: list[int], output
         if times:
             edited[token] -= np.float32(params.frequency_penalty * times + params.presence_penalty)
     return edited
-
-
-def drawn(logits: np.ndarray, params: SamplingParams, uniform: float, top_p: float) -> int:
-    """The token of edited logits [V] by the inverse distribution function."""
-    order = sorted(range(len(logits)), key=lambda token: (-float(logits[token]), token))
-    best = float(logits[order[0]])
-    if params.temperature == 0.0:
-        return order[0]
-    temperature = params.temperature
-    weight = {token: math.exp((float(logits[token]) - best) / temperature) for token in order}
-    kept = [token for token in order if weight[token] >= params.min_p * (1 - 1e-12)]
-    filtered = False
-    if 0 < params.top_k < len(logits):
-        kept, filtered = kept[: params.top_k], True
-    if params.top_p < 1.0:
-        total = sum(weight[token] for token in kept)
-        mass, nucleus = 0.0, []
-        for token in kept:
-            if mass >= top_p * total:
-                break
-            nucleus.append(token)
-            mass += weight[token]
-        kept, filtered = nucleus, True
-    if not filtered:
-        kept = sorted(kept)
-    target = uniform * sum(weight[token] for token in kept)
-    mass = 0.0
-    for token in kept:
-        mass += weight[token]
-        if mass > target:
-            return token
-    return kept[-1]
 
 
 Case = tuple[np.ndarray, SamplingParams, list[int], list[int], int]  # logits, params, prompt, output, seed
@@ -143,34 +111,33 @@ def test_tokens_equal_those_of_the_plain_sampler(
             assert got.tokens[index] == -1
             assert "leave no token" in got.errors[index]
             continue
-        (uniform,) = uniforms([seed], [len(output)])
-        # Rounding may differ at the edge of an interval; away from edges all nine agree.
-        accepted = {
-            drawn(changed, params, float(uniform) + shift, params.top_p + slack)
-            for shift, slack in product((0.0, -1e-11, 1e-11), (0.0, -1e-11, 1e-11))
-        }
+        # Rounding may differ where the mass is just top_p.
+        accepted = {plain_token(changed, params, seed, len(output), slack) for slack in (0.0, -1e-11, 1e-11)}
         assert got.tokens[index] in accepted
         assert index not in got.errors
 
 
-# ---- Distributions: every row gets another point of an even grid, so counts are exact up to one ----
+# ---- Distributions ----
 
 GRID = 4000
 
 
-def shares(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    """Share [V] of the unit interval that each token gets for logits [V]."""
+def draws(logits: torch.Tensor, params: SamplingParams, count: int = GRID) -> np.ndarray:
+    """Tokens [count] for logits [V], at as many positions."""
     vocab_size = len(logits)
-    grid = ((torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID)[:, None]
-    rows = logits.expand(GRID, vocab_size).contiguous()
+    rows = logits.expand(count, vocab_size).contiguous()
     ranked = 0 < params.top_k < vocab_size
-    filters = Filters.of([params] * GRID, ranked, torch.device("cpu"))
+    filters = Filters.of([params] * count, ranked, torch.device("cpu"))
+    noise = Noise.of([3] * count, range(count))
     if ranked or params.top_p < 1.0:
         width = first_width(params.top_k if ranked else 1, vocab_size)
-        tokens = draw_sorted(rows, filters, grid, width)
-    else:
-        tokens = draw_whole(rows, filters, grid)
-    return torch.bincount(tokens, minlength=vocab_size).numpy() / GRID
+        return draw_sorted(rows, filters, noise, width).numpy()
+    return draw_whole(rows, filters, noise).numpy()
+
+
+def kept(logits: torch.Tensor, params: SamplingParams) -> list[int]:
+    """Which tokens of logits [V] are drawn at all."""
+    return sorted(set(draws(logits, params).tolist()))
 
 
 WARPERS = [
@@ -207,9 +174,12 @@ def test_shares_are_the_probabilities_after_transformers_processors(
     if params.top_p < 1.0:
         processors.append(transformers.TopPLogitsWarper(params.top_p))
     expected = processors(torch.zeros((1, 1), dtype=torch.long), logits[None]).double().softmax(-1)[0]
-    got = shares(logits, params)
-    assert np.abs(got - expected.numpy()).max() <= 1.0 / GRID + 1e-5
-    assert (got[expected.numpy() == 0.0] == 0.0).all()
+    wanted = expected.numpy()
+    assert np.flatnonzero(wanted).tolist() == sorted(kept_tokens(logits.numpy(), params).tolist())
+    assert np.abs(wanted - probabilities(logits.numpy(), params)).max() < 1e-6
+    got = np.bincount(draws(logits, params), minlength=64) / GRID
+    assert (got[wanted == 0.0] == 0.0).all()
+    assert (np.abs(got - wanted) < 4.5 * np.sqrt(wanted * (1 - wanted) / GRID) + 1e-9).all()
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.25, 2.0])
@@ -235,42 +205,41 @@ def test_draws_follow_the_distribution(make_sampler: Make, options: dict[str, fl
     vocab_size, count = 12, 5000
     logits = torch.linspace(1.5, -1.5, vocab_size)[torch.randperm(vocab_size, generator=torch.Generator())]
     params = SamplingParams(**options)  # type: ignore[arg-type]
-    expected = shares(logits, params)
     sampler = make_sampler(vocab_size)
     rows = []
     for index in range(count):
         seed, length = (index, 0) if over == "seeds" else (1234, index)
         rows.append(SampleRow(sampler.start(NewSequence(params, (0,) * length, 0, seed, STOP))))
     tokens = sampler.sample(logits.expand(count, vocab_size).contiguous(), rows).tokens
-    counts = np.bincount(tokens, minlength=vocab_size)
-    possible = expected > 0
-    assert counts[~possible].sum() == 0
-    required = expected[possible] * count
-    chi_square = float(((counts[possible] - required) ** 2 / required).sum())
-    assert chi_square < 31.3  # p = 0.001 at 11 degrees of freedom, less with fewer tokens
+    assert chi_square_excess(np.array(tokens), probabilities(logits.numpy(), params)) < 1.0
 
 
 def test_top_k_keeps_exactly_k_and_takes_the_lowest_ids_among_equals() -> None:
     logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0, 0.0, 1.0])
-    assert np.flatnonzero(shares(logits, SamplingParams(top_k=4))).tolist() == [0, 1, 2, 3]
-    assert np.flatnonzero(shares(torch.zeros(300), SamplingParams(top_k=5))).tolist() == [0, 1, 2, 3, 4]
+    assert kept(logits, SamplingParams(top_k=4)) == [0, 1, 2, 3]
+    assert kept(torch.zeros(300), SamplingParams(top_k=5)) == [0, 1, 2, 3, 4]
 
 
 def test_top_p_keeps_the_token_that_crosses_the_line_and_takes_low_ids_first() -> None:
-    assert np.flatnonzero(shares(torch.zeros(200), SamplingParams(top_p=0.0501))).tolist() == list(range(11))
-    assert np.flatnonzero(shares(torch.zeros(200), SamplingParams(top_p=1e-300))).tolist() == [0]
+    assert kept(torch.zeros(200), SamplingParams(top_p=0.0501)) == list(range(11))
+    assert kept(torch.zeros(200), SamplingParams(top_p=1e-300)) == [0]
 
 
-def test_the_edges_of_intervals() -> None:
+def test_top_p_at_an_exact_edge() -> None:
     # Four equal tokens have running sums of exactly 0.25, 0.5, 0.75 and 1.
     logits = torch.zeros(4)
-    assert np.flatnonzero(shares(logits, SamplingParams(top_p=0.5))).tolist() == [0, 1]
-    for top_k in (0, 4):
-        params = SamplingParams(top_k=top_k, top_p=0.9999)
-        filters = Filters.of([params], bool(top_k), torch.device("cpu"))
-        half = torch.tensor([[0.5]], dtype=torch.float64)
-        assert draw_sorted(logits[None], filters, half, 4).tolist() == [2]
-        assert draw_whole(logits[None], filters, half).tolist() == [2]
+    assert kept(logits, SamplingParams(top_p=0.5)) == [0, 1]
+    assert kept(logits, SamplingParams(top_p=0.500001)) == [0, 1, 2]
+    assert kept(logits, SamplingParams(top_p=0.75, top_k=3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 20.0])
+def test_a_whole_draw_leaves_out_no_noise_that_could_win(spread: float) -> None:
+    vocab_size, count = 1003, 300
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(2)) * spread
+    got = draws(logits, SamplingParams(), count)
+    every = noise([3] * count, range(count), np.arange(vocab_size))
+    assert got.tolist() == (logits.numpy().astype(np.float64) + every).argmax(-1).tolist()
 
 
 def test_masked_rows_are_settled_without_a_full_sort(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,13 +253,13 @@ def test_masked_rows_are_settled_without_a_full_sort(monkeypatch: pytest.MonkeyP
     logits = torch.full((100,), -math.inf)
     logits[[7, 50]] = 0.0
     narrow = first_width(3, 100)
-    assert shares(logits, SamplingParams(top_k=3)).nonzero()[0].tolist() == [7, 50]
+    assert kept(logits, SamplingParams(top_k=3)) == [7, 50]
     assert tried == [narrow]
 
 
 def test_minus_zero_equals_zero() -> None:
     logits = torch.tensor([-0.0, 0.0, -0.0, 0.0, -5.0])
-    assert np.flatnonzero(shares(logits, SamplingParams(top_k=2))).tolist() == [0, 1]
+    assert kept(logits, SamplingParams(top_k=2)) == [0, 1]
 
 
 # ---- Rank ----

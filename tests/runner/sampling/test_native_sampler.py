@@ -10,10 +10,11 @@ import torch
 
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewSequence
-from headrace.runner.sampling.randomness import uniforms
+from headrace.runner.sampling.randomness import noise
 from headrace.runner.sampling.sampler import Sampler
 from headrace.runner.sampling.state import SampleRow, SequenceState
 from tests import needs
+from tests.runner.sampling.plain_draw import plain_token
 from tests.runner.sampling.test_sampler import EVERY_KIND
 
 _native = needs.native()
@@ -21,6 +22,7 @@ _native = needs.native()
 from headrace.runner.sampling.native import NativeSampler  # noqa: E402 (needs the extension)
 
 VOCABS = (1, 255, 32_003)
+PINNED: list[int] = []
 KINDS = [
     *(
         {name: value for name, value in options.items() if name != "allowed_token_ids"}
@@ -117,17 +119,90 @@ def test_scores_are_those_of_the_torch_sampler() -> None:
         assert found == pytest.approx([other.logprob, *(entry[1] for entry in other.top)], abs=1e-5)
 
 
-def test_uniforms_are_the_same_bit_for_bit() -> None:
+def test_the_noise_is_that_of_the_plain_formula() -> None:
     random = np.random.default_rng(3)
     seeds = [0, 1, -1, 2**63 - 1, -(2**63), *random.integers(-(2**63), 2**63 - 1, 200).tolist()]
-    positions = [0, 2**31, 2**62 - 1, 7, 1, *random.integers(0, 2**40, 200).tolist()]
-    for stream in (0, 3):
-        expected = uniforms(seeds, positions, stream).tolist()
-        got = [
-            _native.uniform(seed % 2**64, position, stream)
-            for seed, position in zip(seeds, positions, strict=True)
-        ]
-        assert got == expected
+    positions = [0, 2**31, 2**62 - 1, 7, 1, *random.integers(0, 2**62, 200).tolist()]
+    tokens = random.integers(0, 2**31, len(seeds))
+    got = [
+        _native.gumbel(seed % 2**64, position, token)
+        for seed, position, token in zip(seeds, positions, tokens.tolist(), strict=True)
+    ]
+    assert got == pytest.approx(noise(seeds, positions, tokens[:, None])[:, 0].tolist(), rel=1e-13, abs=1e-13)
+
+
+# ---- The draw takes few logarithms: against the sum of logit and noise of every token ----
+
+DRAWS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.01},
+    {"temperature": 30.0},
+    {"min_p": 0.2},
+    {"top_k": 50},
+    {"top_k": 3000, "min_p": 1e-4},
+    {"top_p": 0.9},
+    {"top_p": 0.3, "temperature": 2.0},
+    {"top_p": 0.97, "min_p": 0.001},
+    {"top_k": 700, "top_p": 0.8},
+]
+
+
+def shapes_of_logits(vocab_size: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(vocab_size)
+    normal = random.standard_normal(vocab_size, dtype=np.float32)
+    one = np.full(vocab_size, -8.0, dtype=np.float32)
+    one[vocab_size // 3] = 2.0
+    masked = normal.copy()
+    masked[random.random(vocab_size) < 0.99] = -np.inf
+    masked[vocab_size - 1] = 0.5
+    ties = np.round(normal * 2) / 2
+    return {
+        "flat": np.zeros(vocab_size, dtype=np.float32),
+        "normal": normal,
+        "peaked": normal * 8,
+        "one high": one,
+        "masked": masked,
+        "ties": ties,
+        "large": normal * np.float32(1e30),
+        "rising": np.linspace(-20, 0, vocab_size, dtype=np.float32),
+    }
+
+
+@pytest.mark.parametrize("vocab_size", [1, 6, 259, 5003, pytest.param(128_256, marks=pytest.mark.long)])
+def test_tokens_are_those_of_the_plain_formula_over_all_tokens(vocab_size: int) -> None:
+    samplers = [sampler(vocab_size, name) for name in _native.available_kernels()]
+    for logits in shapes_of_logits(vocab_size).values():
+        rows, expected = [], []
+        for index, options in enumerate(DRAWS * 2):
+            params = SamplingParams(**options)
+            seed, position = 977 * index - 5000, 2**61 // (index + 1) ** 9
+            state = SequenceState(NewSequence(params, (0,), 1, seed, frozenset()), vocab_size)
+            state.num_output = position
+            rows.append(SampleRow(state))
+            # At the edge of top_p the mass may round either way.
+            expected.append(
+                {plain_token(logits, params, seed, position, slack) for slack in (0.0, 1e-11, -1e-11)}
+            )
+        tokens = [one.sample(logits[None], rows, [0] * len(rows)).tokens for one in samplers]
+        assert all(own == tokens[0] for own in tokens)
+        assert all(token in accepted for token, accepted in zip(tokens[0], expected, strict=True))
+
+
+def test_the_tokens_of_a_seed_never_change() -> None:
+    vocab_size = 1000
+    logits = (np.sin(np.arange(vocab_size) * 1.7) * 4).astype(np.float32)
+    rows = []
+    for index, options in enumerate(DRAWS):
+        state = SequenceState(
+            NewSequence(SamplingParams(**options), (0,), 1, 42 - index, frozenset()), vocab_size
+        )
+        state.num_output = 10**index
+        rows.append(SampleRow(state))
+    tokens = sampler(vocab_size).sample(logits[None], rows, [0] * len(rows)).tokens
+    assert (
+        tokens == Sampler(vocab_size).sample(torch.from_numpy(logits[None].repeat(len(rows), 0)), rows).tokens
+    )
+    assert tokens == PINNED
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Philox against published vectors and an independent scalar version; the uniforms that are made of it."""
+"""Philox against published vectors and an independent scalar version; noise and uniforms that are made of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.runner.sampling import randomness
-from headrace.runner.sampling.randomness import UniformTable, philox4x32, seed_keys, uniforms
+from headrace.runner.sampling.randomness import MOST_NOISE, halves, noise, philox4x32, uniforms
 
 # Known answers that ship with Random123 (Salmon et al.): counter, key, result of philox4x32 with 10 rounds.
 RANDOM123 = [
@@ -18,14 +18,9 @@ RANDOM123 = [
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
-# uniforms() of the arguments in test_the_mapping_never_changes.
-PINNED = [
-    "0x1.989fa35785a72p-2",
-    "0x1.c7d00ce1ca141p-1",
-    "0x1.b97c138b5da0ap-2",
-    "0x1.cb955ef790b12p-2",
-    "0x1.37c94da7f6e77p-1",
-]
+# Seed, position, token, and the token's word of noise.
+PINNED_WORDS: list[tuple[int, int, int, int]] = []
+PINNED_UNIFORMS: list[str] = []
 
 
 def words(text: str) -> list[int]:
@@ -49,11 +44,34 @@ def scalar_philox(counter: list[int], key: list[int], bits: int) -> list[int]:
     return [c0, c1, c2, c3]
 
 
+LOW = 2**32 - 1
+Halves = tuple[int, int]
+
+
+def halves_of(value: int) -> Halves:
+    return value % 2**32, value % 2**64 >> 32
+
+
+def scalar_word(seed: int, position: int, token: int) -> int:
+    """The word of noise of a token, as the module's docstring defines it."""
+    counter = [*halves_of(position), token // 4, 0]
+    return scalar_philox(counter, list(halves_of(seed)), 32)[token % 4]
+
+
+def scalar_noise(seed: int, position: int, token: int) -> float:
+    return -math.log(-math.log((scalar_word(seed, position, token) + 0.5) / 2**32))
+
+
+def column(values: list[int]) -> list[np.ndarray]:
+    return [np.array([value], dtype=np.uint64) for value in values]
+
+
 @pytest.mark.parametrize(("counter", "key", "expected"), RANDOM123)
 def test_philox_gives_the_published_answers(counter: str, key: str, expected: str) -> None:
-    column = np.array(words(counter), dtype=np.uint64)[:, None]
-    got = philox4x32(column, np.array(words(key), dtype=np.uint64)[:, None])
-    assert got[:, 0].tolist() == words(expected)
+    c0, c1, c2, c3 = column(words(counter))
+    k0, k1 = column(words(key))
+    got = philox4x32((c0, c1, c2, c3), (k0, k1))
+    assert [word.item() for word in got] == words(expected)
 
 
 def test_the_scalar_version_is_numpys_philox_at_64_bits() -> None:
@@ -62,83 +80,106 @@ def test_the_scalar_version_is_numpys_philox_at_64_bits() -> None:
     assert generator.random_raw(4).tolist() == scalar_philox([6, 6, 7, 8], [11, 12], 64)
 
 
-def test_philox_equals_the_scalar_version_on_many_counters() -> None:
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_philox_equals_the_scalar_version_on_many_counters(kind: str) -> None:
     random = np.random.default_rng(3)
     counter = random.integers(0, 2**32, size=(4, 50), dtype=np.uint64)
     key = random.integers(0, 2**32, size=(2, 50), dtype=np.uint64)
-    got = philox4x32(counter, key)
-    for column in range(50):
-        expected = scalar_philox(counter[:, column].tolist(), key[:, column].tolist(), 32)
-        assert got[:, column].tolist() == expected
+    if kind == "numpy":
+        got = np.stack(philox4x32(tuple(counter), tuple(key)))  # type: ignore[arg-type]
+    else:
+        whole = [[torch.from_numpy(row) for row in words.astype(np.int64)] for words in (counter, key)]
+        got = torch.stack(philox4x32(*map(tuple, whole))).numpy()  # type: ignore[arg-type]
+    for index in range(50):
+        expected = scalar_philox(counter[:, index].tolist(), key[:, index].tolist(), 32)
+        assert got[:, index].tolist() == expected
 
 
 @settings(max_examples=60)
 @given(
     seed=st.integers(-(2**63), 2**64 - 1),
-    position=st.integers(0, 2**40),
-    stream=st.integers(0, 2**32 - 1),
+    position=st.integers(0, 2**62),
+    stream=st.integers(1, 2**32 - 1),
+    index=st.integers(0, 2**32 - 1),
 )
 def test_a_uniform_is_52_bits_of_the_block_of_its_seed_position_and_stream(
-    seed: int, position: int, stream: int
+    seed: int, position: int, stream: int, index: int
 ) -> None:
-    low = 2**32 - 1
-    wide = seed % 2**64
-    block = scalar_philox(
-        [position & low, position >> 32, stream, 0],
-        [wide & low, wide >> 32],
-        32,
-    )
+    block = scalar_philox([*halves_of(position), index, stream], list(halves_of(seed)), 32)
     bits = (block[0] << 20) | (block[1] >> 12)
-    (got,) = uniforms([seed], [position], stream)
+    (got,) = uniforms([seed], [position], stream, index)
     assert got == (bits + 0.5) / 2**52
     assert 0.0 < got < 1.0
 
 
+def test_the_stream_of_the_noise_has_no_uniforms() -> None:
+    with pytest.raises(ValueError, match="stream is 0, expected 1 to"):
+        uniforms([1], [0], 0)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(-(2**63), 2**64 - 1),
+    position=st.integers(0, 2**62),
+    tokens=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5),
+)
+def test_noise_is_gumbels_of_the_word_of_seed_position_and_token(
+    seed: int, position: int, tokens: list[int]
+) -> None:
+    got = noise([seed], [position], np.array(tokens))
+    assert got.shape == (1, len(tokens))
+    for token, value in zip(tokens, got[0], strict=True):
+        assert value == pytest.approx(scalar_noise(seed, position, token), rel=1e-13, abs=1e-13)
+
+
 def test_the_mapping_never_changes() -> None:
     # Users' seeds depend on these numbers. A change here breaks every promise of reproducible output.
-    got = uniforms([0, 1, -1, 2**63 - 1, 42], [0, 0, 5, 10**6, 2**33])
-    assert [float(value).hex() for value in got] == PINNED
+    assert [(*key, scalar_word(*key)) for *key, _ in PINNED_WORDS] == PINNED_WORDS
+    for seed, position, token, word in PINNED_WORDS:
+        expected = -math.log(-math.log((word + 0.5) / 2**32))
+        assert noise([seed], [position], np.array([token])).item() == pytest.approx(expected, abs=1e-13)
+    got = uniforms([0, 1, -1, 2**63 - 1, 42], [0, 0, 5, 10**6, 2**33], 1)
+    assert [float(value).hex() for value in got] == PINNED_UNIFORMS
 
 
-def test_a_number_does_not_depend_on_the_others_of_a_call() -> None:
-    seeds, positions = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3]
-    together = uniforms(seeds, positions)
-    alone = [uniforms([seed], [position])[0] for seed, position in zip(seeds, positions, strict=True)]
+def test_numbers_do_not_depend_on_the_others_of_a_call() -> None:
+    seeds, positions, tokens = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3], np.arange(30).reshape(5, 6)
+    together = uniforms(seeds, positions, 3)
+    alone = [uniforms([seed], [position], 3)[0] for seed, position in zip(seeds, positions, strict=True)]
     assert together.tolist() == alone
+    every = noise(seeds, positions, tokens)
+    for index, values in enumerate(every):
+        one = noise(seeds[index : index + 1], positions[index : index + 1], tokens[index, 2:3])
+        assert one.item() == values[2]
 
 
-@pytest.mark.parametrize("word", [0, 2**32 - 1])
-def test_the_extremes_stay_inside_the_open_interval(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    block = np.full((4, 1), word, dtype=np.uint64)
-    monkeypatch.setattr(randomness, "philox4x32", lambda counter, key: block)
-    (got,) = uniforms([0], [0])
-    assert 0.0 < got < 1.0
+def test_the_extremes_stay_finite() -> None:
+    for word in (0, 2**32 - 1):
+        uniform = (word + 0.5) * 2.0**-32
+        assert 0.0 < uniform < 1.0
+        assert -3.15 < -math.log(-math.log(uniform)) < MOST_NOISE
 
 
 def test_streams_and_positions_look_independent() -> None:
     count = 20_000
     positions = list(range(count))
-    first = uniforms([7] * count, positions, 0)
-    other_stream = uniforms([7] * count, positions, 1)
-    other_seed = uniforms([8] * count, positions, 0)
-    for numbers in (first, other_stream, other_seed):
+    first = uniforms([7] * count, positions, 1)
+    other_stream = uniforms([7] * count, positions, 2)
+    other_seed = uniforms([8] * count, positions, 1)
+    tokens = np.exp(-np.exp(-noise([7] * count, positions, np.array([0, 1, 5]))))  # back to uniform numbers
+    for numbers in (first, other_stream, other_seed, *tokens.T):
         assert abs(numbers.mean() - 0.5) < 4 * math.sqrt(1 / 12 / count)
         counts = np.bincount((numbers * 64).astype(int), minlength=64)
         chi_square = float(((counts - count / 64) ** 2 / (count / 64)).sum())
         assert chi_square < 103.4  # 63 degrees of freedom, p = 0.001
     limit = 4 / math.sqrt(count)
-    for one, two in ((first, other_stream), (first, other_seed), (first[1:], first[:-1])):
+    pairs = [(first, other_stream), (first, other_seed), (first[1:], first[:-1]), (first, tokens[:, 0])]
+    pairs += [(tokens[:, 0], tokens[:, 1]), (tokens[:, 1], tokens[:, 2]), (tokens[1:, 0], tokens[:-1, 0])]
+    for one, two in pairs:
         assert abs(np.corrcoef(one, two)[0, 1]) < limit
 
 
-@settings(max_examples=40)
-@given(st.lists(st.lists(st.integers(0, 60), min_size=3, max_size=3), min_size=1, max_size=12))
-def test_a_table_returns_the_same_in_any_order(calls: list[list[int]]) -> None:
-    seeds = [5, 5, -9]
-    table = UniformTable(seeds)
-    for positions in calls:
-        assert table.at(positions).tolist() == uniforms(seeds, positions).tolist()
-
-
-def test_keys_take_a_seed_modulo_two_to_the_64() -> None:
-    assert seed_keys([-1]).tolist() == seed_keys([2**64 - 1]).tolist() == [[2**32 - 1], [2**32 - 1]]
+def test_whole_numbers_are_taken_modulo_two_to_the_64() -> None:
+    for values in ([-1], [2**64 - 1], np.array([-1])):
+        low, high = halves(values)
+        assert (low.item(), high.item()) == (LOW, LOW)

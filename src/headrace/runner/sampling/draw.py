@@ -1,4 +1,4 @@
-"""Drawing tokens from logits: temperature, min_p, top_k, top_p, then the inverse distribution function.
+"""Drawing tokens from logits: temperature, min_p, top_k, top_p, then the largest sum of scaled logit and Gumbel noise.
 
 A row's token depends only on that row: its parameters choose the path, every operation works within a row in
 an order that neither the number of rows nor the other rows can change, and sums are running sums in float64.
@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from headrace.core.params import SamplingParams
+from headrace.runner.sampling.randomness import BLOCK, MOST_NOISE, halves, philox4x32
 from headrace.runner.sampling.state import first_width
 
 _ID_MASK = 0xFFFF_FFFF
@@ -102,79 +104,120 @@ class Filters:
         )
 
     def scale(self, logits: Tensor, highest: Tensor) -> Tensor:
-        """Logits [N, W] over temperature as float64, minus infinity below min_p; highest is [N, 1].
+        """Logits [N, W] less the highest [N, 1], over temperature, as float64; minus infinity below min_p.
 
         A token stays while its probability is at least min_p times the highest (Nguyen et al. 2024).
         """
-        scaled = logits.to(torch.float64).div_(self.temperature)  # [N, W]
+        scaled = logits.to(torch.float64).sub_(highest).div_(self.temperature)  # [N, W]
         if self.log_min_p is not None:
-            floor = highest.to(torch.float64) / self.temperature + self.log_min_p  # [N, 1]
-            scaled.masked_fill_(scaled < floor, -math.inf)
+            scaled.masked_fill_(scaled < self.log_min_p, -math.inf)
         return scaled
 
 
-def draw_whole(rows: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
-    """Token ids [N] drawn from rows [N, V] without top_k and top_p, by running sums in order of token id.
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Gumbel noise of N rows' tokens: `randomness.noise` in torch, on any device."""
 
-    uniform [N, 1] float64 is in (0, 1). Rows that hold NaN get an arbitrary id.
-    """
-    drawn = []
-    for part in _parts(rows):
-        running = _probabilities(rows[part], filters.take(part)).cumsum(-1)  # [n, V]
-        drawn.append(_invert(running, running[:, -1:], uniform[part]))
+    words: Tensor  # [4, N] int64: seed low and high, position low and high
+
+    @staticmethod
+    def of(seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu") -> Noise:
+        """Noise of rows that belong to N seeds, at the output positions of their tokens."""
+        words = np.stack((*halves(seeds), *halves(positions))).astype(np.int64)
+        return Noise(torch.from_numpy(words).to(device))
+
+    def take(self, rows: Tensor | slice) -> Noise:
+        """The noise of some of the rows."""
+        return Noise(self.words[:, rows])
+
+    def at(self, ids: Tensor) -> Tensor:
+        """Noise [N, W] float64 of tokens [N, W]."""
+        rows = torch.arange(len(ids), device=ids.device)[:, None]
+        return self.blocks(rows, ids // BLOCK).gather(-1, (ids % BLOCK)[..., None])[..., 0]
+
+    def blocks(self, rows: Tensor, blocks: Tensor) -> Tensor:
+        """Noise [..., 4] of the four tokens of each block; rows and blocks are broadcast to [...]."""
+        seed_low, seed_high, low, high = self.words[:, rows]
+        words = philox4x32((low, high, blocks, torch.zeros_like(blocks)), (seed_low, seed_high))
+        uniform = torch.stack(words, -1).to(torch.float64).add_(0.5).mul_(2.0**-32)
+        return uniform.log_().neg_().log_().neg_()
+
+
+def draw_whole(rows: Tensor, filters: Filters, noise: Noise) -> Tensor:
+    """Token ids [N] drawn from rows [N, V] without top_k and top_p. Rows that hold NaN get an arbitrary id."""
+    drawn = [_winner(rows[part], filters.take(part), noise.take(part)) for part in _parts(rows)]
     return torch.cat(drawn).flatten()
 
 
-def draw_sorted(rows: Tensor, filters: Filters, uniform: Tensor, width: int) -> Tensor:
+def draw_sorted(rows: Tensor, filters: Filters, noise: Noise, width: int) -> Tensor:
     """Token ids [N] drawn from rows [N, V] with top_k (exactly k tokens: ties go to the lowest ids) or top_p.
 
-    With both, top_p measures the mass within the top k. uniform [N, 1] float64 is in (0, 1); `width` is the
-    first prefix of the sorted row to try. Rows that it does not decide are tried with a wider one, which cannot
-    change their token: a prefix that decides a row holds the same numbers as the whole sorted row. Rows
-    that hold NaN get an arbitrary id.
+    With both, top_p measures the mass within the top k. `width` is the first prefix of the sorted row to try. Rows
+    that it does not decide are tried with a wider one, which cannot change their token: a prefix that decides a row
+    holds the same numbers as the whole sorted row. Rows that hold NaN get an arbitrary id.
     """
     drawn = []
     for part in _parts(rows):
-        drawn.append(_draw_sorted_part(rows[part], filters.take(part), uniform[part], width))
+        drawn.append(_draw_sorted_part(rows[part], filters.take(part), noise.take(part), width))
     return torch.cat(drawn).flatten()
 
 
-def _draw_sorted_part(rows: Tensor, filters: Filters, uniform: Tensor, width: int) -> Tensor:
+def _winner(rows: Tensor, filters: Filters, noise: Noise) -> Tensor:
+    """The tokens [n, 1] with the largest sum of scaled logit and noise of rows [n, V]."""
     vocab_size = rows.shape[1]
-    whole = _probabilities(rows, filters) if filters.top_k is None else None  # [N, V]
-    tokens, settled = _draw_prefix(rows, whole, filters, uniform, width)
+    highest, best = rows.max(-1, keepdim=True)  # [n, 1]
+    scaled = filters.scale(rows, highest)
+    least = noise.at(best) - MOST_NOISE  # [n, 1]: no logit below it can win against the highest one
+    scaled = functional.pad(scaled, (0, -vocab_size % BLOCK), value=-math.inf)
+    scaled = scaled.view(len(rows), -1, BLOCK)  # [n, blocks, 4]
+    row, block = (scaled.amax(-1) >= least).nonzero(as_tuple=True)
+    sums = torch.full_like(scaled, -math.inf)
+    sums[row, block] = scaled[row, block] + noise.blocks(row, block)
+    return sums.flatten(1).argmax(-1, keepdim=True).clamp_(max=vocab_size - 1)
+
+
+def _draw_sorted_part(rows: Tensor, filters: Filters, noise: Noise, width: int) -> Tensor:
+    vocab_size = rows.shape[1]
+    whole = None  # [N, V]: probabilities
+    if filters.top_k is None:
+        whole = filters.scale(rows, rows.amax(-1, keepdim=True)).softmax(-1)
+    tokens, settled = _draw_prefix(rows, whole, filters, noise, width)
     while width < vocab_size:
         left = (~settled).flatten().nonzero().flatten()  # [n]
         if not len(left):
             break
         width = first_width(width, vocab_size)  # the next one, since it has room for one more value
         sums = None if whole is None else whole.index_select(0, left)
-        part = _draw_prefix(rows.index_select(0, left), sums, filters.take(left), uniform[left], width)
+        part = _draw_prefix(rows.index_select(0, left), sums, filters.take(left), noise.take(left), width)
         tokens[left], settled[left] = part
     return tokens
 
 
 def _draw_prefix(
-    rows: Tensor, whole: Tensor | None, filters: Filters, uniform: Tensor, width: int
+    rows: Tensor, whole: Tensor | None, filters: Filters, noise: Noise, width: int
 ) -> tuple[Tensor, Tensor]:
     """Draw from the first `width` ranks: token ids [N, 1], and whether [N, 1] the prefix was wide enough."""
     values, ids = rank(rows, width)  # [N, width]
     end = torch.full_like(ids[:, :1], width - 1)  # [N, 1]: the last rank that top_k keeps
+    scaled = filters.scale(values, values[:, :1])
+    ranks = torch.arange(width, device=rows.device)
     if whole is not None:
         mass = whole.gather(1, ids)
     else:
         assert filters.top_k is not None
         end = torch.minimum(end, filters.top_k - 1)
-        scaled = filters.scale(values, values[:, :1])
-        mass = scaled.masked_fill_(torch.arange(width, device=rows.device) > end, -math.inf).softmax(-1)
-    running = mass.cumsum(-1)  # [N, width]
+        mass = scaled.masked_fill(ranks > end, -math.inf).softmax(-1)
     # top_p keeps the shortest prefix whose mass reaches it, the token that crosses it included.
-    last = torch.minimum(torch.searchsorted(running, filters.top_p), end)  # [N, 1]
-    column = torch.minimum(_invert(running, running.gather(1, last), uniform), last)
+    last = torch.minimum(torch.searchsorted(mass.cumsum(-1), filters.top_p), end)  # [N, 1]
     # Ties with the prefix's own end may be incomplete, so the last kept value has to lie above it. After a minus
     # infinity no token is left.
-    final = values[:, -1:]
-    settled = (values.gather(1, last) > final) | (final == -math.inf)
+    final, least = values[:, -1:], values.gather(1, last)
+    settled = (least > final) | (final == -math.inf)
+    if width == rows.shape[1]:
+        kept = (rows > least) | ((rows == least) & (ranks <= ids.gather(1, last)))  # by token id
+        return _winner(rows.masked_fill(~kept, -math.inf), filters, noise), settled
+    scaled.masked_fill_(ranks > last, -math.inf)
+    column = (scaled + noise.at(ids)).argmax(-1, keepdim=True)
     return ids.gather(1, column), settled
 
 
@@ -183,14 +226,3 @@ def _parts(rows: Tensor) -> Iterator[slice]:
     elements = CPU_PART if rows.device.type == "cpu" else GPU_PART
     step = max(torch.get_num_threads(), elements // rows.shape[1])
     return (slice(start, start + step) for start in range(0, len(rows), step))
-
-
-def _probabilities(rows: Tensor, filters: Filters) -> Tensor:
-    # softmax, not exp and sum: its kernels work on one row at a time, however many rows and threads there are.
-    return filters.scale(rows, rows.amax(-1, keepdim=True)).softmax(-1)
-
-
-def _invert(running: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
-    """First column [N, 1] whose running sum exceeds uniform * total; columns without mass are never it."""
-    column = torch.searchsorted(running, uniform * total, right=True)
-    return column.clamp_(max=running.shape[1] - 1)

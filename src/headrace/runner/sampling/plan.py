@@ -10,7 +10,6 @@ from torch import Tensor
 
 from headrace.runner.sampling.draw import Filters
 from headrace.runner.sampling.edits import Edits
-from headrace.runner.sampling.randomness import UniformTable
 from headrace.runner.sampling.state import Draw, SequenceState, first_width
 
 
@@ -52,7 +51,8 @@ class SamplingPlan:
         in_place = self.edits is None and work == list(range(len(states)))
         self.work_index: Tensor | None = None if in_place else _index(work, device)
         """Rows to copy before work; None when there are none or the logits can be read where they are."""
-        self.uniforms = UniformTable([state.seed for state in chosen[self.num_edited :]])
+        self.seeds = [state.seed for state in chosen[self.num_edited :]]
+        """Of the rows of the draw groups."""
         self.groups = _groups(chosen, self.num_edited, vocab_size, device)
         self.logprob_rows = [row for row, state in enumerate(states) if state.params.logprobs is not None]
         self.plain = not work and not self.logprob_rows

@@ -1,99 +1,102 @@
-"""Counter-based randomness: a random number is a pure function of (seed, position, stream), with no state.
+"""Counter-based randomness: a random number is a pure function of a seed, a position and what it is for, with no state.
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
-2011): the seed is its 64-bit key; the position and the stream are its 128-bit counter. So a sequence draws
-the same numbers in any batch, in any order and after a restart. The mapping is part of the behaviour that
-users rely on when they set a seed: tests pin it, and it must never change.
+2011). The seed is its 64-bit key. Its 128-bit counter is (position low, position high, index, stream), four words of 32
+bits; a result has four more. So a sequence draws the same numbers in any batch, in any order and after a restart. The
+mapping is part of the behaviour that users rely on when they set a seed: tests pin it, and it must never change.
+
+The noise of output tokens is stream 0: block t // 4 is the index, and token t takes word t % 4. Other draws at the same
+position take other streams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Words = NDArray[np.uint64]  # 32-bit words, each in 64 bits so that a product of two fits
-Uniforms = NDArray[np.float64]
+Array = TypeVar("Array", "NDArray[np.uint64]", "Tensor")
+Quad = tuple[Array, Array, Array, Array]
 
 _ROUNDS = 10
-_AHEAD = 16
-_MASK = np.uint64(0xFFFF_FFFF)
-_HALF = np.uint64(32)
-_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)  # [2, 1]
-_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)  # [2, 1]
-_SCHEDULE = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL  # [rounds, 2, 1]
+_MASK = 0xFFFF_FFFF
+_EVEN, _ODD = 0xD2511F53, 0xCD9E8D57  # multipliers
+_WEYL_LOW, _WEYL_HIGH = 0x9E3779B9, 0xBB67AE85
 _LOW_64 = 2**64 - 1
 
-SAMPLE_STREAM = 0  # the draw of an output token; other draws at the same position take other streams
+NOISE_STREAM = 0
+BLOCK = 4
+"""Tokens whose noise comes of one counter."""
+MOST_NOISE = 22.874
+"""Above the noise of any word, 33 log 2 at most."""
 
 
-def philox4x32(counter: Words, key: Words) -> Words:
-    """Ten rounds of Philox4x32 on N counters at once.
+def philox4x32(counter: Quad[Array], key: tuple[Array, Array]) -> Quad[Array]:
+    """Ten rounds of Philox4x32 on counters and keys that are broadcast against one another.
 
-    counter [4, N] and key [2, N] hold 32-bit words; returns [4, N].
+    Each array, of NumPy (uint64) or torch (int64), holds one 32-bit word of every counter, key or result.
     """
-    even, odd = counter[0::2], counter[1::2]  # [2, N]: words 0 and 2, words 1 and 3
-    for round_key in (key + _SCHEDULE) & _MASK:  # [2, N]
-        product = even * _MULTIPLIERS
-        even = (product >> _HALF)[::-1] ^ odd ^ round_key
-        odd = (product & _MASK)[::-1]
-    return np.stack((even[0], odd[0], even[1], odd[1]))
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        even: Any = c0 * _EVEN  # in int64 it may wrap around, which leaves both halves as they are
+        odd: Any = c2 * _ODD
+        c0, c1 = (odd >> 32 & _MASK) ^ c1 ^ k0, odd & _MASK
+        c2, c3 = (even >> 32 & _MASK) ^ c3 ^ k1, even & _MASK
+        k0, k1 = (k0 + _WEYL_LOW) & _MASK, (k1 + _WEYL_HIGH) & _MASK
+    return c0, c1, c2, c3
 
 
-def seed_keys(seeds: Sequence[int]) -> Words:
-    """Philox keys [2, N] of N seeds; a seed is any whole number, taken modulo 2**64."""
-    wide = np.array([seed & _LOW_64 for seed in seeds], dtype=np.uint64)
-    return np.stack((wide & _MASK, wide >> _HALF))
+def halves(values: Sequence[int] | NDArray[np.int64]) -> tuple[Words, Words]:
+    """Low and high words [N] of whole numbers, taken modulo 2**64."""
+    if not isinstance(values, np.ndarray):
+        values = np.array([value & _LOW_64 for value in values], dtype=np.uint64)
+    wide = values.astype(np.uint64)
+    return wide & np.uint64(_MASK), wide >> np.uint64(32)
 
 
-def keyed_uniforms(
-    keys: Words, positions: Sequence[int] | NDArray[np.int64], stream: int = SAMPLE_STREAM
-) -> Uniforms:
-    """Uniform numbers [N] in the open interval (0, 1), one per (key, position, stream).
+def noise(
+    seeds: Sequence[int], positions: Sequence[int] | NDArray[np.int64], tokens: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Gumbel noise [N, W] of tokens [N, W] or [W] at N output positions: the plain formula, for any seed.
 
-    keys [2, N] come from `seed_keys`; positions are in [0, 2**64), stream in [0, 2**32). Each number is an
-    odd multiple of 2**-53, so 0 and 1 never occur.
+    u = (word + 0.5) / 2**32 and the noise is -log(-log(u)): from -3.14 to MOST_NOISE. The token with the largest sum of
+    logit / temperature and noise is distributed as softmax(logits / temperature) (Gumbel 1954).
     """
-    where = np.array(positions, dtype=np.uint64)  # [N]
-    counter = np.empty((4, where.size), dtype=np.uint64)
-    counter[0] = where & _MASK
-    counter[1] = where >> _HALF
-    counter[2] = stream
-    counter[3] = 0
-    words = philox4x32(counter, keys)
+    low, high = (half[:, None] for half in halves(positions))
+    key = tuple(half[:, None] for half in halves(seeds))
+    ids = np.atleast_2d(tokens).astype(np.uint64)
+    zero = np.zeros((1, 1), dtype=np.uint64)
+    words = np.stack(
+        np.broadcast_arrays(*philox4x32((low, high, ids // np.uint64(BLOCK), zero), (key[0], key[1])))
+    )
+    (chosen,) = np.take_along_axis(
+        words, (ids % np.uint64(BLOCK)).astype(np.int64)[None] + zero.astype(np.int64), 0
+    )
+    made: NDArray[np.float64] = -np.log(-np.log((chosen.astype(np.float64) + 0.5) * 2.0**-32))
+    return made
+
+
+def uniforms(
+    seeds: Sequence[int], positions: Sequence[int] | NDArray[np.int64], stream: int, index: int = 0
+) -> NDArray[np.float64]:
+    """Uniform numbers [N] in the open interval (0, 1), one per (seed, position, stream, index).
+
+    Positions are in [0, 2**64), stream in [1, 2**32), index in [0, 2**32). Each number is an odd multiple of 2**-53, so
+    0 and 1 never occur.
+    """
+    if not 1 <= stream <= _MASK:
+        raise ValueError(
+            f"stream is {stream}, expected 1 to {_MASK}: stream {NOISE_STREAM} is the noise of tokens"
+        )
+    low, high = halves(positions)
+    words = philox4x32((low, high, np.full_like(low, index), np.full_like(low, stream)), halves(seeds))
     bits = (words[0] << np.uint64(20)) | (words[1] >> np.uint64(12))  # 52 random bits
-    numbers: Uniforms = (bits.astype(np.float64) + 0.5) * 2.0**-52
+    numbers: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-52
     return numbers
-
-
-class UniformTable:
-    """The uniform numbers of N sequences, computed for some positions ahead, as most of a call's cost is fixed.
-
-    A cache of a pure function: what `at` returns does not depend on earlier calls.
-    """
-
-    __slots__ = ("_first", "_keys", "_rows", "_table")
-
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self._keys = seed_keys(seeds)
-        self._rows = np.arange(len(seeds))
-        self._first = np.zeros(len(seeds), dtype=np.int64)  # [N]: position of the table's first row
-        self._table: Uniforms = np.empty((0, len(seeds)), dtype=np.float64)  # [ahead, N]
-
-    def at(self, positions: Sequence[int]) -> Uniforms:
-        """One number [N] per sequence, at its position; positions are in [0, 2**62)."""
-        first = np.array(positions, dtype=np.int64)
-        offsets = first - self._first
-        if offsets.min() < 0 or offsets.max() >= len(self._table):
-            self._first = first
-            ahead = (first + np.arange(_AHEAD)[:, None]).ravel()  # [ahead * N]
-            self._table = keyed_uniforms(np.tile(self._keys, _AHEAD), ahead).reshape(_AHEAD, -1)
-            offsets = first - first
-        numbers: Uniforms = self._table[offsets, self._rows]
-        return numbers
-
-
-def uniforms(seeds: Sequence[int], positions: Sequence[int], stream: int = SAMPLE_STREAM) -> Uniforms:
-    """Uniform numbers [N] in (0, 1), one per (seed, position, stream); see `keyed_uniforms`."""
-    return keyed_uniforms(seed_keys(seeds), positions, stream)

@@ -2,8 +2,8 @@
 
 Order of operations, as in vLLM: log-probabilities from the untouched logits; the mask of a grammar; allowed and
 banned tokens; bad words; min_tokens; logit_bias; repetition, then frequency and presence penalties; temperature; min_p;
-top_k; top_p; a draw by the inverse of the distribution function with the one uniform number of (seed, output
-position). A row's token depends on that row and its sequence alone, bitwise, whatever else is in the batch.
+top_k; top_p; the largest sum of what is left and Gumbel noise, a function of (seed, output position, token) (see
+`randomness`). A row's token depends on that row and its sequence alone, bitwise, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.types import NewSequence, TokenLogprobs
-from headrace.runner.sampling.draw import draw_sorted, draw_whole
+from headrace.runner.sampling.draw import Noise, draw_sorted, draw_whole
 from headrace.runner.sampling.logprobs import prompt_logprobs, token_logprobs
 from headrace.runner.sampling.output import INFINITE_LOGITS, NO_TOKEN, NOTHING_LEFT, SampleOutput, reject
 from headrace.runner.sampling.plan import SamplingPlan
@@ -114,11 +114,11 @@ class Sampler:
             produced += _argmax(work[: plan.num_edited])[0]
         if plan.groups:
             positions = [row.position for row in chosen[plan.num_edited :]]
-            uniform = torch.from_numpy(plan.uniforms.at(positions)).to(self.device)[:, None]
+            noise = Noise.of(plan.seeds, positions, self.device)
             parts = []
             for group in plan.groups:
                 part = work[group.start : group.stop]
-                ours = uniform[group.start - plan.num_edited : group.stop - plan.num_edited]
+                ours = noise.take(slice(group.start - plan.num_edited, group.stop - plan.num_edited))
                 if group.draw is Draw.WHOLE:
                     parts.append(draw_whole(part, group.filters, ours))
                 else:

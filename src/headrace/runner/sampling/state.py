@@ -37,7 +37,7 @@ class Draw(enum.IntEnum):
 
     GREEDY = 0  # argmax of the untouched logits
     EDITED = 1  # argmax after masks, bias or penalties
-    WHOLE = 2  # from the whole distribution, in order of token id
+    WHOLE = 2  # from the whole distribution
     NUCLEUS = 3  # top_p alone: sorted, the mass is measured over the whole vocabulary
     RANKED = 4  # top_k, with or without top_p: only the first `width` ranks matter
 
