@@ -402,7 +402,8 @@ struct Kernels {
     int (*collect)(const float* row, int cols, float bound, std::int32_t* ids);
 
     // Noise words of the tokens of `blocks` blocks of four (at most kSampleGroup / 4 of them) from block `first` on: writes
-    // tokens and words, in no order, where the word is `least` or more, and returns how many. Blocks are read in eights.
+    // tokens and words, in no order, where the word is `least` or more, and returns how many. May go on to
+    // the 256th token.
     int (*noise)(const NoiseArgs&, std::uint32_t first, int blocks, std::uint32_t least, std::int32_t* tokens,
                  std::uint32_t* words);
 };

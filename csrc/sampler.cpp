@@ -20,6 +20,7 @@ constexpr double kMostNoise = 22.874;    // above the noise of the largest word:
 constexpr double kWeightError = 1e-5;    // more than the relative error of sums of float weights
 constexpr int kFirstRanks = 128;         // of a nucleus; later prefixes are kWiden times as wide
 constexpr int kWiden = 8;
+constexpr int kFewRanks = 1024;          // up to so many, noise of single tokens costs less than that of whole groups
 constexpr std::uint64_t kAll = ~std::uint64_t{0};  // a key after those of all tokens
 constexpr int kLanes = 16;               // maxima a group of logits
 constexpr int kSteps = 1024;             // of 1 / kStepsPerUnit below the highest logit
@@ -28,6 +29,28 @@ constexpr float kStepsPerUnit = 32;
 // read once, where a draw among the top_k, another draw and log-probabilities count as several reads.
 constexpr std::int64_t kParallel = 16 << 20;
 constexpr std::int64_t kRankedPasses = 3, kDrawPasses = 8, kLogprobPasses = 16;
+
+// The least words whose noise could be so much or more, from a table: a step too low and, for rounding, one lower.
+class LeastWords {
+public:
+    LeastWords() {
+        for (int i = 0; i < kSize; ++i) {
+            const double word = std::exp(-std::exp(-(kBegin + i / kPerUnit))) * 0x1p32 - 1.5;
+            words_[i] = word > 0 ? static_cast<std::uint32_t>(word) : 0;
+        }
+    }
+
+    std::uint32_t above(double noise) const {
+        const double step = std::min((noise - kBegin) * kPerUnit, kSize - 1.0);  // before it becomes a whole number
+        return step > 0 ? words_[static_cast<int>(step)] : 0;
+    }
+
+private:
+    static constexpr double kBegin = -4, kPerUnit = 32;
+    static constexpr int kSize = 27 * 32;
+    std::array<std::uint32_t, kSize> words_;
+};
+const LeastWords kLeastWords;
 
 // Rising keys: logits by falling value, equal ones (-0 and 0 too) by rising token id.
 std::uint64_t key_of(float logit, std::int64_t token) {
@@ -309,13 +332,13 @@ private:
             if (top < floor || top + kMostNoise < best) continue;
             const int begin = static_cast<int>(group) * kSampleGroup, end = std::min(cols_, begin + kSampleGroup);
             const int found = kernels_.noise(noise_, static_cast<std::uint32_t>(begin / 4), (end - begin + 3) / 4,
-                                             least_word(best - top), tokens_, words_);
+                                             kLeastWords.above(best - top), tokens_, words_);
             for (int i = 0; i < found; ++i) {
                 const std::int64_t token = tokens_[i];
                 if (token >= cols_) continue;
                 const float logit = row_.logits[token];
                 const double z = scaled(logit);
-                if (z < floor || key_of(logit, token) > last) continue;
+                if (z < floor || words_[i] < kLeastWords.above(best - z) || key_of(logit, token) > last) continue;
                 const double sum = z + gumbel(words_[i]);
                 if (sum > best || (sum == best && token < winner)) {
                     best = sum;
@@ -326,20 +349,34 @@ private:
         return winner;
     }
 
-    // No word below it makes noise of `least` or more. It is one lower than it need be, for rounding.
-    static std::uint32_t least_word(double least) {
-        const double word = std::exp(-std::exp(-least)) * 0x1p32 - 1.5;
-        return word > 0 ? static_cast<std::uint32_t>(word) : 0;
+    // The same of the first `end` tokens in order, which are sorted.
+    std::int64_t draw_first(int end) {
+        if (end > kFewRanks) return draw(row_.key(end - 1));
+        std::int64_t winner = row_.token(0);
+        double best = gumbel(noise_word(noise_, static_cast<std::uint32_t>(winner)));
+        for (int rank = 1; rank < end; ++rank) {
+            const std::int64_t token = row_.token(rank);
+            const double z = scaled(row_.logits[token]);
+            if (z < log_min_p_ || z + kMostNoise < best) break;  // and none after it is better
+            const std::uint32_t word = noise_word(noise_, static_cast<std::uint32_t>(token));
+            if (word < kLeastWords.above(best - z)) continue;
+            const double sum = z + gumbel(word);
+            if (sum > best || (sum == best && token < winner)) {
+                best = sum;
+                winner = token;
+            }
+        }
+        return winner;
     }
 
     // From the first top_k in order, of them the shortest prefix whose mass reaches top_p.
     std::int64_t draw_ranked(const SampleRules& rules) {
         row_.order(rules.top_k);
-        if (rules.top_p >= 1) return draw(row_.key(rules.top_k - 1));
+        if (rules.top_p >= 1) return draw_first(rules.top_k);
         weigh_ranks(rules.top_k);
         double total = 0;
         for (const double weight : weights_) total += weight;
-        return draw(row_.key(ranks_before(rules.top_p, total) - 1));
+        return draw_first(ranks_before(rules.top_p, total));
     }
 
     // From the shortest prefix whose mass, measured over the whole vocabulary, reaches top_p. What wins among more
@@ -352,9 +389,9 @@ private:
             weigh_ranks(known);
             const int most = ranks_before(top_p * (1 + error), total);
             if (most < known || known == cols_) {
-                const std::int64_t winner = draw(row_.key(most - 1));
+                const std::int64_t winner = draw_first(most);
                 if (exact || row_.rank(winner) < ranks_before(top_p * (1 - error), total)) return winner;
-                return draw(row_.key(ranks_before(top_p, exact_weight()) - 1));
+                return draw_first(ranks_before(top_p, exact_weight()));
             }
             if (width > kFirstRanks) continue;
             const std::int64_t winner = draw(kAll);

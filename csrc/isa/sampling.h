@@ -68,34 +68,50 @@ static int collect(const float* row, int cols, float bound, std::int32_t* ids) {
     return count;
 }
 
-// Philox4x32-10 (Salmon et al. 2011) on eight counters (position, block, 0) at a time.
+// Philox4x32-10 (Salmon et al. 2011) on the counters (position, block, 0), in several vectors at once to hide latencies.
 static int noise(const NoiseArgs& a, std::uint32_t first, int blocks, std::uint32_t least, std::int32_t* tokens,
                  std::uint32_t* words) {
+    constexpr int kVectors = kWordVectors;
     const Words8 bound = Words8::broadcast(least);
     const Words8 even = Words8::broadcast(0xD2511F53U), odd = Words8::broadcast(0xCD9E8D57U);
+    const std::uint64_t fixed = std::uint64_t{0xD2511F53U} * a.position[0];  // of the first round, for all blocks
     int count = 0;
-    for (int block = 0; block < blocks; block += 8) {
-        Words8 c[4] = {Words8::broadcast(a.position[0]), Words8::broadcast(a.position[1]),
-                       Words8::count_from(first + static_cast<std::uint32_t>(block)), Words8::broadcast(0)};
+    for (int block = 0; block < blocks; block += 8 * kVectors) {
+        Words8 c[4][kVectors];
         std::uint32_t key[2] = {a.key[0], a.key[1]};
-        for (int round = 0; round < 10; ++round) {
-            const Words8 p = product(c[0], even), q = product(c[2], odd);
-            c[0] = upper(q) ^ c[1] ^ Words8::broadcast(key[0]);
-            c[1] = q;
-            c[2] = upper(p) ^ c[3] ^ Words8::broadcast(key[1]);
-            c[3] = p;
+        for (int v = 0; v < kVectors; ++v) {
+            const Words8 p = product(Words8::count_from(first + static_cast<std::uint32_t>(block + 8 * v)), odd);
+            c[0][v] = upper(p) ^ Words8::broadcast(a.position[1] ^ key[0]);
+            c[1][v] = p;
+            c[2][v] = Words8::broadcast(static_cast<std::uint32_t>(fixed >> 32) ^ key[1]);
+            c[3][v] = Words8::broadcast(static_cast<std::uint32_t>(fixed));
+        }
+        for (int round = 1; round < 10; ++round) {
             key[0] += 0x9E3779B9U;
             key[1] += 0xBB67AE85U;
+            for (int v = 0; v < kVectors; ++v) {
+                const Words8 p = product(c[0][v], even), q = product(c[2][v], odd);
+                c[0][v] = upper(q) ^ c[1][v] ^ Words8::broadcast(key[0]);
+                c[1][v] = q;
+                c[2][v] = upper(p) ^ c[3][v] ^ Words8::broadcast(key[1]);
+                c[3][v] = p;
+            }
         }
-        for (int which = 0; which < 4; ++which) {
-            unsigned found = at_least(c[which], bound);
-            if (found == 0) continue;
-            std::uint64_t lanes[8];
-            c[which].store(lanes);
-            for (int lane = 0; found != 0; ++lane, found >>= 1) {
-                if ((found & 1U) == 0) continue;
-                tokens[count] = static_cast<std::int32_t>(4 * (first + static_cast<std::uint32_t>(block + lane))) + which;
-                words[count++] = static_cast<std::uint32_t>(lanes[lane]);
+        Words8 most = c[0][0];
+        for (int v = 0; v < kVectors; ++v) most = largest(largest(most, largest(c[0][v], c[1][v])), largest(c[2][v], c[3][v]));
+        if (at_least(most, bound) == 0) continue;
+        for (int v = 0; v < kVectors; ++v) {
+            for (int which = 0; which < 4; ++which) {
+                unsigned found = at_least(c[which][v], bound);
+                if (found == 0) continue;
+                std::uint64_t lanes[8];
+                c[which][v].store(lanes);
+                for (int lane = 0; found != 0; ++lane, found >>= 1) {
+                    if ((found & 1U) == 0) continue;
+                    const auto at = first + static_cast<std::uint32_t>(block + 8 * v + lane);
+                    tokens[count] = static_cast<std::int32_t>(4 * at) + which;
+                    words[count++] = static_cast<std::uint32_t>(lanes[lane]);
+                }
             }
         }
     }

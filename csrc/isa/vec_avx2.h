@@ -52,6 +52,7 @@ struct I32x16 {
     }
 };
 
+constexpr int kWordVectors = 1;  // of Words8 to work on at once: so many that registers suffice
 struct Words8 {  // eight words of 32 bits, each in 64; the upper halves hold anything
     __m256i a, b;    // words 0..3, 4..7
     HEADRACE_INLINE Words8 broadcast(std::uint32_t x) { return {_mm256_set1_epi64x(x), _mm256_set1_epi64x(x)}; }
@@ -108,6 +109,7 @@ HEADRACE_BINARY(I32x16, operator+, _mm256_add_epi32)
 HEADRACE_BINARY(I32x16, operator-, _mm256_sub_epi32)
 HEADRACE_BINARY(I32x16, operator*, _mm256_mullo_epi32)
 HEADRACE_BINARY(Words8, operator^, _mm256_xor_si256)
+HEADRACE_BINARY(Words8, largest, _mm256_max_epu32)
 HEADRACE_BINARY(Words8, product, _mm256_mul_epu32)  // its low word, and above it
 #undef HEADRACE_BINARY
 

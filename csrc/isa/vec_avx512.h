@@ -29,6 +29,7 @@ struct I32x16 {
     HEADRACE_METHOD void store(std::int32_t* p) const { _mm512_storeu_si512(p, v); }
 };
 
+constexpr int kWordVectors = 4;  // of Words8 to work on at once: so many that registers suffice
 struct Words8 {  // eight words of 32 bits, each in 64; the upper halves hold anything
     __m512i v;
     HEADRACE_INLINE Words8 broadcast(std::uint32_t x) { return {_mm512_set1_epi64(x)}; }
@@ -72,6 +73,7 @@ HEADRACE_INLINE I32x16 operator*(I32x16 a, I32x16 b) { return {_mm512_mullo_epi3
 HEADRACE_INLINE Words8 operator^(Words8 a, Words8 b) { return {_mm512_xor_si512(a.v, b.v)}; }
 HEADRACE_INLINE Words8 product(Words8 a, Words8 b) { return {_mm512_mul_epu32(a.v, b.v)}; }  // its low word, and above it
 HEADRACE_INLINE Words8 upper(Words8 a) { return {_mm512_srli_epi64(a.v, 32)}; }              // its high word
+HEADRACE_INLINE Words8 largest(Words8 a, Words8 b) { return {_mm512_max_epu32(a.v, b.v)}; }
 HEADRACE_INLINE unsigned at_least(Words8 a, Words8 bound) {  // a bit a word; `bound` was broadcast
     return _mm512_cmpge_epu64_mask(_mm512_and_si512(a.v, _mm512_set1_epi64(0xffffffff)), bound.v);
 }

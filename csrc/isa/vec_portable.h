@@ -50,6 +50,7 @@ struct I32x16 {
     HEADRACE_METHOD void store(std::int32_t* p) const { std::memcpy(p, v, sizeof v); }
 };
 
+constexpr int kWordVectors = 1;  // of Words8 to work on at once: so many that registers suffice
 struct Words8 {  // eight words of 32 bits, each in 64; the upper halves hold anything
     std::uint64_t v[8];
     HEADRACE_INLINE Words8 broadcast(std::uint32_t x) {
@@ -126,6 +127,13 @@ HEADRACE_INLINE Words8 product(Words8 a, Words8 b) {  // its low word, and above
 }
 HEADRACE_INLINE Words8 upper(Words8 a) {  // its high word
     for (int i = 0; i < 8; ++i) a.v[i] >>= 32;
+    return a;
+}
+HEADRACE_INLINE Words8 largest(Words8 a, Words8 b) {
+    for (int i = 0; i < 8; ++i) {
+        const std::uint64_t x = a.v[i] & 0xffffffffU, y = b.v[i] & 0xffffffffU;
+        a.v[i] = x > y ? x : y;
+    }
     return a;
 }
 HEADRACE_INLINE unsigned at_least(Words8 a, Words8 bound) {  // a bit a word; `bound` was broadcast
