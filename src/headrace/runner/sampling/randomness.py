@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Words = NDArray[np.uint64]  # 32-bit words, each in 64 bits so that a product of two fits
-Array = TypeVar("Array", "NDArray[np.uint64]", "Tensor")
+Array = TypeVar("Array", "NDArray[np.uint64]", "NDArray[np.int64]", "Tensor")
 Quad = tuple[Array, Array, Array, Array]
 
 _ROUNDS = 10
@@ -29,6 +29,7 @@ _MASK = 0xFFFF_FFFF
 _EVEN, _ODD = 0xD2511F53, 0xCD9E8D57  # multipliers
 _WEYL_LOW, _WEYL_HIGH = 0x9E3779B9, 0xBB67AE85
 _LOW_64 = 2**64 - 1
+_PIECE = 4096
 
 NOISE_STREAM = 0
 BLOCK = 4
@@ -40,7 +41,7 @@ MOST_NOISE = 22.874
 def philox4x32(counter: Quad[Array], key: tuple[Array, Array]) -> Quad[Array]:
     """Ten rounds of Philox4x32 on counters and keys that are broadcast against one another.
 
-    Each array, of NumPy (uint64) or torch (int64), holds one 32-bit word of every counter, key or result.
+    Each array, of NumPy (uint64 or int64) or torch (int64), holds one 32-bit word of every counter, key or result.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -80,6 +81,30 @@ def noise(
         words, (ids % np.uint64(BLOCK)).astype(np.int64)[None] + zero.astype(np.int64), 0
     )
     made: NDArray[np.float64] = -np.log(-np.log((chosen.astype(np.float64) + 0.5) * 2.0**-32))
+    return made
+
+
+def block_noise(
+    words: NDArray[np.int64], rows: NDArray[np.int64], blocks: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Noise [M, 4] of the tokens of block blocks[i] of row rows[i]; words [4, N]: seed and position, low halves first.
+
+    As `noise`, in pieces that stay in a core's cache.
+    """
+    made = np.empty((len(blocks), BLOCK))
+    for start in range(0, len(blocks), _PIECE):
+        part = slice(start, start + _PIECE)
+        seed_low, seed_high, low, high = words[:, rows[part]]
+        index: Any = blocks[part]
+        np.stack(
+            philox4x32((low, high, index, np.zeros_like(index)), (seed_low, seed_high)), -1, out=made[part]
+        )
+        values = made[part]
+        values += 0.5
+        values *= 2.0**-32
+        for _ in range(2):
+            np.log(values, out=values)
+            np.negative(values, out=values)
     return made
 
 
