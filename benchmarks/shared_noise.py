@@ -78,11 +78,10 @@ def measure(target: str, draft: str, temperature: float, stories: int, length: i
         with torch.inference_mode():
             logits = [model(ids).logits[0, len(prompts[seed]) - 1 : -1].numpy() for model in models]
         found.append(agreement(logits[0], logits[1], seed, temperature))
-    llm.close()
     total = sum(one.positions for one in found)
 
     def mean(name: str) -> float:
-        return sum(getattr(one, name) * one.positions for one in found) / total
+        return float(sum(getattr(one, name) * one.positions for one in found) / total)
 
     return Agreement(mean("shared_noise"), mean("inverted"), mean("bound"), total)
 

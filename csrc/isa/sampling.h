@@ -86,9 +86,11 @@ static int noise(const NoiseArgs& a, std::uint32_t first, int blocks, std::uint3
             c[2][v] = Words8::broadcast(static_cast<std::uint32_t>(fixed >> 32) ^ key[1]);
             c[3][v] = Words8::broadcast(static_cast<std::uint32_t>(fixed));
         }
+#pragma GCC unroll 9
         for (int round = 1; round < 10; ++round) {
             key[0] += 0x9E3779B9U;
             key[1] += 0xBB67AE85U;
+#pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) {
                 const Words8 p = product(c[0][v], even), q = product(c[2][v], odd);
                 c[0][v] = upper(q) ^ c[1][v] ^ Words8::broadcast(key[0]);

@@ -29,7 +29,7 @@ def body_of(path: str, choice: str, cut: dict[str, Any]) -> dict[str, Any]:
     """A request that forces a call of `paint`, in the words of a route."""
     spec = PAINT["function"]
     length, stop = cut.get("max_tokens", 60), cut.get("stop")
-    body: dict[str, Any] = {"model": "tale", "seed": 5}
+    body: dict[str, Any] = {"model": "tale", "seed": 3}
     if path == MESSAGES:
         body |= {
             "messages": [{"role": "user", "content": "Paint!"}], "max_tokens": length,

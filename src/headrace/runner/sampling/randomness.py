@@ -44,6 +44,8 @@ def philox4x32(counter: Quad[Array], key: tuple[Array, Array]) -> Quad[Array]:
     Each array, of NumPy (uint64 or int64) or torch (int64), holds one 32-bit word of every counter, key or result.
     """
     c0, c1, c2, c3 = counter
+    k0: Any
+    k1: Any
     k0, k1 = key
     for _ in range(_ROUNDS):
         even: Any = c0 * _EVEN  # in int64 it may wrap around, which leaves both halves as they are
@@ -56,9 +58,10 @@ def philox4x32(counter: Quad[Array], key: tuple[Array, Array]) -> Quad[Array]:
 
 def halves(values: Sequence[int] | NDArray[np.int64]) -> tuple[Words, Words]:
     """Low and high words [N] of whole numbers, taken modulo 2**64."""
-    if not isinstance(values, np.ndarray):
-        values = np.array([value & _LOW_64 for value in values], dtype=np.uint64)
-    wide = values.astype(np.uint64)
+    if isinstance(values, np.ndarray):
+        wide = values.astype(np.uint64)
+    else:
+        wide = np.array([value & _LOW_64 for value in values], dtype=np.uint64)
     return wide & np.uint64(_MASK), wide >> np.uint64(32)
 
 
