@@ -87,7 +87,7 @@ def test_the_format_comes_after_the_reasoning(model: Model) -> None:
         thoughts += bool(reasoning(choice))
         assert choice.finish_reason == "stop"
         check_answer(choice.message)
-    assert thoughts > 2 and answer.usage.completion_tokens_details.reasoning_tokens > 0
+    assert thoughts > 0 and answer.usage.completion_tokens_details.reasoning_tokens > 0
 
 
 def test_without_reasoning_the_format_comes_at_once(model: Model) -> None:
