@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
 import pty
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -22,6 +25,7 @@ from headrace.models.families import read_spec
 from headrace.models.shapes import SHAPES
 from headrace.plan.vllm_options import ACCEPTED, RENAMED, TRANSLATED
 from headrace.program.lower import lower
+from tests.places import TALE
 
 RUN = [sys.executable, "-m", "headrace"]
 LISTED = [command.name for command in COMMANDS if command.summary is not None]
@@ -113,6 +117,33 @@ def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr()
     assert "8 tokens" in shown.err and "ended by length" in shown.err
     assert len(shown.out) > 10
+
+
+@pytest.fixture
+def not_numbers(tmp_path: Path) -> Path:
+    """The bundled model with NaN for every weight."""
+    folder = tmp_path / "model"
+    shutil.copytree(TALE, folder)
+    file = folder / "model.safetensors"
+    raw = file.read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    file.write_bytes(raw[:begin] + struct.pack("<H", 0x7FC0) * ((len(raw) - begin) // 2))
+    return folder
+
+
+def test_completions_that_fail_are_an_error(
+    not_numbers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--max-tokens", "4", "--num-threads", "1"]
+    for prompts, failed in ((["Once"], "the completion"), (["Once", "One"], "2 completions")):
+        assert main(["generate", "-m", str(not_numbers), *prompts, *options]) == 1
+        *_, last = capsys.readouterr().err.splitlines()
+        assert last.startswith(f"headrace: error: the engine failed on {failed}: ") and "NaN" in last
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n/retry\n"))
+    assert main(["chat", str(not_numbers), *options]) == 0
+    shown = capsys.readouterr().err
+    assert "error: the engine failed on the completion: " in shown
+    assert "nothing to retry" in shown  # it is no part of the conversation
 
 
 def test_chat_keeps_the_conversation_and_runs_commands() -> None:

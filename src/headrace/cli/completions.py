@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
-from headrace.errors import TokenizerError
+from headrace.errors import HeadraceError, TokenizerError
 from headrace.plan.units import milliseconds
 
 if TYPE_CHECKING:
@@ -94,7 +94,10 @@ def check_text_model(model: str, options: Mapping[str, object], *, chat: bool) -
 
 
 def print_stream(outputs: Iterator[RequestOutput]) -> RequestOutput:
-    """Print the text of the first completion as it grows, then a line of numbers; returns the final result."""
+    """Print the text of the first completion as it grows, then a line of numbers; returns the final result.
+
+    Raises HeadraceError where the completion failed.
+    """
     shown = 0
     last: RequestOutput | None = None
     for last in outputs:
@@ -105,7 +108,16 @@ def print_stream(outputs: Iterator[RequestOutput]) -> RequestOutput:
     if last is None:
         raise RuntimeError("the engine ended a request without a result")
     print(numbers_line(last), file=sys.stderr)
+    check_completed([last])
     return last
+
+
+def check_completed(outputs: Iterable[RequestOutput]) -> None:
+    """Raise HeadraceError with the first reason where completions failed."""
+    reasons = [one.error for output in outputs for one in output.outputs if one.finish_reason == "error"]
+    if reasons:
+        failed = "the completion" if len(reasons) == 1 else f"{len(reasons)} completions"
+        raise HeadraceError(f"the engine failed on {failed}: {reasons[0] or 'it gave no reason'}")
 
 
 def numbers_line(output: RequestOutput) -> str:

@@ -11,7 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.completions import add_sampling_flags, check_text_model, print_stream, sampling_params
+from headrace.cli.completions import (
+    add_sampling_flags,
+    check_completed,
+    check_text_model,
+    print_stream,
+    sampling_params,
+)
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag, engine_options
 from headrace.cli.parser import add_command
 from headrace.errors import RequestError
@@ -67,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         for completion in output.outputs:
             print(f"> {prompt}\n{completion.text}\n")
+    check_completed(outputs)
     return 0
 
 
