@@ -191,6 +191,10 @@ BAD: dict[str, tuple[File | bytes, str]] = {
         File(tensors={"v": Tensor((16,)), "w": Tensor((16,), offset=32)}),
         "tensors 'v' and 'w' in m.gguf overlap",
     ),
+    "a pointer": (
+        File(magic=b"version https://git-lfs.github.com/spec/v1\n"),
+        "pointer of Git LFS, .*`git lfs pull`",
+    ),
     "same bytes": (File(tensors={"v": Tensor((16,)), "w": Tensor((16,), offset=0)}), "overlap"),
 }
 

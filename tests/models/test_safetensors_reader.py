@@ -126,6 +126,14 @@ def test_truncated_file(tmp_path: Path, size: int) -> None:
         Checkpoint(tmp_path)
 
 
+def test_a_pointer_in_place_of_the_file(tmp_path: Path) -> None:
+    """What cloning a model with Git, but without Git LFS, leaves behind."""
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 2471645608\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointError, match=r"pointer of Git LFS, .*`git lfs pull`"):
+        Checkpoint(tmp_path)
+
+
 def test_integer_tensors_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.arange(4)}, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)

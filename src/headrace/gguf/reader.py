@@ -111,6 +111,10 @@ def _check_magic(first: bytes, where: str) -> None:
     """The first eight bytes: magic and version."""
     if first[:4] in _OLD_MAGICS:
         raise UnsupportedModel(f"{where} is in a format older than GGUF: convert it with llama.cpp's scripts")
+    if first == b"version ":
+        raise CheckpointError(
+            f"{where} is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`"
+        )
     if first[:4] != _MAGIC:
         raise CheckpointError(f"{where} is not a GGUF file: it begins with {first[:4]!r}")
     version = int.from_bytes(first[4:], "little")

@@ -58,6 +58,10 @@ WEIGHT_DTYPES = {"F16": "float16", "BF16": "uint16", "F32": "float32", "F64": "f
 _MATRIX_DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
+LFS_POINTER = b"version "
+"""What the text begins with that Git has in place of a large file until Git LFS fetches it. No header is so long."""
+
+
 class FilesMissing(CheckpointError):
     """A folder lacks files of its model, as one does whose download has not ended."""
 
@@ -251,7 +255,12 @@ def _read_header(file: Any, size: int, where: str) -> dict[str, TensorEntry]:
     file.seek(0)
     if size < 8:
         raise CheckpointError(f"{where} has {size} bytes, too few for a safetensors file")
-    length = int.from_bytes(file.read(8), "little")
+    first = file.read(8)
+    if first == LFS_POINTER:
+        raise CheckpointError(
+            f"{where} is a pointer of Git LFS, not the file itself: fetch the files with `git lfs pull`"
+        )
+    length = int.from_bytes(first, "little")
     if length > MAX_HEADER_BYTES or length > size - 8:
         raise CheckpointError(f"{where} states a header of {length} bytes, but the file has {size}")
     header = _parse_json(file.read(length), where)

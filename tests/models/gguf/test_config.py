@@ -194,8 +194,12 @@ REFUSED: dict[str, tuple[File, str]] = {
         "model of architecture 'falcon', which is not supported; known are llama, mistral3, qwen2, qwen3",
     ),
     "adapter": (
-        changed(keys={"general.architecture": "x", "general.type": "adapter"}),
-        "adapter with architecture 'x'",
+        changed(keys={"general.type": "adapter"}),
+        r"m.gguf is an adapter \(LoRA\), which needs its base model",
+    ),
+    "images": (
+        changed(keys={"general.architecture": "clip", "general.type": "mmproj"}),
+        "mmproj with architecture 'clip'",
     ),
     "experts": (changed("qwen2", {"expert_count": 8}), "expert_count 8 in m.gguf is not supported, only 0"),
     "soft cap": (changed(keys={"attn_logit_softcapping": 50.0}), "attn_logit_softcapping 50.0"),

@@ -105,6 +105,10 @@ def find_family(config: Mapping[str, Any]) -> Family:
     named = (
         architectures[0] if isinstance(architectures, list) and architectures else config.get("model_type")
     )
+    if named is None:
+        raise UnsupportedModel(
+            "config.json names no architecture and no model_type, so its family is unknown"
+        )
     family = FAMILIES.get(named) if isinstance(named, str) else None
     if family is None:
         raise UnsupportedModel(f"model architecture {named!r:.80} is not supported{_nearest(named)}")

@@ -74,8 +74,13 @@ def architecture(model: GGUFModel) -> tuple[str, Architecture]:
     name = ConfigReader(model.metadata, model.name).text("general.architecture", "")
     if not name:
         raise CheckpointError(f"{model.name} lacks the key general.architecture")
+    kind = ConfigReader(model.metadata, model.name).text("general.type", "model")
+    if kind == "adapter":
+        raise UnsupportedModel(
+            f"{model.name} is an adapter (LoRA), which needs its base model: merge the two, for example with "
+            "llama.cpp's llama-export-lora"
+        )
     if name not in ARCHITECTURES:
-        kind = ConfigReader(model.metadata, model.name).text("general.type", "model")
         what = "architecture" if kind == "model" else f"{kind:.40} with architecture"
         raise UnsupportedModel(
             f"{model.name} holds a model of {what} {name!r:.80}, which is not supported; "
