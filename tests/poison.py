@@ -12,6 +12,7 @@ from headrace.runner.executor import ModelExecutor
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.native_kv import NativeKV
 from headrace.speculative.control import Speculation
+from headrace.speculative.eagle import EagleMethod
 from headrace.speculative.model import ModelMethod
 
 NAN = {"f32": (np.float32, np.nan), "bf16": (np.uint16, 0x7FC0), "i8": (np.int8, -128)}
@@ -52,8 +53,14 @@ def poisoned(storage: NativeKV | KVStorage, group: int, block: int) -> bool:
 def _storages(executor: ModelExecutor[Any]) -> list[tuple[NativeKV | KVStorage, int]]:
     """For each KV group what stores it, and its number there: the model's, then those of the model that drafts."""
     methods = executor.drafter.methods if isinstance(executor.drafter, Speculation) else ()
-    models = [executor.model, *(one.model for one in methods if isinstance(one, ModelMethod))]
-    return [(model._kv, group) for model in models for group in range(len(model._kv._pools))]
+    storages = [executor.model._kv]  # type: ignore[attr-defined]
+    for one in methods:
+        if isinstance(one, ModelMethod):
+            storages.append(one.model._kv)  # type: ignore[attr-defined]
+        elif isinstance(one, EagleMethod):
+            layers: Any = one.layers
+            storages.append((layers._tape if hasattr(layers, "_tape") else layers._model)._kv)
+    return [(storage, group) for storage in storages for group in range(len(storage._pools))]
 
 
 class Poison:

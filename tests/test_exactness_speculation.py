@@ -7,6 +7,7 @@ were accepted, and that others were rejected.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from headrace.build import EngineParts
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
 from headrace.models.source import BUNDLED_FOLDER
-from tests import needs
-from tests.speculative.heads_folders import near_medusa
+from tests import needs, tiny_mtp
+from tests.speculative.heads_folders import any_eagle, near_medusa
 from tests.test_exactness import PLAIN, Run, alike, each_alone, requests_for, run
 
 needs.native()
@@ -43,6 +44,18 @@ TARGETS: dict[str, dict[str, object]] = {
     "short convolutions": {"model": "convolution", "speculative": "ngram,tale-draft"},
     "medusa": {"model": "tale", "speculative": "ngram,tale-heads"},
     "medusa over states": {"model": "delta", "speculative": "delta-heads"},
+    "eagle": {"model": "tale", "speculative": "tale-eagle"},
+    "eagle after n-grams": {
+        "model": "tale",
+        "kv_cache_dtype": "int8",
+        "quantization": "int4",
+        "speculative": "ngram,tale-eagle",
+    },
+    "eagle over states": {"model": "delta", "speculative": "delta-layer"},
+    "eagle beside windows": {"model": "qwen2-hybrid", "speculative": "hybrid-layer"},
+    "eagle on torch": {"model": "tale", "speculative": "tale-eagle", "ops_force": "reference"},
+    "mtp": {"model": "deepseek-mtp", "speculative": "mtp"},
+    "mtp over states": {"model": "delta-mtp", "speculative": "mtp", "quantization": "int4"},
     "medusa on torch": {"model": "tale", "speculative": "tale-heads", "ops_force": "reference"},
     "draft model on torch": {"model": "tale", "speculative": "tale-draft", "ops_force": "reference"},
 }
@@ -61,13 +74,20 @@ CASES: dict[str, tuple[dict[str, object], Callable[[Run], bool]]] = {
 }  # fmt: skip
 
 
-NARROW = ("states", "short convolutions", "medusa", "medusa over states", "medusa on torch")
+NARROW = (
+    "states", "short convolutions", "medusa", "medusa over states", "medusa on torch", "eagle over states",
+    "eagle beside windows", "mtp", "mtp over states",
+)  # fmt: skip
 """What drafts for these knows little of them: only few tokens are allowed, so that it guesses right at times."""
 
 
 def asked(kind: str, n: int = 1) -> list[NewRequest]:
     """Greedy and sampled in many ways, with logprobs; some prompts repeat themselves."""
-    few = [*range(20, 20 * (9 if "medusa" in kind else 5), 20)] if kind in NARROW else None
+    few = (
+        [*range(20, 20 * (9 if kind.startswith(("medusa", "eagle", "mtp")) else 5), 20)]
+        if kind in NARROW
+        else None
+    )
     ways: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.3, "top_k": 20},
@@ -100,11 +120,21 @@ def located(kind: str, tiny_models: Mapping[str, str]) -> dict[str, object]:
 def folders(tiny_models: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Of the models and heads that are not bundled, by name."""
     root = tmp_path_factory.mktemp("heads")
-    sizes = {"tale": BUNDLED_FOLDER / "tale", "delta": Path(tiny_models["delta"])}
+    sizes = {
+        "tale": BUNDLED_FOLDER / "tale",
+        "delta": Path(tiny_models["delta"]),
+        "hybrid": Path(tiny_models["qwen2-hybrid"]),
+    }
     made = {}
     for name, folder in sizes.items():
         config = json.loads((folder / "config.json").read_text())
-        made[f"{name}-heads"] = str(near_medusa(root / name, config["vocab_size"], config["hidden_size"]))
+        shape = (config["vocab_size"], config["hidden_size"])
+        made[f"{name}-heads"] = str(near_medusa(root / name, *shape))
+        made[f"{name}-layer"] = str(any_eagle(root / f"{name}-layer", *shape))
+    for name in ("deepseek", "delta"):
+        made[f"{name}-mtp"] = str(tiny_mtp.write(root / f"{name}-mtp", name))
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(BUNDLED_FOLDER / "tale" / file, made[f"{name}-mtp"])
     return {**tiny_models, **made}
 
 
@@ -123,7 +153,10 @@ def alone(folders: Mapping[str, str]) -> Callable[[str, int], Run]:
     return of
 
 
-USUAL = {("both", "everything"), ("states", "everything"), ("int4", "batch mix"), ("windows", "prefix cache")}
+USUAL = {
+    ("both", "everything"), ("states", "everything"), ("int4", "batch mix"), ("windows", "prefix cache"),
+    ("eagle", "everything"),
+}  # fmt: skip
 
 
 def combinations() -> list[object]:

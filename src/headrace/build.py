@@ -17,15 +17,17 @@ from headrace.gguf.files import GGUFModel
 from headrace.gguf.vocabulary import VOCABULARY_FILE, write_vocabulary
 from headrace.models.generation_config import chosen_defaults
 from headrace.models.identity import weights_identity
+from headrace.models.mtp import find_mtp
 from headrace.models.packed.folder import copy_tokenizer, new_folder, write_configs
 from headrace.models.packed.header import PackedHeader, is_packed, read_header
 from headrace.models.rope import with_context
+from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
 from headrace.models.spec import ModelSpec
-from headrace.models.stored import open_source, stored_spec
+from headrace.models.stored import StoredWeights, open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
-from headrace.plan.draft_methods import HISTORY, NGRAM, draft_methods, draft_model_name
+from headrace.plan.draft_methods import HISTORY, MTP, NGRAM, draft_methods, draft_model_name
 from headrace.plan.drafts import DraftHeads
 from headrace.plan.hardware import this_machine
 from headrace.plan.kernels import op_facts
@@ -42,6 +44,8 @@ from headrace.runner.model import StepModel, StepSampler
 from headrace.runner.sampling.token_masks import GrammarRunner
 from headrace.speculative.base_model import base_model
 from headrace.speculative.control import Speculation
+from headrace.speculative.eagle import EagleMethod
+from headrace.speculative.eagle_layers import eagle_layers
 from headrace.speculative.heads import MedusaHeads, heads_bytes, heads_folder, is_heads, load_heads
 from headrace.speculative.history import HistoryMethod
 from headrace.speculative.medusa import MedusaMethod
@@ -65,6 +69,7 @@ class Survey:
     ledger: Ledger
     ops: Selection
     draft: ModelSource | Path | None = None  # the model that drafts, or the folder of heads
+    layers: StoredWeights | None = None  # the files that hold the layers that draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +103,19 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     stored = with_context(stored_spec(source), config.max_model_len)
     machine = this_machine()
     draft = _draft_source(config)
-    drafts = heads = None
-    if isinstance(draft, Path):
-        heads = DraftHeads(draft.name, heads_bytes(draft))
+    drafts = heads = layers = files = None
+    if draft_model_name(config.speculative) == MTP:
+        layers, files = find_mtp(source, stored)
+    elif isinstance(draft, Path):
+        layers = eagle_layers(draft, stored)
+        if layers is None:
+            heads = DraftHeads(draft.name, heads_bytes(draft))
+        else:
+            files = StoredWeights(Checkpoint(draft))
     elif draft is not None:
         drafts = with_context(stored_spec(draft), config.max_model_len)
     resolved = resolve(
-        config, stored, machine, mapped=mapped or header is not None, draft=drafts, heads=heads
+        config, stored, machine, mapped=mapped or header is not None, draft=drafts, heads=heads, layers=layers
     )
     if header is not None:
         resolved = _explained(resolved, header)
@@ -117,13 +128,13 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
         facts=op_facts(spec, machine),
         force=resolved.ops_force,
     )
-    return Survey(source, spec, resolved, ledger(spec, resolved), ops, draft)
+    return Survey(source, spec, resolved, ledger(spec, resolved), ops, draft, files)
 
 
 def _draft_source(config: EngineConfig) -> ModelSource | Path | None:
     """The model that `config.speculative` names, or the folder of heads."""
     name = draft_model_name(config.speculative)
-    if name is None:
+    if name is None or name == MTP:
         return None
     if is_heads(name):
         return heads_folder(name)
@@ -268,13 +279,13 @@ def _load_drafter(
             continue
         if isinstance(plan.draft, Path):
             heads = load_heads(plan.draft, base_model(plan.source, plan.spec))
-            if not isinstance(heads, MedusaHeads):
-                raise ConfigError(
-                    f"{method} is an EAGLE layer, which this version trains and does not run yet"
-                )
-            methods.append(MedusaMethod(heads, model, sampler, method))
+            if isinstance(heads, MedusaHeads):
+                methods.append(MedusaMethod(heads, model, sampler, method))
+                continue
+        if plan.layers is not None:
+            methods.append(_load_layers(plan, plan.layers, backend, model, sampler, tables))
             continue
-        assert draft is not None and plan.draft is not None
+        assert draft is not None and isinstance(plan.draft, ModelSource)
         groups = resolved.kv_groups[-resolved.num_draft_groups :]
         stored = Stored(draft.weights_dtype, draft.weight_formats, groups)
         methods.append(
@@ -290,6 +301,29 @@ def _load_drafter(
     if not methods:
         return None
     return Speculation(methods, most=resolved.num_speculative_tokens, adaptive=resolved.adaptive_speculation)
+
+
+def _load_layers(
+    plan: Survey,
+    weights: StoredWeights,
+    backend: Backend,
+    model: StepModel[Any],
+    sampler: StepSampler[Any],
+    tables: Sequence[BlockTables | None],
+) -> Method:
+    """Draft layers, from files that hold them."""
+    resolved, draft = plan.resolved, plan.resolved.draft_model
+    assert draft is not None and draft.layers is not None
+    groups = resolved.kv_groups[-resolved.num_draft_groups :]
+    return EagleMethod(
+        backend.load_layers(weights, draft.layers, Stored(draft.weights_dtype, draft.weight_formats, groups)),
+        model,
+        sampler,
+        tables,
+        name=draft.name,
+        hidden_size=plan.spec.hidden_size,
+        max_tokens=resolved.max_num_batched_tokens,
+    )
 
 
 def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:

@@ -64,8 +64,9 @@ class EngineConfig:
     out, else a folder that holds one; override_generation_config: fields that replace those of the file.
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
     speculative: what drafts tokens that the model then verifies: "ngram" (what followed the last tokens in the same
-    sequence), "history" (in earlier outputs of the same user), a smaller model, a folder of heads, or several in order
-    as in "ngram,tale-draft"; num_speculative_tokens: most tokens to draft for a sequence at once;
+    sequence), "history" (in earlier outputs of the same user), "mtp" (the layer for it in the model's checkpoint), a
+    smaller model, a folder of heads, or several in order as in "ngram,tale-draft"; num_speculative_tokens: most tokens
+    to draft for a sequence at once;
     speculative_quantization: as `quantization`, for the draft model, which takes that of the model by default;
     adaptive_speculation: draft as many tokens as pay, by measured acceptance and cost; False always drafts the most.
 

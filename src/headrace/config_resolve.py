@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
 from headrace.plan.draft_methods import DEFAULT_TOKENS, draft_model_name
-from headrace.plan.drafts import DraftHeads, DraftModel, check_draft
+from headrace.plan.drafts import DraftHeads, DraftModel, check_draft, draft_program
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
 from headrace.plan.formats import memory_format
@@ -84,10 +85,12 @@ def resolve(
     mapped: bool = False,
     draft: ModelSpec | None = None,
     heads: DraftHeads | None = None,
+    layers: DraftLayers | None = None,
 ) -> ResolvedConfig:
     """Resolve every open option. A pure function of its arguments; `dtypes` None: by the machine's CPU flags.
 
-    draft: the model that `config.speculative` names, where it names one; heads: the same for heads of this model.
+    draft: the model that `config.speculative` names, where it names one; heads, layers: the same for heads of this
+    model, and for layers that read its states.
 
     mapped: weights lie in a packed folder, and may be larger than memory.
 
@@ -121,8 +124,12 @@ def resolve(
     defaults = _DEFAULTS[device]
     seqs = _num_seqs(config, defaults, reasons)
     threads = config.num_threads or machine.cores
-    if draft is not None:
-        drafter = _draft_model(config, spec, draft, machine, dtype, kv_dtype, native, threads)
+    if layers is not None:
+        drafter = _draft_model(config, layers.spec, layers, machine, dtype, kv_dtype, native, threads)
+    elif draft is not None:
+        check_draft(draft, spec, draft_model_name(config.speculative) or "")
+        _check_draft_context(config, draft)
+        drafter = _draft_model(config, draft, None, machine, dtype, kv_dtype, native, threads)
         if config.streaming is False:
             spec = replace(spec, max_position=min(spec.max_position, draft.max_position))
     reasons["speculative_quantization"] = (
@@ -204,18 +211,22 @@ def _num_drafts(config: EngineConfig, reasons: dict[str, str]) -> int:
     return config.num_speculative_tokens
 
 
-def _draft_model(
-    config: EngineConfig, target: ModelSpec, spec: ModelSpec, machine: Machine, dtype: str, kv_dtype: str,
-    native: bool, threads: int,
-) -> DraftModel:  # fmt: skip
-    """How the model that drafts is stored. Raises ConfigError where it cannot run beside the other one."""
-    name = draft_model_name(config.speculative) or ""
-    check_draft(spec, target, name)
+def _check_draft_context(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raise ConfigError where sequences may become too long for the model that drafts."""
     if config.max_model_len is not None and not config.streaming and config.max_model_len > spec.max_position:
+        name = draft_model_name(config.speculative)
         raise ConfigError(
             f"max_model_len {config.max_model_len} is longer than the context of {name}, which is to draft: "
             f"{spec.max_position} tokens"
         )
+
+
+def _draft_model(
+    config: EngineConfig, spec: ModelSpec, layers: DraftLayers | None, machine: Machine, dtype: str, kv_dtype: str,
+    native: bool, threads: int,
+) -> DraftModel:  # fmt: skip
+    """How a model that drafts is stored, or layers. Raises ConfigError where it cannot run beside the other one."""
+    name = draft_model_name(config.speculative) or ""
     asked = config.speculative_quantization
     if asked is None and spec.codes is None and config.quantization not in ACTIVATION_NAMES:
         asked = config.quantization
@@ -224,7 +235,8 @@ def _draft_model(
             f"speculative_quantization {asked} needs the native CPU kernels, which do not serve here"
         )
     streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
-    program = lower(streamed, weight_names(spec))
+    layers = None if layers is None else replace(layers, spec=streamed)
+    program = draft_program(streamed, layers)
     choice = choose_kernels(spec, program, machine, dtype, asked, config.ops_force)
     if (choice.name is not None) != native:
         raise ConfigError(f"{name} cannot draft here: {choice.reason}")
@@ -232,7 +244,7 @@ def _draft_model(
     memory = memory_format(
         dtype, kv_dtype, choice.weights, threads, stored, tiled=config.ops_force != "reference"
     )
-    return DraftModel(name, streamed, memory, asked, stored, choice.weights)
+    return DraftModel(name, streamed, program, memory, asked, stored, choice.weights, layers)
 
 
 def _why_draft(config: EngineConfig, draft: DraftModel) -> str:

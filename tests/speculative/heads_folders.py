@@ -58,6 +58,27 @@ def near_medusa(folder: Path, vocab_size: int, hidden_size: int, count: int = 3)
     return write(folder, section("medusa", **sizes), tensors)
 
 
+def any_eagle(folder: Path, vocab_size: int, hidden_size: int) -> Path:
+    """A layer of random weights for a model of any weights: a folder."""
+    layer = LAYER | {"head_dim": 16, "intermediate_size": 32}
+    kv, q = 2 * 16, 4 * 16
+    shapes = {
+        "fc": (hidden_size, 2 * hidden_size),
+        "layers.0.self_attn.q_proj": (q, hidden_size), "layers.0.self_attn.k_proj": (kv, hidden_size),
+        "layers.0.self_attn.v_proj": (kv, hidden_size), "layers.0.self_attn.o_proj": (hidden_size, q),
+        "layers.0.mlp.gate_proj": (32, hidden_size), "layers.0.mlp.up_proj": (32, hidden_size),
+        "layers.0.mlp.down_proj": (hidden_size, 32),
+    }  # fmt: skip
+    tensors: Tensors = {
+        f"model.{name}.weight": (RNG.standard_normal(shape) / shape[1] ** 0.5).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    for name in ("norm", "layers.0.input_layernorm", "layers.0.post_attention_layernorm"):
+        tensors[f"model.{name}.weight"] = np.ones(hidden_size, dtype=np.float32)
+    sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size, "layer": layer}
+    return write(folder, section("eagle", **sizes), tensors)
+
+
 def eagle_tensors() -> Tensors:
     made = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in EAGLE_SHAPES.items()}
     return made | {"base.embedding_sample": SAMPLE}

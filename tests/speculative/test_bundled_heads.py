@@ -1,4 +1,4 @@
-"""The bundled heads draft for tale as well as their config.json says, by a few lines of numpy."""
+"""The bundled heads draft for tale as well as their config.json says, by a few lines of numpy and by transformers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from transformers import LlamaConfig, LlamaModel
 
 from headrace import LLM, SamplingParams
 from headrace.speculative.base_model import base_model, read_ends
-from headrace.speculative.heads import EagleHeads, MedusaHeads, heads_folder, load_heads
+from headrace.speculative.heads import BUNDLED_HEADS, EagleHeads, MedusaHeads, heads_folder, load_heads
 from tests.places import BUNDLED
 
 PROMPTS = ["Once upon a time", "Tell me a story about an owl.", "There was a tiny robot", "One day a kind"]
-TRAINED = ["tale-medusa"]
 LARGEST_BYTES = 4_000_000
 """Of all heads and the draft model together."""
 
@@ -59,8 +60,40 @@ def test_medusa(
         assert len(right) > 300 and np.mean(right) > heads.accuracy[i][0] - 0.1
 
 
+def test_eagle(
+    tale: LLM, stories: list[tuple[NDArray[np.int64], NDArray[np.float32]]], head: NDArray[np.float32]
+) -> None:
+    heads = loaded("tale-eagle", tale)
+    assert isinstance(heads, EagleHeads)
+    layer = heads.layer
+    model = LlamaModel(
+        LlamaConfig(
+            hidden_size=256,
+            intermediate_size=layer.intermediate_size,
+            num_hidden_layers=1,
+            vocab_size=8,
+            num_attention_heads=layer.num_attention_heads,
+            num_key_value_heads=layer.num_key_value_heads,
+            head_dim=layer.head_dim,
+            rms_norm_eps=layer.rms_norm_eps,
+            rope_theta=layer.rope_theta,
+        )
+    )
+    own = {name.removeprefix("model."): torch.from_numpy(one) for name, one in heads.tensors.items()}
+    fc = own.pop("fc.weight").numpy()
+    model.load_state_dict(own | {"embed_tokens.weight": torch.zeros(8, 256)})
+    right = []
+    for tokens, states in stories:
+        before = np.concatenate((np.zeros((1, 256), np.float32), states[:-1]))
+        read = torch.from_numpy(np.concatenate((before, head[tokens]), axis=1) @ fc.T)
+        with torch.inference_mode():
+            found = model(inputs_embeds=read[None]).last_hidden_state[0].numpy()
+        right += ((found @ head.T).argmax(axis=1)[8:-1] == tokens[9:]).tolist()
+    assert len(right) > 300 and np.mean(right) > heads.accuracy[0][0] - 0.1
+
+
 def test_they_are_small_and_say_what_they_were_trained_on() -> None:
-    folders = [BUNDLED / "tale-draft", *map(heads_folder, TRAINED)]
+    folders = [BUNDLED / "tale-draft", *map(heads_folder, BUNDLED_HEADS)]
     weights = [path for folder in folders for path in Path(folder).glob("*.safetensors")]
     assert len(weights) == len(folders) and sum(path.stat().st_size for path in weights) <= LARGEST_BYTES
     for folder in folders[1:]:

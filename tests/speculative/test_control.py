@@ -27,7 +27,7 @@ class Machine:
     ) -> None:  # fmt: skip
         self.now = 0.0
         self.step_s, self.rates, self.draft_s, self.free = step_s, rates, draft_s, free
-        self.name, self.asked, self.needs_hidden = "simulated", 0, False
+        self.name, self.asked, self.needs_hidden, self.needs_states = "simulated", 0, False, False
         self._rng, self._noise = random.Random(seed), noise
         self.most = most
         self.speculation = Speculation([self], most=most, clock=lambda: self.now)
@@ -39,6 +39,9 @@ class Machine:
         longest = max(one.room for one in sequences)
         self.now += self.draft_s * (longest or 1)  # it reads the new tokens in any case
         return [Proposal((1,) * one.room) for one in sequences]
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        """There is nothing to read."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         raise AssertionError("there is no KV")

@@ -78,6 +78,10 @@ class PreparedModel(Generic[Logits]):
         """Not used: nothing is drafted."""
         raise RuntimeError("a prepared model has no head")
 
+    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Not used: nothing is drafted."""
+        raise RuntimeError("a prepared model has no embeddings")
+
 
 class TimedSampler(Generic[Logits]):
     """Forwards calls and adds up their time."""

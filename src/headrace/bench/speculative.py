@@ -96,7 +96,8 @@ class Scripted:
     """
 
     def __init__(self, inner: Method, rate: float, right: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        self.name, self.free, self.needs_hidden = inner.name, inner.free, inner.needs_hidden
+        self.name, self.free = inner.name, inner.free
+        self.needs_hidden, self.needs_states = inner.needs_hidden, inner.needs_states
         self._inner, self._rate, self._right = inner, rate, right
         self._rng = random.Random(0)
 
@@ -114,6 +115,9 @@ class Scripted:
                 tokens[depth] = (token + 1) % 1000
                 break
         return Proposal(tuple(tokens), proposal.kind)
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        self._inner.pass_over(sequences)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._inner.copy_blocks(copies)

@@ -26,6 +26,9 @@ _TEXT_BODIES = (
     "model.text_model.",
     "model.",
 )
+_BESIDE = "mtp."
+"""What the names of layers that predict further tokens begin with, beside the text part's."""
+
 _TEXT_HEADS = ("language_model.lm_head.", "lm_head.")
 """What the names of the text part begin with in checkpoints with several parts."""
 
@@ -123,7 +126,7 @@ class FamilyCheckpoint(Checkpoint):
                 self._stored[head + name.removeprefix(stored_head)] = name
             elif name.startswith(stored_body):
                 self._stored[body + name.removeprefix(stored_body)] = name
-            elif alone:
+            elif alone or name.startswith(_BESIDE):
                 self._stored[name] = name
         for end, other in family.renamed.items():
             for name in [name for name in self._stored if name.endswith(end)]:

@@ -15,9 +15,9 @@ from headrace.models.random_weights import RandomTensors
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights, open_weights
-from headrace.models.weights import Progress, Projection, Weights, make_weights
+from headrace.models.weights import Progress, Projection, Weights, check_present, make_weights
 from headrace.program.lower import lower
-from headrace.program.records import WeightRef
+from headrace.program.records import Program, WeightRef
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Compute dtypes by the name that options and specs use."""
@@ -54,6 +54,24 @@ def read_weights(
     `open_weights` has checked their names, shapes and types.
     """
     program = lower(spec, weight_names(spec))
+    return _make(stored, program, dtype, torch.device(device), progress)
+
+
+def read_layers(
+    stored: StoredWeights, program: Program, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Weights:
+    """The weights of draft layers (`program.lower_layers`), from files that may hold other tensors, too."""
+    check_present(stored.checkpoint, program, stored.coded)
+    return _make(stored, program, dtype, torch.device(device), None)
+
+
+def _make(
+    stored: StoredWeights,
+    program: Program,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None,
+) -> Weights:
     done, total = 0, sum(1 for weight in program.weights for _ in weight.tensors())
 
     def fill(name: str, target: torch.Tensor) -> None:
@@ -64,7 +82,7 @@ def read_weights(
         if progress is not None:
             progress(done, total)
 
-    return make_weights(program.weights, _TorchMaker(fill, dtype, torch.device(device)))
+    return make_weights(program.weights, _TorchMaker(fill, dtype, device))
 
 
 def random_weights(

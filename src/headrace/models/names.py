@@ -6,13 +6,27 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class MTPNames:
+    """Tensors of a layer that predicts the token after the next one, as `models.draft_layers.DraftLayers` has them; {n}
+    stands for the number of layers before it. layer: what its tensors' names begin with where the names of others begin
+    with model.layers.{i}."""
+
+    layer: str
+    join: str
+    state_norm: str
+    embedding_norm: str
+    final_norm: str
+
+
+@dataclass(frozen=True, slots=True)
 class WeightNames:
     """Tensor names of a checkpoint, without the endings ".weight" and ".bias"; the text {i} in a layer's names stands
     for the layer's number, and {e} for the expert's.
 
     qkv, gate_up: where the checkpoint has one tensor for these, else empty. WHOLE lists those that are whole names.
     ignored: endings of tensors that no model uses; ignored_prefixes: beginnings of such tensors, such as those of an
-    image encoder.
+    image encoder; {n} in them stands for the number of layers. mtp: of the layer after the last one, where it may have
+    one that predicts further tokens.
     """
 
     embed: str = "model.embed_tokens"
@@ -79,6 +93,12 @@ class WeightNames:
     shared_down: str = "model.layers.{i}.mlp.shared_expert.down_proj"
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     ignored_prefixes: tuple[str, ...] = ()
+    mtp: MTPNames | None = None
+
+    def ignores(self, tensor: str, num_layers: int) -> bool:
+        """Whether no part of a model with so many layers is a tensor of that name."""
+        prefixes = tuple(prefix.replace("{n}", str(num_layers)) for prefix in self.ignored_prefixes)
+        return tensor.endswith(self.ignored) or tensor.startswith(prefixes)
 
 
 WHOLE = frozenset(

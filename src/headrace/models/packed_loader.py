@@ -18,11 +18,11 @@ from headrace.models.families import weight_names
 from headrace.models.packing import ALONE, ExpertPlace, pack_blocks, pack_codes, pack_floats
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
-from headrace.models.stored import open_weights
+from headrace.models.stored import StoredWeights, open_weights
 from headrace.models.tensor_sources import CheckpointTensors, RandomSource, TensorSource
-from headrace.models.weights import Maker, Progress, Projection, Weights, make_weights
+from headrace.models.weights import Maker, Progress, Projection, Weights, check_present, make_weights
 from headrace.program.lower import lower
-from headrace.program.records import HeadRows, WeightRef
+from headrace.program.records import HeadRows, Program, WeightRef
 from headrace.quant.format import WeightFormat, WeightFormats
 
 
@@ -52,6 +52,23 @@ def load_packed(
         largest_first=True,
     )  # fmt: skip
     return make_weights(refs, maker)
+
+
+def load_packed_layers(
+    stored: StoredWeights,
+    program: Program,
+    *,
+    dtype: str,
+    weights: WeightFormats,
+    kernels: Kernels,
+    team: Team,
+) -> Weights:
+    """The weights of draft layers (`program.lower_layers`), packed as `load_packed` packs those of a model. The files
+    may hold other tensors, too."""
+    check_present(stored.checkpoint, program, stored.coded)
+    expected = tuple(name for weight in program.weights for name, _ in weight.tensors())
+    tensors = CheckpointTensors(stored, expected)
+    return make_weights(program.weights, _Packer(tensors, dtype, weights, kernels, team, len(expected), None))
 
 
 def open_packer(

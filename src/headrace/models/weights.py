@@ -100,8 +100,22 @@ def check_tensors(
     coded: tensors of the program that are stored as codes, which are checked already. others: tensors that are
     expected too.
     """
+    check_present(checkpoint, program, coded)
     expected = program.tensors()
-    for name, shape in expected.items():
+    # A tied model's head is the embedding; checkpoints that store it once more are common, and HF ignores it too.
+    known = {*expected, f"{names.head}.weight", *others}.difference(coded) | {*others}
+    for name in checkpoint.names():
+        if names.ignores(name, program.num_layers):
+            continue
+        if name not in known:
+            raise CheckpointError(
+                f"the checkpoint holds tensor {name!r:.200}, which the config does not account for"
+            )
+
+
+def check_present(checkpoint: WeightFiles, program: Program, coded: Collection[str] = ()) -> None:
+    """As `check_tensors`, for files that may hold any other tensors besides."""
+    for name, shape in program.tensors().items():
         if name in coded:
             continue
         entry = checkpoint.entry(name)
@@ -115,13 +129,4 @@ def check_tensors(
         if entry.dtype not in checkpoint.dtypes:
             raise CheckpointError(
                 f"tensor {stored} is stored as {entry.dtype}, not as one of {', '.join(checkpoint.dtypes)}"
-            )
-    # A tied model's head is the embedding; checkpoints that store it once more are common, and HF ignores it too.
-    known = {*expected, f"{names.head}.weight", *others}.difference(coded) | {*others}
-    for name in checkpoint.names():
-        if name.endswith(names.ignored) or name.startswith(names.ignored_prefixes):
-            continue
-        if name not in known:
-            raise CheckpointError(
-                f"the checkpoint holds tensor {name!r:.200}, which the config does not account for"
             )

@@ -71,7 +71,7 @@ def activation_parts(
             + (f"; {routed}{each}: routed rows of experts" if routed else ""),
         ),
         _scratch_part(program, tokens, rows, memory, demands),
-        *_logits_parts(program, tokens, rows, memory),
+        *(_logits_parts(program, tokens, rows, memory) if program.of_kind("logits") else ()),
         embeddings,
     )
 
@@ -157,7 +157,7 @@ def _arena_parts(
         "feed-forward": "gated product",
         "logits": "a row a token, resident only where they are asked for",
     }
-    return tuple(ActivationPart(name, sizes[name], steps + how) for name, how in said.items())
+    return tuple(ActivationPart(name, sizes.get(name, 0), steps + how) for name, how in said.items())
 
 
 def activation_bytes(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from headrace.errors import ConfigError
 
+MTP = "mtp"
+"""Drafts with the layer of the model's own checkpoint that predicts further tokens."""
+
 NGRAM = "ngram"
 """Drafts from the sequence's own tokens."""
 HISTORY = "history"

@@ -5,42 +5,54 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
+from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
 from headrace.plan.activations import activation_bytes
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import KVDemand
-from headrace.plan.weights import total_weight_bytes
+from headrace.plan.weights import held_bytes
 from headrace.program.lower import lower
+from headrace.program.lower_layers import lower_layers
 from headrace.program.records import Program
 from headrace.quant.format import WeightFormats
+
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A model that drafts for another: how it is stored, beside what the two share (KV type, kernels, threads)."""
+    """A model, or layers, that drafts for another: how it is stored, beside what the two share (KV type, kernels,
+    threads). `layers` None: a whole model."""
 
     name: str
     spec: ModelSpec  # with streaming options put in
+    program: Program
     memory: MemoryFormat
     quantization: str | None
     weights_dtype: str
     weight_formats: WeightFormats | None
+    layers: DraftLayers | None = None
 
     def __str__(self) -> str:
         return self.name
 
     @property
-    def program(self) -> Program:
-        return lower(self.spec, weight_names(self.spec))
-
-    @property
     def weight_bytes(self) -> int:
-        return total_weight_bytes(self.program, self.memory)
+        return sum(sum(held_bytes(one, self.memory).values()) for one in self.program.weights)
 
     def activation_bytes(self, tokens: int, seqs: int, demands: tuple[KVDemand, ...]) -> int:
         """Of its largest step. `demands` are those of its own KV groups."""
-        return activation_bytes(self.program, tokens, seqs, self.memory, demands)
+        own = activation_bytes(self.program, tokens, seqs, self.memory, demands)
+        if self.layers is None:
+            return own
+        # What they read, as it is put together, held and computed with, and a state of each token of the model's step.
+        return own + tokens * 7 * self.spec.hidden_size * _FLOAT_BYTES
+
+
+def draft_program(spec: ModelSpec, layers: DraftLayers | None) -> Program:
+    """The program of a model that drafts, or of layers of this spec; the table of what layers read has one row here."""
+    return lower(spec, weight_names(spec)) if layers is None else lower_layers(layers, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | N
     return kept, f"accepted without effect: {', '.join(ignored)}; see docs/options.md"
 
 
-_DRAFTERS = (None, "ngram", "draft_model")
+_DRAFTERS = (None, "ngram", "draft_model", "eagle", "medusa", "mtp")
 _SPECULATION = {
     "num_speculative_tokens": "num_speculative_tokens",
     "quantization": "speculative_quantization",
@@ -152,12 +152,18 @@ def _speculation(config: object) -> dict[str, object]:
     if not isinstance(config, Mapping):
         raise ConfigError("speculative_config must be an object with named fields, such as method and model")
     method, model = config.get("method"), config.get("model")
+    if isinstance(method, str) and method.endswith("_mtp"):  # deepseek_mtp, qwen3_next_mtp and so on
+        method = "mtp"
     if method not in _DRAFTERS:
-        raise ConfigError(f"speculative_config: method {method!r:.80} is not here; ngram and draft_model are")
+        raise ConfigError(
+            f"speculative_config: method {method!r:.80} is not here; {', '.join(filter(None, _DRAFTERS))} are"
+        )
+    if method == "mtp":
+        model = "mtp"
     if method == "ngram" or model in ("ngram", "[ngram]"):
         model = "ngram"
     if model is None:
-        raise ConfigError("speculative_config names neither the method ngram nor a model")
+        raise ConfigError("speculative_config names neither the method ngram or mtp nor a model")
     unknown = [name for name in config if name not in {"method", "model", *_SPECULATION, *_UNUSED}]
     if unknown:
         raise ConfigError(f"speculative_config: {unknown[0]!r:.80} is not supported; leave it out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from headrace.models.names import HF_NAMES, WeightNames
@@ -57,15 +57,19 @@ def lower(spec: ModelSpec, names: WeightNames = HF_NAMES, *, narrow: bool = True
     for index, layer in enumerate(spec.layers):
         lowering.layer(index, layer, gather=narrow and index == len(spec.layers) - 1)
     lowering.head(head)
-    ops = tuple(lowering.ops)
+    return make_program(spec, lowering.ops, spec.vocab_size)
+
+
+def make_program(spec: ModelSpec, ops: Sequence[Op[Any]], vocab_size: int, *given: WeightRef) -> Program:
+    """The record of these ops. given: those of their weights that are not the program's, as no file holds them."""
     return Program(
-        ops,
+        tuple(ops),
         kv=spec.kv_shapes,
-        vocab_size=spec.vocab_size,
+        vocab_size=vocab_size,
         hidden_size=spec.hidden_size,
         num_layers=len(spec.layers),
         buffers=tuple(dict.fromkeys(buffer for op in ops for buffer in (*op.inputs, *op.outputs))),
-        weights=tuple(dict.fromkeys(weight for op in ops for weight in op.weights)),
+        weights=tuple(dict.fromkeys(weight for op in ops for weight in op.weights if weight not in given)),
     )
 
 

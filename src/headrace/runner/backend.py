@@ -7,13 +7,15 @@ from typing import Any, Protocol
 
 from headrace.errors import ConfigError, MissingDependency
 from headrace.extras import install_command
+from headrace.models.draft_layers import DraftLayers
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
+from headrace.models.stored import StoredWeights
 from headrace.models.weights import Progress
 from headrace.ops.table import Selection
 from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.loading import Stored
-from headrace.runner.model import StepModel, StepSampler
+from headrace.runner.model import StateModel, StepModel, StepSampler
 
 
 def save_weights(
@@ -44,6 +46,13 @@ class Backend(Protocol):
         """Load a model's weights, and make room for its KV.
 
         Raises CheckpointError where the checkpoint does not hold what `spec` needs.
+        """
+        ...
+
+    def load_layers(self, weights: StoredWeights, layers: DraftLayers, stored: Stored) -> StateModel:
+        """Load draft layers from files that may hold other tensors, too, and make room for their KV.
+
+        Raises CheckpointError where a tensor is missing or does not fit.
         """
         ...
 

@@ -21,7 +21,8 @@ class Drafted:
     `computed` of them have their KV in the cache; `found` of them had it when the sequence was started. `room` is the
     most tokens to propose, 0 where none may follow; `accepted` of the slice's own drafts were right. Nothing of it may
     show in the drafts of sequences with another `owner`: a user and a cache salt. `hidden` [H] is the model's final
-    hidden state that gave the last token, None where the drafter did not ask or there is none.
+    hidden state that gave the last token, and `states` [n, H] are those of the last n computed tokens, as many as the
+    step had and could give; None where the drafter did not ask or there is none.
     """
 
     request_id: int
@@ -35,6 +36,7 @@ class Drafted:
     state: SequenceState
     owner: tuple[str, str]
     hidden: NDArray[np.float32] | None = None
+    states: NDArray[np.float32] | None = None
 
 
 class Drafter(Protocol):
@@ -43,6 +45,11 @@ class Drafter(Protocol):
     @property
     def needs_hidden(self) -> bool:
         """Whether it reads `Drafted.hidden`."""
+        ...
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether it reads `Drafted.states`."""
         ...
 
     def draft(self, sequences: Sequence[Drafted]) -> list[tuple[int, ...]]:

@@ -74,8 +74,9 @@ class ModelExecutor(Generic[Logits]):
         self.sampler = sampler
         self.drafter = drafter
         self._needs_hidden = drafter is not None and drafter.needs_hidden
+        self._needs_states = drafter is not None and drafter.needs_states
         self._most_rows = most_rows
-        self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the rows that each slice sampled from
+        self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the last tokens of each slice
         self._faults = RowFaults(sampler)
         self._grammars = grammars
         self._num_matchers = 0
@@ -167,12 +168,12 @@ class ModelExecutor(Generic[Logits]):
         selected, rows = logits_rows(slices, scored)
         pools = [sequence.pool for sequence in sequences]
         pooled = pooled_rows(slices, pools)
-        drafting = self._hidden_rows(_sampled(selected, rows), len(selected) + len(pooled))
-        hidden = [*pooled, *drafting]
+        counts = self._state_counts(slices, rows, len(selected) + len(pooled))
+        hidden = [*pooled, *_last_tokens(slices, counts)]
         step = pack(slices, [sequence.row for sequence in sequences], self._tables, selected, hidden)
         logits, samples = self._forward(step, *self._sample_rows(slices, sequences, rows))
         vectors = add_states(slices, pools, self.model.hidden()) if pooled else {}
-        self._hidden = _rows_of(slices, rows, self.model.hidden()[len(pooled) :]) if drafting else {}
+        self._hidden = _by_slice(slices, counts, self.model.hidden()[len(pooled) :]) if any(counts) else {}
         results = []
         at = 0
         for work, sequence, part in zip(slices, sequences, rows, strict=True):
@@ -188,7 +189,9 @@ class ModelExecutor(Generic[Logits]):
     def _decode(self, slices: list[SeqSlice], sequences: list[_Sequence]) -> list[SliceResult]:
         """The usual step, in which every sequence computes one token and gets the next: as `_run`, but faster."""
         every = range(len(slices))
-        hidden = self._hidden_rows(every, len(slices))
+        most = 2 * len(slices) if self._most_rows is None else self._most_rows
+        wanted = (self._needs_hidden or self._needs_states) and 2 * len(slices) <= most
+        hidden = every if wanted else ()
         step = pack(slices, [sequence.row for sequence in sequences], self._tables, every, hidden)
         _, samples = self._forward(step, [sequence.next for sequence in sequences])
         states = self.model.hidden() if hidden else None
@@ -232,10 +235,21 @@ class ModelExecutor(Generic[Logits]):
                 results[at] = replace(results[at], draft=draft)
         return results
 
-    def _hidden_rows(self, rows: Sequence[int], others: int) -> Sequence[int]:
-        """Those of a step with so many `others` whose hidden states the drafter gets."""
-        fits = self._most_rows is None or len(rows) + others <= self._most_rows
-        return rows if self._needs_hidden and fits else ()
+    def _state_counts(self, slices: Sequence[SeqSlice], rows: Sequence[Rows], others: int) -> list[int]:
+        """Of how many of each slice's last tokens the drafter gets the states, in a step with so many `others`."""
+        sampled = [part.num_sample for part in rows]
+        tokens = sum(len(work.tokens) for work in slices)
+        room = tokens if self._most_rows is None else self._most_rows - others
+        if not (self._needs_hidden or self._needs_states) or sum(sampled) > room:
+            return [0] * len(slices)
+        if not self._needs_states:
+            return sampled
+        counts, excess = [], tokens - room
+        for work, least in zip(slices, sampled, strict=True):
+            fewer = max(0, min(excess, len(work.tokens) - least))
+            counts.append(len(work.tokens) - fewer)
+            excess -= fewer
+        return counts
 
     def _forward(
         self, step: Step, rows: list[SampleRow], at: list[int] | None = None
@@ -286,6 +300,7 @@ def _drafted(
     if state.params.max_tokens is not None:
         room = min(room, state.params.max_tokens - state.num_output - 1)
     rejected = work.num_draft - max(0, emitted - 1) if work.num_draft else 0
+    kept = 0 if hidden is None else len(hidden) - rejected
     return Drafted(
         request_id=work.request_id,
         row=sequence.row,
@@ -297,23 +312,29 @@ def _drafted(
         accepted=work.num_draft - rejected,
         state=state,
         owner=sequence.owner,
-        hidden=None if hidden is None or not emitted else hidden[emitted - 1],
+        hidden=None if hidden is None or not emitted else hidden[kept - 1],
+        states=None if hidden is None else hidden[:kept],
     )
 
 
-def _sampled(selected: Sequence[int], rows: Sequence[Rows]) -> list[int]:
-    """The tokens whose logits are sampled from."""
-    return [selected[at] for part in rows for at in range(part.first + part.num_prompt, _end(part))]
+def _last_tokens(slices: Sequence[SeqSlice], counts: Sequence[int]) -> list[int]:
+    """So many of each slice's last tokens."""
+    found: list[int] = []
+    end = 0
+    for work, count in zip(slices, counts, strict=True):
+        end += len(work.tokens)
+        found += range(end - count, end)
+    return found
 
 
-def _rows_of(
-    slices: Sequence[SeqSlice], rows: Sequence[Rows], states: NDArray[np.float32]
+def _by_slice(
+    slices: Sequence[SeqSlice], counts: Sequence[int], states: NDArray[np.float32]
 ) -> dict[int, NDArray[np.float32]]:
-    """The hidden states of `_sampled` by slice."""
+    """The hidden states of `_last_tokens` by slice."""
     found, at = {}, 0
-    for work, part in zip(slices, rows, strict=True):
-        found[work.request_id] = states[at : at + part.num_sample]
-        at += part.num_sample
+    for work, count in zip(slices, counts, strict=True):
+        found[work.request_id] = states[at : at + count]
+        at += count
     return found
 
 

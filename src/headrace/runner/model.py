@@ -44,6 +44,27 @@ class StepModel(Protocol[ModelLogits]):
         """Logits [N, V] of hidden states [N, H] after the final norm, of whatever origin."""
         ...
 
+    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Embeddings [N, H] of tokens, as the first layer reads them where it reads nothing else."""
+        ...
+
+
+class StateModel(Protocol):
+    """Draft layers (`models.draft_layers`) with their KV storage."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """As `StepModel.copy_blocks`."""
+        ...
+
+    def forward(
+        self, step: Step, states: NDArray[np.float32], embeddings: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Write the KV of a step's tokens and predict the states [P, H] of `step.hidden_rows`, if there are any.
+
+        states [T, H]: those before each token. embeddings [T, H]: of the tokens. `step.logits_rows` is empty.
+        """
+        ...
+
 
 class StepSampler(Protocol[SamplerLogits]):
     """Chooses tokens; see runner.sampling.sampler for the order of operations, which every sampler keeps."""

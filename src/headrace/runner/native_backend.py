@@ -10,20 +10,24 @@ from pathlib import Path
 from headrace import __version__
 from headrace._native import Kernels, Team
 from headrace.errors import CheckpointError
+from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
 from headrace.models.packed.data import PackedWriter
 from headrace.models.packed.header import VERSION, PackedFacts, PackedHeader, is_packed, read_header
 from headrace.models.packed.store import map_packed, save_packed
-from headrace.models.packed_loader import load_packed, open_packer
+from headrace.models.packed_loader import load_packed, load_packed_layers, open_packer
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
+from headrace.models.stored import StoredWeights
 from headrace.models.weights import Progress, Weights
 from headrace.plan.resolved import ResolvedConfig
 from headrace.program.lower import lower
+from headrace.program.lower_layers import lower_layers
 from headrace.program.records import Program
 from headrace.runner.loading import Stored
 from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
+from headrace.runner.native_layers import NativeLayers
 from headrace.runner.sampling.native import NativeSampler
 from headrace.runner.tape import TapeLimits
 
@@ -60,6 +64,18 @@ class NativeBackend:
         kv = NativeKV(program.kv, stored.groups, resolved.kv_cache_dtype)
         limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
         return NativeDecoder(program, weights, kv, stored.groups, kernels, team, limits)
+
+    def load_layers(self, weights: StoredWeights, layers: DraftLayers, stored: Stored) -> NativeLayers:
+        """See `runner.backend.Backend`."""
+        resolved, kernels, team = self._resolved, self._kernels, self._team
+        assert stored.formats is not None
+        limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
+        program = lower_layers(layers, limits.max_tokens)
+        packed = load_packed_layers(
+            weights, program, dtype=stored.dtype, weights=stored.formats, kernels=kernels, team=team
+        )
+        kv = NativeKV(program.kv, stored.groups, resolved.kv_cache_dtype)
+        return NativeLayers(layers, program, packed, kv, stored.groups, kernels, team, limits)
 
     def sampler(self, vocab_size: int) -> NativeSampler:
         """Samples from rows of logits."""

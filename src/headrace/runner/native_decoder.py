@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._native import Kernels, PackedMatrix, Tape, Team, linear
+from headrace._native import Kernels, PackedMatrix, Tape, Team, embed, linear
 from headrace.core.types import BlockCopy, KVGroupSpec
 from headrace.models.weights import Weights
 from headrace.program.records import Program
@@ -17,10 +17,10 @@ from headrace.runner.step import StateTables, Step
 from headrace.runner.tape import TapeLimits, compile_tape
 
 
-class NativeDecoder:
-    """A model on the kernels of one instruction set, with its KV storage; a `runner.model.StepModel`.
+class NativeTape:
+    """A program on the kernels of one instruction set, with its KV storage.
 
-    Weights are packed (`models.packed_loader`). Rows of logits are bitwise the same in any batch, in one
+    Weights are packed (`models.packed_loader`). Its rows are bitwise the same in any batch, in one
     piece or in chunks, with one thread or many.
     """
 
@@ -35,7 +35,6 @@ class NativeDecoder:
         limits: TapeLimits,
     ) -> None:
         self.program = program
-        self.vocab_size = program.vocab_size
         self.tape: Tape
         self.tape, self._stream = compile_tape(program, weights, kv, groups, kernels, team, limits)
         final = program.final_norm
@@ -44,7 +43,6 @@ class NativeDecoder:
         self._kv = kv
         self._hidden = np.empty((0, program.hidden_size), dtype=np.float32)
         self._kernels, self._team = kernels, team
-        self._head = cast(PackedMatrix, weights.matrices[program.head.weights[0].name].weight)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._kv.copy(copies)
@@ -78,6 +76,33 @@ class NativeDecoder:
     def hidden(self) -> NDArray[np.float32]:
         """Final hidden states [P, H] of the last step with `hidden_rows`."""
         return self._hidden
+
+
+class NativeDecoder(NativeTape):
+    """A whole model; a `runner.model.StepModel`."""
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Weights,
+        kv: NativeKV,
+        groups: Sequence[KVGroupSpec],
+        kernels: Kernels,
+        team: Team,
+        limits: TapeLimits,
+    ) -> None:
+        super().__init__(program, weights, kv, groups, kernels, team, limits)
+        self.vocab_size = program.vocab_size
+        self._head = cast(PackedMatrix, weights.matrices[program.head.weights[0].name].weight)
+        embeds = program.ops[0]
+        self._embedding = weights.tables[embeds.weights[0].name]
+        self._embedding_scale = float(embeds.attributes.scale)
+
+    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `runner.model.StepModel`."""
+        rows = np.empty((len(ids), self.program.hidden_size), dtype=np.float32)
+        embed(self._kernels, self._team, ids, self._embedding, rows)
+        return rows if self._embedding_scale == 1.0 else rows * np.float32(self._embedding_scale)
 
     def head(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """See `runner.model.StepModel`."""

@@ -67,7 +67,7 @@ def compile_tape(
         team,
         max_tokens=limits.max_tokens,
         max_seqs=limits.max_seqs,
-        max_logits=limits.max_tokens,
+        max_logits=limits.max_tokens if program.of_kind("logits") else 1,
         vocab_size=program.vocab_size,
     )
     compiler = _Compiler(

@@ -96,6 +96,13 @@ class Decoder:
         cap = op.attributes.soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Scaled embeddings [N, H] of tokens."""
+        op = self.program.ops[0]
+        rows = self.ops.embedding(ids, self.weights.tables[op.weights[0].name])
+        scale = op.attributes.scale
+        return rows if scale == 1.0 else rows * scale
+
     def frequencies(self, rope: RopeSpec) -> tuple[torch.Tensor, float]:
         """[R/2] float64, and the factor on cosines and sines."""
         return self._frequencies[rope]

@@ -70,6 +70,11 @@ class TorchModel:
         """See `runner.model.StepModel`."""
         return self._decoder.head(torch.from_numpy(states).to(self._device))
 
+    @torch.inference_mode()
+    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `runner.model.StepModel`."""
+        return self._decoder.embed(self._tensor(ids)).float().cpu().numpy()
+
     def _group(self, group: GroupTables | StateTables) -> GroupBatch | StateBatch:
         if isinstance(group, StateTables):
             return group.moves

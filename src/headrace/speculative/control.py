@@ -70,6 +70,7 @@ class Speculation:
         self.methods = tuple(methods)
         self.most, self.adaptive = most, adaptive
         self.needs_hidden = any(method.needs_hidden for method in methods)
+        self.needs_states = any(method.needs_states for method in methods)
         self.counts = tuple(MethodCounts(method.name) for method in methods)
         self._now = clock
         self._steps = StepClock()
@@ -98,7 +99,8 @@ class Speculation:
             if self.adaptive and not method.free:
                 open_rooms = self._lengths(at, sequences, open_rooms, proposals)
                 if not any(open_rooms) and (decoding or self._since_draft > IDLE_AFTER):
-                    continue  # it reads what it missed if it is asked again
+                    method.pass_over(sequences)
+                    continue
             found = self._propose(at, method, sequences, open_rooms)
             proposals = [(at, new) if new.tokens else old for old, new in zip(proposals, found, strict=True)]
         if self.adaptive:

@@ -135,6 +135,18 @@ def heads_bytes(folder: Path) -> int:
     return sum(4 * math.prod(shape) for shape in shapes)
 
 
+def eagle_layer(folder: Path, hidden_size: int) -> EagleLayer | None:
+    """The sizes of an EAGLE layer for a model of that hidden size, from config.json alone; None for other heads.
+
+    Raises CheckpointError for sizes that are missing or absurd.
+    """
+    config = read_json(folder / "config.json") or {}
+    section = config.get(SECTION)
+    if not isinstance(section, Mapping) or section.get("method") != "eagle":
+        return None
+    return _eagle_layer(ConfigReader(section, f"{SECTION} of config.json"), hidden_size)
+
+
 def load_heads(folder: Path, base: BaseModel) -> MedusaHeads | EagleHeads:
     """Read the heads of a folder for a model.
 
@@ -270,12 +282,18 @@ def _public_medusa(tensors: _Tensors, reader: ConfigReader, base: BaseModel) -> 
 
 
 def _eagle(tensors: _Tensors, reader: ConfigReader, base: BaseModel) -> EagleHeads:
+    layer = _eagle_layer(reader, base.hidden_size)
+    arrays = {name: tensors.get(name, shape) for name, shape in layer.shapes().items()}
+    return EagleHeads(layer, arrays, _accuracy(reader))
+
+
+def _eagle_layer(reader: ConfigReader, hidden_size: int) -> EagleLayer:
     fields = reader.fields.get("layer")
     if not isinstance(fields, Mapping):
         raise CheckpointError(f'{SECTION} of config.json has no object "layer"')
     own = ConfigReader(fields, f"layer of {SECTION}")
     layer = EagleLayer(
-        hidden_size=base.hidden_size,
+        hidden_size=hidden_size,
         num_attention_heads=own.integer("num_attention_heads", 1, 4096),
         num_key_value_heads=own.integer("num_key_value_heads", 1, 4096),
         head_dim=own.integer("head_dim", 2, 1024),
@@ -289,8 +307,7 @@ def _eagle(tensors: _Tensors, reader: ConfigReader, base: BaseModel) -> EagleHea
         )
     if layer.num_attention_heads * layer.head_dim > _MAX_WIDTH:
         raise CheckpointError(f"layer of {SECTION}: its heads have more than {_MAX_WIDTH} features together")
-    arrays = {name: tensors.get(name, shape) for name, shape in layer.shapes().items()}
-    return EagleHeads(layer, arrays, _accuracy(reader))
+    return layer
 
 
 _METHODS: dict[str, Callable[[_Tensors, ConfigReader, BaseModel], MedusaHeads | EagleHeads]] = {

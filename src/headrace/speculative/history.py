@@ -94,7 +94,7 @@ class _Follower:
 class HistoryMethod:
     """Drafts what followed the last tokens in earlier outputs of the same user; satisfies `method.Method`."""
 
-    name, free, needs_hidden = "history", True, False
+    name, free, needs_hidden, needs_states = "history", True, False, False
 
     def __init__(self) -> None:
         self._histories: OrderedDict[tuple[str, str], History] = OrderedDict()  # the last used last
@@ -115,6 +115,9 @@ class HistoryMethod:
         follower.follow(one.tokens, history)
         tokens = follower.continuation(one.room)
         return Proposal(tokens, follower.length.bit_length())
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        """It reads what it missed when it is asked again."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """There is no KV."""

@@ -23,7 +23,7 @@ class MedusaMethod:
     Heads without a matrix of their own share the model's, for which all of their rows are one product.
     """
 
-    free, needs_hidden = False, True
+    free, needs_hidden, needs_states = False, True, False
 
     def __init__(
         self, heads: MedusaHeads, model: StepModel[Any], sampler: StepSampler[Any], name: str
@@ -74,6 +74,9 @@ class MedusaMethod:
             inner = states @ weight.T + bias
             states = states + inner / (1.0 + np.exp(-inner))
         return states
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        """It reads nothing but the last state."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """There is no KV."""

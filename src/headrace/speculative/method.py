@@ -37,9 +37,19 @@ class Method(Protocol):
         """Whether it reads `Drafted.hidden`."""
         ...
 
+    @property
+    def needs_states(self) -> bool:
+        """Whether it reads `Drafted.states`."""
+        ...
+
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         """For each sequence at most `room` tokens. Called after a step with every sequence whose slice was run, but not
-        after every step."""
+        after every step: see `pass_over`."""
+        ...
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        """Called in place of `propose` after a step where nothing is asked of it: with all sequences whose slice was
+        run."""
         ...
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

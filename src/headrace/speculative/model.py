@@ -49,7 +49,7 @@ class ModelMethod:
     written, and then the drafts are worse. Satisfies `method.Method`.
     """
 
-    free, needs_hidden = False, False
+    free, needs_hidden, needs_states = False, False, False
 
     def __init__(
         self,
@@ -79,6 +79,9 @@ class ModelMethod:
             ]
             going = self._extend(sequences, lengths, drafts, pieces)
         return [Proposal(draft) for draft in drafts]
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        """It reads what it missed when it is asked again."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self.model.copy_blocks(copies)

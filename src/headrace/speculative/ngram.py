@@ -71,7 +71,7 @@ class NGramMethod:
     An occurrence of n equal tokens is followed for at most n times `factor` tokens.
     """
 
-    name, free, needs_hidden = "ngram", True, False
+    name, free, needs_hidden, needs_states = "ngram", True, False, False
 
     def __init__(self, sizes: Sequence[int] = (2, 4), factor: int = 2) -> None:
         self._sizes, self._factor = tuple(sizes), factor
@@ -87,6 +87,9 @@ class NGramMethod:
         index.extend(one.tokens[len(index) :])
         tokens = index.continuation(min(one.room, self._factor * index.length))
         return Proposal(tokens, index.length.bit_length())
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        """It reads what it missed when it is asked again."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """There is no KV."""

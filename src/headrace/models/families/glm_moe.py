@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.models.config_reader import ConfigReader
-from headrace.models.families.latent import experts_of_layers, first_dense, ignoring, sigmoid_router
+from headrace.models.families.latent import experts_of_layers, first_dense, shared_names, sigmoid_router
 from headrace.models.families.reading import Family, decoder, read_attention, read_mlp, rms_norm
 from headrace.models.spec import LayerSpec, ModelSpec
 
@@ -26,7 +26,7 @@ GLM_MOE = {
     "Glm4MoeForCausalLM": Family(
         "glm4_moe",
         _glm4_moe,
-        ignoring("model.layers.46.", "model.layers.92."),
+        shared_names(),
         models="GLM-4.5, GLM-4.6",
         features="grouped experts with a corrected choice, shared experts, half of a head rotated",
     )

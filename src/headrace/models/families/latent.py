@@ -17,7 +17,7 @@ from headrace.models.families.reading import (
     read_mlp,
     rms_norm,
 )
-from headrace.models.names import WeightNames
+from headrace.models.names import MTPNames, WeightNames
 from headrace.models.rope import yarn_scale
 from headrace.models.rope_config import MAX_POSITION, read_rope
 from headrace.models.spec import (
@@ -169,13 +169,23 @@ def _glm4_moe_lite(config: ConfigReader) -> ModelSpec:
     return _model(config, "glm4_moe_lite", kinds, sigmoid_router(config, 1.8), 4)
 
 
-def ignoring(*ignored: str) -> WeightNames:
-    """Names of shared experts; `ignored`: layers after the last one, which predict several tokens and are not used."""
+_MTP = MTPNames(
+    layer="model.layers.{n}",
+    join="model.layers.{n}.eh_proj",
+    state_norm="model.layers.{n}.hnorm",
+    embedding_norm="model.layers.{n}.enorm",
+    final_norm="model.layers.{n}.shared_head.norm",
+)
+
+
+def shared_names(*, mtp: bool = True) -> WeightNames:
+    """Names of shared experts. mtp: there may be a layer after the last one that predicts further tokens."""
     return WeightNames(
         shared_gate="model.layers.{i}.mlp.shared_experts.gate_proj",
         shared_up="model.layers.{i}.mlp.shared_experts.up_proj",
         shared_down="model.layers.{i}.mlp.shared_experts.down_proj",
-        ignored_prefixes=ignored,
+        ignored_prefixes=("model.layers.{n}.",) if mtp else (),
+        mtp=_MTP if mtp else None,
     )
 
 
@@ -183,21 +193,21 @@ LATENT = {
     "DeepseekV2ForCausalLM": Family(
         "deepseek_v2",
         _deepseek_v2,
-        ignoring(),
+        shared_names(mtp=False),
         models="DeepSeek V2, V2-Lite",
         features="latent attention, experts in groups, shared experts",
     ),
     "DeepseekV3ForCausalLM": Family(
         "deepseek_v3",
         _deepseek_v3,
-        ignoring("model.layers.61."),
+        shared_names(),
         models="DeepSeek V3, R1",
         features="latent attention, experts in groups, shared experts",
     ),
     "Glm4MoeLiteForCausalLM": Family(
         "glm4_moe_lite",
         _glm4_moe_lite,
-        ignoring("model.layers.47."),
+        shared_names(),
         models="GLM-4.7-Flash",
         features="latent attention, experts, a shared expert",
     ),

@@ -23,7 +23,7 @@ from headrace.models.families.reading import (
     read_mlp,
     rms_norm,
 )
-from headrace.models.names import WeightNames
+from headrace.models.names import MTPNames, WeightNames
 from headrace.models.spec import (
     ConvSpec,
     DeltaSpec,
@@ -173,7 +173,10 @@ def _lfm2_moe(config: ConfigReader) -> ModelSpec:
     return _lfm2_model(config, "lfm2_moe", parts)
 
 
-_QWEN_NAMES = WeightNames(ignored_prefixes=("mtp.",))  # layers that predict further tokens
+_QWEN_NAMES = WeightNames(
+    ignored_prefixes=("mtp.",),
+    mtp=MTPNames("mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding", "mtp.norm"),
+)
 
 _LFM2_NAMES = WeightNames(
     final_norm="model.embedding_norm",

@@ -1,0 +1,193 @@
+"""EAGLE (Li et al. 2024): a layer predicts the model's next hidden state of the last one and the token drawn from it.
+
+It reads every token once with the model's own states. Drafting goes on from states that it predicted, whose keys and
+values are written anew once the model has computed those tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.types import BlockCopy, SeqSlice
+from headrace.runner.block_tables import BlockTables
+from headrace.runner.drafting import Drafted
+from headrace.runner.model import StateModel, StepModel, StepSampler
+from headrace.runner.packing import pack
+from headrace.runner.sampling.output import NO_TOKEN
+from headrace.runner.sampling.state import SampleRow
+from headrace.speculative.method import Proposal
+
+_KEPT = 256
+"""States of one sequence that wait to be read, at most: while nothing is drafted they are not."""
+
+
+class _Progress:
+    """Of one sequence: the first `stored` tokens have their KV in the layers' groups. `states` [n, H] are the model's
+    from position `first` on."""
+
+    __slots__ = ("first", "states", "stored")
+
+    def __init__(self, stored: int, hidden_size: int) -> None:
+        self.stored, self.first = stored, 0
+        self.states: NDArray[np.float32] = np.empty((0, hidden_size), dtype=np.float32)
+
+    def note(self, one: Drafted) -> None:
+        """Keep the states of a step as far as they are to be read still: that before the last token may be, again."""
+        new = one.states
+        if new is None:
+            return
+        begin = one.computed - len(new)
+        if begin == self.first + len(self.states):
+            new, begin = np.concatenate((self.states, new)), self.first
+        self.first, self.states = begin, new
+        self._drop(self.stored - 2 - begin)
+
+    def forget(self) -> None:
+        """Keep few states: they are not read."""
+        self._drop(len(self.states) - _KEPT)
+
+    def _drop(self, count: int) -> None:
+        count = min(max(count, 0), len(self.states))
+        self.first, self.states = self.first + count, self.states[count:].copy()
+
+    def before(self, start: int, count: int) -> NDArray[np.float32]:
+        """[count, H]: for each token from position `start` on the state of the one before, zero where not known."""
+        found = np.zeros((count, self.states.shape[1]), dtype=np.float32)
+        low, high = max(start - 1, self.first), min(start - 1 + count, self.first + len(self.states))
+        if low < high:
+            found[low - start + 1 : high - start + 1] = self.states[low - self.first : high - self.first]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens of sequence `at` that one step reads from position `start` on, and the states before them."""
+
+    at: int
+    start: int
+    tokens: tuple[int, ...]
+    states: NDArray[np.float32]
+
+
+class EagleMethod:
+    """Drafts with layers whose KV groups come after those of the model; satisfies `method.Method`.
+
+    Blocks that a prefix hit brings are taken to hold their KV, as in `ModelMethod`; the state before the first token
+    after them is not known, and zero.
+    """
+
+    free, needs_hidden, needs_states = False, False, True
+
+    def __init__(
+        self,
+        layers: StateModel,
+        model: StepModel[Any],
+        sampler: StepSampler[Any],
+        tables: Sequence[BlockTables | None],
+        *,
+        name: str,
+        hidden_size: int,
+        max_tokens: int,
+    ) -> None:
+        """`model` and `sampler` are those that are drafted for; `tables` are of the layers' own groups, and
+        `max_tokens` is the largest step."""
+        self.name = name
+        self.layers, self._model, self._sampler = layers, model, sampler
+        self._tables = tuple(tables)
+        self._hidden_size, self._max_tokens = hidden_size, max_tokens
+        self._progress: dict[int, _Progress] = {}
+
+    def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
+        self._note(sequences)
+        drafts: list[tuple[int, ...]] = [()] * len(sequences)
+        ready: dict[int, NDArray[np.float32]] = {}
+        for pieces in self._unread(sequences):
+            ready |= self._read(sequences, pieces, ends={one.at for one in pieces if sequences[one.at].room})
+        while ready:
+            self._draw(sequences, drafts, ready)
+            pieces = [
+                _Piece(at, len(sequences[at].tokens) + len(drafts[at]) - 1, drafts[at][-1:], one)
+                for at, one in ready.items()
+                if len(drafts[at]) < sequences[at].room
+            ]
+            ready = self._read(sequences, pieces, ends={one.at for one in pieces}) if pieces else {}
+        return [Proposal(draft) for draft in drafts]
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        for progress in self._note(sequences):
+            progress.forget()
+
+    def _note(self, sequences: Sequence[Drafted]) -> list[_Progress]:
+        found = []
+        for one in sequences:
+            progress = self._progress.get(one.request_id)
+            if progress is None:
+                progress = self._progress[one.request_id] = _Progress(one.found, self._hidden_size)
+            progress.note(one)
+            found.append(progress)
+        return found
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self.layers.copy_blocks(copies)
+
+    def release(self, request_id: int) -> None:
+        self._progress.pop(request_id, None)
+
+    def _unread(self, sequences: Sequence[Drafted]) -> Iterator[list[_Piece]]:
+        """What was not read before, in steps that fit; in order, as a later sequence may read what an earlier one
+        writes."""
+        pieces: list[_Piece] = []
+        room = self._max_tokens
+        for at, one in enumerate(sequences):
+            progress = self._progress[one.request_id]
+            end = len(one.tokens) if one.room else one.computed
+            start = min(progress.stored, end - 1) if one.room else progress.stored
+            while start < end:
+                count = min(end - start, room)
+                tokens = tuple(one.tokens[start : start + count])
+                pieces.append(_Piece(at, start, tokens, progress.before(start, count)))
+                start, room = start + count, room - count
+                if not room:
+                    yield pieces
+                    pieces, room = [], self._max_tokens
+            progress.stored = max(progress.stored, end)
+        if pieces:
+            yield pieces
+
+    def _read(
+        self, sequences: Sequence[Drafted], pieces: Sequence[_Piece], ends: set[int]
+    ) -> dict[int, NDArray[np.float32]]:
+        """Run one step; gives of each sequence of `ends` whose last token is read what the layers say there, [1, H]."""
+        work, last, offset = [], {}, 0
+        for piece in pieces:
+            one = sequences[piece.at]
+            work.append(SeqSlice(one.request_id, piece.tokens, piece.start, sample=False))
+            offset += len(piece.tokens)
+            if piece.at in ends and piece.start + len(piece.tokens) >= len(one.tokens):
+                last[piece.at] = offset - 1
+        rows = [sequences[piece.at].row for piece in pieces]
+        step = pack(work, rows, self._tables, (), tuple(last.values()))
+        states = np.concatenate([piece.states for piece in pieces])
+        found = self.layers.forward(step, states, self._model.embed(step.ids))
+        return {at: found[i : i + 1].copy() for i, at in enumerate(last)}
+
+    def _draw(
+        self,
+        sequences: Sequence[Drafted],
+        drafts: list[tuple[int, ...]],
+        ready: dict[int, NDArray[np.float32]],
+    ) -> None:
+        """Draw the next token of every sequence that is ready; where there is none it is ready no more."""
+        logits = self._model.head(np.concatenate(list(ready.values())))
+        rows = [SampleRow(sequences[at].state, drafts[at]) for at in ready]
+        tokens = self._sampler.sample(logits, rows).tokens
+        for at, token in zip(list(ready), tokens, strict=True):
+            if token == NO_TOKEN:
+                del ready[at]
+            else:
+                drafts[at] = (*drafts[at], token)

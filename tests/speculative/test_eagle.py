@@ -1,0 +1,171 @@
+"""An EAGLE layer reads each token once with the true states, and its drafts are those of transformers' Llama layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from transformers import LlamaConfig, LlamaModel
+
+from headrace import LLM
+from headrace.build import survey
+from headrace.config import EngineConfig
+from headrace.core.params import SamplingParams
+from headrace.core.types import NewRequest
+from headrace.errors import CheckpointError, ConfigError
+from headrace.speculative.base_model import base_model, read_ends
+from headrace.speculative.eagle import _KEPT, _Progress
+from headrace.speculative.heads import EagleHeads, heads_folder, load_heads
+from tests import needs
+from tests.speculative import heads_folders
+from tests.speculative.watched import drive
+
+needs.native()
+H, V = 256, 2048
+PROMPT = tuple(range(20, 70))
+TALE = {"model": "tale", "speculative": "tale-eagle"}
+
+
+class Reference:
+    """The formula of docs/speculation.md with the layer of transformers."""
+
+    def __init__(self) -> None:
+        self._llm = LLM("tale", dtype="float32", num_threads=1, show_progress=False, kv_cache_memory="4MiB")
+        source, spec = self._llm.parts.source, self._llm.parts.spec
+        heads = load_heads(heads_folder("tale-eagle"), base_model(source, spec))
+        assert isinstance(heads, EagleHeads)
+        self._ends, layer = read_ends(source, spec), heads.layer
+        config = LlamaConfig(
+            hidden_size=H, intermediate_size=layer.intermediate_size, num_hidden_layers=1, vocab_size=8,
+            num_attention_heads=layer.num_attention_heads, num_key_value_heads=layer.num_key_value_heads,
+            head_dim=layer.head_dim, rms_norm_eps=layer.rms_norm_eps, rope_theta=layer.rope_theta,
+        )  # fmt: skip
+        self._layer = LlamaModel(config)
+        own = {name.removeprefix("model."): torch.from_numpy(one) for name, one in heads.tensors.items()}
+        self._fc = own.pop("fc.weight").numpy()
+        self._layer.load_state_dict(own | {"embed_tokens.weight": torch.zeros(8, H)})
+
+    def states(self, tokens: Sequence[int]) -> np.ndarray:
+        (found,) = self._llm.hidden_states([list(tokens)], use_tqdm=False)
+        return found
+
+    @torch.inference_mode()
+    def draft(self, tokens: Sequence[int], states: np.ndarray, count: int) -> tuple[int, ...]:
+        """Greedily, after `tokens`; `states` of all of them but the last."""
+        read, before, drafts = list(tokens), np.concatenate((np.zeros((1, H), np.float32), states)), []
+        for _ in range(count):
+            joined = np.concatenate((before, self._ends.embedding[read]), axis=1).astype(np.float32)
+            inputs = torch.from_numpy(joined @ self._fc.T)
+            found = self._layer(inputs_embeds=inputs[None]).last_hidden_state[0, -1].numpy()
+            drafts.append(int((self._ends.head @ found).argmax()))
+            read.append(drafts[-1])
+            before = np.concatenate((before, found[None]))
+        return tuple(drafts)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference()
+
+
+@pytest.mark.parametrize("ops", [None, pytest.param("reference", marks=pytest.mark.long)])
+def test_drafts_are_those_of_the_formula(reference: Reference, ops: str | None) -> None:
+    greedy = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    options = {"num_speculative_tokens": 3, "ops_force": ops, "max_num_batched_tokens": 17}
+    outputs, watched = drive([NewRequest("a", PROMPT, greedy)], **TALE, **options)
+    stats = outputs[-1].stats
+    assert 0 < stats.num_accepted < stats.num_drafted
+    assert max(watched.steps) == 17 and watched.read[:50] == list(range(50))
+    longest = max((tokens for tokens, _ in watched.proposed), key=len)
+    states = reference.states(longest)
+    for tokens, drafts in watched.proposed:
+        assert drafts == reference.draft(tokens, states[: len(tokens) - 1], len(drafts)), len(tokens)
+    assert len(watched.proposed) > 5 and sum(len(drafts) == 3 for _, drafts in watched.proposed) > 3
+
+
+def test_each_token_is_read_once_with_its_state() -> None:
+    greedy = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    outputs, watched = drive([NewRequest("a", PROMPT, greedy)], **TALE, num_speculative_tokens=1)
+    assert sorted(watched.read) == list(range(len(watched.read)))  # drafts of one token predict no state
+    assert len(watched.read) >= 50 + 28 and outputs[-1].stats.num_accepted > 0
+
+
+def progress(stored: int) -> _Progress:
+    return _Progress(stored, 2)
+
+
+def drafted(computed: int, states: np.ndarray | None) -> Any:
+    class One:
+        pass
+
+    one: Any = One()
+    one.computed, one.states = computed, states
+    return one
+
+
+def test_states_wait_until_their_token_is_read() -> None:
+    states = np.arange(40, dtype=np.float32).reshape(20, 2)
+    one = progress(4)
+    assert not one.before(4, 3).any() and one.before(4, 3).shape == (3, 2)  # a prefix hit: nothing is known
+    one.note(drafted(8, states[4:8]))
+    assert np.array_equal(one.before(4, 5), np.concatenate((np.zeros((1, 2)), states[4:8])))
+    one.note(drafted(10, states[8:10]))
+    assert np.array_equal(one.before(5, 6), states[4:10])
+    one.stored = 11
+    one.note(drafted(11, states[10:11]))
+    assert np.array_equal(one.before(10, 2), states[9:11])  # the last token may be read again
+    assert len(one.states) == 2
+    one.note(drafted(15, None))  # a step that could give none
+    one.note(drafted(17, states[15:17]))
+    assert np.array_equal(one.before(16, 2), states[15:17]) and not one.before(11, 5).any()
+
+
+def test_few_states_wait_while_nothing_is_drafted() -> None:
+    one = progress(0)
+    for at in range(0, 4 * _KEPT, 8):
+        one.note(drafted(at + 8, np.full((8, 2), at, dtype=np.float32)))
+        one.forget()
+    assert len(one.states) == _KEPT and one.first == 3 * _KEPT
+    assert one.before(4 * _KEPT, 1)[0, 0] == 4 * _KEPT - 8
+
+
+def test_the_plan_counts_the_layer_and_its_cache() -> None:
+    plain = survey(EngineConfig("tale", kv_cache_memory="4MiB"))
+    found = survey(EngineConfig("tale", speculative="tale-eagle", kv_cache_memory="4MiB"))
+    assert [group.name for group in found.resolved.kv_groups][len(plain.resolved.kv_groups) :] == [
+        "draft full"
+    ]
+    assert 918_272 * 2 <= found.ledger.weight_bytes - plain.ledger.weight_bytes < 918_272 * 5
+    assert found.ledger.activation_bytes > plain.ledger.activation_bytes
+    small = survey(EngineConfig("tale", speculative="tale-eagle", speculative_quantization="int4"))
+    assert small.ledger.weight_bytes < found.ledger.weight_bytes - 918_272
+
+
+def test_a_layer_in_4_bits_still_drafts_well() -> None:
+    greedy = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    outputs, _ = drive([NewRequest("a", PROMPT, greedy)], **TALE, speculative_quantization="int4")
+    assert outputs[-1].stats.num_accepted > 10
+
+
+def test_layers_that_do_not_fit_are_refused_at_load(tmp_path: Path) -> None:
+    other = heads_folders.any_eagle(tmp_path / "other", V, 64)
+    with pytest.raises(ConfigError, match="hidden_size 64; tale has 256"):
+        LLM("tale", speculative=str(other), show_progress=False)
+    absurd = heads_folders.any_eagle(tmp_path / "absurd", V, H)
+    config = (absurd / "config.json").read_text()
+    (absurd / "config.json").write_text(config.replace('"head_dim": 16', '"head_dim": 15'))
+    with pytest.raises(CheckpointError, match="head_dim must be even"):
+        LLM("tale", speculative=str(absurd), show_progress=False)
+    (absurd / "config.json").write_text(config.replace('"intermediate_size": 32', '"intermediate_size": 48'))
+    with pytest.raises(CheckpointError, match="has shape"):
+        LLM("tale", speculative=str(absurd), show_progress=False)
+    missing = heads_folders.any_eagle(tmp_path / "missing", V, H)
+    (missing / "model.safetensors").unlink()
+    save_file({"model.norm.weight": np.ones(H, np.float32)}, missing / "model.safetensors")
+    with pytest.raises(CheckpointError, match="lacks tensor"):
+        LLM("tale", speculative=str(missing), show_progress=False)
