@@ -27,7 +27,7 @@ from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights, open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
-from headrace.plan.draft_methods import HISTORY, MTP, NGRAM, draft_methods, draft_model_name
+from headrace.plan.draft_methods import AUTO, HISTORY, MTP, NGRAM, draft_methods, draft_model_name
 from headrace.plan.drafts import DraftHeads
 from headrace.plan.hardware import this_machine
 from headrace.plan.kernels import op_facts
@@ -42,6 +42,7 @@ from headrace.runner.executor import ModelExecutor
 from headrace.runner.loading import Stored
 from headrace.runner.model import StepModel, StepSampler
 from headrace.runner.sampling.token_masks import GrammarRunner
+from headrace.speculative.auto import found_drafters
 from headrace.speculative.base_model import base_model
 from headrace.speculative.control import Speculation
 from headrace.speculative.eagle import EagleMethod
@@ -102,6 +103,10 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     source = open_source(source)
     stored = with_context(stored_spec(source), config.max_model_len)
     machine = this_machine()
+    why = None
+    if config.speculative == AUTO:
+        drafters, why = found_drafters(source, stored)
+        config = replace(config, speculative=drafters)
     draft = _draft_source(config)
     drafts = heads = layers = files = None
     if draft_model_name(config.speculative) == MTP:
@@ -119,6 +124,10 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     )
     if header is not None:
         resolved = _explained(resolved, header)
+    if why is not None:
+        resolved = replace(
+            resolved, reasons=tuple(sorted((dict(resolved.reasons) | {"speculative": why}).items()))
+        )
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
     weights = resolved.weight_formats
     ops = DEFAULT_TABLE.select(

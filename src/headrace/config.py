@@ -14,7 +14,7 @@ from typing import Any, TypedDict, TypeVar, cast
 from headrace.core.params import DEFAULT_MAX_LOGPROBS, MAX_LOGPROBS
 from headrace.errors import ConfigError
 from headrace.ops.candidates import OPS_NAMES
-from headrace.plan.draft_methods import MOST_TOKENS, draft_methods, draft_model_name
+from headrace.plan.draft_methods import AUTO, MOST_TOKENS, draft_methods, draft_model_name
 from headrace.plan.units import TIB, parse_bytes
 from headrace.plan.vllm_options import translate
 from headrace.quant.block_formats import named_format
@@ -65,8 +65,8 @@ class EngineConfig:
     ops_force: implementation of the ops: an instruction set of the native kernels, "torch" or "reference".
     speculative: what drafts tokens that the model then verifies: "ngram" (what followed the last tokens in the same
     sequence), "history" (in earlier outputs of the same user), "mtp" (the layer for it in the model's checkpoint), a
-    smaller model, a folder of heads, or several in order as in "ngram,tale-draft"; num_speculative_tokens: most tokens
-    to draft for a sequence at once;
+    smaller model, a folder of heads, or several in order as in "ngram,tale-draft"; "auto" takes n-grams and what there
+    is for the model; num_speculative_tokens: most tokens to draft for a sequence at once;
     speculative_quantization: as `quantization`, for the draft model, which takes that of the model by default;
     adaptive_speculation: draft as many tokens as pay, by measured acceptance and cost; False always drafts the most.
 
@@ -167,7 +167,11 @@ class EngineConfig:
         for name in ("num_speculative_tokens", "speculative_quantization"):
             if getattr(self, name) is not None and self.speculative is None:
                 raise ConfigError(f"{name} has no meaning without speculative, which names what drafts")
-        if self.speculative_quantization is not None and draft_model_name(self.speculative) is None:
+        if (
+            self.speculative_quantization is not None
+            and self.speculative != AUTO
+            and draft_model_name(self.speculative) is None
+        ):
             raise ConfigError("speculative_quantization has no meaning without a draft model")
         if self.speculative is not None and not self.kv_cache:
             raise ConfigError("speculative needs the KV cache: without one every step computes everything")

@@ -106,7 +106,7 @@ _FLAGS = (
         "speculative",
         str,
         "NAME",
-        "what drafts tokens for the model to verify: ngram, history, mtp, a smaller model, heads, or ngram,tale-draft",
+        "what drafts tokens to verify: auto, ngram, history, mtp, a smaller model, heads, or some, as in a,b",
     ),
     _Flag("num_speculative_tokens", int, "N", "most tokens to draft for a sequence at once"),
     _Flag("speculative_quantization", str, "NAME", "as --quantization, for the draft model"),

@@ -7,6 +7,9 @@ from headrace.errors import ConfigError
 MTP = "mtp"
 """Drafts with the layer of the model's own checkpoint that predicts further tokens."""
 
+AUTO = "auto"
+"""Stands alone: drafts from n-grams, and with what there is for the model; see speculative.auto."""
+
 NGRAM = "ngram"
 """Drafts from the sequence's own tokens."""
 HISTORY = "history"
@@ -32,6 +35,8 @@ def draft_methods(option: str | None) -> tuple[str, ...]:
         )
     if len(names) != len(set(names)):
         raise ConfigError(f"speculative {option!r:.80} names a drafter twice")
+    if AUTO in names and len(names) > 1:
+        raise ConfigError(f"speculative {option!r:.80}: auto chooses by itself, beside no other drafter")
     if sum(name not in LOOK_UPS for name in names) > 1:
         raise ConfigError(
             f"speculative {option!r:.80} names two models: one can draft, after ngram if you like"
@@ -41,4 +46,4 @@ def draft_methods(option: str | None) -> tuple[str, ...]:
 
 def draft_model_name(option: str | None) -> str | None:
     """The model that the option `speculative` names, if it names one."""
-    return next((name for name in draft_methods(option) if name not in LOOK_UPS), None)
+    return next((name for name in draft_methods(option) if name not in (*LOOK_UPS, AUTO)), None)
