@@ -213,6 +213,12 @@ void Tape::check(const Step& step) const {
     for (int r = 0; r < step.wanted; ++r) {
         if (step.wanted_rows[r] < 0 || step.wanted_rows[r] >= step.tokens) refuse("wanted_rows points past the tokens");
     }
+    if (step.more != nullptr) {
+        if (step.more[0] != 0) refuse("more slots must start with the first");
+        for (int t = 0; t < step.tokens; ++t) {
+            if (step.more[t + 1] < step.more[t]) refuse("more slots of tokens must follow");
+        }
+    }
     for (std::size_t g = 0; g < groups_.size(); ++g) check_group(step, groups_[g], step.groups[g]);
     for (std::size_t g = 0; g < slots_.size(); ++g) check_states(step, slots_[g], step.states[g]);
 }
@@ -238,6 +244,9 @@ void Tape::check_group(const Step& step, const KVGroup& group, const GroupTables
     const std::int64_t slots = static_cast<std::int64_t>(group.num_blocks) * group.block_size;
     for (int t = 0; t < step.tokens; ++t) {
         if (tables.slots[t] < -1 || tables.slots[t] >= slots) refuse("a slot points outside the KV cache");
+    }
+    for (std::int32_t at = 0; step.more != nullptr && at < step.more[step.tokens]; ++at) {
+        if (tables.more_slots[at] < 0 || tables.more_slots[at] >= slots) refuse("a slot points outside the KV cache");
     }
     for (int s = 0; s < step.seqs; ++s) {
         const std::int64_t blocks = (step.kv_lens[s] + group.block_size - 1) / group.block_size;

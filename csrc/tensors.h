@@ -197,6 +197,7 @@ struct GroupTables {                   // one a KV group; see core.types.TableUp
     const std::int64_t* slots = nullptr;         // [tokens]: block * block_size + offset, where a token's KV goes; -1: nowhere
     int table_width = 0;
     int sink_blocks = 0;
+    const std::int64_t* more_slots = nullptr;    // [Step.more[tokens]]: where else keys and values go
 };
 
 // Where the recurrent states of one group lie: sequence s starts from slot sources[s], from zero if that is -1. After
@@ -221,6 +222,8 @@ struct Step {
     int wanted = 0;
     int logits = 0;                              // the first so many of the wanted rows go through the head
     const std::int64_t* wanted_rows = nullptr;   // [wanted]: tokens whose logits or final hidden states are computed
+    const std::int32_t* more = nullptr;          // [tokens + 1] or null: token t's KV also goes to the more_slots from
+                                                 // more[t] to more[t + 1] of each group
 };
 
 }  // namespace headrace

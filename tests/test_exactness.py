@@ -447,9 +447,13 @@ def test_a_stream_runs_past_the_models_length_in_bounded_memory() -> None:
 
 
 class Guessing:
-    """An executor that proposes drafts: the right tokens, of which a seeded choice is spoiled."""
+    """An executor that proposes drafts: the right tokens, of which a seeded choice is spoiled.
 
-    def __init__(self, executor: Executor, right: Tokens) -> None:
+    With `trees` each of them comes after a wrong one, which leads the main chain.
+    """
+
+    def __init__(self, executor: Executor, right: Tokens, *, trees: bool = False) -> None:
+        self._trees = trees
         self._executor = executor
         self._texts = [list(tokens) for tokens in right.values()]
         self._rng = random.Random(0)
@@ -471,7 +475,11 @@ class Guessing:
         draft = texts[0][len(written) : len(written) + self._rng.randint(0, 5)]
         if draft and self._rng.random() < 0.5:
             draft[self._rng.randrange(len(draft))] = 7
-        return replace(part, draft=tuple(draft))
+        if not self._trees:
+            return replace(part, draft=tuple(draft), draft_parents=())
+        tokens = [token for right in draft for token in ((right + 1) % 2000, right)]
+        parents = [2 * depth - 1 for depth in range(len(draft)) for _ in range(2)]
+        return replace(part, draft=tuple(tokens), draft_parents=tuple(parents))
 
 
 @pytest.mark.parametrize("kind", KINDS)

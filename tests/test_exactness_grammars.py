@@ -133,14 +133,17 @@ def test_several_completions_each_follow_their_own(kind: str, expected: Callable
     assert seen.tokens == expected(kind, 3)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_verified_drafts_change_nothing(kind: str, expected: Callable[..., Tokens]) -> None:
+@pytest.mark.parametrize(("kind", "trees"), [("native", False), ("torch", False), ("native", True)])
+def test_verified_drafts_change_nothing(kind: str, trees: bool, expected: Callable[..., Tokens]) -> None:
     plain = expected(kind)
+    options = {**MODELS[kind], "enable_prefix_caching": False, "block_size": 16}
+    if trees:  # the heads' own drafts are replaced
+        options |= {"speculative": "tale-medusa", "adaptive_speculation": False}
 
     def wrap(executor: Executor) -> Executor:
-        return Guessing(executor, {key: plain[key] for key in plain})  # type: ignore[arg-type]
+        return Guessing(executor, {key: plain[key] for key in plain}, trees=trees)  # type: ignore[arg-type]
 
-    seen = run({**MODELS[kind], "enable_prefix_caching": False, "block_size": 16}, mixed(), wrap=wrap)
+    seen = run(options, mixed(), wrap=wrap)
     assert 0 < seen.accepted < seen.drafted
     assert check(seen, mixed()) >= 4
     assert seen.tokens == plain

@@ -17,10 +17,11 @@ import pytest
 
 from headrace.build import EngineParts
 from headrace.core.params import SamplingParams
-from headrace.core.types import NewRequest
+from headrace.core.types import BlockCopy, NewRequest
 from headrace.models.source import BUNDLED_FOLDER
+from headrace.runner.branches import Branches
 from tests import needs, tiny_mtp
-from tests.speculative.heads_folders import any_eagle, near_medusa
+from tests.speculative.heads_folders import WIDE, any_eagle, near_medusa
 from tests.test_exactness import PLAIN, Run, alike, each_alone, requests_for, run
 
 needs.native()
@@ -57,6 +58,19 @@ TARGETS: dict[str, dict[str, object]] = {
     "mtp": {"model": "deepseek-mtp", "speculative": "mtp"},
     "mtp over states": {"model": "delta-mtp", "speculative": "mtp", "quantization": "int4"},
     "medusa on torch": {"model": "tale", "speculative": "tale-heads", "ops_force": "reference"},
+    "trees": {"model": "tale", "speculative": "tale-trees"},
+    "trees after n-grams": {"model": "tale", "speculative": "ngram,tale-trees"},
+    "trees in int4": {"model": "tale", "quantization": "int4", "speculative": "tale-trees"},
+    "trees over int8 KV": {"model": "tale", "kv_cache_dtype": "int8", "speculative": "tale-trees"},
+    "trees over sinks": {
+        "model": "tale",
+        "attention_sinks": 4,
+        "sliding_window": 24,
+        "speculative": "tale-trees",
+    },
+    "trees over windows": {"model": "qwen2-hybrid", "speculative": "hybrid-trees"},
+    "trees over latents": {"model": "deepseek", "speculative": "deepseek-trees"},
+    "trees on torch": {"model": "tale", "speculative": "tale-trees", "ops_force": "reference"},
     "draft model on torch": {"model": "tale", "speculative": "tale-draft", "ops_force": "reference"},
 }
 
@@ -83,11 +97,8 @@ NARROW = (
 
 def asked(kind: str, n: int = 1) -> list[NewRequest]:
     """Greedy and sampled in many ways, with logprobs; some prompts repeat themselves."""
-    few = (
-        [*range(20, 20 * (9 if kind.startswith(("medusa", "eagle", "mtp")) else 5), 20)]
-        if kind in NARROW
-        else None
-    )
+    heads = kind.startswith(("medusa", "trees", "eagle", "mtp"))
+    few = [*range(20, 20 * (9 if heads else 5), 20)] if kind in NARROW or "trees" in kind else None
     ways: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.3, "top_k": 20},
@@ -124,18 +135,36 @@ def folders(tiny_models: Mapping[str, str], tmp_path_factory: pytest.TempPathFac
         "tale": BUNDLED_FOLDER / "tale",
         "delta": Path(tiny_models["delta"]),
         "hybrid": Path(tiny_models["qwen2-hybrid"]),
+        "deepseek": Path(tiny_models["deepseek"]),
     }
     made = {}
     for name, folder in sizes.items():
         config = json.loads((folder / "config.json").read_text())
         shape = (config["vocab_size"], config["hidden_size"])
         made[f"{name}-heads"] = str(near_medusa(root / name, *shape))
+        made[f"{name}-trees"] = str(near_medusa(root / f"{name}-trees", *shape, tree=WIDE, change=0.4))
         made[f"{name}-layer"] = str(any_eagle(root / f"{name}-layer", *shape))
     for name in ("deepseek", "delta"):
         made[f"{name}-mtp"] = str(tiny_mtp.write(root / f"{name}-mtp", name))
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(BUNDLED_FOLDER / "tale" / file, made[f"{name}-mtp"])
     return {**tiny_models, **made}
+
+
+@pytest.fixture
+def side_paths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of blocks that each accepted path brought back which was not the main chain."""
+    found: list[int] = []
+    keep = Branches.keep
+
+    def counted(*args: Any) -> list[BlockCopy]:
+        copies = keep(*args)
+        if copies:
+            found.append(len(copies))
+        return copies
+
+    monkeypatch.setattr(Branches, "keep", counted)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +184,7 @@ def alone(folders: Mapping[str, str]) -> Callable[[str, int], Run]:
 
 USUAL = {
     ("both", "everything"), ("states", "everything"), ("int4", "batch mix"), ("windows", "prefix cache"),
-    ("eagle", "everything"),
+    ("eagle", "everything"), ("trees", "everything"),
 }  # fmt: skip
 
 
@@ -176,7 +205,11 @@ def assert_same(kind: str, seen: Run, expected: Run) -> None:
 
 @pytest.mark.parametrize(("kind", "case"), combinations())
 def test_nothing_differs(
-    kind: str, case: str, folders: Mapping[str, str], alone: Callable[[str, int], Run]
+    kind: str,
+    case: str,
+    folders: Mapping[str, str],
+    alone: Callable[[str, int], Run],
+    side_paths: list[int],
 ) -> None:
     options, happened = CASES[case]
     options = dict(options)
@@ -186,6 +219,7 @@ def test_nothing_differs(
     seen = run({**located(kind, folders), **options}, asked(kind, 2 if case == "everything" else 1))
     assert happened(seen), seen
     assert seen.accepted >= 5 and seen.drafted - seen.accepted >= 2, seen
+    assert len(side_paths) >= 3 or "trees" not in kind, side_paths
     assert_same(kind, seen, alone(kind, 2 if case == "everything" else 1))
 
 

@@ -11,6 +11,7 @@ using Longs = Array<const std::int64_t>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using Group = std::tuple<Array<const std::int32_t, 2>, Ints, Longs>;       // block tables, dropped, slots
 using States = std::tuple<Ints, Ints, Ints, Ints>;                         // sources, firsts, counts, slots
+using More = std::tuple<Ints, std::vector<Longs>>;                         // firsts, and the slots of each group
 using Final = std::tuple<int, Vectors, bool, double, Array<float, 2>>;  // residual stream, final norm, is it centred, its eps, output
 
 int add_group(BoundTape& self, int block_size, int num_blocks, int sink_blocks) {
@@ -113,9 +114,21 @@ EncodeArgs final_norm_of(const BoundTape& self, const Final& asked, const Step& 
     return args;
 }
 
+// Where else the keys and values of tokens go, see Step::more; after the tables of the groups.
+void add_more(BoundTape& self, const More& more, Step& step) {
+    const auto& [firsts, slots] = more;
+    require(static_cast<int>(firsts.size()) == step.tokens + 1 && slots.size() == self.tables.size(),
+            "more slots differ in number from tokens or KV groups");
+    step.more = firsts.data();
+    for (std::size_t g = 0; g < slots.size(); ++g) {
+        require(static_cast<std::int64_t>(slots[g].size()) == step.more[step.tokens], "more slots differ in number");
+        self.tables[g].more_slots = slots[g].data();
+    }
+}
+
 Logits run(BoundTape& self, const Longs& ids, const Longs& positions, const Ints& cu_q, const Ints& kv_lens,
            const std::vector<Group>& groups, const Longs& wanted_rows, std::optional<Array<std::int64_t>> best,
-           const std::optional<Final>& hidden, const std::vector<States>& states) {
+           const std::optional<Final>& hidden, const std::vector<States>& states, const std::optional<More>& more) {
     Step step;
     step.tokens = static_cast<int>(ids.size());
     step.seqs = static_cast<int>(kv_lens.size());
@@ -136,6 +149,7 @@ Logits run(BoundTape& self, const Longs& ids, const Longs& positions, const Ints
         self.tables.push_back({blocks.data(), dropped.data(), slots.data(), static_cast<int>(blocks.shape(1)),
                            self.groups[g].sink_blocks});
     }
+    if (more) add_more(self, *more, step);
     step.groups = self.tables.data();
     require(states.size() == self.slots.size(), "a step has one table for each group of states");
     self.moves.clear();
@@ -187,7 +201,8 @@ void bind_tape(nb::module_& m) {
         .def("add_state", &add_state, "group"_a, "memory"_a.noconvert(), "floats"_a)
         .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
              "kv_lens"_a.noconvert(), "groups"_a, "wanted_rows"_a.noconvert(), "best"_a.noconvert() = nb::none(),
-             "hidden"_a.noconvert() = nb::none(), "states"_a.noconvert() = std::vector<States>())
+             "hidden"_a.noconvert() = nb::none(), "states"_a.noconvert() = std::vector<States>(),
+             "more"_a.noconvert() = nb::none())
         .def("profile", [](BoundTape& self, bool on) { self.tape.profile(on); }, "on"_a)
         .def("clear_costs", [](BoundTape& self) { self.tape.clear_profile(); })
         .def("costs", &costs)

@@ -142,6 +142,13 @@ inline void write_head(const KVCache& kv, const float* key, const float* value, 
     }
 }
 
+// Where else the key and value of a token go.
+template <typename Write>
+inline void for_more_slots(const Step& step, int group, int t, const Write& write) {
+    if (step.more == nullptr) return;
+    for (std::int32_t at = step.more[t]; at < step.more[t + 1]; ++at) write(step.groups[group].more_slots[at]);
+}
+
 // One token: all its query heads to [Hkv][T][G][D], all its key and value heads to its slot. `next`: the slot of the
 // token that follows in this thread, or -1.
 inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
@@ -193,6 +200,7 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
             value = x;
         }
         write_head(kv, rotated, value, slot, head);
+        for_more_slots(*args.step, args.group, t, [&](std::int64_t more) { write_head(kv, rotated, value, more, head); });
     }
 }
 
@@ -255,6 +263,7 @@ inline void latent_token(const LatentArgs& args, int t) {
     for (int i = 0; i < latent; i += 16) F32x16::load(made + i).store(row + i);
     rotate(made + latent, row + latent);
     write_latent(kv, row, slot);
+    for_more_slots(*args.step, args.group, t, [&](std::int64_t more) { write_latent(kv, row, more); });
 }
 
 inline void latent_and_write(const LatentArgs& args, Team& team) {

@@ -638,6 +638,7 @@ class Tape:
         states: Sequence[
             tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
         ] = (),
+        more: tuple[NDArray[np.int32], Sequence[NDArray[np.int64]]] | None = None,
     ) -> NDArray[np.float32]:
         """Replay the tape for one step; gives logits [R, V] of the wanted rows, valid until the next run.
 
@@ -645,8 +646,9 @@ class Tape:
         final norm, whether it is centred, its eps, output [P, H rounded up to 16]): the last P wanted rows have no
         logits, the output receives their normalised hidden states. `states`: of each group of recurrent states the
         source of each sequence (-1: none), the first of its writes [S + 1], and of each write the number of tokens
-        before it and the slot, see StateTables in csrc/tensors.h. Raises ValueError for a step that is
-        larger than the tape, or whose indices point outside their arrays; nothing has been run then.
+        before it and the slot, see StateTables in csrc/tensors.h. `more`: where keys and values of tokens go beside
+        the groups' slots, as the first of each token's [T + 1] and the slots of each group. Raises ValueError for a
+        step that is larger than the tape, or whose indices point outside their arrays; nothing has been run then.
         """
 
     def profile(self, on: bool) -> None: ...

@@ -47,7 +47,14 @@ from headrace.speculative.base_model import base_model
 from headrace.speculative.control import Speculation
 from headrace.speculative.eagle import EagleMethod
 from headrace.speculative.eagle_layers import eagle_layers
-from headrace.speculative.heads import MedusaHeads, heads_bytes, heads_folder, is_heads, load_heads
+from headrace.speculative.heads import (
+    MedusaHeads,
+    heads_bytes,
+    heads_folder,
+    is_heads,
+    load_heads,
+    tree_nodes,
+)
 from headrace.speculative.history import HistoryMethod
 from headrace.speculative.medusa import MedusaMethod
 from headrace.speculative.method import Method
@@ -114,7 +121,7 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
     elif isinstance(draft, Path):
         layers = eagle_layers(draft, stored)
         if layers is None:
-            heads = DraftHeads(draft.name, heads_bytes(draft))
+            heads = DraftHeads(draft.name, heads_bytes(draft), tree_nodes(draft))
         else:
             files = StoredWeights(Checkpoint(draft))
     elif draft is not None:
@@ -257,7 +264,7 @@ def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | No
     )
     model = backend.load(plan.source, spec, stored, progress)
     sampler = backend.sampler(spec.vocab_size)
-    tables = all_tables(resolved.kv_groups, resolved.max_num_seqs)
+    tables = all_tables(resolved.kv_groups, resolved.most_segments)
     return ModelExecutor(
         model,
         sampler,
@@ -267,6 +274,7 @@ def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | No
         drafter=_load_drafter(plan, backend, model, sampler, tables[own:]),
         draft_groups=resolved.num_draft_groups,
         most_rows=resolved.max_num_batched_tokens,
+        branches=resolved.tree_branches,
     )
 
 
@@ -309,7 +317,13 @@ def _load_drafter(
         )
     if not methods:
         return None
-    return Speculation(methods, most=resolved.num_speculative_tokens, adaptive=resolved.adaptive_speculation)
+    return Speculation(
+        methods,
+        most=resolved.num_speculative_tokens,
+        adaptive=resolved.adaptive_speculation,
+        nodes=resolved.speculative_tree_nodes,
+        branches=resolved.tree_branches,
+    )
 
 
 def _load_layers(

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, TypeVar, cast
 from headrace.core.params import DEFAULT_MAX_LOGPROBS, MAX_LOGPROBS
 from headrace.errors import ConfigError
 from headrace.ops.candidates import OPS_NAMES
-from headrace.plan.draft_methods import AUTO, MOST_TOKENS, draft_methods, draft_model_name
+from headrace.plan.draft_methods import AUTO, MOST_NODES, MOST_TOKENS, draft_methods, draft_model_name
 from headrace.plan.units import TIB, parse_bytes
 from headrace.plan.vllm_options import translate
 from headrace.quant.block_formats import named_format
@@ -66,7 +66,8 @@ class EngineConfig:
     speculative: what drafts tokens that the model then verifies: "ngram" (what followed the last tokens in the same
     sequence), "history" (in earlier outputs of the same user), "mtp" (the layer for it in the model's checkpoint), a
     smaller model, a folder of heads, or several in order as in "ngram,tale-draft"; "auto" takes n-grams and what there
-    is for the model; num_speculative_tokens: most tokens to draft for a sequence at once;
+    is for the model; num_speculative_tokens: most tokens to draft for a sequence one after the other;
+    speculative_tree_nodes: most tokens of a tree of drafts, where heads draft; 0 drafts chains;
     speculative_quantization: as `quantization`, for the draft model, which takes that of the model by default;
     adaptive_speculation: draft as many tokens as pay, by measured acceptance and cost; False always drafts the most.
 
@@ -112,6 +113,7 @@ class EngineConfig:
     quantization: str | None = None
     speculative: str | None = None
     num_speculative_tokens: int | None = None
+    speculative_tree_nodes: int | None = None
     speculative_quantization: str | None = None
     adaptive_speculation: bool = True
     tensor_parallel_size: int = 1
@@ -164,7 +166,7 @@ class EngineConfig:
             raise ConfigError(
                 "kv_cache_memory and num_kv_blocks both set the size of the KV cache; give one of them"
             )
-        for name in ("num_speculative_tokens", "speculative_quantization"):
+        for name in ("num_speculative_tokens", "speculative_tree_nodes", "speculative_quantization"):
             if getattr(self, name) is not None and self.speculative is None:
                 raise ConfigError(f"{name} has no meaning without speculative, which names what drafts")
         if (
@@ -275,6 +277,7 @@ class EngineOptions(TypedDict, total=False):
     quantization: str | None
     speculative: str | None
     num_speculative_tokens: int | None
+    speculative_tree_nodes: int | None
     speculative_quantization: str | None
     adaptive_speculation: bool
     tensor_parallel_size: int
@@ -317,6 +320,7 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "batch_size": (1, MAX_SEQS),
     "batch_max_tokens": (1, MAX_LENGTH),
     "num_speculative_tokens": (1, MOST_TOKENS),
+    "speculative_tree_nodes": (0, MOST_NODES),
     "attention_sinks": (0, MAX_SINKS),
     "sliding_window": (1, MAX_LENGTH),
     "max_logprobs": (0, MAX_LOGPROBS),

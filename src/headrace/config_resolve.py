@@ -10,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
-from headrace.plan.draft_methods import DEFAULT_TOKENS, draft_model_name
+from headrace.plan.draft_methods import DEFAULT_NODES, DEFAULT_TOKENS, draft_model_name
 from headrace.plan.drafts import DraftHeads, DraftModel, check_draft, draft_program
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
@@ -156,11 +156,12 @@ def resolve(
         draft=drafter,
         heads=heads,
     )
+    fit = _with_trees(config, fit, reasons)
     check_memory(fit)
     weights_from, reasons["weights_from"] = _weights_from(fit)
     length, counts = _length(config, spec, fit, defaults.kv_percent, reasons)
     demands = fit.demands(length)
-    groups = kv_groups(demands, counts)
+    groups = kv_groups(demands, counts, fit.scratch(length))
     pool = pool_bytes(demands, counts)
     _explain_step(config, fit, length, defaults, reasons)
     _explain_block(config, fit, native, reasons)
@@ -172,6 +173,7 @@ def resolve(
     return ResolvedConfig(
         **passed,
         num_speculative_tokens=drafts,
+        speculative_tree_nodes=fit.tree_nodes,
         speculative_quantization=None if drafter is None else drafter.quantization,
         draft_model=drafter,
         draft_heads=heads,
@@ -209,6 +211,31 @@ def _num_drafts(config: EngineConfig, reasons: dict[str, str]) -> int:
         return DEFAULT_TOKENS
     reasons["num_speculative_tokens"] = ASKED
     return config.num_speculative_tokens
+
+
+def _with_trees(config: EngineConfig, fit: Fit, reasons: dict[str, str]) -> Fit:
+    """With the size of the trees that are drafted. Raises ConfigError where they cannot be what was asked for."""
+    asked, known = config.speculative_tree_nodes, 0 if fit.heads is None else fit.heads.nodes
+    least = fit.step_tokens(1) - 1
+    why = ""
+    if not known:
+        why = "only heads with a tree draft trees"
+    elif any(layout.state is not None for layout in fit.program.kv):
+        why = "a recurrent state follows one chain of tokens"
+    elif fit.block_size is None:
+        why = "in the contiguous layout each branch of a tree would need the memory of a sequence"
+    if asked and why:
+        raise ConfigError(f"speculative_tree_nodes {asked}: {why}")
+    if asked and asked > least:
+        raise ConfigError(
+            f"speculative_tree_nodes {asked}: a tree and the token before it are verified in one step, which takes at "
+            f"most {least + 1} tokens; lower it, or raise --max-num-batched-tokens"
+        )
+    reasons["speculative_tree_nodes"] = why or "more are rarely worth what verifying them costs"
+    if asked is not None:
+        reasons["speculative_tree_nodes"] = ASKED
+    nodes = 0 if why else min(DEFAULT_NODES if asked is None else asked, known, least)
+    return replace(fit, tree_nodes=nodes)
 
 
 def _check_draft_context(config: EngineConfig, spec: ModelSpec) -> None:

@@ -65,11 +65,15 @@ def new(
 
 
 def driver(
-    *groups: KVGroupSpec, caching: bool = True, draft: tuple[int, int] = (0, 0), **changes: Any
+    *groups: KVGroupSpec,
+    caching: bool = True,
+    draft: tuple[int, int] = (0, 0),
+    tree: bool = False,
+    **changes: Any,
 ) -> Driver:
     """An engine over the fake executor; `changes` go to CONFIG."""
     config = replace(CONFIG, **{"max_draft": sum(draft), **changes})
-    return Driver(Setup(config, groups or (full(),), caching, lambda length: draft))
+    return Driver(Setup(config, groups or (full(),), caching, lambda length: draft, lambda length: tree))
 
 
 def request(number: int, tokens: Sequence[int], groups: Sequence[KVGroupSpec], **fields: Any) -> Request:

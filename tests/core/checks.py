@@ -113,7 +113,7 @@ def check_plan(engine: Engine, plan: StepPlan) -> None:
     written: set[tuple[int, int]] = set()
     check_states(engine, plan)
     for at, work in enumerate(plan.slices):
-        request, end = engine._requests[work.request_id], work.start + len(work.tokens)
+        request, end = engine._requests[work.request_id], work.start + work.span
         for group, (spec, pool, table) in enumerate(zip(kv.groups, kv.pools, request.tables, strict=True)):
             if spec.is_state:
                 continue

@@ -35,12 +35,13 @@ IN_STEP = "abort in a step"
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that an engine is built from. `draft` as in FakeExecutor."""
+    """Everything that an engine is built from. `draft` and `tree` as in FakeExecutor."""
 
     config: SchedulerConfig
     groups: tuple[KVGroupSpec, ...]
     prefix_caching: bool = True
     draft: Callable[[int], tuple[int, int]] = lambda length: (0, 0)
+    tree: Callable[[int], bool] = lambda length: False
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Driver:
         self.engine = Engine(setup.config, setup.groups, prefix_caching=setup.prefix_caching)
         self.executor = FakeExecutor(
             setup.groups, setup.config.vocab_size, tenant_of=lambda number: self._numbered[number].new.cache_salt,
-            draft=setup.draft, recompute=not setup.config.kv_cache,
+            draft=setup.draft, recompute=not setup.config.kv_cache, tree=setup.tree,
         )  # fmt: skip
         self.now = 0.0
         self.operations = 0
@@ -309,7 +310,8 @@ class Driver:
         counts = {
             "steps": scheduler.steps, "preemptions": scheduler.preemptions, "forks": scheduler.forks,
             "copies": scheduler.block_copies, "accepted": self.executor.accepted,
-            "rejected": self.executor.rejected, "hits": cache.hits if cache else 0,
+            "rejected": self.executor.rejected, "side paths": self.executor.side_paths,
+            "hits": cache.hits if cache else 0,
             "evictions": cache.evictions if cache else 0, "retried": scheduler.retried_slices,
             "pins": cache.pins if cache else 0, "broken pins": cache.pins_broken if cache else 0,
         }  # fmt: skip

@@ -16,9 +16,31 @@ from headrace.core.types import (
     StepResult,
 )
 from tests.core.mirror import ContractError, Mirror, demand
-from tests.core.oracle import Oracle, Sampling, hidden_state, pooled, propose, score, visible
+from tests.core.oracle import (
+    Oracle,
+    Sampling,
+    hidden_state,
+    pooled,
+    propose,
+    propose_tree,
+    score,
+    visible,
+)
 
 GARBAGE = (-1, 0)  # position and hidden state of an unwritten cell
+
+
+def _parents(work: SeqSlice) -> tuple[int, ...]:
+    return work.draft_parents or tuple(range(-1, work.num_draft - 1))
+
+
+def _path(parents: Sequence[int], node: int) -> list[int]:
+    return [] if node < 0 else [*_path(parents, parents[node]), node]
+
+
+def _paths(tokens: Sequence[int], parents: Sequence[int]) -> set[tuple[int, ...]]:
+    """The tokens that lead to each draft, its own included."""
+    return {tuple(tokens[at] for at in _path(parents, node)) for node in range(len(tokens))}
 
 
 @dataclass
@@ -30,26 +52,28 @@ class _Sequence:
     tables: list[Mirror]
     computed: int
     draft: tuple[int, ...] = ()  # proposed for the next slice
+    parents: tuple[int, ...] = ()  # where that is a tree
     pooling: Pooling | None = None
     states: list[int] = field(default_factory=list)  # of the positions computed here, for an embedding
 
 
 class FakeExecutor:
     """`tenant_of` names the cache salt of a sequence. `draft` gives how many good and bad draft tokens to propose
-    after so many tokens; a slice's room cuts them. Sequences in `failing` fail in the next step. `recompute`: the core
-    keeps no KV."""
+    after so many tokens, as a tree where `tree` says so; a slice's room cuts them. Sequences in `failing` fail in the
+    next step. `recompute`: the core keeps no KV."""
 
     def __init__(
         self, groups: Sequence[KVGroupSpec], vocab: int, *, tenant_of: Callable[[int], str] = lambda number: "",
         draft: Callable[[int], tuple[int, int]] = lambda length: (0, 0), recompute: bool = False,
+        tree: Callable[[int], bool] = lambda length: False,
     ) -> None:  # fmt: skip
         self.groups, self.vocab = tuple(groups), vocab
-        self.tenant_of, self.draft, self.recompute = tenant_of, draft, recompute
+        self.tenant_of, self.draft, self.tree, self.recompute = tenant_of, draft, tree, recompute
         self.store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
         self.sequences: dict[int, _Sequence] = {}
         self.samplings: dict[int, Sampling] = {}
         self.failing: set[int] = set()
-        self.rejected = self.accepted = self._last_step = 0
+        self.rejected = self.accepted = self.side_paths = self._last_step = 0
         self._writers: dict[tuple[int, int], int] = {}
         self._carried: dict[
             int, tuple[int, ...]
@@ -86,52 +110,110 @@ class FakeExecutor:
                 write=offset >= work.num_stored,
                 junk=fails,
             )
-            for offset, token in enumerate(work.tokens)
+            for offset, token in enumerate(work.tokens[: work.known])
         ]
+        states += self._compute_drafts(work, sequence, fails)
         self._store(work, states)
         if fails:
             self.failing.discard(work.request_id)
             return SliceResult(work.request_id, error="a planted failure")
-        sequence.computed = work.start + len(work.tokens)
+        sequence.computed = work.start + work.span
         self._scribble(work, sequence)
         prompt_logprobs = ()
         if sequence.sampling.params.prompt_logprobs is not None:
             scored = range(work.start, min(sequence.computed, sequence.num_prompt - 1))
             prompt_logprobs = tuple(score(states[p - work.start], sequence.tokens[p + 1]) for p in scored)
-        tokens = self._sample(work, sequence, states) if work.sample else ()
+        tokens, after = self._sample(work, sequence, states) if work.sample else ((), ())
         logprobs = ()
         if sequence.sampling.params.logprobs is not None:
-            first = len(states) - work.num_draft - 1
-            logprobs = tuple(score(states[first + at], token) for at, token in enumerate(tokens))
+            logprobs = tuple(score(states[at], token) for at, token in zip(after, tokens, strict=True))
         vector = None
         if sequence.pooling is not None:
             sequence.states += states
             if sequence.computed >= sequence.num_prompt:
                 vector = pooled(sequence.pooling, sequence.states)
-        return SliceResult(work.request_id, tokens, sequence.draft, logprobs, prompt_logprobs, vector)
+        return SliceResult(
+            work.request_id, tokens, sequence.draft, sequence.parents, logprobs, prompt_logprobs, vector
+        )
 
-    def _sample(self, work: SeqSlice, sequence: _Sequence, states: list[int]) -> tuple[int, ...]:
-        count = len(work.tokens) - work.num_draft  # tokens that are no drafts
-        draft, tokens = work.tokens[count:], []
-        for index in range(work.num_draft + 1):
-            output_position = work.start + count + index - sequence.num_prompt
-            tokens.append(sequence.sampling.choose(states[count - 1 + index], output_position))
-            if index < work.num_draft and tokens[-1] != draft[index]:
-                break
+    def _compute_drafts(self, work: SeqSlice, sequence: _Sequence, junk: bool) -> list[int]:
+        """The states of drafts. In the cache stand those of the first child of each, as a chain's would."""
+        parents = _parents(work)
+        base, found = work.start + work.known, list[int]()
+        held: dict[int, int] = {}  # depth -> the draft whose state stands in the cache
+
+        def put(node: int) -> None:
+            path = _path(parents, node)
+            for depth, one in enumerate(path):
+                if held.get(depth) != one:
+                    self._write(work.request_id, sequence, base + depth, found[one])
+                    held[depth] = one
+                    for deeper in [known for known in held if known > depth]:
+                        del held[deeper]
+
+        main, last = [], -1
+        for node, parent in enumerate(parents):
+            if parent == last:
+                main.append(node)
+                last = node
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                put(parent)
+            position = base + len(_path(parents, parent))
+            found.append(
+                self._compute(
+                    work.request_id, sequence, position, work.tokens[work.known + node], write=True, junk=junk
+                )
+            )
+            held[position - base] = node
+        if main:
+            put(main[-1])
+        return found
+
+    def _sample(
+        self, work: SeqSlice, sequence: _Sequence, states: list[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens, and for each the index in the slice of the one that it follows."""
+        count, parents = work.known, _parents(work)
+        tokens: list[int] = []
+        after = [count - 1]
+        node: int | None = -1
+        while node is not None:
+            output_position = work.start + count + len(tokens) - sequence.num_prompt
+            tokens.append(sequence.sampling.choose(states[after[-1]], output_position))
+            children = [at for at, parent in enumerate(parents) if parent == node]
+            node = next((at for at in children if work.tokens[count + at] == tokens[-1]), None)
+            if node is not None:
+                after.append(count + node)
+        path = [at - count for at in after[1:]]
+        for depth, at in enumerate(path):  # the path that was right takes the place of the main chain
+            self._write(work.request_id, sequence, work.start + count + depth, states[count + at])
+        self.side_paths += any(at != parents.index(parents[at]) for at in path)
         self.accepted += len(tokens) - 1
         self.rejected += work.num_draft - len(tokens) + 1
         sequence.computed = 0 if self.recompute else work.start + count + len(tokens) - 1
         sequence.tokens += tokens
         good, bad = self.draft(len(sequence.tokens))
         if good or bad:
-            oracle = Oracle(self.groups, sequence.tenant, sequence.tokens)
-            draft = propose(oracle, sequence.sampling, sequence.num_prompt, good=good, bad=bad)
-            sequence.draft = draft[: work.room]
-        return tuple(tokens)
+            self._propose(work, sequence, good, bad)
+        return tuple(tokens), tuple(after)
+
+    def _propose(self, work: SeqSlice, sequence: _Sequence, good: int, bad: int) -> None:
+        oracle = Oracle(self.groups, sequence.tenant, sequence.tokens)
+        if self.tree(len(sequence.tokens)) and work.room:
+            tokens, parents = propose_tree(
+                oracle, sequence.sampling, sequence.num_prompt, good=min(good, work.room), wrong=2 * bad + 1
+            )
+            kept = [node for node in range(len(tokens)) if len(_path(parents, node)) <= work.room]
+            sequence.draft = tuple(tokens[node] for node in kept)
+            sequence.parents = tuple(kept.index(at) if (at := parents[node]) >= 0 else -1 for node in kept)
+            return
+        draft = propose(oracle, sequence.sampling, sequence.num_prompt, good=good, bad=bad)
+        sequence.draft, sequence.parents = draft[: work.room], ()
 
     def _scribble(self, work: SeqSlice, sequence: _Sequence) -> None:
         """Write where a drafter may: after the slice's tokens, in blocks that no other sequence writes."""
-        end = work.start + len(work.tokens)
+        end = work.start + work.span
         for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
             for position in () if group.is_state else range(end, end + work.room):
                 block = table.block_of(position)
@@ -147,14 +229,17 @@ class FakeExecutor:
         for mirror, update in zip(sequence.tables, work.tables, strict=True):
             if update is not None:
                 mirror.apply(update)
-        end = work.start + len(work.tokens) - work.num_draft
+        end = work.start + work.known
         known = tuple(sequence.tokens[work.start : end])
         demand(bool(work.tokens), "an empty slice")
         demand(work.start == sequence.computed, f"starts at {work.start}, {sequence.computed} are computed")
-        demand(work.tokens == known + sequence.draft[: work.num_draft], f"tokens {work.tokens}, not {known}")
+        demand(work.tokens[: work.known] == known, f"tokens {work.tokens}, not {known}")
+        proposed = _paths(sequence.draft, sequence.parents or tuple(range(-1, len(sequence.draft) - 1)))
+        for path in _paths(work.tokens[work.known :], _parents(work)):
+            demand(path in proposed, f"the draft {path} was not proposed")
         required = end == len(sequence.tokens) and sequence.sampling.params.samples
         demand(work.sample == required, "samples exactly after the last token")
-        sequence.draft = ()
+        sequence.draft = sequence.parents = ()
         return sequence
 
     def _start(self, number: int, new: NewSequence, start: int) -> _Sequence:
@@ -188,12 +273,18 @@ class FakeExecutor:
                 continue
             if not write:
                 self._read(index, table, position)
+        if write:
+            self._write(number, sequence, position, hidden)
+        return hidden
+
+    def _write(self, number: int, sequence: _Sequence, position: int, hidden: int) -> None:
+        for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
+            if group.is_state:
                 continue
             block = table.block_of(position)
             writer = self._writers.setdefault((index, block), number)
             demand(writer == number, f"shared write: block {block} is written by {number} and {writer}")
             self.store[index][block, position % group.block_size] = (position, hidden)
-        return hidden
 
     def _load(self, work: SeqSlice) -> dict[int, tuple[int, ...]]:
         """The state of each group with states before the slice: that after the position before it, or nothing."""

@@ -91,3 +91,38 @@ def propose(oracle: Oracle, sampling: Sampling, num_prompt: int, *, good: int, b
         draft.append(token)
         oracle.push(token)
     return tuple(draft)
+
+
+def propose_tree(
+    oracle: Oracle, sampling: Sampling, num_prompt: int, *, good: int, wrong: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`good` nested draft tokens that the model will accept and `wrong` others, as tokens and parents (see core.trees).
+
+    Where the wrong ones stand depends on the sequence: before the right one of their depth or after it, and some of
+    them after another wrong one.
+    """
+    right = propose(oracle, sampling, num_prompt, good=good + 1, bad=0)
+    mix = hash(tuple(oracle.states[-3:])) & 0xFFFFFF
+    tokens: list[int] = []
+    parents: list[int] = []
+
+    def add(token: int, parent: int) -> int:
+        tokens.append(token % sampling.vocab)
+        parents.append(parent)
+        return len(tokens) - 1
+
+    last = -1
+    for index in range(good + 1):
+        count = wrong if index == good else min(wrong, (mix >> index) % 3)
+        wrong -= count
+        before = (mix >> (index + 5)) % (count + 1)
+        earlier, here = last, -1
+        for at in range(count + 1):
+            if at == before:
+                if index < good:
+                    here = add(right[index], last)
+                continue
+            nested = earlier != last and (mix >> (at + index)) % 2
+            earlier = add(right[index] + at + 1, earlier if nested else last)
+        last = here
+    return tuple(tokens), tuple(parents)

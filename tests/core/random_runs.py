@@ -72,7 +72,10 @@ def draw_setup(rng: Random) -> Setup:
         good = hash((salt, length)) % (most + 1)
         return good, most - good
 
-    return Setup(config, groups, rng.random() < 0.75, draft)
+    trees = rng.random() < 0.5
+    return Setup(
+        config, groups, rng.random() < 0.75, draft, lambda length: trees and hash((salt, length)) % 4 > 0
+    )
 
 
 def draw_request(rng: Random, name: str) -> NewRequest:

@@ -217,6 +217,41 @@ def test_a_failure_in_the_prompt_is_of_one_completion_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "accepted"),
+    [
+        ((3, 7), True),
+        ((1, 2, 7), True),
+        ((3, 4, 7), True),
+        ((4, 7), False),
+        ((1, 4, 7), False),
+        ((3, 2, 7), False),
+    ],
+)
+def test_what_is_accepted_of_a_tree_is_a_path(tokens: tuple[int, ...], accepted: bool) -> None:
+    engine = driver(max_draft=2).engine
+    engine.add(new("a", 5, max_tokens=9), 0.0)
+    plan = engine.begin(0.0)
+    number = plan.slices[0].request_id
+    tree = SliceResult(number, (4,), draft=(1, 2, 3, 4), draft_parents=(-1, 0, -1, 2))
+    engine.finish(StepResult(plan.step_id, (tree,)), 0.0)
+    plan = engine.begin(0.0)
+    (output,) = engine.finish(StepResult(plan.step_id, (SliceResult(number, tokens),)), 0.0)
+    assert (output.finish_reason is None) == accepted
+    assert accepted or "accepted the drafts" in (output.error or "")
+
+
+@pytest.mark.parametrize("parents", [(-1,), (-1, 1), (-2, 0), (0, -1)])
+def test_drafts_that_are_no_tree_fail_their_request(parents: tuple[int, ...]) -> None:
+    engine = driver(max_draft=2).engine
+    engine.add(new("a", 5, max_tokens=9), 0.0)
+    plan = engine.begin(0.0)
+    number = plan.slices[0].request_id
+    result = SliceResult(number, (4,), draft=(1, 2), draft_parents=parents)
+    (output,) = engine.finish(StepResult(plan.step_id, (result,)), 0.0)
+    assert output.finish_reason is FinishReason.ERROR and "with the parents" in (output.error or "")
+
+
+@pytest.mark.parametrize(
     ("tokens", "message"),
     [
         ((), "returned 0 tokens for a slice with 2 drafts"),

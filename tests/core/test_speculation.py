@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.policy import Batching
-from tests.core.build import driver, full, new, sinks, window, work
+from headrace.core.types import SliceResult, StepResult
+from tests.core.build import driver, full, new, sinks, state, window, work
 from tests.core.driver import Driver
 
 LENGTH = 24
@@ -28,6 +29,68 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(good: int, bad: int,
     engine.drain()
     assert track.tokens == plain_tokens(temperature=temperature)
     assert engine.events["steps"] == 1 + -(-(LENGTH - 1) // (good + 1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("good", "bad"), [(0, 1), (1, 1), (3, 0), (2, 3)])
+def test_trees_change_the_number_of_steps_and_nothing_else(good: int, bad: int, temperature: float) -> None:
+    engine = driver(draft=(good, bad), tree=True)
+    track = engine.add(new("a", 9, max_tokens=LENGTH, temperature=temperature))[0]
+    engine.drain()
+    assert track.tokens == plain_tokens(temperature=temperature)
+    assert engine.events["steps"] == 1 + -(-(LENGTH - 1) // (good + 1))
+    assert engine.events["side paths"] >= (good > 0)
+
+
+def test_a_tree_takes_a_place_for_each_depth() -> None:
+    engine = driver(full(4, 4), max_draft=2).engine
+    engine.add(new("a", 5, max_tokens=9), 0.0)
+    plan = engine.begin(0.0)
+    number = plan.slices[0].request_id
+    tree = SliceResult(number, (4,), draft=(1, 2, 3, 4, 5, 6), draft_parents=(-1, -1, 0, 0, 1, -1))
+    engine.finish(StepResult(plan.step_id, (tree,)), 0.0)
+    (part,) = engine.begin(0.0).slices
+    assert part.tokens == (4, 1, 2, 3, 4, 5, 6) and part.draft_parents == tree.draft_parents
+    assert (part.known, part.num_draft, part.span, part.room) == (1, 6, 3, 2)
+    assert engine.kv_usage().held_blocks == 3  # 5 + 3 positions, and 2 for the next drafts
+    engine.finish(StepResult(1 + plan.step_id, (SliceResult(number, (2, 5, 9)),)), 0.0)
+    request = engine._requests[number]
+    assert (request.num_computed, request.tokens[-4:]) == (8, [4, 2, 5, 9])
+    assert (request.stats.num_drafted, request.stats.num_accepted) == (6, 2)
+    assert engine.stats().scheduler.accepted_at == (1, 1)
+
+
+def test_trees_are_cut_to_what_can_be_accepted() -> None:
+    engine = driver(max_draft=4).engine
+    engine.add(new("a", 5, max_tokens=4), 0.0)
+    plan = engine.begin(0.0)
+    number = plan.slices[0].request_id
+    tree = SliceResult(number, (4,), draft=(1, 2, 3, 4, 5), draft_parents=(-1, 0, 1, 0, -1))
+    engine.finish(StepResult(plan.step_id, (tree,)), 0.0)
+    (part,) = engine.begin(0.0).slices  # three tokens are left, the last of which needs no KV
+    assert part.tokens == (4, 1, 2, 4, 5) and part.draft_parents == (-1, 0, 0, -1)
+
+
+def test_the_budget_cuts_trees_by_tokens() -> None:
+    engine = driver(max_draft=4, max_num_batched_tokens=5).engine
+    engine.add(new("a", 5, max_tokens=9), 0.0)
+    plan = engine.begin(0.0)
+    number = plan.slices[0].request_id
+    tree = SliceResult(number, (4,), draft=(1, 2, 3, 4, 5), draft_parents=(-1, 0, 1, -1, -1))
+    engine.finish(StepResult(plan.step_id, (tree,)), 0.0)
+    (part,) = engine.begin(0.0).slices
+    assert part.tokens == (4, 1, 2, 3, 4) and part.draft_parents == (-1, 0, 1, -1)
+
+
+def test_models_with_states_verify_the_main_chain() -> None:
+    engine = driver(full(), state(9), max_draft=3).engine
+    engine.add(new("a", 5, max_tokens=9), 0.0)
+    plan = engine.begin(0.0)
+    number = plan.slices[0].request_id
+    tree = SliceResult(number, (4,), draft=(1, 2, 3, 4), draft_parents=(-1, -1, 0, 2))
+    engine.finish(StepResult(plan.step_id, (tree,)), 0.0)
+    (part,) = engine.begin(0.0).slices
+    assert part.tokens == (4, 1, 3, 4) and part.draft_parents == ()
 
 
 def test_one_step_accepts_k_of_n() -> None:
@@ -78,8 +141,9 @@ def test_drafts_stay_within_the_models_length() -> None:
 
 @pytest.mark.parametrize("groups", [(window(5),), (sinks(2, 5),), (full(9), window(3, 7)), (full(9),)])
 @pytest.mark.parametrize("batching", [Batching.CONTINUOUS, Batching.STATIC])
-def test_drafts_under_windows_sharing_and_preemption(groups, batching: Batching) -> None:  # type: ignore[no-untyped-def]
-    engine = driver(*groups, draft=(1, 2), batching=batching, max_num_batched_tokens=12)
+@pytest.mark.parametrize("tree", [False, True])
+def test_drafts_under_windows_sharing_and_preemption(groups, tree: bool, batching: Batching) -> None:  # type: ignore[no-untyped-def]
+    engine = driver(*groups, draft=(1, 2), tree=tree, batching=batching, max_num_batched_tokens=12)
     for name in "abc":
         engine.add(new(name, 8, n=2, max_tokens=14))
     engine.drain()

@@ -25,7 +25,7 @@ EVENTS = (
     "preemptions", "evictions", "hits", "forks", "copies", "accepted", "rejected", "waits", "errors", "refused",
     "abort waiting", "abort running", "abort preempted", "abort in a step", "dropped blocks",
     "expired waiting", "expired running", "expired preempted", "embeddings", "shared in a step", "retried",
-    "pins", "broken pins",
+    "pins", "broken pins", "side paths",
 )  # fmt: skip
 
 

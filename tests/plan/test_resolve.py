@@ -116,6 +116,7 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "load_format": ("safetensors", {}),
     "speculative": ("ngram", {}),
     "num_speculative_tokens": (3, {"speculative": "ngram"}),
+    "speculative_tree_nodes": (0, {"speculative": "ngram"}),
     "adaptive_speculation": (False, {}),
 }
 

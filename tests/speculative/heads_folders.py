@@ -46,15 +46,32 @@ def medusa_tensors() -> Tensors:
     return made
 
 
-def near_medusa(folder: Path, vocab_size: int, hidden_size: int, count: int = 3) -> Path:
-    """Heads that change a hidden state a little, for a model of any weights: a folder."""
+Tree = list[tuple[int, ...]]
+
+WIDE: Tree = [
+    (0,), (1,), (2,), (3,), (0, 0), (1, 0), (4,), (5,), (0, 1), (2, 0), (1, 1), (0, 0, 0), (1, 0, 0), (6,),
+]  # fmt: skip
+"""A tree in which the chain of first choices is one of many paths."""
+
+
+def near_medusa(
+    folder: Path,
+    vocab_size: int,
+    hidden_size: int,
+    count: int = 3,
+    tree: Tree | None = None,
+    change: float = 0.02,
+) -> Path:
+    """Heads that `change` a hidden state a little, for a model of any weights: a folder."""
     tensors: Tensors = {}
     for i in range(count):
-        tensors[f"heads.{i}.blocks.0.weight"] = 0.02 * RNG.standard_normal((hidden_size, hidden_size)).astype(
-            np.float32
-        )
+        tensors[f"heads.{i}.blocks.0.weight"] = change * RNG.standard_normal(
+            (hidden_size, hidden_size)
+        ).astype(np.float32)
         tensors[f"heads.{i}.blocks.0.bias"] = np.zeros(hidden_size, dtype=np.float32)
-    sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_heads": count}
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_heads": count}
+    if tree is not None:
+        sizes["tree"] = tree
     return write(folder, section("medusa", **sizes), tensors)
 
 

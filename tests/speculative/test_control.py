@@ -28,6 +28,7 @@ class Machine:
         self.now = 0.0
         self.step_s, self.rates, self.draft_s, self.free = step_s, rates, draft_s, free
         self.name, self.asked, self.needs_hidden, self.needs_states = "simulated", 0, False, False
+        self.outline = None
         self._rng, self._noise = random.Random(seed), noise
         self.most = most
         self.speculation = Speculation([self], most=most, clock=lambda: self.now)
@@ -66,7 +67,7 @@ class Machine:
                 sequences.append(
                     Drafted(at, at, work, range(known + 1), known, 0, self.most, accepted, STATE, ("", ""))
                 )
-            self.drafts = self.speculation.draft(sequences)
+            self.drafts = [tokens for tokens, _ in self.speculation.draft(sequences)]
         return (sum(self.tokens) - before) / (self.now - began)
 
 

@@ -102,6 +102,9 @@ class TimedSampler(Generic[Logits]):
         self.spent_s += time.perf_counter() - start
         return output
 
+    def exclude(self, logits: Logits, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        self._inner.exclude(logits, rows, tokens)
+
     def score(self, logits: Logits, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
         return self._inner.score(logits, first, targets, k)
 

@@ -98,11 +98,12 @@ class Scripted:
     def __init__(self, inner: Method, rate: float, right: Callable[[Sequence[int]], Sequence[int]]) -> None:
         self.name, self.free = inner.name, inner.free
         self.needs_hidden, self.needs_states = inner.needs_hidden, inner.needs_states
+        self.outline = None  # its acceptance is that of chains
         self._inner, self._rate, self._right = inner, rate, right
         self._rng = random.Random(0)
 
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
-        found = self._inner.propose(sequences)
+        found = self._inner.propose([replace(one, nodes=0) for one in sequences])
         return [self._replaced(one, proposal) for one, proposal in zip(sequences, found, strict=True)]
 
     def _replaced(self, one: Drafted, proposal: Proposal) -> Proposal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.core import trees
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import BlockKeys
 from headrace.core.types import NOWHERE, NewRequest, NewSequence, RequestStats, Status
@@ -48,10 +49,10 @@ class Request:
     """Completion `index` of a request. `num_computed` chases `len(tokens) + len(draft)`."""
 
     __slots__ = (
-        "charged", "draft", "finish_by", "first", "index", "key", "keys", "known", "limit", "name", "num_computed",
-        "num_prompt", "num_stored", "number", "params", "pin_blocks", "pin_ttl_s", "pooling", "priority",
-        "prompt_key", "prompt_logprobs_done", "room", "salt", "seed", "start_by", "stats", "status", "stop_ids",
-        "tables", "tokens", "user", "weight",
+        "charged", "draft", "draft_parents", "finish_by", "first", "index", "key", "keys", "known", "limit", "name",
+        "num_computed", "num_prompt", "num_stored", "number", "params", "pin_blocks", "pin_ttl_s", "pooling",
+        "priority", "prompt_key", "prompt_logprobs_done", "room", "salt", "seed", "start_by", "stats", "status",
+        "stop_ids", "tables", "tokens", "user", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +75,7 @@ class Request:
         )  # to be pinned when computed
         self.pin_ttl_s = new.cache_pin_ttl_s or 0.0
         self.draft: tuple[int, ...] = ()
+        self.draft_parents: tuple[int, ...] = ()  # where the draft is a tree
         self.room = 0  # drafts that may follow the slice just granted
         self.status = Status.WAITING
         self.pooling = new.pooling
@@ -100,6 +102,16 @@ class Request:
     def gap(self) -> int:
         """Tokens still to be computed, drafts included."""
         return len(self.tokens) + len(self.draft) - self.num_computed
+
+    def span(self, count: int) -> int:
+        """Positions that the next `count` tokens take: drafts of a tree that are equally deep have the same one."""
+        known = len(self.tokens) - self.num_computed
+        if count <= known or not self.draft_parents:
+            return count
+        return known + trees.depth(self.draft_parents, count - known)
+
+    def forget_draft(self) -> None:
+        self.draft = self.draft_parents = ()
 
     @property
     def started(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.core import trees
 from headrace.core.deadlines import Deadlines
 from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim, takes_place
@@ -31,8 +32,8 @@ STEP_SIZES = 32
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counts since the start. `step_sizes`: steps by the class of their size, see STEP_SIZES. `accepted_at[d]`: drafts
-    of which more than d tokens were accepted."""
+    """Counts since the start. `step_sizes`: steps by the class of their size, see STEP_SIZES. `drafts`: chains
+    of drafted tokens, or trees of them; `accepted_at[d]`: those of which more than d tokens were accepted."""
 
     steps: int = 0
     scheduled_tokens: int = 0
@@ -143,7 +144,7 @@ class Scheduler:
         self.kv.free(request)
         self._forget(request)
         request.status = Status.FINISHED
-        request.draft = ()
+        request.forget_draft()
         request.stats.finished_s = now
         request.stats.num_output = request.num_output
         self.service.leave(request.user)
@@ -263,6 +264,7 @@ class Scheduler:
 
     def _grow(self, request: Request, count: int, copies: list[BlockCopy]) -> bool:
         """Make room for a slice of `count` tokens, and where blocks allow for the drafts that follow it."""
+        count = request.span(count)
         end = request.num_computed + count
         request.room = 0
         if self.config.max_draft and end >= len(request.tokens) and request.params.samples:
@@ -366,8 +368,11 @@ class Scheduler:
         end = start + count
         num_draft = end - known if end > known else 0
         tokens = tuple(request.tokens[start:end])
+        parents: tuple[int, ...] = ()
         if num_draft:
             tokens += request.draft[:num_draft]
+            parents = request.draft_parents[:num_draft]
+            end = start + request.span(count)
         new = None if request.known else request.describe()
         request.known = True
         if end > request.charged:
@@ -377,7 +382,7 @@ class Scheduler:
             request.charged = end
         return SeqSlice(
             request.number, tokens, start, sample=end >= known and request.params.samples, num_draft=num_draft,
-            room=request.room,
+            draft_parents=() if trees.is_chain(parents) else parents, room=request.room,
             tables=self.kv.updates(request), new=new, num_stored=max(0, request.num_stored - start),
             states=self.kv.states(request),
         )  # fmt: skip
@@ -392,7 +397,7 @@ class Scheduler:
         self.running.remove(request)
         self.kv.free(request)
         self._forget(request)
-        request.draft = ()
+        request.forget_draft()
         request.status = Status.PREEMPTED
         self.waiting.add(request)
 
@@ -484,7 +489,11 @@ class Scheduler:
         if reason is not None:
             self.end(request, reason, now)
         else:
-            request.draft = part.draft and part.draft[: _most_drafts(request)]
+            request.forget_draft()
+            if part.draft:
+                request.draft, request.draft_parents = trees.cut(
+                    part.draft, part.draft_parents, _most_drafts(request), chain=self.kv.has_states
+                )
             if not self.config.kv_cache and emitted:
                 self.kv.free(request)  # without a cache every step starts from nothing
         if not (emitted or prompt_logprobs or reason):
@@ -538,6 +547,8 @@ def _fault(request: Request | None, work: SeqSlice, part: SliceResult) -> str | 
     """Why an executor's answer counts as a failure; wrong tokens would poison the KV of all who share it."""
     if part.error is not None or request is None:
         return part.error
+    if not trees.is_tree(part.draft_parents, len(part.draft)):
+        return f"the executor drafted {len(part.draft)} tokens with the parents {part.draft_parents}"
     if request.pooling is not None:
         due = work.start + len(work.tokens) >= request.num_prompt
         if (part.pooled is not None) != due:
@@ -548,6 +559,6 @@ def _fault(request: Request | None, work: SeqSlice, part: SliceResult) -> str | 
     count = len(part.tokens)
     if bool(count) != work.sample or count > len(draft) + 1:
         return f"the executor returned {count} tokens for a slice with {len(draft)} drafts"
-    if part.tokens[:-1] != draft[: max(0, count - 1)]:
+    if not trees.holds_path(draft, work.draft_parents, part.tokens[:-1]):
         return f"the executor accepted the drafts {part.tokens[:-1]}, but {draft} were to be verified"
     return None

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from headrace.core import trees
 from headrace.core.grammar import is_unicode
 from headrace.core.params import MAX_TOKENS_LIMIT, SamplingParams, as_int, is_real
 from headrace.core.record import record
@@ -45,7 +46,8 @@ NOWHERE = -1
 class KVGroupSpec:
     """Layers that share one block table: same retention, same block size.
 
-    `num_blocks` counts usable blocks of this group's pool. `window` and `sinks` are in tokens.
+    `num_blocks` counts usable blocks of this group's pool. `window` and `sinks` are in tokens. An executor has
+    `scratch` more blocks after these, for branches of trees of drafts; the scheduler never names them.
 
     In a group of retention STATE a block is a slot, which holds the state after some number of tokens. A sequence has
     one. For the prefix cache, states are kept every `interval` tokens, a multiple of block_size (None: never), and
@@ -59,6 +61,12 @@ class KVGroupSpec:
     window: int | None = None
     sinks: int = 0
     interval: int | None = None
+    scratch: int = 0
+
+    @property
+    def memory_blocks(self) -> int:
+        """Blocks that memory is needed for."""
+        return self.num_blocks + self.scratch
 
     @property
     def is_state(self) -> bool:
@@ -164,8 +172,9 @@ class SeqSlice:
     The last `num_draft` of `tokens` are unverified drafts. With `sample` set, the executor samples after the last
     non-draft token and after every accepted draft; otherwise it emits nothing. The first `num_stored` of `tokens` are
     computed for their logits alone: their KV is in the slice's blocks, or an earlier slice of the step writes it there,
-    and it must not be written again. Up to `room` drafts may be proposed for the next step: the tables have places for
-    the KV of so many tokens after the slice.
+    and it must not be written again. Up to `room` drafts may follow one another in the next step: the tables have
+    places for the KV of so many tokens after the slice. Drafts of a tree (`draft_parents`) stand at the position of
+    their depth. The tables have one place for each depth, for the main chain until it is known which path was right.
     """
 
     request_id: int
@@ -180,6 +189,19 @@ class SeqSlice:
     states: tuple[
         StateSlots | None, ...
     ] = ()  # one per KV group, None but for retention STATE; () if there is none
+    draft_parents: tuple[int, ...] = ()  # of a tree of drafts, see core.trees; () for a chain
+
+    @property
+    def known(self) -> int:
+        """Tokens that are no drafts."""
+        return len(self.tokens) - self.num_draft
+
+    @property
+    def span(self) -> int:
+        """Positions that the slice covers: drafts of a tree that are equally deep share one."""
+        if not self.draft_parents:
+            return len(self.tokens)
+        return self.known + trees.depth(self.draft_parents, self.num_draft)
 
 
 @record
@@ -220,6 +242,7 @@ class SliceResult:
     request_id: int
     tokens: tuple[int, ...] = ()
     draft: tuple[int, ...] = ()  # proposals for the next step
+    draft_parents: tuple[int, ...] = ()  # where they are a tree, see core.trees
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for the prompt positions of this slice, see Request
     pooled: bytes | None = (

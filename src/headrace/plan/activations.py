@@ -88,7 +88,7 @@ def _scratch_part(
             continue
         mixers = [by_cache[index] for index in layout.layers]
         heads = max(mixer.num_heads for mixer in mixers)
-        columns = demand.most // max(1, rows) * demand.block_size  # keys of the longest sequence
+        columns = demand.most // demand.max_num_seqs * demand.block_size  # keys of the longest sequence
         width = layout.num_kv_heads * layout.head_dim
         # One sequence, or as many as fit; every bound rises with each of its sizes.
         gathered = min(rows * columns * width, max(columns * width, MAX_GATHERED))

@@ -19,6 +19,19 @@ LOOK_UPS = (NGRAM, HISTORY)
 
 DEFAULT_TOKENS = 6
 MOST_TOKENS = 64
+DEFAULT_NODES = 16
+MOST_NODES = 256
+
+
+def scratch_blocks(nodes: int, depth: int, block_size: int) -> int:
+    """Blocks of each KV group for the branches of trees of up to `nodes` drafts in one step, `depth` at most one after
+    the other: as many branches as one such tree can have beside its main chain."""
+    return branches(nodes) * ((depth + block_size - 2) // block_size + 1)
+
+
+def branches(nodes: int) -> int:
+    """The most branches of trees of up to `nodes` drafts in one step."""
+    return max(0, nodes - 1)
 
 
 def draft_methods(option: str | None) -> tuple[str, ...]:

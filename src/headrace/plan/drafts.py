@@ -57,10 +57,11 @@ def draft_program(spec: ModelSpec, layers: DraftLayers | None) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class DraftHeads:
-    """Heads on the model's hidden states that draft for it, and what they take in memory."""
+    """Heads on the model's hidden states that draft for it, what they take in memory, and the nodes of their tree."""
 
     name: str
     bytes: int
+    nodes: int = 0
 
 
 def check_draft(draft: ModelSpec, target: ModelSpec, name: str) -> None:

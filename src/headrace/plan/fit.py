@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.errors import ConfigError
 from headrace.plan.activations import activation_bytes
+from headrace.plan.draft_methods import branches, scratch_blocks
 from headrace.plan.drafts import DraftHeads, DraftModel
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import (
@@ -14,6 +15,7 @@ from headrace.plan.kv import (
     kv_demands,
     largest,
     pool_bytes,
+    scratch_bytes,
     sequence_bytes,
 )
 from headrace.plan.units import format_bytes
@@ -35,7 +37,8 @@ class Fit:
     memory: bytes for weights, activations and KV together; stored: their formats.
     block_size: None is the contiguous layout, one block of `length` tokens a sequence.
     state_interval: tokens between recurrent states that are kept for the prefix cache.
-    drafts: most tokens that are drafted for a sequence; draft, heads: what drafts them.
+    drafts: most tokens that are drafted for a sequence one after the other; tree_nodes: most tokens of a tree of
+    drafts; draft, heads: what drafts them.
     batched_tokens: most tokens of a step, or None for `default_tokens`, raised where more are needed;
     whole_prompts: a step must take the longest sequence at once.
     kv_bytes, kv_blocks: size of the KV cache where the user fixed it; kv_default_most caps it where not.
@@ -57,6 +60,7 @@ class Fit:
     drafts: int = 0
     draft: DraftModel | None = None
     heads: DraftHeads | None = None
+    tree_nodes: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -82,10 +86,16 @@ class Fit:
         """Bytes left for KV after weights and activations; never negative."""
         own = len(self.program.kv)
         tokens, demands = self.step_tokens(length), self.demands(length)
-        step = activation_bytes(self.program, tokens, self.max_num_seqs, self.stored, demands[:own])
+        seqs = self.max_num_seqs + branches(self.tree_nodes)
+        step = activation_bytes(self.program, tokens, seqs, self.stored, demands[:own])
+        step += scratch_bytes(demands, self.scratch(length))
         if self.draft is not None:
             step += self.draft.activation_bytes(tokens, self.max_num_seqs, demands[own:])
         return max(0, self.memory - self.resident_bytes - step)
+
+    def scratch(self, length: int) -> int:
+        """Blocks of each of the model's KV groups for trees of drafts."""
+        return scratch_blocks(self.tree_nodes, self.drafts, self.block_size or length)
 
     def demands(self, length: int) -> tuple[KVDemand, ...]:
         """What the KV groups need for sequences of up to `length` tokens."""
@@ -140,10 +150,11 @@ def check_memory(fit: Fit) -> None:
     if fit.free(1) > 0:
         return
     if left > 0:
+        trees = ", or trees of drafts with --speculative-tree-nodes" if fit.tree_nodes else ""
         raise ConfigError(
             f"weights of {format_bytes(fit.resident_bytes)} leave {format_bytes(left)} of "
             f"{format_bytes(fit.memory)}, too little for the activations of a step; "
-            "lower --max-num-batched-tokens or --max-num-seqs"
+            f"lower --max-num-batched-tokens or --max-num-seqs{trees}"
         )
     each = f"at {fit.stored.element_bytes} bytes each"
     hint = "" if fit.stored.element_bytes == 2 else ", or halve it with --dtype bfloat16"
@@ -171,9 +182,13 @@ def too_small(fit: Fit, length: int) -> ConfigError:
         if shorter
         else "lower --max-num-batched-tokens or --max-num-seqs"
     )
+    trees = ""
+    if fit.tree_nodes and replace(fit, tree_nodes=0).counts(length, KV_PERCENT_LIMIT) is not None:
+        trees = ", or trees of drafts with --speculative-tree-nodes"
+    lower += trees
     if fit.kv_bytes is not None and fit.kv_bytes > free:
         return ConfigError(
-            f"kv_cache_memory is {format_bytes(fit.kv_bytes)}, but {left}; lower --kv-cache-memory"
+            f"kv_cache_memory is {format_bytes(fit.kv_bytes)}, but {left}; lower --kv-cache-memory{trees}"
         )
     if fit.kv_bytes is not None:
         raise_to = f"raise --kv-cache-memory to {needed}"
@@ -189,5 +204,7 @@ def too_small(fit: Fit, length: int) -> ConfigError:
                 f"{what} in {blocks} blocks, but num_kv_blocks is {fit.kv_blocks}; "
                 + (f"{lower}, or {raise_to}" if shorter else raise_to)
             )
-        return ConfigError(f"num_kv_blocks {fit.kv_blocks} does not fit: {left}; lower --num-kv-blocks")
+        return ConfigError(
+            f"num_kv_blocks {fit.kv_blocks} does not fit: {left}; lower --num-kv-blocks{trees}"
+        )
     return ConfigError(f"{what}, but {left}, of which at most {KV_PERCENT_LIMIT}% may hold KV; {lower}")

@@ -94,6 +94,7 @@ def kv_demands(
             block_bytes=stored.block_bytes(layout, block_size),
             per_sequence=blocks(layout, least),
             most=blocks(layout, chunk) * max_num_seqs,
+            max_num_seqs=max_num_seqs,
             drafter=at >= len(layouts) - num_drafter,
         )
         if layout.state is None
@@ -141,8 +142,11 @@ def blocks_within(demands: Sequence[KVDemand], budget: int, *, spare: bool = Fal
     return blocks_at(demands, level, spare=spare)
 
 
-def kv_groups(demands: Sequence[KVDemand], counts: Sequence[int]) -> tuple[KVGroupSpec, ...]:
-    """The core's view of the pools, in the order of the spec's layouts; names are made unique."""
+def kv_groups(
+    demands: Sequence[KVDemand], counts: Sequence[int], scratch: int = 0
+) -> tuple[KVGroupSpec, ...]:
+    """The core's view of the pools, in the order of the spec's layouts; names are made unique. Each of the model's own
+    has `scratch` more blocks for trees of drafts."""
     groups: list[KVGroupSpec] = []
     for demand, count in zip(demands, counts, strict=True):
         layout = demand.layout
@@ -160,9 +164,15 @@ def kv_groups(demands: Sequence[KVDemand], counts: Sequence[int]) -> tuple[KVGro
                 window=layout.window,
                 sinks=layout.sinks,
                 interval=demand.interval,
+                scratch=0 if demand.drafter else scratch,
             )
         )
     return tuple(groups)
+
+
+def scratch_bytes(demands: Sequence[KVDemand], scratch: int) -> int:
+    """Bytes of the scratch blocks of all groups."""
+    return sum(scratch * demand.block_bytes for demand in demands if not demand.drafter)
 
 
 def largest(low: int, high: int, holds: Callable[[int], bool]) -> int:

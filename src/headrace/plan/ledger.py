@@ -10,7 +10,7 @@ from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.activations import activation_parts
 from headrace.plan.drafts import DraftHeads, DraftModel
 from headrace.plan.formats import KVFormat
-from headrace.plan.kv import KVDemand, kv_demands, sequence_bytes, streaming_spec
+from headrace.plan.kv import KVDemand, kv_demands, scratch_bytes, sequence_bytes, streaming_spec
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import format_count
 from headrace.plan.weights import parameter_count, weight_bytes
@@ -113,9 +113,10 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
             *(
                 LedgerLine(part.name, part.bytes, part.how)
                 for part in activation_parts(
-                    program, resolved.max_num_batched_tokens, resolved.max_num_seqs, memory, own
+                    program, resolved.max_num_batched_tokens, resolved.most_segments, memory, own
                 )
             ),
+            *_tree_scratch(resolved, own),
             *_draft_activations(draft, resolved, theirs),
         ),
     )
@@ -140,6 +141,14 @@ def _draft_activations(
         return []
     size = draft.activation_bytes(resolved.max_num_batched_tokens, resolved.max_num_seqs, demands)
     return [LedgerLine("draft model", size, "its own step, as large as the model's")]
+
+
+def _tree_scratch(resolved: ResolvedConfig, demands: tuple[KVDemand, ...]) -> list[LedgerLine]:
+    scratch = max(group.scratch for group in resolved.kv_groups)
+    if not scratch:
+        return []
+    how = f"{format_count(scratch)} KV blocks for branches of up to {resolved.speculative_tree_nodes} drafts"
+    return [LedgerLine("trees of drafts", scratch_bytes(demands, scratch), how)]
 
 
 def _pool_text(group: KVGroupSpec, demand: KVDemand, stored: KVFormat) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from headrace.core.types import KVGroupSpec
+from headrace.plan.draft_methods import branches
 from headrace.plan.drafts import DraftHeads, DraftModel
 from headrace.plan.formats import MemoryFormat, memory_format
 from headrace.plan.hardware import DeviceKind
@@ -28,7 +29,8 @@ class ResolvedConfig:
     weight_formats: how the native kernels' matrices are packed; None where torch runs on plain tensors.
     kv_groups: a pool for each of the `kv_shapes` of `streaming_spec(spec, attention_sinks, sliding_window)`, then one
     for each of the draft model's.
-    num_speculative_tokens: most tokens that are drafted for a sequence, 0 where nothing is drafted.
+    num_speculative_tokens: most tokens that are drafted for a sequence one after the other, 0 where nothing is drafted.
+    speculative_tree_nodes: most tokens of a tree of drafts, 0 where drafts are chains.
     reasons: (setting, reason) pairs, in order of the setting's name.
     """
 
@@ -76,6 +78,7 @@ class ResolvedConfig:
     quantization: str | None
     speculative: str | None
     num_speculative_tokens: int
+    speculative_tree_nodes: int
     speculative_quantization: str | None
     adaptive_speculation: bool
     tensor_parallel_size: int
@@ -87,6 +90,16 @@ class ResolvedConfig:
     def weight_format(self) -> WeightFormat | None:
         """The one of `weight_formats` that represents the model."""
         return None if self.weight_formats is None else self.weight_formats.main
+
+    @property
+    def tree_branches(self) -> int:
+        """The most branches of trees of drafts in one step, beside their main chains."""
+        return branches(self.speculative_tree_nodes)
+
+    @property
+    def most_segments(self) -> int:
+        """The most sequences of the model's batch: a branch counts as one."""
+        return self.max_num_seqs + self.tree_branches
 
     @property
     def num_draft_groups(self) -> int:

@@ -13,16 +13,16 @@ from headrace.runner.step import GroupTables
 FIRST_BLOCKS = 64
 
 
-def all_tables(groups: Sequence[KVGroupSpec], max_seqs: int) -> tuple[BlockTables | None, ...]:
+def all_tables(groups: Sequence[KVGroupSpec], rows: int) -> tuple[BlockTables | None, ...]:
     """The tables of each group; None for recurrent states, whose slots a slice names."""
-    return tuple(None if group.is_state else BlockTables(group, max_seqs) for group in groups)
+    return tuple(None if group.is_state else BlockTables(group, rows) for group in groups)
 
 
 class BlockTables:
     """One row a sequence, one column a live block; see core.types.TableUpdate for the order of live blocks."""
 
     def __init__(self, group: KVGroupSpec, max_seqs: int) -> None:
-        self._group = group
+        self.group = group
         self._table: NDArray[np.int32] = np.zeros((max_seqs, FIRST_BLOCKS), dtype=np.int32)
         self._length: NDArray[np.int32] = np.zeros(max_seqs, dtype=np.int32)
         self._dropped: NDArray[np.int32] = np.zeros(max_seqs, dtype=np.int32)
@@ -33,9 +33,7 @@ class BlockTables:
         if first:
             self._shift(row, update.dropped - int(self._dropped[row]))
         end = first + len(blocks)
-        if end > self._table.shape[1]:
-            more = max(end, 2 * self._table.shape[1]) - self._table.shape[1]
-            self._table = np.pad(self._table, ((0, 0), (0, more)))
+        self._widen(end)
         self._table[row, first:end] = blocks
         self._length[row] = end
         self._dropped[row] = update.dropped
@@ -44,22 +42,56 @@ class BlockTables:
         self._length[row] = 0
         self._dropped[row] = 0
 
+    def branch(self, row: int, target: int, logical: int, blocks: Sequence[int]) -> None:
+        """Let row `target` be a copy of a sequence's row with `blocks` from logical block `logical` on."""
+        entry = self._entry(row, logical)
+        end = entry + len(blocks)
+        self._widen(end)
+        self._table[target, :entry] = self._table[row, :entry]
+        self._table[target, entry:end] = blocks
+        self._length[target] = end
+        self._dropped[target] = self._dropped[row]
+
+    def block_at(self, row: int, logical: int) -> int:
+        """The block of a row that holds logical block `logical`."""
+        return int(self._table[row, self._entry(row, logical)])
+
     def tables(
         self, rows: NDArray[np.int64], row_of_token: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> GroupTables:
         """Tables of the sequences in `rows` [S], and the slot of every token: its row [T] and position [T]."""
-        size, sink_blocks = self._group.block_size, self._group.sink_blocks
+        width = int(self._length[rows].max())
+        return GroupTables(
+            self._table[rows, :width],
+            self._dropped[rows],
+            self.slots(row_of_token, positions),
+            self.group.sink_blocks,
+            self.group.block_size,
+        )
+
+    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where positions [N] of rows [N] are stored."""
+        size, sink_blocks = self.group.block_size, self.group.sink_blocks
         logical = positions // size
         entry = logical
-        if self._group.window is not None:  # only then do blocks drop out
-            entry = np.where(logical < sink_blocks, logical, logical - self._dropped[row_of_token])
-        slots = self._table[row_of_token, entry].astype(np.int64) * size + (positions - logical * size)
-        width = int(self._length[rows].max())
-        return GroupTables(self._table[rows, :width], self._dropped[rows], slots, sink_blocks, size)
+        if self.group.window is not None:  # only then do blocks drop out
+            entry = np.where(logical < sink_blocks, logical, logical - self._dropped[rows])
+        found: NDArray[np.int64] = self._table[rows, entry].astype(np.int64) * size + (
+            positions - logical * size
+        )
+        return found
+
+    def _entry(self, row: int, logical: int) -> int:
+        return logical if logical < self.group.sink_blocks else logical - int(self._dropped[row])
+
+    def _widen(self, width: int) -> None:
+        if width > self._table.shape[1]:
+            more = max(width, 2 * self._table.shape[1]) - self._table.shape[1]
+            self._table = np.pad(self._table, ((0, 0), (0, more)))
 
     def _shift(self, row: int, count: int) -> None:
         """Close the gap that `count` dropped blocks leave after the sinks."""
         if count:
-            first, length = self._group.sink_blocks, int(self._length[row])
+            first, length = self.group.sink_blocks, int(self._length[row])
             kept = self._table[row, first + count : length].copy()
             self._table[row, first : first + len(kept)] = kept

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.record import record
+from headrace.core.trees import Draft
 from headrace.core.types import BlockCopy, SeqSlice
 from headrace.runner.sampling.state import SequenceState
 
@@ -19,10 +20,11 @@ class Drafted:
 
     `tokens` are its prompt and all its output; they belong to the executor and grow with every step. The first
     `computed` of them have their KV in the cache; `found` of them had it when the sequence was started. `room` is the
-    most tokens to propose, 0 where none may follow; `accepted` of the slice's own drafts were right. Nothing of it may
-    show in the drafts of sequences with another `owner`: a user and a cache salt. `hidden` [H] is the model's final
-    hidden state that gave the last token, and `states` [n, H] are those of the last n computed tokens, as many as the
-    step had and could give; None where the drafter did not ask or there is none.
+    most tokens to propose one after the other, 0 where none may follow; `nodes` the most in all where a tree may be
+    proposed. `accepted` of the slice's own drafts were right. Nothing of it may show in the drafts of sequences with
+    another `owner`: a user and a cache salt. `hidden` [H] is the model's final hidden state that gave the last token,
+    and `states` [n, H] are those of the last n computed tokens, as many as the step had and could give; None where the
+    drafter did not ask or there is none.
     """
 
     request_id: int
@@ -37,6 +39,7 @@ class Drafted:
     owner: tuple[str, str]
     hidden: NDArray[np.float32] | None = None
     states: NDArray[np.float32] | None = None
+    nodes: int = 0
 
 
 class Drafter(Protocol):
@@ -52,9 +55,9 @@ class Drafter(Protocol):
         """Whether it reads `Drafted.states`."""
         ...
 
-    def draft(self, sequences: Sequence[Drafted]) -> list[tuple[int, ...]]:
-        """For each sequence at most `room` tokens that may follow. Called once a step, with every sequence whose slice
-        was run without a fault."""
+    def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
+        """For each sequence tokens that may follow, at most `room` of them one after the other. Called once a step,
+        with every sequence whose slice was run without a fault."""
         ...
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

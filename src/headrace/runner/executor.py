@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -21,6 +21,7 @@ from headrace.core.types import (
 )
 from headrace.errors import RequestError
 from headrace.runner.block_tables import BlockTables
+from headrace.runner.branches import Branched, Branches
 from headrace.runner.drafting import Drafted, Drafter
 from headrace.runner.model import Logits, StepModel, StepSampler
 from headrace.runner.packing import Rows, logits_rows, pack
@@ -30,6 +31,7 @@ from headrace.runner.sampling.row_faults import NOT_SAMPLED, NOT_STARTED, RowFau
 from headrace.runner.sampling.state import SampleRow, SequenceState
 from headrace.runner.sampling.token_masks import GrammarRunner, Matcher
 from headrace.runner.step import Step
+from headrace.runner.verification import assumed, follow
 
 _log = logging.getLogger(__name__)
 
@@ -68,21 +70,27 @@ class ModelExecutor(Generic[Logits]):
         drafter: Drafter | None = None,
         draft_groups: int = 0,
         most_rows: int | None = None,
+        branches: int = 0,
     ) -> None:
-        """`most_rows`: logits and hidden states that one step can give; a step that needs more gives no drafter any."""
+        """`most_rows`: logits and hidden states that one step can give; a step that needs more gives no drafter any.
+
+        `branches`: the most branches of trees of drafts that one step can have, all main chains apart. They take so
+        many more rows of the tables, and the scratch blocks of the model's KV groups.
+        """
         self.model = model
         self.sampler = sampler
         self.drafter = drafter
         self._needs_hidden = drafter is not None and drafter.needs_hidden
         self._needs_states = drafter is not None and drafter.needs_states
         self._most_rows = most_rows
-        self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the last tokens of each slice
+        self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the last kept tokens of each slice
         self._faults = RowFaults(sampler)
         self._grammars = grammars
         self._num_matchers = 0
         self._all_tables = tuple(tables)
         self._tables = self._all_tables[: len(tables) - draft_groups]
         self._unchanged = (None,) * len(tables)
+        self._branches = Branches(self._tables, max_seqs, branches)
         self._free_rows = list(range(max_seqs - 1, -1, -1))
         self._sequences: dict[int, _Sequence] = {}
 
@@ -164,27 +172,79 @@ class ModelExecutor(Generic[Logits]):
             sequence.prompt for sequence in sequences
         ):
             return self._decode(slices, sequences)
-        scored = [_scored(work, sequence) for work, sequence in zip(slices, sequences, strict=True)]
-        selected, rows = logits_rows(slices, scored)
+        self._branches.begin()
+        branched = {
+            at: self._branches.lay_out(work, sequences[at].row)
+            for at, work in enumerate(slices)
+            if work.draft_parents
+        }
+        computed = [branched[at].work if at in branched else work for at, work in enumerate(slices)]
+        scored = [_scored(work, sequence) for work, sequence in zip(computed, sequences, strict=True)]
+        selected, rows = logits_rows(computed, scored)
         pools = [sequence.pool for sequence in sequences]
-        pooled = pooled_rows(slices, pools)
-        counts = self._state_counts(slices, rows, len(selected) + len(pooled))
-        hidden = [*pooled, *_last_tokens(slices, counts)]
-        step = pack(slices, [sequence.row for sequence in sequences], self._tables, selected, hidden)
-        logits, samples = self._forward(step, *self._sample_rows(slices, sequences, rows))
-        vectors = add_states(slices, pools, self.model.hidden()) if pooled else {}
-        self._hidden = _by_slice(slices, counts, self.model.hidden()[len(pooled) :]) if any(counts) else {}
+        pooled = pooled_rows(computed, pools)
+        counts = self._state_counts(computed, rows, len(selected) + len(pooled))
+        step = self._pack(computed, sequences, branched, selected, [*pooled, *_last_tokens(computed, counts)])
+        logits, samples = self._forward(step, *_sample_rows(computed, sequences, rows))
+        vectors = add_states(computed, pools, self.model.hidden()) if pooled else {}
+        self._hidden = _by_slice(computed, counts, self.model.hidden()[len(pooled) :]) if any(counts) else {}
         results = []
-        at = 0
-        for work, sequence, part in zip(slices, sequences, rows, strict=True):
+        kept: list[BlockCopy] = []
+        first = 0
+        for at, (work, sequence, part) in enumerate(zip(computed, sequences, rows, strict=True)):
             try:
                 prompt = self._score(logits, work, sequence, part)
                 found = vectors.get(work.request_id)
-                results.append(found or _emit(work, sequence, samples, at, part.num_sample, prompt))
+                path = [] if found else follow(work, samples, first, part.num_sample)
+                results.append(found or _emit(work, sequence, samples, path, prompt))
+                right = [sample - first for sample in path[: len(results[-1].tokens)]]
+                self._keep_states(work.request_id, part.num_sample, right)
+                if at in branched and len(right) > 1:
+                    drafts = [sample - 1 for sample in right[1:]]
+                    kept += self._branches.keep(branched[at], sequence.row, drafts)
             except Exception as error:
                 results.append(SliceResult(work.request_id, error=error_message(NOT_SAMPLED, error)))
-            at += part.num_sample
+            first += part.num_sample
+        if kept:
+            self.model.copy_blocks(kept)
         return results
+
+    def _keep_states(self, request_id: int, num_sample: int, right: Sequence[int]) -> None:
+        """Forget the hidden states of a slice's wrong drafts: of its samples those in `right` count."""
+        states = self._hidden.get(request_id)
+        if states is None or len(right) == num_sample:
+            return
+        known = len(states) - num_sample
+        if list(right) == list(range(len(right))):
+            self._hidden[request_id] = states[: known + len(right)]
+        else:
+            self._hidden[request_id] = states[[*range(known), *(known + sample for sample in right)]]
+
+    def _pack(
+        self,
+        slices: list[SeqSlice],
+        sequences: list[_Sequence],
+        branched: Mapping[int, Branched],
+        selected: Sequence[int],
+        hidden: Sequence[int],
+    ) -> Step:
+        """The step of `slices`, some of which are made up of several sequences of the batch."""
+        if not branched:
+            return pack(slices, [sequence.row for sequence in sequences], self._tables, selected, hidden)
+        segments: list[tuple[SeqSlice, int]] = []
+        writes: list[tuple[int, int, int]] = []
+        first = 0
+        for at, (work, sequence) in enumerate(zip(slices, sequences, strict=True)):
+            laid = branched.get(at)
+            segments += [(work, sequence.row)] if laid is None else laid.segments
+            if laid is not None:
+                writes += [(first + token, row, position) for token, row, position in laid.writes]
+            first += len(work.tokens)
+        copies = [copy for laid in branched.values() for copy in laid.copies]
+        if copies:
+            self.model.copy_blocks(copies)
+        works, rows = zip(*segments, strict=True)
+        return pack(works, rows, self._tables, selected, hidden, writes)
 
     def _decode(self, slices: list[SeqSlice], sequences: list[_Sequence]) -> list[SliceResult]:
         """The usual step, in which every sequence computes one token and gets the next: as `_run`, but faster."""
@@ -230,9 +290,9 @@ class ModelExecutor(Generic[Logits]):
         except Exception as error:
             _log.error("drafting failed", exc_info=error)
             return results
-        for at, draft in zip(places, drafts, strict=True):
-            if draft:
-                results[at] = replace(results[at], draft=draft)
+        for at, (tokens, parents) in zip(places, drafts, strict=True):
+            if tokens:
+                results[at] = replace(results[at], draft=tokens, draft_parents=parents)
         return results
 
     def _state_counts(self, slices: Sequence[SeqSlice], rows: Sequence[Rows], others: int) -> list[int]:
@@ -268,20 +328,6 @@ class ModelExecutor(Generic[Logits]):
                 samples.tokens[row] = NO_TOKEN
         return logits, samples
 
-    @staticmethod
-    def _sample_rows(
-        slices: list[SeqSlice], sequences: list[_Sequence], rows: list[Rows]
-    ) -> tuple[list[SampleRow], list[int] | None]:
-        """What is sampled, and from which rows of the logits; None for all of them."""
-        sample_rows = []
-        for work, sequence, part in zip(slices, sequences, rows, strict=True):
-            draft = work.tokens[len(work.tokens) - work.num_draft :]
-            sample_rows += [SampleRow(sequence.state, draft[:count]) for count in range(part.num_sample)]
-        at = None
-        if any(part.num_prompt for part in rows):
-            at = [row for part in rows for row in range(part.first + part.num_prompt, _end(part))]
-        return sample_rows, at
-
     def _score(
         self, logits: Logits, work: SeqSlice, sequence: _Sequence, part: Rows
     ) -> tuple[TokenLogprobs, ...]:
@@ -293,14 +339,13 @@ class ModelExecutor(Generic[Logits]):
 
 
 def _drafted(
-    work: SeqSlice, sequence: _Sequence, result: SliceResult, hidden: NDArray[np.float32] | None
+    work: SeqSlice, sequence: _Sequence, result: SliceResult, states: NDArray[np.float32] | None
 ) -> Drafted:
     state, emitted = sequence.state, len(result.tokens)
     room = work.room if emitted and not result.done else 0
     if state.params.max_tokens is not None:
         room = min(room, state.params.max_tokens - state.num_output - 1)
     rejected = work.num_draft - max(0, emitted - 1) if work.num_draft else 0
-    kept = 0 if hidden is None else len(hidden) - rejected
     return Drafted(
         request_id=work.request_id,
         row=sequence.row,
@@ -312,9 +357,22 @@ def _drafted(
         accepted=work.num_draft - rejected,
         state=state,
         owner=sequence.owner,
-        hidden=None if hidden is None or not emitted else hidden[kept - 1],
-        states=None if hidden is None else hidden[:kept],
+        hidden=None if states is None or not emitted else states[-1],
+        states=states,
     )
+
+
+def _sample_rows(
+    slices: list[SeqSlice], sequences: list[_Sequence], rows: list[Rows]
+) -> tuple[list[SampleRow], list[int] | None]:
+    """What is sampled, and from which rows of the logits; None for all of them."""
+    sample_rows = []
+    for work, sequence, part in zip(slices, sequences, rows, strict=True):
+        sample_rows += [SampleRow(sequence.state, path) for path in assumed(work)[: part.num_sample]]
+    at = None
+    if any(part.num_prompt for part in rows):
+        at = [row for part in rows for row in range(part.first + part.num_prompt, _end(part))]
+    return sample_rows, at
 
 
 def _last_tokens(slices: Sequence[SeqSlice], counts: Sequence[int]) -> list[int]:
@@ -349,7 +407,7 @@ def _scored(work: SeqSlice, sequence: _Sequence) -> int:
 
 def _emitted(work: SeqSlice, sequence: _Sequence, samples: SampleOutput, at: int) -> SliceResult:
     try:
-        return _emit(work, sequence, samples, at, 1, ())
+        return _emit(work, sequence, samples, [at], ())
     except Exception as error:
         return SliceResult(work.request_id, error=error_message(NOT_SAMPLED, error))
 
@@ -358,24 +416,20 @@ def _emit(
     work: SeqSlice,
     sequence: _Sequence,
     samples: SampleOutput,
-    at: int,
-    count: int,
+    path: Sequence[int],
     prompt: tuple[TokenLogprobs, ...],
 ) -> SliceResult:
-    """The tokens of one slice: each sample is kept as long as the draft before it was what was sampled."""
-    draft = work.tokens[len(work.tokens) - work.num_draft :]
+    """The tokens of one slice, those of the samples `path`."""
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    for index in range(count):
-        token = samples.tokens[at + index]
+    for at in path:
+        token = samples.tokens[at]
         if token == NO_TOKEN:
-            return SliceResult(work.request_id, error=samples.errors[at + index])
+            return SliceResult(work.request_id, error=samples.errors[at])
         tokens.append(token)
-        found = None if samples.logprobs is None else samples.logprobs[at + index]
+        found = None if samples.logprobs is None else samples.logprobs[at]
         if found is not None:
             logprobs.append(found)
-        if index < work.num_draft and token != draft[index]:
-            break
     matcher = sequence.state.matcher
     done = False
     if matcher is not None:

@@ -31,7 +31,7 @@ class KVStorage:
         pools: list[tuple[torch.Tensor, ...]] = []  # [L, N, ...] each
         for layout, group in zip(layouts, groups, strict=True):
             if layout.state is not None:
-                parts = state_memory(layout.state, len(layout.layers), group.num_blocks, device)
+                parts = state_memory(layout.state, len(layout.layers), group.memory_blocks, device)
                 pools.append(parts)
                 layers.update(
                     {
@@ -43,7 +43,7 @@ class KVStorage:
             shape = (
                 layout.parts,
                 len(layout.layers),
-                group.num_blocks,
+                group.memory_blocks,
                 layout.num_kv_heads,
                 group.block_size,
                 layout.head_dim,

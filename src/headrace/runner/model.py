@@ -80,6 +80,10 @@ class StepSampler(Protocol[SamplerLogits]):
         grammar need `masks`."""
         ...
 
+    def exclude(self, logits: SamplerLogits, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Change logits so that rows[i] never gives tokens[i]: the next sample is the second choice."""
+        ...
+
     def score(
         self, logits: SamplerLogits, first: int, targets: Sequence[int], k: int
     ) -> tuple[TokenLogprobs, ...]:

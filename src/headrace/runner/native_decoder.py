@@ -58,9 +58,17 @@ class NativeTape:
             if not isinstance(group, StateTables)
         ]
         states = [group.arrays() for group in step.groups if isinstance(group, StateTables)]
+        more = None if step.more is None else (step.more, _more_slots(step))
         if step.hidden_rows is None:
             return self.tape.run(
-                step.ids, step.positions, step.cu_q, step.kv_lens, groups, step.logits_rows, states=states
+                step.ids,
+                step.positions,
+                step.cu_q,
+                step.kv_lens,
+                groups,
+                step.logits_rows,
+                states=states,
+                more=more,
             )
         self._hidden = self._hidden[:0].copy()  # free the last states before new ones are allocated
         width = -(-self.program.hidden_size // 16) * 16
@@ -68,7 +76,15 @@ class NativeTape:
         selected = np.concatenate((step.logits_rows, step.hidden_rows))
         final = (self._stream, self._final_norm, self._norm.kind == "layer", self._norm.eps, hidden)
         logits = self.tape.run(
-            step.ids, step.positions, step.cu_q, step.kv_lens, groups, selected, hidden=final, states=states
+            step.ids,
+            step.positions,
+            step.cu_q,
+            step.kv_lens,
+            groups,
+            selected,
+            hidden=final,
+            states=states,
+            more=more,
         )
         self._hidden = hidden[:, : self.program.hidden_size]
         return logits
@@ -116,3 +132,8 @@ class NativeDecoder(NativeTape):
         if head.soft_cap is not None:
             logits = np.float32(head.soft_cap) * np.tanh(logits / np.float32(head.soft_cap))
         return logits
+
+
+def _more_slots(step: Step) -> list[NDArray[np.int64]]:
+    groups = [group for group in step.groups if not isinstance(group, StateTables)]
+    return [group.more_slots for group in groups if group.more_slots is not None]

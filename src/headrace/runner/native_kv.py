@@ -75,12 +75,12 @@ class NativeKV:
         if layout.state is not None:
             elements = (layout.state.conv_elements, layout.state.matrix_elements)
             sizes = [count * _ELEMENT_BYTES["f32"] for count in elements if count]
-            return tuple(_zeros(len(layout.layers), group.num_blocks, size) for size in sizes)
+            return tuple(_zeros(len(layout.layers), group.memory_blocks, size) for size in sizes)
         positions = layout.num_kv_heads * -(-group.block_size // _STRIDE) * _STRIDE
         sizes = [positions * layout.head_dim * _ELEMENT_BYTES[self.type]] * layout.parts
         if self.type == "i8":
             sizes += [positions * _SCALE_BYTES] * layout.parts
-        return tuple(_zeros(len(layout.layers), group.num_blocks, size) for size in sizes)
+        return tuple(_zeros(len(layout.layers), group.memory_blocks, size) for size in sizes)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, one after the other: a later copy may read what an earlier one wrote."""

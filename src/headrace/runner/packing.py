@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.core.record import record
 from headrace.core.types import SeqSlice
 from headrace.runner.block_tables import BlockTables
-from headrace.runner.step import NOWHERE, StateTables, Step
+from headrace.runner.step import NOWHERE, GroupTables, StateTables, Step
 
 
 @record
@@ -45,11 +46,13 @@ def pack(
     tables: Sequence[BlockTables | None],
     selected: Sequence[int],
     pooled: Sequence[int] = (),
+    writes: Sequence[tuple[int, int, int]] = (),
 ) -> Step:
     """The ragged batch of S slices with T tokens; slice s reads and writes through row `table_rows[s]`.
 
     A table is None for recurrent states, whose slots a slice names. `selected` and `pooled` are the tokens whose logits
-    and whose final hidden states are needed.
+    and whose final hidden states are needed. For each (token, row, position) of `writes` the token's key and value also
+    go where that row has that position.
     """
     count = len(slices)
     starts = np.array([work.start for work in slices], dtype=np.int64)
@@ -83,7 +86,22 @@ def pack(
         groups=groups,
         logits_rows=np.array(selected, dtype=np.int64),
         hidden_rows=np.array(pooled, dtype=np.int64) if pooled else None,
+        more=_write_more(writes, tables, groups, len(ids)) if writes else None,
     )
+
+
+def _write_more(
+    writes: Sequence[tuple[int, int, int]],
+    tables: Sequence[BlockTables | None],
+    groups: Sequence[GroupTables | StateTables],
+    count: int,
+) -> NDArray[np.int32]:
+    """Set `more_slots` of the groups; gives `Step.more` for so many tokens."""
+    tokens, rows, positions = np.array(sorted(writes), dtype=np.int64).T
+    for table, group in zip(tables, groups, strict=True):
+        if table is not None and isinstance(group, GroupTables):
+            group.more_slots = table.slots(rows, positions)
+    return np.searchsorted(tokens, np.arange(count + 1)).astype(np.int32)
 
 
 def _states(slices: Sequence[SeqSlice], group: int) -> StateTables:

@@ -26,6 +26,7 @@ class GroupTables:
     slots: NDArray[np.int64]  # [T]: where token t's key and value go, block * block_size + offset; or NOWHERE
     sink_blocks: int
     block_size: int
+    more_slots: NDArray[np.int64] | None = None  # [W]: where else they go, see Step.more
 
 
 @dataclass(slots=True)
@@ -55,3 +56,5 @@ class Step:
     groups: tuple[GroupTables | StateTables, ...]  # one per KV group of the spec
     logits_rows: NDArray[np.int64]  # [R]: tokens whose logits are computed
     hidden_rows: NDArray[np.int64] | None = None  # [P]: tokens whose final hidden states are returned
+    # [T + 1]: the key and value of token t also go to slots more[t]:more[t + 1] of each group's `more_slots`
+    more: NDArray[np.int32] | None = None

@@ -99,7 +99,7 @@ def _add_caches(tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVG
         if layout.state is not None:
             continue
         number = tape.add_group(
-            block_size=group.block_size, num_blocks=group.num_blocks, sink_blocks=group.sink_blocks
+            block_size=group.block_size, num_blocks=group.memory_blocks, sink_blocks=group.sink_blocks
         )
         for index in layout.layers:
             memory = kv.layers[index]
@@ -126,7 +126,7 @@ def _add_states(
     for layout, group in zip(program.kv, groups, strict=True):
         if layout.state is None:
             continue
-        number = tape.add_states(group.num_blocks)
+        number = tape.add_states(group.memory_blocks)
         for index in layout.layers:
             memory = kv.layers[index]
             assert isinstance(memory, StateMemory)

@@ -50,7 +50,7 @@ class TorchModel:
             positions=self._tensor(step.positions),
             cu_q=self._tensor(step.cu_q),
             kv_lens=self._tensor(step.kv_lens),
-            groups=tuple(self._group(group) for group in step.groups),
+            groups=tuple(self._group(group, step.more) for group in step.groups),
             logits_rows=self._tensor(step.logits_rows),
             hidden_rows=None if step.hidden_rows is None else self._tensor(step.hidden_rows),
         )
@@ -75,16 +75,22 @@ class TorchModel:
         """See `runner.model.StepModel`."""
         return self._decoder.embed(self._tensor(ids)).float().cpu().numpy()
 
-    def _group(self, group: GroupTables | StateTables) -> GroupBatch | StateBatch:
+    def _group(
+        self, group: GroupTables | StateTables, more: NDArray[np.int32] | None
+    ) -> GroupBatch | StateBatch:
         if isinstance(group, StateTables):
             return group.moves
-        written = group.slots != NOWHERE
-        everything = bool(written.all())
+        written = np.flatnonzero(group.slots != NOWHERE)
+        slots = group.slots[written]
+        everything = len(written) == len(group.slots)
+        if more is not None and group.more_slots is not None:
+            written = np.concatenate((written, np.repeat(np.arange(len(group.slots)), np.diff(more))))
+            slots, everything = np.concatenate((slots, group.more_slots)), False
         return GroupBatch(
             block_tables=self._tensor(group.block_tables),
             dropped=self._tensor(group.dropped),
-            slots=self._tensor(group.slots if everything else group.slots[written]),
-            written=None if everything else self._tensor(np.flatnonzero(written)),
+            slots=self._tensor(slots),
+            written=None if everything else self._tensor(written),
             sink_blocks=group.sink_blocks,
             block_size=group.block_size,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _NEW = 0.05
 _OWN_NEW = 0.15
 _PRIOR = 6.0
@@ -38,6 +40,24 @@ class Rates:
         return self._by_depth[min(depth, len(self._by_depth) - 1)]
 
 
+class NodeRates:
+    """Of the nodes of a tree: the probability that each is right where its parent is."""
+
+    __slots__ = ("_counts", "_rates")
+
+    def __init__(self, guesses: Sequence[float]) -> None:
+        self._rates = list(guesses)
+        self._counts = [0] * len(guesses)
+
+    def add(self, node: int, right: bool) -> None:
+        self._counts[node] += 1
+        weight = max(_NEW, 1 / (self._counts[node] + _PRIOR))
+        self._rates[node] += (right - self._rates[node]) * weight
+
+    def at(self, node: int) -> float:
+        return self._rates[node]
+
+
 class Own:
     """One sequence's drafts beside the common rate: its share of right ones over the expected share."""
 
@@ -48,12 +68,26 @@ class Own:
 
     def add(self, rates: Rates, verified: int, accepted: int) -> None:
         for depth in range(min(verified, accepted + 1)):
-            self._right += (depth < accepted) - self._right * _OWN_NEW / _PRIOR
-            self._expected += rates.at(depth) - self._expected * _OWN_NEW / _PRIOR
+            self.observe(depth < accepted, rates.at(depth))
+
+    def observe(self, right: bool, expected: float) -> None:
+        """A token was right or not, which had the probability `expected` for other sequences."""
+        self._right += right - self._right * _OWN_NEW / _PRIOR
+        self._expected += expected - self._expected * _OWN_NEW / _PRIOR
 
     @property
     def factor(self) -> float:
         return self._right / max(self._expected, 1e-6)
+
+
+def node_chances(rates: NodeRates, own: Own, parents: Sequence[int], nodes: Sequence[int]) -> list[float]:
+    """For each of the nodes, with these parents among them, the probability that it and all before it are right."""
+    found: list[float] = []
+    factor = own.factor
+    for parent, node in zip(parents, nodes, strict=True):
+        before = 1.0 if parent < 0 else found[parent]
+        found.append(before * min(0.99, max(0.001, rates.at(node) * factor)))
+    return found
 
 
 def chances(rates: Rates, own: Own, most: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 A draft of k tokens is worth the sum of the probabilities that its first 1, 2, … k tokens are right, and costs the time
 that a step takes longer with k more tokens, and that of drafting them. All three are measured while the engine runs.
+A token of a tree is worth the probability that it and those before it are right.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.core import trees
+from headrace.core.trees import Draft
 from headrace.core.types import BlockCopy
 from headrace.runner.drafting import Drafted
-from headrace.speculative.acceptance_rates import Own, Rates, chances
+from headrace.speculative.acceptance_rates import NodeRates, Own, Rates, chances, node_chances
+from headrace.speculative.choice import Candidate, chain, choose, tree
 from headrace.speculative.clock import StepClock
 from headrace.speculative.method import NOTHING, Method, Proposal
 
@@ -26,12 +30,14 @@ PLAIN_EVERY = 128
 
 @dataclass(slots=True)
 class MethodCounts:
-    """Of one method since the start. `accepted_by_depth[d]`: drafts whose first d + 1 tokens were all right."""
+    """Of one method since the start. `accepted_by_depth[d]`: drafts of which d + 1 tokens in a row were right; `depth`:
+    the sum of their depths, for chains the same as `drafted`."""
 
     name: str
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    depth: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
 
 
@@ -50,13 +56,14 @@ class _Sequence:
 
     own: list[Own]
     method: int = -1  # that of the draft to be verified next
-    kind: int = 0
+    draft: Proposal = field(default_factory=Proposal)
 
 
 class Speculation:
     """Asks methods in order, the first that has something to say drafts; satisfies `runner.drafting.Drafter`.
 
-    `adaptive` False drafts as many tokens as there is room for, at most `most`.
+    `adaptive` False drafts as many tokens as there is room for, at most `most` one after the other. Methods that can
+    draft trees of up to `nodes` tokens for a sequence, which have at most `branches` beside the main chains in a step.
     """
 
     def __init__(
@@ -65,10 +72,15 @@ class Speculation:
         *,
         most: int,
         adaptive: bool = True,
+        nodes: int = 0,
+        branches: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.methods = tuple(methods)
         self.most, self.adaptive = most, adaptive
+        self.nodes, self.branches = (nodes, branches) if branches else (0, 0)
+        self._outlines = [method.outline if self.nodes else None for method in methods]
+        self._node_rates = [None if one is None else NodeRates(one.rates) for one in self._outlines]
         self.needs_hidden = any(method.needs_hidden for method in methods)
         self.needs_states = any(method.needs_states for method in methods)
         self.counts = tuple(MethodCounts(method.name) for method in methods)
@@ -85,7 +97,7 @@ class Speculation:
         self._probe_after = PROBE_FIRST
         self._probing = False
 
-    def draft(self, sequences: Sequence[Drafted]) -> list[tuple[int, ...]]:
+    def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
         entered = self._now()
         decoding = self._learn(sequences, entered)
         rooms = [min(one.room, self.most) for one in sequences]
@@ -96,19 +108,21 @@ class Speculation:
                 0 if plain or earlier.tokens else room
                 for room, (_, earlier) in zip(rooms, proposals, strict=True)
             ]
+            nodes = [self.nodes if room and self._outlines[at] else 0 for room in open_rooms]
             if self.adaptive and not method.free:
-                open_rooms = self._lengths(at, sequences, open_rooms, proposals)
+                open_rooms, nodes = self._sizes(at, sequences, open_rooms, proposals)
                 if not any(open_rooms) and (decoding or self._since_draft > IDLE_AFTER):
                     method.pass_over(sequences)
                     continue
-            found = self._propose(at, method, sequences, open_rooms)
+            found = self._propose(at, method, sequences, open_rooms, nodes)
             proposals = [(at, new) if new.tokens else old for old, new in zip(proposals, found, strict=True)]
         if self.adaptive:
             self._cut(sequences, proposals)
-        drafts = [proposal.tokens for _, proposal in proposals]
+        drafts = [(proposal.tokens, proposal.parents) for _, proposal in proposals]
+        drafted = any(tokens for tokens, _ in drafts)
         self._remember(sequences, proposals)
-        self._since_draft = 0 if any(drafts) else self._since_draft + 1
-        self._since_plain = self._since_plain + 1 if any(drafts) else 0
+        self._since_draft = 0 if drafted else self._since_draft + 1
+        self._since_plain = self._since_plain + 1 if drafted else 0
         self._before = frozenset(one.request_id for one in sequences)
         self._left = self._now()
         return drafts
@@ -119,12 +133,12 @@ class Speculation:
         plain, step = steps.seconds(batch), steps.seconds(round(batch * (1 + length)))
         if plain is None or step is None:
             return None
-        rounds = [
-            self._rounds[at].curve().seconds(batch) or 0.0
-            for at, one in enumerate(self.methods)
+        drafting = sum(
+            (self._rounds[at].curve().seconds(batch) or 0.0) * length * counts.depth / max(1, counts.drafted)
+            for at, (one, counts) in enumerate(zip(self.methods, self.counts, strict=True))
             if not one.free
-        ]
-        return Costs(plain, step, sum(rounds) * length)
+        )
+        return Costs(plain, step, drafting)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for method in self.methods:
@@ -147,11 +161,17 @@ class Speculation:
             counts = self.counts[known.method]
             counts.drafts, counts.drafted = counts.drafts + 1, counts.drafted + verified
             counts.accepted += one.accepted
-            depths = counts.accepted_by_depth
-            depths += [0] * (verified - len(depths))
+            depths, depth = counts.accepted_by_depth, one.work.span - one.work.known
+            counts.depth += depth
+            depths += [0] * (depth - len(depths))
             for depth in range(one.accepted):
                 depths[depth] += 1
-            rates = self._rates[known.method].setdefault(known.kind, Rates())
+            node_rates = self._node_rates[known.method]
+            if node_rates is not None and known.draft.nodes:
+                if one.work.tokens[one.work.known :] == known.draft.tokens:  # nothing was cut
+                    _learn_nodes(one, known.draft, node_rates, known.own[known.method])
+                continue
+            rates = self._rates[known.method].setdefault(known.draft.kind, Rates())
             known.own[known.method].add(rates, verified, one.accepted)
             rates.add(verified, one.accepted)
         going_on = self._left is not None and self._before >= {one.request_id for one in sequences}
@@ -167,104 +187,109 @@ class Speculation:
         return self._since_draft >= self._probe_after
 
     def _propose(
-        self, at: int, method: Method, sequences: Sequence[Drafted], rooms: Sequence[int]
+        self,
+        at: int,
+        method: Method,
+        sequences: Sequence[Drafted],
+        rooms: Sequence[int],
+        nodes: Sequence[int],
     ) -> list[Proposal]:
         began = self._now()
         found = method.propose(
             [
-                one if one.room == room else replace(one, room=room)
-                for one, room in zip(sequences, rooms, strict=True)
+                one if (one.room, one.nodes) == (room, size) else replace(one, room=room, nodes=size)
+                for one, room, size in zip(sequences, rooms, nodes, strict=True)
             ]
         )
-        if not method.free and (longest := max((len(one.tokens) for one in found), default=0)):
+        longest = max((trees.depth(one.parents, len(one.tokens)) for one in found), default=0)
+        if not method.free and longest:
             rows = sum(bool(one.tokens) for one in found)
             self._rounds[at].add(rows, (self._now() - began) / longest)
         return found
 
-    def _lengths(
+    def _sizes(
         self,
         at: int,
         sequences: Sequence[Drafted],
         rooms: Sequence[int],
         proposals: Sequence[tuple[int, Proposal]],
-    ) -> list[int]:
-        """How many tokens a method that costs time shall draft for each sequence."""
+    ) -> tuple[list[int], list[int]]:
+        """How many tokens a method that costs time shall draft for each sequence: one after the other, and in all where
+        it drafts trees, else 0."""
         self._probing = False
-        best = self._best(at, sequences, rooms, proposals)
-        if any(best) or not any(rooms):
-            return best
-        if self._wants_probe():
+        candidates = [
+            candidate
+            for index, (one, room) in enumerate(zip(sequences, rooms, strict=True))
+            if room
+            for candidate in self._outlined(at, index, one, room)
+        ]
+        best = self._best(sequences, candidates, at)
+        if not any(best) and any(rooms) and self._wants_probe():
             self._probing = True
             self._probe_after = min(2 * self._probe_after, PROBE_LAST)
-            return _probe(rooms)
-        return best
+            lengths = _probe(rooms)
+            return lengths, lengths if self._outlines[at] else [0] * len(lengths)
+        depths = [max((one.depth + 1 for one in taken), default=0) for taken in best]
+        sizes = [1 + max((one.node for one in taken), default=-1) for taken in best]
+        return depths, sizes if self._outlines[at] else [0] * len(sizes)
+
+    def _outlined(self, at: int, index: int, one: Drafted, room: int) -> list[Candidate]:
+        """What a method could draft for a sequence."""
+        own, outline, node_rates = self._of(one.request_id).own[at], self._outlines[at], self._node_rates[at]
+        if outline is None or node_rates is None:
+            rates = self._rates[at].get(0) or Rates()
+            return chain(index, chances(rates, own, room))
+        parents = outline.parents[: self.nodes]
+        found = node_chances(node_rates, own, parents, range(len(parents)))
+        return [one for one in tree(index, parents, found) if one.depth < room]
+
+    def _proposed(self, index: int, one: Drafted, at: int, proposal: Proposal) -> list[Candidate]:
+        """The tokens of a proposal."""
+        own, node_rates = self._of(one.request_id).own[at], self._node_rates[at]
+        if node_rates is not None and proposal.nodes:
+            parents = proposal.parents or tuple(range(-1, len(proposal.tokens) - 1))
+            return tree(index, parents, node_chances(node_rates, own, parents, proposal.nodes))
+        rates = self._rates[at].get(proposal.kind) or Rates()
+        return chain(index, chances(rates, own, len(proposal.tokens)))
 
     def _best(
-        self,
-        at: int | None,
-        sequences: Sequence[Drafted],
-        rooms: Sequence[int],
-        proposals: Sequence[tuple[int, Proposal]],
-    ) -> list[int]:
-        """The numbers of drafted tokens that give the most tokens a second.
-
-        Tokens are taken in falling order of the probability that they are accepted. With `at` None the drafts are
-        there, and only verifying them costs time.
-        """
-        gains: list[tuple[float, int]] = []
-        for index, (one, room) in enumerate(zip(sequences, rooms, strict=True)):
-            method, kind = (at, 0) if at is not None else (proposals[index][0], proposals[index][1].kind)
-            if not room or method is None or method < 0:
-                continue
-            own = self._of(one.request_id).own[method]
-            rates = self._rates[method].get(kind) or Rates()
-            gains += [(chance, index) for chance in chances(rates, own, room)]
+        self, sequences: Sequence[Drafted], candidates: Sequence[Candidate], at: int | None
+    ) -> list[list[Candidate]]:
+        """Of each sequence the candidates that give the most tokens a second together. `at` is the method that has
+        still to draft them; None where they are there, and only verifying them costs time."""
         base = sum(bool(one.room) or one.work.sample for one in sequences) or 1
-        steps = self._steps.curve()
-        plain = steps.seconds(base)
-        if plain is None:
-            return list(rooms)
-        gains.sort(key=lambda gain: -gain[0])
         rounds = None if at is None else self._rounds[at].curve()
-        expected, tokens, drafting, best_rate, taken = float(base), base, 0.0, base / plain, 0
-        depths, rows = [0] * len(sequences), [0] * (max(rooms) + 1)
-        for count, (gain, index) in enumerate(gains, 1):
-            depth = depths[index]
-            depths[index] = depth + 1
-            expected, tokens = expected + gain, tokens + 1
-            if rounds is not None:  # one more sequence drafts this deep
-                drafting += (rounds.seconds(rows[depth] + 1) or 0.0) - (
-                    (rounds.seconds(rows[depth]) or 0.0) if rows[depth] else 0.0
-                )
-                rows[depth] += 1
-            rate = expected / ((steps.seconds(tokens) or plain) + drafting)
-            if rate > best_rate:
-                best_rate, taken = rate, count
-        lengths = [0] * len(sequences)
-        for _, index in gains[:taken]:
-            lengths[index] += 1
-        return lengths
+        chosen: list[list[Candidate]] = [[] for _ in sequences]
+        for one in choose(candidates, base, self._steps.curve(), rounds, self.branches):
+            chosen[one.index].append(one)
+        return chosen
 
     def _cut(self, sequences: Sequence[Drafted], proposals: list[tuple[int, Proposal]]) -> None:
-        """Keep of each draft as many tokens as it pays to verify."""
+        """Keep of each draft the tokens that it pays to verify, likeliest first: they make up the main chain."""
         if self._probing:
             return
-        rooms = [len(proposal.tokens) for _, proposal in proposals]
-        lengths = self._best(None, sequences, rooms, proposals)
-        if any(rooms) and not any(lengths) and self._wants_probe():
+        candidates = [
+            candidate
+            for index, (one, (method, proposal)) in enumerate(zip(sequences, proposals, strict=True))
+            if proposal.tokens
+            for candidate in self._proposed(index, one, method, proposal)
+        ]
+        kept = [[one.node for one in taken] for taken in self._best(sequences, candidates, None)]
+        if candidates and not any(kept) and self._wants_probe():
             self._probe_after = min(2 * self._probe_after, PROBE_LAST)
-            lengths = _probe(rooms)
-        elif any(lengths):
+            lengths = _probe([len(proposal.tokens) for _, proposal in proposals])
+            kept = [list(range(length)) for length in lengths]
+        elif any(kept):
             self._probe_after = PROBE_FIRST
-        for index, length in enumerate(lengths):
+        for index, nodes in enumerate(kept):
             method, proposal = proposals[index]
-            if length < len(proposal.tokens):
-                proposals[index] = (method, Proposal(proposal.tokens[:length], proposal.kind))
+            if nodes != list(range(len(proposal.tokens))):
+                proposals[index] = (method, _part(proposal, nodes))
 
     def _remember(self, sequences: Sequence[Drafted], proposals: Sequence[tuple[int, Proposal]]) -> None:
         for one, (method, proposal) in zip(sequences, proposals, strict=True):
             known = self._of(one.request_id)
-            known.method, known.kind = (method, proposal.kind) if proposal.tokens else (-1, 0)
+            known.method, known.draft = (method, proposal) if proposal.tokens else (-1, NOTHING)
 
     def _of(self, request_id: int) -> _Sequence:
         known = self._sequences.get(request_id)
@@ -280,3 +305,29 @@ def _probe(rooms: Sequence[int]) -> list[int]:
         lengths.append(min(room, 2) if left > 0 else 0)
         left -= bool(room)
     return lengths
+
+
+def _part(proposal: Proposal, nodes: Sequence[int]) -> Proposal:
+    if not proposal.parents:
+        return replace(proposal, tokens=proposal.tokens[: len(nodes)], nodes=proposal.nodes[: len(nodes)])
+    tokens, parents = trees.subtree(proposal.tokens, proposal.parents, nodes)
+    kept = tuple(proposal.nodes[node] for node in nodes) if proposal.nodes else ()
+    return replace(proposal, tokens=tokens, parents=parents, nodes=kept)
+
+
+def _learn_nodes(one: Drafted, draft: Proposal, rates: NodeRates, own: Own) -> None:
+    """Learn from a tree of which the first `one.accepted` tokens that followed were right."""
+    emitted = one.tokens[len(one.tokens) - one.accepted - 1 :]
+    parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
+    at: int | None = -1
+    for token in emitted:
+        children = [node for node, parent in enumerate(parents) if parent == at]
+        if not children:
+            return
+        right = next((node for node in children if draft.tokens[node] == token), None)
+        own.observe(right is not None, min(1.0, sum(rates.at(draft.nodes[node]) for node in children)))
+        for node in children:
+            rates.add(draft.nodes[node], node == right)
+        if right is None:
+            return
+        at = right

@@ -81,7 +81,7 @@ class EagleMethod:
     after them is not known, and zero.
     """
 
-    free, needs_hidden, needs_states = False, False, True
+    free, needs_hidden, needs_states, outline = False, False, True, None
 
     def __init__(
         self,

@@ -147,6 +147,13 @@ def eagle_layer(folder: Path, hidden_size: int) -> EagleLayer | None:
     return _eagle_layer(ConfigReader(section, f"{SECTION} of config.json"), hidden_size)
 
 
+def tree_nodes(folder: Path) -> int:
+    """Nodes of the tree of a folder's heads; 0 where it has none. `load_heads` checks what they are."""
+    section = (read_json(folder / "config.json") or {}).get(SECTION)
+    tree = section.get("tree") if isinstance(section, Mapping) else None
+    return min(len(tree), MAX_TREE) if isinstance(tree, list) else 0
+
+
 def load_heads(folder: Path, base: BaseModel) -> MedusaHeads | EagleHeads:
     """Read the heads of a folder for a model.
 

@@ -94,7 +94,7 @@ class _Follower:
 class HistoryMethod:
     """Drafts what followed the last tokens in earlier outputs of the same user; satisfies `method.Method`."""
 
-    name, free, needs_hidden, needs_states = "history", True, False, False
+    name, free, needs_hidden, needs_states, outline = "history", True, False, False, None
 
     def __init__(self) -> None:
         self._histories: OrderedDict[tuple[str, str], History] = OrderedDict()  # the last used last

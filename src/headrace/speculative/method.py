@@ -12,10 +12,26 @@ from headrace.runner.drafting import Drafted
 
 @record
 class Proposal:
-    """Tokens that may follow a sequence. Those of one `kind` are about as likely to be right as each other."""
+    """Tokens that may follow a sequence. Those of one `kind` are about as likely to be right as each other.
+
+    With `parents` they are a tree, see core.trees, and `nodes` says for each which node of the method's outline it is.
+    """
 
     tokens: tuple[int, ...] = ()
     kind: int = 0
+    parents: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+
+@record
+class Outline:
+    """The largest tree that a method drafts: its first n nodes are the best tree of n, as far as it knows.
+
+    parents: see core.trees; rates: of each node the probability that it is right where its parent is, as a first guess.
+    """
+
+    parents: tuple[int, ...]
+    rates: tuple[float, ...]
 
 
 NOTHING = Proposal()
@@ -42,9 +58,14 @@ class Method(Protocol):
         """Whether it reads `Drafted.states`."""
         ...
 
+    @property
+    def outline(self) -> Outline | None:
+        """Of the trees that it drafts where `Drafted.nodes` is more than 0; None if it only drafts chains."""
+        ...
+
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
-        """For each sequence at most `room` tokens. Called after a step with every sequence whose slice was run, but not
-        after every step: see `pass_over`."""
+        """For each sequence at most `room` tokens one after the other, and `nodes` in all where that is not 0. Called
+        after a step with every sequence whose slice was run, but not after every step: see `pass_over`."""
         ...
 
     def pass_over(self, sequences: Sequence[Drafted]) -> None:

@@ -49,7 +49,7 @@ class ModelMethod:
     written, and then the drafts are worse. Satisfies `method.Method`.
     """
 
-    free, needs_hidden, needs_states = False, False, False
+    free, needs_hidden, needs_states, outline = False, False, False, None
 
     def __init__(
         self,

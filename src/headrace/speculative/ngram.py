@@ -71,7 +71,7 @@ class NGramMethod:
     An occurrence of n equal tokens is followed for at most n times `factor` tokens.
     """
 
-    name, free, needs_hidden, needs_states = "ngram", True, False, False
+    name, free, needs_hidden, needs_states, outline = "ngram", True, False, False, None
 
     def __init__(self, sizes: Sequence[int] = (2, 4), factor: int = 2) -> None:
         self._sizes, self._factor = tuple(sizes), factor

@@ -58,7 +58,7 @@ def started(grammars: GrammarRunner, sequence: NewSequence) -> Matcher:
 
 def allowed(matcher: Matcher, position: int = 0, draft: Sequence[int] = ()) -> list[set[int]]:
     bits = np.zeros((len(draft) + 1, WORDS), np.uint32)
-    matcher.fill(bits, position, draft)
+    matcher.fill(bits, position, [draft[:count] for count in range(len(draft) + 1)])
     return [set(np.nonzero(row)[0].tolist()) for row in unpacked(bits)]
 
 
@@ -109,6 +109,18 @@ def test_masks_after_a_draft_equal_those_after_its_output(
     wrong = [draft[0], 5, *draft[1:]]
     assert allowed(matcher, 0, wrong)[:2] == expected[:2]
     assert matcher.error is None and allowed(matcher) == expected[:1]
+
+
+def test_masks_of_branches_are_those_of_each_path(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:
+    a, b, c = (tokenizer.encode(text, add_special_tokens=False)[-1] for text in "abc")
+    paths: list[tuple[int, ...]] = [(), (a,), (a, b), (a, b, c), (b,), (b, c), (a, c), (5, a), (c,)]
+    matcher = started(grammars, new(Grammar("regex", "(ab|ba|bc|c)+[abc]{2}")))
+    bits = np.zeros((len(paths), WORDS), np.uint32)
+    matcher.fill(bits, 0, paths)
+    for path, mask in zip(paths, unpacked(bits), strict=True):
+        if path not in [(a, c), (5, a)]:  # the grammar does not allow these
+            assert [set(np.nonzero(mask)[0].tolist())] == allowed(matcher, 0, path)[-1:]
+    assert matcher.error is None
 
 
 def test_a_draft_that_reaches_the_end_is_taken_back(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:

@@ -76,6 +76,10 @@ class NativeSampler:
             tokens, self._logprobs(logits, rows, tokens, at) if with_logprobs else None, errors
         )
 
+    def exclude(self, logits: NDArray[np.float32], rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """See `runner.model.StepSampler.exclude`."""
+        logits[rows, tokens] = -np.inf
+
     def score(
         self, logits: NDArray[np.float32], first: int, targets: Sequence[int], k: int
     ) -> tuple[TokenLogprobs, ...]:

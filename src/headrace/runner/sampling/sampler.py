@@ -72,6 +72,11 @@ class Sampler:
             return SampleOutput(tokens, None, reject(tokens, highest))
         return self._sample(logits.contiguous(), rows, plan, masks)
 
+    @torch.inference_mode()
+    def exclude(self, logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """See `runner.model.StepSampler.exclude`."""
+        logits[list(rows), list(tokens)] = -math.inf
+
     def score(self, logits: Tensor, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of `targets`: row first + i predicts targets[i]. See `token_logprobs`."""
         return prompt_logprobs(logits[first : first + len(targets)], targets, k)

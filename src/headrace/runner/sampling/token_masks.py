@@ -90,25 +90,30 @@ class Matcher:
         self._spend(start, taken)
         return taken
 
-    def fill(self, out: Bits, position: int, draft: Sequence[int]) -> None:
-        """The masks out [len(draft) + 1, W] at output position `position`, and after each token of a draft.
+    def fill(self, out: Bits, position: int, paths: Sequence[Sequence[int]]) -> None:
+        """The masks out [N, W] after each of N paths of drafts from output position `position` on, () for none.
 
-        Masks after a draft token that the grammar does not allow have no meaning: it will not be accepted.
+        Each path should have much in common with the one before. Masks after a draft that the grammar does not allow
+        have no meaning: it will not be accepted.
         """
-        start, taken = time.thread_time(), 0
-        for index in range(len(out)):
-            self._fill(out[index], position + index)
-            if index < len(draft):
-                if self._inner.is_stopped() or self._inner.validate_tokens([draft[index]]) != 1:
-                    out[index + 1 :] = out[index]
+        start = time.thread_time()
+        taken: list[int] = []
+        for mask, path in zip(out, paths, strict=True):
+            common = _common(taken, path)
+            if common < len(taken):
+                self._inner.rollback(len(taken) - common)
+                del taken[common:]
+            for token in path[common:]:
+                if self._inner.is_stopped() or self._inner.validate_tokens([token]) != 1:
                     break
-                self._inner.consume_token(draft[index])
-                taken += 1
+                self._inner.consume_token(token)
+                taken.append(token)
+            self._fill(mask, position + len(taken))
         if taken:
-            self._inner.rollback(taken)
+            self._inner.rollback(len(taken))
         self._spend(start, len(out))
         if self._inner.is_error() and self._renew():
-            self.fill(out, position, draft)
+            self.fill(out, position, paths)
 
     def _renew(self) -> bool:
         """Start again with a fresh limit, so that a grammar fails only because of this sequence's own output."""
@@ -181,7 +186,7 @@ class GrammarRunner:
         masks = TokenMasks(np.zeros((len(limited), self._words), np.uint32), where)
         at = 0
         while at < len(limited):
-            # The rows of one sequence are adjacent: after its output, then after each token of its draft.
+            # The rows of one sequence are adjacent: after its output, then after each of its drafts.
             first = limited[at]
             state = rows[first].state
             count = 1
@@ -190,9 +195,8 @@ class GrammarRunner:
             matcher = state.matcher
             assert matcher is not None
             try:
-                matcher.fill(
-                    masks.bits[at : at + count], state.num_output, rows[limited[at + count - 1]].assumed
-                )
+                paths = [rows[row].assumed for row in limited[at : at + count]]
+                matcher.fill(masks.bits[at : at + count], state.num_output, paths)
                 error = matcher.error
             except Exception as fault:  # one sequence's grammar must not fail the others
                 _log.error("the mask of a grammar could not be computed", exc_info=fault)
@@ -209,6 +213,12 @@ def _bits_of(tokens: frozenset[int], words: int) -> Bits:
         if 0 <= token < words * _WORD_BITS:
             bits[token // _WORD_BITS] |= np.uint32(1 << token % _WORD_BITS)
     return bits
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many of the first tokens are the same."""
+    least = min(len(one), len(other))
+    return next((at for at in range(least) if one[at] != other[at]), least)
 
 
 def _remove(mask: Bits, tokens: Bits) -> None:
