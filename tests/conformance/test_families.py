@@ -324,7 +324,12 @@ CASES |= {
     ),
     "gemma4-unified": Case(
         "Gemma4Unified",
-        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 2.0,
+        },
         config="TextConfig",
     ),
     "gemma4-experts": Case(

@@ -33,7 +33,8 @@ WITHOUT_WINDOW = {"mistral-window", "mistral-head-dim", "mixtral-window", "phi3"
 SHORT = 5  # tokens: shorter than every window
 
 HALF_GELU = {
-    "gemma", "gemma2-file", "gemma3-scaled", "gemma4-keys-are-values", "gemma4-shared", "gemma4-experts", "gpt-neox",
+    "gemma", "gemma2-file", "gemma3-scaled", "gemma4-keys-are-values", "gemma4-shared", "gemma4-unified",
+    "gemma4-experts", "gpt-neox",
     "gpt-neox-serial", "starcoder2", "gpt2", "bloom", "mpt",
 }  # fmt: skip
 """llama.cpp looks GELU up in a table of float16."""
