@@ -11,6 +11,7 @@ from headrace.core.types import Retention
 from headrace.errors import ConfigError
 from headrace.models.families import read_spec
 from headrace.models.rope import dynamic_theta, inverse_frequencies
+from headrace.models.shapes import SHAPES
 from headrace.models.streaming import STREAM_MAX_POSITION, with_streaming
 
 
@@ -41,6 +42,19 @@ def test_a_model_with_windows_only_is_refused(llama_config: dict[str, Any]) -> N
         with_streaming(read_spec({**llama_config, **fields}), sinks=4, window=20)
     turned = with_streaming(read_spec(llama_config), sinks=4, window=20)
     assert with_streaming(turned, sinks=4, window=20) == turned
+
+
+def test_positions_that_a_stream_cannot_have() -> None:
+    """A step beyond the last embedding of a position would end the engine."""
+    with pytest.raises(
+        ConfigError, match="not supported for learned positions, of which this model has 1024"
+    ):
+        with_streaming(read_spec(SHAPES["gpt2"]), sinks=0, window=20)
+    sizes = {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}
+    bloom = read_spec({"architectures": ["BloomForCausalLM"], **sizes})
+    with pytest.raises(ConfigError, match=r"linear biases \(ALiBi\)"):
+        with_streaming(bloom, sinks=4, window=20)
+    assert {layer.mixer.window for layer in with_streaming(bloom, sinks=0, window=20).layers} == {20}
 
 
 @pytest.mark.parametrize(("window", "stretched"), [(30, False), (100, True)])

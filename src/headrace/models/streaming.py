@@ -17,8 +17,8 @@ def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
     """The same model with every full-attention layer turned into `sinks` first and `window` last positions.
 
     Layers that already have a window keep it. `max_position` becomes STREAM_MAX_POSITION, as distances stay
-    within the model's context. Raises ConfigError if sinks + window is more than that, and where there is no
-    full-attention layer to turn.
+    within the model's context. Raises ConfigError if sinks + window is more than that, where there is no
+    full-attention layer to turn, and for what has no meaning beyond the model's own context.
     """
     if sinks < 0 or window < 1 or sinks + window > spec.max_position:
         raise ConfigError(
@@ -27,10 +27,20 @@ def with_streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
         )
     if any(isinstance(layer.mixer, LatentSpec) for layer in spec.layers):
         raise ConfigError("attention_sinks and sliding_window are not supported for latent attention")
+    if spec.learned_positions:
+        raise ConfigError(
+            "attention_sinks and sliding_window are not supported for learned positions, of which this model has "
+            f"{spec.learned_positions}"
+        )
     mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
     if all(mixer.retention is Retention.WINDOW for mixer in mixers):
         raise ConfigError(
             "attention_sinks and sliding_window change nothing in this model: every layer of it has a window of its own"
+        )
+    if sinks and any(mixer.alibi for mixer in mixers):
+        raise ConfigError(
+            "attention_sinks are not supported for linear biases (ALiBi), by which the first tokens fade as a sequence "
+            "grows; sliding_window alone is"
         )
     layers = tuple(_streaming_layer(layer, sinks, window) for layer in spec.layers)
     return replace(spec, layers=layers, max_position=max(spec.max_position, STREAM_MAX_POSITION))
