@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -187,3 +188,51 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
     for _ in range(2000):
         clock.add(1, 1.0)
     assert 1.0 < (clock.curve().seconds(8) or 0) < 9.0
+
+
+class Look(Machine):
+    """A machine with a second method before it, which costs nothing, always has something to say, and is right with
+    probability `look`."""
+
+    def __init__(self, look: float, **options: Any) -> None:
+        super().__init__(flat, [0.85], draft_s=0.05, **options)
+        self.look = look
+        self.speculation = Speculation([_Free(), self], most=self.most, clock=lambda: self.now)
+
+    def run(self, steps: int) -> float:
+        began, before = self.now, sum(self.tokens)
+        for _ in range(steps):
+            method = self.speculation._of(0).method
+            self.rates = [self.look if method == 0 else 0.85]
+            super().run(1)
+        return (sum(self.tokens) - before) / (self.now - began)
+
+
+class _Free:
+    name, free, needs_hidden, needs_states, outline = "free", True, False, False, None
+
+    def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
+        return [Proposal((2,) * one.room) for one in sequences]
+
+    def pass_over(self, sequences: Sequence[Drafted]) -> None:
+        """Nothing is missed."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """There is no KV."""
+
+    def release(self, request_id: int) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize(("look", "first"), [(0.1, False), (0.97, True)])
+def test_the_better_of_two_methods_drafts(look: float, first: bool) -> None:
+    machine = Look(look)
+    machine.run(300)
+    before = [counts.drafts for counts in machine.speculation.counts]
+    rate = machine.run(1000)
+    free, other = (
+        counts.drafts - old for counts, old in zip(machine.speculation.counts, before, strict=True)
+    )
+    assert (free > 5 * other) if first else (other > 5 * free > 0)
+    expected = best(flat, 0.97, 0.0, 8) if first else best(flat, 0.85, 0.05, 8)
+    assert rate > 0.88 * expected

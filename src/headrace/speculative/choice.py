@@ -75,3 +75,12 @@ def choose(
         if rate > best:
             best, taken = rate, len(order)
     return order[:taken]
+
+
+def worth(candidates: Sequence[Candidate], base: int, steps: Curve, rounds: Curve | None) -> float:
+    """Tokens a second with the best of one sequence's candidates, as `choose` takes them without branches."""
+    chosen = choose(candidates, base, steps, rounds, 0)
+    seconds = steps.seconds(base + len(chosen)) or 1.0
+    if rounds is not None:
+        seconds += len(chosen) * (rounds.seconds(1) or 0.0)
+    return (base + sum(one.chance for one in chosen)) / seconds

@@ -8,6 +8,7 @@ A token of a tree is worth the probability that it and those before it are right
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,7 @@ from headrace.core.trees import Draft
 from headrace.core.types import BlockCopy
 from headrace.runner.drafting import Drafted
 from headrace.speculative.acceptance_rates import NodeRates, Own, Rates, chances, node_chances
-from headrace.speculative.choice import Candidate, chain, choose, tree
+from headrace.speculative.choice import Candidate, chain, choose, tree, worth
 from headrace.speculative.clock import StepClock
 from headrace.speculative.method import NOTHING, Method, Proposal
 
@@ -26,6 +27,8 @@ IDLE_AFTER = 16
 """Steps without a draft after which a model that could draft reads no more prompts."""
 PLAIN_EVERY = 128
 """Steps with drafts after which one goes without: what such a step costs changes as contexts grow."""
+TRY_EVERY = 16
+"""Of the drafts that a later method is expected to beat, one in so many is verified all the same."""
 
 
 @dataclass(slots=True)
@@ -60,7 +63,8 @@ class _Sequence:
 
 
 class Speculation:
-    """Asks methods in order, the first that has something to say drafts; satisfies `runner.drafting.Drafter`.
+    """Asks methods in order, the first that has something to say drafts, unless a later one that costs time is expected
+    to bring more tokens a second; satisfies `runner.drafting.Drafter`.
 
     `adaptive` False drafts as many tokens as there is room for, at most `most` one after the other. Methods that can
     draft trees of up to `nodes` tokens for a sequence, which have at most `branches` beside the main chains in a step.
@@ -91,6 +95,7 @@ class Speculation:
         ]  # seconds of drafting a token, by the number of sequences
         self._rates: list[dict[int, Rates]] = [{} for _ in methods]
         self._sequences: dict[int, _Sequence] = {}
+        self._left_out: Counter[tuple[int, int]] = Counter()  # by method and kind
         self._left: float | None = None  # when the last call ended
         self._before: frozenset[int] = frozenset()  # its sequences
         self._since_draft = self._since_plain = 0
@@ -104,6 +109,9 @@ class Speculation:
         plain = self.adaptive and self._wants_plain(len(sequences))
         proposals: list[tuple[int, Proposal]] = [(-1, NOTHING)] * len(sequences)
         for at, method in enumerate(self.methods):
+            before = list(proposals)
+            if self.adaptive and not method.free and not plain:
+                self._leave(at, sequences, rooms, proposals)
             open_rooms = [
                 0 if plain or earlier.tokens else room
                 for room, (_, earlier) in zip(rooms, proposals, strict=True)
@@ -112,10 +120,11 @@ class Speculation:
             if self.adaptive and not method.free:
                 open_rooms, nodes = self._sizes(at, sequences, open_rooms, proposals)
                 if not any(open_rooms) and (decoding or self._since_draft > IDLE_AFTER):
+                    proposals = before
                     method.pass_over(sequences)
                     continue
             found = self._propose(at, method, sequences, open_rooms, nodes)
-            proposals = [(at, new) if new.tokens else old for old, new in zip(proposals, found, strict=True)]
+            proposals = [(at, new) if new.tokens else old for old, new in zip(before, found, strict=True)]
         if self.adaptive:
             self._cut(sequences, proposals)
         drafts = [(proposal.tokens, proposal.parents) for _, proposal in proposals]
@@ -206,6 +215,27 @@ class Speculation:
             rows = sum(bool(one.tokens) for one in found)
             self._rounds[at].add(rows, (self._now() - began) / longest)
         return found
+
+    def _leave(
+        self,
+        at: int,
+        sequences: Sequence[Drafted],
+        rooms: Sequence[int],
+        proposals: list[tuple[int, Proposal]],
+    ) -> None:
+        """Take out the proposals of earlier methods where this one is expected to bring more tokens a second. Now and
+        then one stays: else nobody would know when they become better."""
+        base, steps, rounds = len(sequences), self._steps.curve(), self._rounds[at].curve()
+        for index, (one, room) in enumerate(zip(sequences, rooms, strict=True)):
+            method, proposal = proposals[index]
+            if not room or not proposal.tokens:
+                continue
+            known = worth(self._proposed(index, one, method, proposal), base, steps, None)
+            other = worth(self._outlined(at, index, one, room), base, steps, rounds)
+            if other > known:
+                self._left_out[method, proposal.kind] += 1
+                if self._left_out[method, proposal.kind] % TRY_EVERY:
+                    proposals[index] = (-1, NOTHING)
 
     def _sizes(
         self,
