@@ -15,6 +15,7 @@ from tests.instruction_sets import BEST, parameters
 _native = needs.native()
 
 from headrace.core.types import BlockCopy  # noqa: E402
+from headrace.runner.step import GroupTables  # noqa: E402
 from tests.native.steps import BLOCKS, PagedRun, groups_of  # noqa: E402
 from tests.native.tiny_models import (  # noqa: E402
     MAX_TOKENS,
@@ -213,6 +214,33 @@ def test_a_copied_block_reads_like_its_source() -> None:
         assert np.array_equal(run.step({0: [5]})[0], expected)
 
 
+@pytest.mark.parametrize("kernels", parameters())
+def test_keys_that_are_also_written_elsewhere_read_the_same_there(kernels: str) -> None:
+    cases = [
+        ("gqa", "float32"),
+        ("gqa", "bfloat16"),
+        ("gqa", "int8"),
+        ("latent", "float32"),
+        ("latent", "int8"),
+    ]
+    for name, kv in cases:
+        spec = SPECS[name]
+        model = native_model(spec, random_weights(spec), 16, kernels, kv=kv)
+        run = PagedRun(model, groups_of(spec, 16))
+        run.step({0: prompt(8)})
+        step = run.plan({0: prompt(20), 1: prompt(3)})  # positions 8 to 27: the first 16 are in two blocks
+        (group,) = step.groups
+        assert isinstance(group, GroupTables)
+        target = run.free[0].pop()
+        step.more = np.cumsum([0, *([0] * 8), *([1] * 12), *([0] * 3)], dtype=np.int32)
+        group.more_slots = target * 16 + np.arange(12)  # positions 16 to 27
+        model.forward(step)
+        expected = run.step({0: [5]})[0]
+        run.length[0] -= 1
+        run.tables[0, 0][1] = target
+        assert np.array_equal(run.step({0: [5]})[0], expected), (name, kv)
+
+
 def test_the_best_token_of_every_row() -> None:
     spec = SPECS["gqa"]
     model = native_model(spec, random_weights(spec), 16, BEST)
@@ -257,6 +285,21 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_runs() -> None:
     refused("slot", slots=longs + BLOCKS * 16 - 8)
     refused("outside the KV cache", block_tables=np.array([[BLOCKS], [1]], dtype=np.int32))
     refused("differ in length", positions=np.arange(8))
+
+    def refused_more(match: str, firsts: list[int], slots: list[int]) -> None:
+        step = PagedRun(model, groups_of(spec, 16), seed=9).plan({0: prompt(7), 1: prompt(2)})
+        (group,) = step.groups
+        assert isinstance(group, GroupTables)
+        step.more, group.more_slots = np.array(firsts, dtype=np.int32), np.array(slots, dtype=np.int64)
+        with pytest.raises(ValueError, match=match):
+            model.forward(step)
+
+    refused_more("more slots differ", [0] * 9 + [2], [1])
+    refused_more("more slots differ", [0] * 9, [])
+    refused_more("more slots must start", [1] * 10, [1])
+    refused_more("more slots of tokens must follow", [0, 2, *[1] * 8], [1])
+    refused_more("outside the KV cache", [0] * 9 + [1], [BLOCKS * 16])
+    refused_more("outside the KV cache", [0] * 9 + [1], [-1])
     refused("shorter than its sequence", dropped=np.array([-1, 0], dtype=np.int32))
     assert np.array_equal(run.step({5: tokens})[0], expected)
 
