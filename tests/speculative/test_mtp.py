@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from headrace import LLM
 from headrace.build import survey
@@ -17,6 +20,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
 from headrace.errors import CheckpointError, ConfigError
 from tests import needs, tiny_mtp
+from tests.models.quantized.packers import fp8
 from tests.speculative.watched import drive
 
 needs.native()
@@ -117,3 +121,33 @@ def test_the_plan_counts_the_layer(tmp_path: Path) -> None:
     )
     assert found.resolved.num_draft_groups == 1
     assert own * 4 <= found.ledger.weight_bytes - plain.ledger.weight_bytes < own * 6
+
+
+def test_a_layer_that_is_stored_as_codes_keeps_them(tmp_path: Path) -> None:
+    """As in the published files of DeepSeek V3: FP8 with a scale for each block, and the join as floats."""
+    folder, case, draw = tiny_mtp.write(tmp_path / "model", "glm"), fp8("block"), np.random.default_rng(3)
+    path = folder / "model.safetensors"
+    tensors, meant = load_file(path), {}
+    for name in [one for one in tensors if one.endswith("_proj.weight") and ".eh_proj" not in one]:
+        parts, meant[name] = case.pack(*tensors.pop(name).shape, draw)
+        tensors |= {name.removesuffix(".weight") + suffix: part for suffix, part in parts.items()}
+    save_file(tensors, path)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": case.config}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    plan = survey(EngineConfig(str(folder), speculative="mtp", tokenizer="tale", kv_cache_memory="4MiB"))
+    draft, files = plan.resolved.draft_model, plan.layers
+    assert draft is not None and files is not None and draft.spec.codes is not None
+    stored = {name for name, _ in draft.spec.codes.formats}
+    assert stored == {name for name in meant if name.startswith("model.layers.2.")}
+    for name in stored:
+        for rows, values in files.floats(name):
+            assert np.array_equal(values, meant[name].numpy()[rows])
+    greedy = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    options: dict[str, Any] = {"num_threads": 1, "show_progress": False, "tokenizer": "tale"}
+    prompt = {"prompt_token_ids": list(PROMPT)}
+    (plain,) = LLM(str(folder), **options).generate([prompt], greedy, use_tqdm=False)
+    always = LLM(str(folder), speculative="mtp", adaptive_speculation=False, **options)
+    (found,) = always.generate([prompt], greedy, use_tqdm=False)
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert always.parts.engine.stats().scheduler.draft_tokens > 5

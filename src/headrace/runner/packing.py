@@ -104,6 +104,24 @@ def _write_more(
     return np.searchsorted(tokens, np.arange(count + 1)).astype(np.int32)
 
 
+def pack_next(
+    positions: Sequence[int], table_rows: Sequence[int], tables: Sequence[BlockTables | None]
+) -> Step:
+    """One token each of S sequences, at these positions, whose hidden states are needed and nothing else; the ids are
+    left out. As `pack` does it, but faster; the groups must be of layers that attend."""
+    starts, rows = np.array(positions, dtype=np.int64), np.array(table_rows, dtype=np.int64)
+    every = np.arange(len(starts) + 1)
+    return Step(
+        ids=every[:-1],
+        positions=starts,
+        cu_q=every.astype(np.int32),
+        kv_lens=(starts + 1).astype(np.int32),
+        groups=tuple(table.tables(rows, rows, starts) for table in tables if table is not None),
+        logits_rows=every[:0],
+        hidden_rows=every[:-1],
+    )
+
+
 def _states(slices: Sequence[SeqSlice], group: int) -> StateTables:
     moves = [work.states[group] for work in slices]
     return StateTables(tuple(one for one in moves if one is not None))

@@ -17,10 +17,13 @@ from headrace.core.types import BlockCopy, SeqSlice
 from headrace.runner.block_tables import BlockTables
 from headrace.runner.drafting import Drafted
 from headrace.runner.model import StateModel, StepModel, StepSampler
-from headrace.runner.packing import pack
+from headrace.runner.packing import pack, pack_next
 from headrace.runner.sampling.output import NO_TOKEN
 from headrace.runner.sampling.state import SampleRow
 from headrace.speculative.method import Proposal
+
+_State = NDArray[np.float32]
+"""Of one token, [1, H]."""
 
 _KEPT = 256
 """States of one sequence that wait to be read, at most: while nothing is drafted they are not."""
@@ -105,17 +108,14 @@ class EagleMethod:
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         self._note(sequences)
         drafts: list[tuple[int, ...]] = [()] * len(sequences)
-        ready: dict[int, NDArray[np.float32]] = {}
+        ready: dict[int, _State] = {}
         for pieces in self._unread(sequences):
             ready |= self._read(sequences, pieces, ends={one.at for one in pieces if sequences[one.at].room})
         while ready:
             self._draw(sequences, drafts, ready)
-            pieces = [
-                _Piece(at, len(sequences[at].tokens) + len(drafts[at]) - 1, drafts[at][-1:], one)
-                for at, one in ready.items()
-                if len(drafts[at]) < sequences[at].room
-            ]
-            ready = self._read(sequences, pieces, ends={one.at for one in pieces}) if pieces else {}
+            ready = {at: state for at, state in ready.items() if len(drafts[at]) < sequences[at].room}
+            if ready:
+                ready = self._go_on(sequences, drafts, ready)
         return [Proposal(draft) for draft in drafts]
 
     def pass_over(self, sequences: Sequence[Drafted]) -> None:
@@ -161,7 +161,7 @@ class EagleMethod:
 
     def _read(
         self, sequences: Sequence[Drafted], pieces: Sequence[_Piece], ends: set[int]
-    ) -> dict[int, NDArray[np.float32]]:
+    ) -> dict[int, _State]:
         """Run one step; gives of each sequence of `ends` whose last token is read what the layers say there, [1, H]."""
         work, last, offset = [], {}, 0
         for piece in pieces:
@@ -176,14 +176,24 @@ class EagleMethod:
         found = self.layers.forward(step, states, self._model.embed(step.ids))
         return {at: found[i : i + 1].copy() for i, at in enumerate(last)}
 
+    def _go_on(
+        self, sequences: Sequence[Drafted], drafts: Sequence[tuple[int, ...]], ready: dict[int, _State]
+    ) -> dict[int, _State]:
+        """Read the last drafted token of each sequence that is ready, with the state that was predicted before it."""
+        positions = [len(sequences[at].tokens) + len(drafts[at]) - 1 for at in ready]
+        step = pack_next(positions, [sequences[at].row for at in ready], self._tables)
+        tokens = np.array([drafts[at][-1] for at in ready], dtype=np.int64)
+        found = self.layers.forward(step, np.concatenate([*ready.values()]), self._model.embed(tokens))
+        return {at: found[i : i + 1].copy() for i, at in enumerate(ready)}
+
     def _draw(
         self,
         sequences: Sequence[Drafted],
         drafts: list[tuple[int, ...]],
-        ready: dict[int, NDArray[np.float32]],
+        ready: dict[int, _State],
     ) -> None:
         """Draw the next token of every sequence that is ready; where there is none it is ready no more."""
-        logits = self._model.head(np.concatenate(list(ready.values())))
+        logits = self._model.head(np.concatenate([*ready.values()]))
         rows = [SampleRow(sequences[at].state, drafts[at]) for at in ready]
         tokens = self._sampler.sample(logits, rows).tokens
         for at, token in zip(list(ready), tokens, strict=True):
