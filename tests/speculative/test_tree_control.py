@@ -176,7 +176,7 @@ def test_candidates_are_taken_with_their_parents_and_within_the_branches() -> No
     clock = StepClock()
     clock.add(1, 1.0)
     clock.add(9, 1.0)
-    found = tree(0, (-1, -1, 0, 0, 1), (0.5, 0.4, 0.3, 0.2, 0.35))
+    found = tree(0, (-1, -1, 0, 0, 1), (1, 1, 2, 2, 2), (0.5, 0.4, 0.3, 0.2, 0.35))
 
     def nodes(branches: int) -> list[int]:
         return [one.node for one in choose(found, 1, clock.curve(), None, branches)]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from headrace.core import trees
 from headrace.speculative.clock import Curve
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A token that may be drafted, or verified, next."""
 
     chance: float  # that it and all before it are right; never above its parent's
-    index: int  # of its sequence
+    index: int  # type: ignore[assignment]  # of its sequence; hides tuple.index
     node: int  # among the sequence's candidates
     parent: int  # a node, or -1
     depth: int  # from 0
@@ -25,13 +23,13 @@ def chain(index: int, found: Sequence[float]) -> list[Candidate]:
     return [Candidate(chance, index, depth, depth - 1, depth) for depth, chance in enumerate(found)]
 
 
-def tree(index: int, parents: Sequence[int], found: Sequence[float]) -> list[Candidate]:
+def tree(
+    index: int, parents: Sequence[int], depths: Sequence[int], found: Sequence[float]
+) -> list[Candidate]:
     """The same for a tree, see core.trees."""
     return [
         Candidate(chance, index, node, parent, depth - 1)
-        for node, (parent, chance, depth) in enumerate(
-            zip(parents, found, trees.depths(parents), strict=True)
-        )
+        for node, (parent, depth, chance) in enumerate(zip(parents, depths, found, strict=True))
     ]
 
 

@@ -25,6 +25,8 @@ PROBE_FIRST, PROBE_LAST = 32, 512
 """Steps without a draft after which one is tried: at first, and at most, as each try that does not pay doubles them."""
 IDLE_AFTER = 16
 """Steps without a draft after which a model that could draft reads no more prompts."""
+LOOK_EVERY = 8
+"""Then only in every so many steps is looked whether drafting pays."""
 PLAIN_EVERY = 128
 """Steps with drafts after which one goes without: what such a step costs changes as contexts grow."""
 TRY_EVERY = 16
@@ -84,6 +86,8 @@ class Speculation:
         self.most, self.adaptive = most, adaptive
         self.nodes, self.branches = (nodes, branches) if branches else (0, 0)
         self._outlines = [method.outline if self.nodes else None for method in methods]
+        largest = [() if one is None else one.parents[: self.nodes] for one in self._outlines]
+        self._shapes = [(parents, trees.depths(parents)) for parents in largest]
         self._node_rates = [None if one is None else NodeRates(one.rates) for one in self._outlines]
         self.needs_hidden = any(method.needs_hidden for method in methods)
         self.needs_states = any(method.needs_states for method in methods)
@@ -107,9 +111,13 @@ class Speculation:
         decoding = self._learn(sequences, entered)
         rooms = [min(one.room, self.most) for one in sequences]
         plain = self.adaptive and self._wants_plain(len(sequences))
+        rests = self.adaptive and self._rests()
         proposals: list[tuple[int, Proposal]] = [(-1, NOTHING)] * len(sequences)
         for at, method in enumerate(self.methods):
             before = list(proposals)
+            if rests and not method.free:
+                method.pass_over(sequences)
+                continue
             if self.adaptive and not method.free and not plain:
                 self._leave(at, sequences, rooms, proposals)
             open_rooms = [
@@ -192,6 +200,11 @@ class Speculation:
         """Whether the next step is to go without drafts, so that its cost is known."""
         return self._since_plain >= PLAIN_EVERY or not self._steps.knows(tokens)
 
+    def _rests(self) -> bool:
+        """Whether not even to look if drafting pays: it has not for a while, and looking costs time as well."""
+        idle = self._since_draft > IDLE_AFTER and not self._wants_probe()
+        return idle and self._since_draft % LOOK_EVERY > 0
+
     def _wants_probe(self) -> bool:
         return self._since_draft >= self._probe_after
 
@@ -269,16 +282,17 @@ class Speculation:
         if outline is None or node_rates is None:
             rates = self._rates[at].get(0) or Rates()
             return chain(index, chances(rates, own, room))
-        parents = outline.parents[: self.nodes]
+        parents, depths = self._shapes[at]
         found = node_chances(node_rates, own, parents, range(len(parents)))
-        return [one for one in tree(index, parents, found) if one.depth < room]
+        return [one for one in tree(index, parents, depths, found) if one.depth < room]
 
     def _proposed(self, index: int, one: Drafted, at: int, proposal: Proposal) -> list[Candidate]:
         """The tokens of a proposal."""
         own, node_rates = self._of(one.request_id).own[at], self._node_rates[at]
         if node_rates is not None and proposal.nodes:
             parents = proposal.parents or tuple(range(-1, len(proposal.tokens) - 1))
-            return tree(index, parents, node_chances(node_rates, own, parents, proposal.nodes))
+            found = node_chances(node_rates, own, parents, proposal.nodes)
+            return tree(index, parents, trees.depths(parents), found)
         rates = self._rates[at].get(proposal.kind) or Rates()
         return chain(index, chances(rates, own, len(proposal.tokens)))
 
