@@ -12,7 +12,7 @@ from headrace.errors import CheckpointError
 from headrace.models.quantized.layout import Layout, Matrix, Method, Stored
 from headrace.models.safetensors_reader import WEIGHT_DTYPES, Checkpoint
 from headrace.models.weight_files import TensorEntry
-from headrace.program.records import Program
+from headrace.program.records import Program, WeightRef
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import Coded, dequantize
 
@@ -53,17 +53,25 @@ def find_coded(checkpoint: Checkpoint, method: Method | None, program: Program) 
     Raises CheckpointError, naming the tensor, for one that is missing, misshapen or of another type.
     """
     found: dict[str, LaidOut] = {}
-    each = [one for weight in program.weights if weight.kind == "matrix" for one in weight.each()]
-    for weight in each if method is not None else ():
-        assert method is not None
-        for name, rows in weight.parts:
-            module = name.removesuffix(".weight")
-            layout = method.layout(module)
-            if layout is not None and not _is_plain(checkpoint, name, module + layout.codes):
-                found[name] = LaidOut(
-                    layout, _check(checkpoint, method, layout, module, rows, weight.columns)
-                )
+    if method is None:
+        return found
+    matrices = (weight for weight in program.weights if weight.kind == "matrix")
+    for name, rows, columns in (one for weight in matrices for one in _sizes(weight)):
+        module = name.removesuffix(".weight")
+        layout = method.layout(module)
+        if layout is not None and not _is_plain(checkpoint, name, module + layout.codes):
+            found[name] = LaidOut(layout, _check(checkpoint, method, layout, module, rows, columns))
     return found
+
+
+def _sizes(weight: WeightRef) -> Iterator[tuple[str, int, int]]:
+    """(name, rows, columns) of each stored matrix: one for all matrices of heads, one for each expert."""
+    if weight.in_heads is not None:
+        ((name, (rows, columns)),) = weight.tensors()
+        yield name, rows, columns
+        return
+    for one in weight.each():
+        yield from ((name, rows, one.columns) for name, rows in one.parts)
 
 
 def ignored_tensors(checkpoint: Checkpoint, method: Method | None, coded: CodedMatrices) -> Iterator[str]:
