@@ -53,10 +53,11 @@ class Machine:
         )
         self.drafts: list[trees.Draft] = [((), ())] * sequences
         self.texts = [[0] * 8 for _ in range(sequences)]
-        self.most_branches = self.emitted = 0
+        self.most_branches = self.emitted = self.proposed = 0
 
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         self.now += 0.02
+        self.proposed += 1
         return [self._propose(one) for one in sequences]
 
     def _propose(self, one: Drafted) -> Proposal:
@@ -145,6 +146,18 @@ def test_no_tree_is_drafted_where_each_token_of_a_step_costs_as_much(sequences: 
     machine = Machine(steep, (0.4, 0.1, 0.1), sequences=sequences)
     machine.run(200)
     assert machine.run(800) > 0.96 * sequences / steep(sequences)
+
+
+def test_states_are_asked_for_only_where_something_may_be_drafted() -> None:
+    machine = Machine(steep, (0.0, 0.0, 0.0), guesses=(0.4, 0.1, 0.1))
+    machine.speculation._reads_hidden = True
+    asked = 0
+    for _ in range(400):
+        needed, before = machine.speculation.needs_hidden, machine.proposed
+        asked += needed
+        machine.run(1)
+        assert needed or machine.proposed == before
+    assert 40 < asked < 200
 
 
 def test_branches_of_all_sequences_stay_within_what_there_is() -> None:

@@ -47,7 +47,7 @@ class Drafter(Protocol):
 
     @property
     def needs_hidden(self) -> bool:
-        """Whether it reads `Drafted.hidden`."""
+        """Whether it reads `Drafted.hidden` of the next step."""
         ...
 
     @property

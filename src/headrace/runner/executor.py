@@ -80,7 +80,6 @@ class ModelExecutor(Generic[Logits]):
         self.model = model
         self.sampler = sampler
         self.drafter = drafter
-        self._needs_hidden = drafter is not None and drafter.needs_hidden
         self._needs_states = drafter is not None and drafter.needs_states
         self._most_rows = most_rows
         self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the last kept tokens of each slice
@@ -250,7 +249,7 @@ class ModelExecutor(Generic[Logits]):
         """The usual step, in which every sequence computes one token and gets the next: as `_run`, but faster."""
         every = range(len(slices))
         most = 2 * len(slices) if self._most_rows is None else self._most_rows
-        wanted = (self._needs_hidden or self._needs_states) and 2 * len(slices) <= most
+        wanted = self._needs_any_states and 2 * len(slices) <= most
         hidden = every if wanted else ()
         step = pack(slices, [sequence.row for sequence in sequences], self._tables, every, hidden)
         _, samples = self._forward(step, [sequence.next for sequence in sequences])
@@ -295,12 +294,17 @@ class ModelExecutor(Generic[Logits]):
                 results[at] = replace(results[at], draft=tokens, draft_parents=parents)
         return results
 
+    @property
+    def _needs_any_states(self) -> bool:
+        """Whether the drafter reads hidden states of this step."""
+        return self.drafter is not None and (self._needs_states or self.drafter.needs_hidden)
+
     def _state_counts(self, slices: Sequence[SeqSlice], rows: Sequence[Rows], others: int) -> list[int]:
         """Of how many of each slice's last tokens the drafter gets the states, in a step with so many `others`."""
         sampled = [part.num_sample for part in rows]
         tokens = sum(len(work.tokens) for work in slices)
         room = tokens if self._most_rows is None else self._most_rows - others
-        if not (self._needs_hidden or self._needs_states) or sum(sampled) > room:
+        if not self._needs_any_states or sum(sampled) > room:
             return [0] * len(slices)
         if not self._needs_states:
             return sampled

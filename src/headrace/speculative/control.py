@@ -89,7 +89,7 @@ class Speculation:
         largest = [() if one is None else one.parents[: self.nodes] for one in self._outlines]
         self._shapes = [(parents, trees.depths(parents)) for parents in largest]
         self._node_rates = [None if one is None else NodeRates(one.rates) for one in self._outlines]
-        self.needs_hidden = any(method.needs_hidden for method in methods)
+        self._reads_hidden = any(method.needs_hidden for method in methods)
         self.needs_states = any(method.needs_states for method in methods)
         self.counts = tuple(MethodCounts(method.name) for method in methods)
         self._now = clock
@@ -105,6 +105,11 @@ class Speculation:
         self._since_draft = self._since_plain = 0
         self._probe_after = PROBE_FIRST
         self._probing = False
+
+    @property
+    def needs_hidden(self) -> bool:
+        """See `runner.drafting.Drafter`: nothing is drafted in a step that does not even look."""
+        return self._reads_hidden and not (self.adaptive and self._rests())
 
     def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
         entered = self._now()
