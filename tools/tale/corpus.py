@@ -187,12 +187,12 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=5, help="print this many documents")
     parser.add_argument("--start", type=int, default=0, help="number of the first document")
     parser.add_argument("--heldout", action="store_true", help="use the held-out split")
-    parser.add_argument("--jsonl", type=Path, help="write held-out documents to this file instead")
+    parser.add_argument("--jsonl", type=Path, help="write documents to this file instead")
     parser.add_argument("--bytes", type=int, default=60_000, help="stop the file at about this size")
     args = parser.parse_args()
     if args.jsonl:
         size, lines = 0, []
-        for doc in stream(args.start, 10_000, True):
+        for doc in stream(args.start, 10_000, args.heldout):
             text = doc.text.removeprefix("<|begin|>").removesuffix("<|end|>")
             lines.append(json.dumps({"text": text}))
             size += len(lines[-1]) + 1

@@ -46,6 +46,7 @@ COMMANDS = (
     Command("list", "headrace.cli.list_models", "list the models on this machine"),
     Command("rm", "headrace.cli.rm", "delete a model from the hub's cache"),
     Command("pack", "headrace.cli.pack", "write a model as the kernels read it, to be mapped at start"),
+    Command("quantize", "headrace.cli.quantize", "make a model of fewer bits, and say what it lost"),
     Command("train-heads", "headrace.cli.train_heads", "train draft heads for a model"),
     Command("eval", "headrace.cli.evaluate", "perplexity of a model, or how far it is from another one"),
     Command(

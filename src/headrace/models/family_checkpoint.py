@@ -118,6 +118,7 @@ class FamilyCheckpoint(Checkpoint):
         embed = f"{family.names.embed}.weight".removeprefix(body)
         bodies = (body, "") if alone else _TEXT_BODIES
         stored_body = next((one for one in bodies if one + embed in self._file_of), body)
+        self._bodies = body, stored_body
         heads = (head,) if alone else _TEXT_HEADS
         self._stored: dict[str, str] = {}
         for name in self._file_of:
@@ -168,6 +169,12 @@ class FamilyCheckpoint(Checkpoint):
 
     def stored_name(self, name: str) -> str:
         return self._stored.get(name, name)
+
+    def name_for_codes(self, name: str) -> str | None:
+        if name in self._experts:  # each has tensors of its own then
+            body, stored_body = self._bodies
+            return stored_body + name.removeprefix(body)
+        return None if self._arranged.get(name) == "qkv-by-head" else self._stored[name]
 
     def matrix_dtype(self, excluded: Collection[str] = ()) -> str:
         others = self._file_of.keys() - self._stored.values()

@@ -54,7 +54,7 @@ def read_weights(
     `open_weights` has checked their names, shapes and types.
     """
     program = lower(spec, weight_names(spec))
-    return _make(stored, program, dtype, torch.device(device), progress)
+    return read_some(stored, program.weights, dtype=dtype, device=device, progress=progress)
 
 
 def read_layers(
@@ -62,17 +62,19 @@ def read_layers(
 ) -> Weights:
     """The weights of draft layers (`program.lower_layers`), from files that may hold other tensors, too."""
     check_present(stored.checkpoint, program, stored.coded)
-    return _make(stored, program, dtype, torch.device(device), None)
+    return read_some(stored, program.weights, dtype=dtype, device=device)
 
 
-def _make(
+def read_some(
     stored: StoredWeights,
-    program: Program,
+    weights: Sequence[WeightRef],
+    *,
     dtype: torch.dtype,
-    device: torch.device,
-    progress: Progress | None,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
 ) -> Weights:
-    done, total = 0, sum(1 for weight in program.weights for _ in weight.tensors())
+    """As `read_weights`, of some weights of a program, such as those of a layer."""
+    done, total = 0, sum(1 for weight in weights for _ in weight.tensors())
 
     def fill(name: str, target: torch.Tensor) -> None:
         nonlocal done
@@ -82,7 +84,7 @@ def _make(
         if progress is not None:
             progress(done, total)
 
-    return make_weights(program.weights, _TorchMaker(fill, dtype, device))
+    return make_weights(weights, _TorchMaker(fill, dtype, torch.device(device)))
 
 
 def random_weights(

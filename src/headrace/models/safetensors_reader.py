@@ -170,6 +170,11 @@ class Checkpoint:
     def stored_name(self, name: str) -> str:
         return name
 
+    def name_for_codes(self, name: str) -> str | None:
+        """What a tensor is called in the files whose codes are to be read as the matrix of that name, its rows and
+        columns in the program's order; None where no reader would find them so."""
+        return name
+
     def paths(self) -> list[Path]:
         """The files, in order of their names."""
         return sorted({file.path for file in self._file_of.values()})

@@ -62,7 +62,7 @@ class Decoder:
                 tuple(numbers[buffer] for buffer in op.outputs),
                 tuple(numbers[buffer] for buffer in dead),
             )
-            for op, dead in zip(program.ops, _last_uses(program), strict=True)
+            for op, dead in zip(program.ops, last_uses(program), strict=True)
         ]
 
     def forward(self, batch: Batch, kv: Sequence[LayerCache]) -> torch.Tensor:
@@ -84,6 +84,10 @@ class Decoder:
                 values[number] = None
         normed, logits = (values[number] for number in (*inputs, *outputs))  # of the last op, the head
         return logits, normed[len(batch.logits_rows) :]
+
+    def step(self, batch: Batch, kv: Mapping[int, LayerCache]) -> _Step:
+        """What `KINDS` needs to run single ops of the program; `kv` by layer, of those that the ops use."""
+        return _Step(self, batch, kv)
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] float32 of hidden states [N, H] after the final norm."""
@@ -115,7 +119,9 @@ class Decoder:
 class _Step:
     """One step's inputs, and what each kind of op does with them."""
 
-    def __init__(self, decoder: Decoder, batch: Batch, kv: Sequence[LayerCache]) -> None:
+    def __init__(
+        self, decoder: Decoder, batch: Batch, kv: Sequence[LayerCache] | Mapping[int, LayerCache]
+    ) -> None:
         self._decoder, self._ops, self._weights = decoder, decoder.ops, decoder.weights
         self._batch, self._kv = batch, kv
 
@@ -422,7 +428,7 @@ def _frequencies(rope: RopeSpec, device: torch.device | str) -> tuple[torch.Tens
     return torch.tensor(values, dtype=torch.float64, device=device), factor
 
 
-def _last_uses(program: Program) -> list[list[Buffer]]:
+def last_uses(program: Program) -> list[list[Buffer]]:
     """For each op the buffers whose values nothing reads after it; what the last op reads is kept."""
     live: set[Buffer] = set(program.ops[-1].inputs)
     found: list[list[Buffer]] = []

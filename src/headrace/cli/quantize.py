@@ -1,0 +1,174 @@
+"""`headrace quantize`: make a model of fewer bits, in a format that other engines load, and say what it lost."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.parser import add_cache_flag, add_command, add_number, check_range, needs_extra, typed
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.quantize.run import Report
+
+EXAMPLES = """\
+examples:
+  headrace quantize tale -o ./tale-4bit --eval
+  headrace quantize ./my-model -o ./my-model-4bit --group-size 32 --asymmetric
+  headrace quantize ./my-model -o ./my-model-3bit --bits 3 --format gptq --act-order group --data texts.jsonl
+  headrace quantize ./my-model -o ./my-model-8bit --method rtn --bits 8 --group-size channel --samples 0
+Then: headrace serve ./my-model-4bit
+
+A line of a .jsonl file is {"text": …}, {"prompt": …}, {"prompt": …, "completion": …} or {"messages": […]}; any other
+file is text, in paragraphs.
+"""
+_WORST = 3
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "quantize", "[options] MODEL -o FOLDER", examples=EXAMPLES,
+        summary="make a model of fewer bits, and say what it lost",
+        description="Write a model into a new folder with the matrices of its layers as whole numbers of few bits. "
+        "Texts run through the model layer by layer, one layer of weights in memory at a time; the embedding, the "
+        "head, norms and routers stay as they are. The folder is read by Headrace and by other engines. Killed and "
+        "started again, the command goes on after the last finished layer, and gives the same files. Needs torch.",
+    )  # fmt: skip
+    parser.add_argument("model", metavar="MODEL", help="bundled name, folder or hub id, in safetensors")
+    parser.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="FOLDER", help="where to write; it must not be there yet"
+    )  # fmt: skip
+    group = parser.add_argument_group("codes")
+    group.add_argument(
+        "--method", choices=("rtn", "gptq"), default="gptq",
+        help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--bits", type=int, choices=(2, 3, 4, 8), default=4, help="of a code (default: %(default)s)"
+    )
+    group.add_argument(
+        "--group-size", default="128", metavar="16..256|channel",
+        help="input features with a common scale (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--asymmetric", action="store_true", help="a zero point for each group")
+    group.add_argument(
+        "--clip", action="store_true", help="search each group's range for the least squared error"
+    )
+    group.add_argument(
+        "--act-order", nargs="?", const="static", choices=("static", "group"), metavar="static|group",
+        help="of gptq: columns with the largest inputs first; static: groups as they are, group: those of similar "
+        "inputs share a group, which is more exact and slower to run (default: off; without a word: static)",
+    )  # fmt: skip
+    group.add_argument(
+        "--format", choices=("compressed-tensors", "gptq"), default="compressed-tensors",
+        help="compressed-tensors holds 4 and 8 bits, gptq 2, 3, 4 and 8 (default: %(default)s)",
+    )  # fmt: skip
+    group = parser.add_argument_group("calibration")
+    group.add_argument("--data", type=Path, metavar="FILE", help="texts (default: bundled stories)")
+    add_number(group, "--samples", 128, "texts; 0, for rtn: measure nothing")
+    add_number(group, "--length", 512, "tokens of a text, at most; longer ones are cut into several")
+    add_number(group, "--seed", 0, "of the choice of texts")
+    add_number(group, "--num-threads", None, "CPU threads (default: all cores)")
+    parser.add_argument(
+        "--eval", action="store_true", help="measure perplexity and KL divergence from MODEL on bundled stories"
+    )  # fmt: skip
+    add_cache_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from headrace.models.source import HubOptions, resolve_model
+    from headrace.models.stored import stored_spec
+    from headrace.plan.units import format_bytes
+
+    group = _group(args.group_size)
+    check_range("samples", args.samples, 0, 1_000_000)
+    check_range("length", args.length, 2, 1_000_000)
+    check_range("num-threads", args.num_threads, 1, 4096)
+    with needs_extra("torch", "quantising"):
+        from headrace.quantize.run import QuantizeOptions, quantize
+    options = QuantizeOptions(
+        args.method, args.bits, group, not args.asymmetric, args.clip, args.act_order, format=args.format
+    )
+    options.check()
+    source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
+    spec = stored_spec(source)
+    texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
+    with _Bar() as bar:
+        report = quantize(source, spec, options, texts, args.output, bar, args.num_threads)
+    _tell(report, bool(texts))
+    print(
+        f"{args.output}: {format_bytes(report.size)}, {report.bits:.2f} bits for each of {report.weights:,} weights"
+    )
+    if args.eval:
+        _measure(args)
+    print(typed(f"Next: `headrace serve {shlex.quote(str(args.output))}`"))
+    return 0
+
+
+def _group(text: str) -> int | None:
+    if text == "channel":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise ConfigError(f"--group-size must be 16 to 256, or channel, got {text!r:.40}")
+    return int(text)
+
+
+def _texts(args: argparse.Namespace, source: Any, longest: int) -> list[tuple[int, ...]]:
+    from headrace.evaluation.documents import read_records
+    from headrace.quantize.calibration import BUNDLED_CALIBRATION, calibration_texts
+    from headrace.text.tokenizer_source import open_tokenizer
+
+    path = BUNDLED_CALIBRATION if args.data is None else args.data
+    where = "the bundled file" if args.data is None else str(path)
+    length = min(args.length, longest)
+    return calibration_texts(
+        read_records(path), open_tokenizer(source.path), args.samples, length, args.seed, where
+    )
+
+
+def _tell(report: Report, calibrated: bool) -> None:
+    if report.kept:
+        print(
+            f"left as they are, because their sizes do not fit the format: {len(report.kept)} matrices, such as "
+            f"{report.kept[0]}"
+        )
+    errors: Mapping[str, float] = report.errors
+    what = "of the products of each matrix" if calibrated else "of the weights of each matrix"
+    worst = sorted(errors, key=lambda name: -errors[name])[:_WORST]
+    print(
+        f"relative error {what}: {sum(errors.values()) / len(errors):.2%} on average; largest: "
+        + ", ".join(f"{name} {errors[name]:.2%}" for name in worst)
+    )
+
+
+def _measure(args: argparse.Namespace) -> None:
+    from headrace.cli import evaluate
+
+    parser = argparse.ArgumentParser()
+    evaluate.add_parser(parser.add_subparsers())
+    words = ["eval", "kl", str(args.output), "--reference", args.model]
+    if args.num_threads is not None:
+        words += ["--num-threads", str(args.num_threads)]
+    evaluate.run(parser.parse_args(words))
+
+
+class _Bar:
+    """Batches of texts through layers, on a terminal."""
+
+    def __enter__(self) -> _Bar:
+        from tqdm import tqdm
+
+        self._bar = tqdm(desc="quantising", unit="batch", disable=None, leave=False, file=sys.stderr)
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

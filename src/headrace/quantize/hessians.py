@@ -1,0 +1,58 @@
+"""What GPTQ needs of a layer's inputs: the sum of x x^T for each matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.errors import ModelError
+from headrace.program.records import Op
+from headrace.runner.torch_experts import Routing
+
+LEAST_ROWS = 256
+"""An expert that fewer rows were routed to is calibrated on the rows of all experts."""
+
+
+class Hessians:
+    """Watches ops; see `Walk.observe`. By the names of weights; tensors that share a product share one Hessian."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._sums: dict[str, Tensor] = {}  # [C, C], of experts [E, C, C]
+        self._counts: dict[str, list[int]] = {}
+
+    def watch(self, op: Op[Any], inputs: Sequence[Any]) -> None:
+        if op.kind not in ("linear", "experts") or op.weights[0].name not in self._names:
+            return
+        weight, rows = op.weights[0], inputs[0]
+        if op.kind == "linear":
+            self._add(weight.name, [rows])
+            return
+        routing: Routing = inputs[1]
+        if op.attributes.scaled:
+            rows = rows * routing.row_weights[:, None]
+        self._add(weight.name, rows.split(routing.counts))
+
+    def of(self, name: str) -> Iterator[Tensor]:
+        """The mean of x x^T [C, C] of a weight, or of each of its experts. Raises ModelError where it is not finite."""
+        sums, counts = self._sums[name], self._counts[name]
+        if not bool(torch.isfinite(sums).all()):
+            raise ModelError(
+                f"the inputs of {name} are infinite or not numbers: the model cannot be calibrated"
+            )
+        whole = sums.sum(0) / max(1, sum(counts)) if len(counts) > 1 else None
+        for one, count in zip(sums, counts, strict=True):
+            yield one / max(1, count) if whole is None or count >= LEAST_ROWS else whole
+
+    def _add(self, name: str, parts: Sequence[Tensor]) -> None:
+        columns = parts[0].shape[1]
+        if name not in self._sums:
+            self._sums[name] = torch.zeros(len(parts), columns, columns)
+            self._counts[name] = [0] * len(parts)
+        for number, part in enumerate(parts):
+            if len(part):
+                self._sums[name][number].addmm_(part.T, part)
+                self._counts[name][number] += len(part)

@@ -1,0 +1,352 @@
+"""Quantises a model, layer by layer, into a new folder.
+
+Of each layer the inputs of its matrices are observed with its own weights as they were, and those of the layers before
+it as they have become. Its matrices are rounded and written; what the reader makes of the file then takes the place of
+the weights, and gives the next layer's inputs. So a layer that an earlier, killed run has written is used as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from headrace import __version__
+from headrace.errors import ConfigError, UnsupportedModel
+from headrace.models.config_reader import ConfigReader
+from headrace.models.families import weight_names
+from headrace.models.identity import weights_identity
+from headrace.models.loader import read_some
+from headrace.models.packed.folder import copy_tokenizer, write_configs
+from headrace.models.packed.header import is_packed
+from headrace.models.quantized.layout import Matrix
+from headrace.models.quantized.matrices import LaidOut
+from headrace.models.quantized.methods import quantization_of, read_method
+from headrace.models.safetensors_reader import Checkpoint, SafetensorsFile
+from headrace.models.source import ModelSource
+from headrace.models.spec import ModelSpec
+from headrace.models.stored import StoredWeights, open_weights
+from headrace.models.weights import Weights
+from headrace.program.lower import lower
+from headrace.program.records import Op, WeightRef
+from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
+from headrace.quantize.formats import FORMATS, Format, Tensor, check_format
+from headrace.quantize.gptq import DAMPING, Order, gptq, relative_error
+from headrace.quantize.hessians import Hessians
+from headrace.quantize.scheme import BITS, Codes, Scheme, rtn
+from headrace.quantize.walk import Segment, Walk, segments
+
+Method = Literal["rtn", "gptq"]
+Progress = Callable[[int, int], None]
+"""Called with the steps done and the steps in all; a step is one batch of texts through one layer."""
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """method: rtn rounds each weight to the nearest code; gptq lets the rest of a row take up each error.
+
+    group: input features with a common scale, or None for all. order, damping: of gptq, as in `gptq.gptq`.
+    """
+
+    method: Method = "gptq"
+    bits: int = 4
+    group: int | None = 128
+    symmetric: bool = True
+    clip: bool = False
+    order: Order | None = None
+    damping: float = DAMPING
+    format: str = "compressed-tensors"
+
+    def check(self) -> None:
+        """Raises ConfigError for what no format holds, or the method does not have."""
+        if self.bits not in BITS:
+            raise ConfigError(f"bits must be one of {', '.join(map(str, BITS))}, got {self.bits}")
+        if self.group is not None and not 16 <= self.group <= 256:
+            raise ConfigError(f"the group size must be 16 to 256, or the whole row, got {self.group}")
+        if self.order is not None and self.method != "gptq":
+            raise ConfigError(f"{self.method} has no order of columns: that is for gptq")
+        check_format(self.format, self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """errors: of each weight, by name, |change of its products| / |its products| over the calibration inputs (of
+    experts the root of the mean square); without calibration, of the weights themselves.
+
+    weights: how many are codes now. bits: a weight of these, scales and zeros included. kept: names of matrices in
+    layers that stayed as they were, because the format cannot hold them or a reader would not find them. size: bytes
+    of all files of weights.
+    """
+
+    errors: Mapping[str, float]
+    weights: int
+    bits: float
+    kept: tuple[str, ...]
+    size: int
+
+
+def quantize(
+    source: ModelSource,
+    spec: ModelSpec,
+    options: QuantizeOptions,
+    texts: Sequence[Sequence[int]],
+    folder: Path,
+    progress: Progress | None = None,
+    num_threads: int | None = None,
+) -> Report:
+    """Write the model of `source` into `folder`, which must not be there, with the matrices of its layers as codes.
+
+    texts: token ids to calibrate on; without any, rtn measures nothing and gptq is refused. The embedding, the head,
+    routers, norms and biases are copied. num_threads: of torch, in the whole process. Raises ConfigError for options that do not fit the model, UnsupportedModel for
+    one that is not stored as floats in safetensors files, CheckpointError where these cannot be used, and ModelError
+    where the folder cannot be written or the model gives infinite numbers.
+    """
+    options.check()
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    if options.method == "gptq" and not texts:
+        raise ConfigError("gptq needs calibration texts")
+    stored = _floats_of(source, spec)
+    job = _Job(source, spec, options, stored)
+    if not job.targets:
+        raise ConfigError(
+            f"no matrix of {source.name} can be stored in {options.format} with {options.bits} bits and groups of "
+            f"{options.group or 'whole rows'}: their sizes do not fit"
+        )
+    with unfinished_folder(folder, job.size, job.key(texts)) as fresh:
+        return job.run(texts, fresh, progress)
+
+
+def _floats_of(source: ModelSource, spec: ModelSpec) -> StoredWeights:
+    if source.path is None:
+        raise UnsupportedModel(f"{source.name} has random weights: there is nothing to quantise")
+    if source.files is not None:
+        raise UnsupportedModel(
+            f"{source.name} is a GGUF file: give the safetensors folder that it was made from"
+        )
+    if is_packed(source.path):
+        raise UnsupportedModel(f"{source.name} is a packed folder: give the model that it was packed from")
+    named = quantization_of(source.config, source.path)
+    if named is not None:
+        raise UnsupportedModel(
+            f"{source.name} is quantised already, with {named[0]}: give the original model"
+        )
+    return open_weights(source, spec)
+
+
+class _Job:
+    def __init__(
+        self, source: ModelSource, spec: ModelSpec, options: QuantizeOptions, stored: StoredWeights
+    ) -> None:
+        self._source, self._options, self._stored = source, options, stored
+        checkpoint = stored.checkpoint
+        assert isinstance(checkpoint, Checkpoint)
+        self._checkpoint = checkpoint
+        self._format: Format = FORMATS[options.format]
+        narrow = checkpoint.matrix_dtype() == "bfloat16" and options.format == "compressed-tensors"
+        self._scheme = Scheme(
+            options.bits, options.group, options.symmetric, options.clip, "bf16" if narrow else "f16",
+            self._format.least_zero,
+        )  # fmt: skip
+        self._program = lower(spec, weight_names(spec), narrow=False)
+        self._segments = segments(self._program)
+        layers = [_matrices(one) for one in self._segments]
+        fits = {weight for one in layers for weight in one if self._fits(weight)}
+        self._kept = tuple(weight.name for one in layers for weight in one if weight not in fits)
+        self.targets = [tuple(weight for weight in one if weight in fits) for one in layers]
+        self.targets = self.targets if fits else []
+        self._modules = {
+            name: self._module(name) for weight in fits for one in weight.each() for name, _ in one.parts
+        }  # of each quantised tensor of the program
+        replaced = {checkpoint.stored_name(name) for name in self._modules}
+        self._copied = [name for name in checkpoint.file_of if name not in replaced]
+        self._fitting = fits
+
+    @property
+    def size(self) -> int:
+        """Bytes that will be written, about."""
+        copied = sum(self._entry_size(name) for name in self._copied)
+        return copied + sum(weight.elements for weight in self._fitting) * (self._options.bits + 2) // 8
+
+    def key(self, texts: Sequence[Sequence[int]]) -> str:
+        """Tells whether an unfinished folder is of the same model, options and texts."""
+        facts = [
+            __version__, asdict(self._options), weights_identity(self._source, 0).hex(), dict(self._source.config),
+            [list(one) for one in texts],
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def run(self, texts: Sequence[Sequence[int]], folder: Path, progress: Progress | None) -> Report:
+        state = read_state(folder)
+        config = self._config()
+        method = read_method(
+            "gptq" if self._options.format == "gptq" else "compressed-tensors", ConfigReader(config)
+        )
+        walk = Walk(self._program, texts) if texts else None
+        numbers = [number for number, one in enumerate(self.targets) if one]
+        shards = {
+            number: f"model-{at:05}-of-{len(numbers) + 1:05}.safetensors"
+            for at, number in enumerate(numbers, 2)
+        }
+        steps = _Steps(progress, (walk.batches if walk else 1) * (len(self.targets) + len(numbers)))
+        errors: dict[str, float] = {}
+        for number, (segment, targets) in enumerate(zip(self._segments, self.targets, strict=True)):
+            weights = read_some(self._stored, segment.weights if walk else targets, dtype=torch.float32)
+            if targets:
+                path = folder / shards[number]
+                done = state.setdefault("layers", {}).get(str(number))
+                if done is None:
+                    hessians = Hessians({weight.name for weight in targets})
+                    if walk is not None:
+                        walk.observe(weights, hessians.watch, steps.advance)
+                    done = self._write_layer(path, targets, weights, hessians if walk else None)
+                    state["layers"][str(number)] = done
+                    write_state(folder, state)
+                else:
+                    steps.skip(walk.batches if walk else 0)
+                errors |= done
+                if walk is not None:
+                    self._read_back(path, targets, weights, method)
+            if walk is not None:
+                walk.advance(weights, steps.advance)
+        return self._finish(folder, shards, config, errors)
+
+    def _write_layer(
+        self, path: Path, targets: Sequence[WeightRef], weights: Weights, hessians: Hessians | None
+    ) -> dict[str, float]:
+        """Quantise the matrices of a layer; gives their errors."""
+        errors: dict[str, float] = {}
+        tensors: list[Tensor] = []
+        for weight in targets:
+            stacked = weights.matrices[weight.name].weight
+            assert isinstance(stacked, torch.Tensor)
+            matrices = stacked if weight.experts is not None else stacked[None]
+            squares = []
+            given = None if hessians is None else hessians.of(weight.name)
+            for one, matrix in zip(weight.each(), matrices, strict=True):
+                hessian = torch.eye(weight.columns) if given is None else next(given)
+                codes = self._round(matrix, hessian)
+                squares.append(relative_error(matrix, codes.dequantize(), hessian) ** 2)
+                first = 0
+                for name, rows in one.parts:
+                    tensors += self._format.tensors(self._modules[name], codes.rows(first, first + rows))
+                    first += rows
+            errors[weight.name] = (sum(squares) / len(squares)) ** 0.5
+        write_tensors(path, tensors)
+        return errors
+
+    def _round(self, matrix: torch.Tensor, hessian: torch.Tensor) -> Codes:
+        if self._options.method == "rtn":
+            return rtn(matrix, self._scheme)
+        return gptq(matrix, hessian, self._scheme, self._options.order, self._options.damping)
+
+    def _read_back(self, path: Path, targets: Sequence[WeightRef], weights: Weights, method: Any) -> None:
+        """Put what the file of a layer holds in the place of its weights."""
+        file = SafetensorsFile(path)
+        for weight in targets:
+            stacked = weights.matrices[weight.name].weight
+            assert isinstance(stacked, torch.Tensor)
+            matrices = stacked if weight.experts is not None else stacked[None]
+            for one, matrix in zip(weight.each(), matrices, strict=True):
+                first = 0
+                for name, rows in one.parts:
+                    module = self._modules[name]
+                    layout = method.layout(module)
+                    entries = {
+                        part.suffix: file.entries[module + part.suffix]
+                        for part in layout.stored(rows, weight.columns)
+                        if module + part.suffix in file.entries
+                    }
+                    found = Matrix(
+                        module, rows, weight.columns, entries, lambda suffix, of=module: file.raw(of + suffix)
+                    )
+                    matrix[first : first + rows] = torch.from_numpy(LaidOut(layout, found).floats())
+                    first += rows
+
+    def _finish(
+        self, folder: Path, shards: Mapping[int, str], config: dict[str, Any], errors: Mapping[str, float]
+    ) -> Report:
+        """Copy what is left, and say what is where."""
+        files = self._checkpoint.file_of
+        rest = f"model-00001-of-{len(shards) + 1:05}.safetensors"
+        copies = [
+            Tensor(name, files[name].entries[name].dtype, files[name].raw(name)) for name in self._copied
+        ]
+        write_tensors(folder / rest, copies)
+        place: dict[str, str] = {}
+        sizes: dict[str, int] = {}
+        for shard in (rest, *shards.values()):
+            for name, entry in SafetensorsFile(folder / shard).entries.items():
+                place[name] = shard
+                sizes[shard] = sizes.get(shard, 0) + entry.end - entry.begin
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(place.items()))}
+        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        assert self._source.path is not None
+        write_configs(
+            folder, replace(self._source, config={**self._source.config, "quantization_config": config})
+        )
+        copy_tokenizer(folder, self._source.path)
+        weights = sum((weight.experts or 1) * weight.rows * weight.columns for weight in self._fitting)
+        coded = sum(size for shard, size in sizes.items() if shard != rest)
+        return Report(dict(errors), weights, 8 * coded / weights, self._kept, sum(sizes.values()))
+
+    def _config(self) -> dict[str, Any]:
+        coded = sorted(self._modules.values())
+        entries = {name: self._checkpoint.file_of[name].entries[name] for name in self._copied}
+        plain = [
+            name.removesuffix(".weight")
+            for name, entry in entries.items()
+            if name.endswith(".weight") and len(entry.shape) == 2 and "embed" not in name
+        ]
+        if not any(name.endswith("lm_head") for name in plain):
+            plain.append("lm_head")  # a tied one is a module too
+        return self._format.config(self._scheme, self._options.order, coded, sorted(plain))
+
+    def _fits(self, weight: WeightRef) -> bool:
+        return all(
+            self._format.fits(rows, weight.columns, self._scheme)
+            and self._checkpoint.name_for_codes(name) is not None
+            for one in weight.each()
+            for name, rows in one.parts
+        )
+
+    def _module(self, name: str) -> str:
+        found = self._checkpoint.name_for_codes(name)
+        assert found is not None
+        return found.removesuffix(".weight")
+
+    def _entry_size(self, name: str) -> int:
+        entry = self._checkpoint.file_of[name].entries[name]
+        return entry.end - entry.begin
+
+
+def _matrices(segment: Segment) -> list[WeightRef]:
+    """The matrices of a layer that may be quantised, each once."""
+    return list(
+        dict.fromkeys(weight for op in segment.ops for weight in op.weights if _may_be_codes(op, weight))
+    )
+
+
+def _may_be_codes(op: Op[Any], weight: WeightRef) -> bool:
+    """Not those of the ends of a model, routers, which are exact, and matrices of heads, which share tensors."""
+    multiplies = op.kind in ("linear", "experts") and weight.kind == "matrix"
+    return multiplies and weight.layer is not None and not weight.exact and weight.in_heads is None
+
+
+class _Steps:
+    def __init__(self, shown: Progress | None, total: int) -> None:
+        self._shown, self._total, self._done = shown, total, 0
+
+    def advance(self) -> None:
+        self.skip(1)
+
+    def skip(self, steps: int) -> None:
+        self._done += steps
+        if self._shown is not None:
+            self._shown(self._done, self._total)
