@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,11 @@ def write_tensors(path: Path, tensors: Sequence[Tensor]) -> None:
         }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    arrays = (memoryview(np.ascontiguousarray(one.array).reshape(-1).view(np.uint8)) for one in ordered)
-    _replace(path, [len(text).to_bytes(8, "little"), text, *arrays])
+    arrays = (np.ascontiguousarray(one.array).reshape(-1).view(np.uint8).data for one in ordered)
+    _replace(path, itertools.chain([len(text).to_bytes(8, "little"), text], arrays))
 
 
-def _replace(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+def _replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     fresh = path.with_name(path.name + ".part")
     with fresh.open("wb") as file:
         for part in parts:

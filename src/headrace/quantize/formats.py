@@ -129,7 +129,7 @@ class GPTQ:
     def config(
         self, scheme: Scheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
     ) -> dict[str, Any]:
-        skipped = {f"-:^{pattern}$": {} for pattern in module_patterns(plain, coded)}
+        skipped: dict[str, Any] = {f"-:^{pattern}$": {} for pattern in module_patterns(plain, coded)}
         return {
             "quant_method": "gptq",
             "bits": scheme.bits,

@@ -82,6 +82,7 @@ def _inverse(hessian: Tensor, damping: float) -> Tensor:
         diagonal += damping * mean
         lower, failed = torch.linalg.cholesky_ex(matrix)
         if not int(failed):
+            factor: Tensor
             factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not int(failed):
                 return factor

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace import __version__
 from headrace.errors import ConfigError, UnsupportedModel
@@ -24,7 +26,7 @@ from headrace.models.identity import weights_identity
 from headrace.models.loader import read_some
 from headrace.models.packed.folder import copy_tokenizer, write_configs
 from headrace.models.packed.header import is_packed
-from headrace.models.quantized.layout import Matrix
+from headrace.models.quantized.layout import Matrix, Method
 from headrace.models.quantized.matrices import LaidOut
 from headrace.models.quantized.methods import quantization_of, read_method
 from headrace.models.safetensors_reader import Checkpoint, SafetensorsFile
@@ -41,7 +43,6 @@ from headrace.quantize.hessians import Hessians
 from headrace.quantize.scheme import BITS, Codes, Scheme, rtn
 from headrace.quantize.walk import Segment, Walk, segments
 
-Method = Literal["rtn", "gptq"]
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in all; a step is one batch of texts through one layer."""
 _INDEX = "model.safetensors.index.json"
@@ -54,7 +55,7 @@ class QuantizeOptions:
     group: input features with a common scale, or None for all. order, damping: of gptq, as in `gptq.gptq`.
     """
 
-    method: Method = "gptq"
+    method: Literal["rtn", "gptq"] = "gptq"
     bits: int = 4
     group: int | None = 128
     symmetric: bool = True
@@ -103,16 +104,18 @@ def quantize(
     """Write the model of `source` into `folder`, which must not be there, with the matrices of its layers as codes.
 
     texts: token ids to calibrate on; without any, rtn measures nothing and gptq is refused. The embedding, the head,
-    routers, norms and biases are copied. num_threads: of torch, in the whole process. Raises ConfigError for options that do not fit the model, UnsupportedModel for
+    routers, norms and biases are copied. num_threads: of torch, in the whole process.
+
+    Raises ConfigError for options that do not fit the model, UnsupportedModel for
     one that is not stored as floats in safetensors files, CheckpointError where these cannot be used, and ModelError
     where the folder cannot be written or the model gives infinite numbers.
     """
     options.check()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
+    stored = _floats_of(source, spec)
     if options.method == "gptq" and not texts:
         raise ConfigError("gptq needs calibration texts")
-    stored = _floats_of(source, spec)
     job = _Job(source, spec, options, stored)
     if not job.targets:
         raise ConfigError(
@@ -194,7 +197,7 @@ class _Job:
             number: f"model-{at:05}-of-{len(numbers) + 1:05}.safetensors"
             for at, number in enumerate(numbers, 2)
         }
-        steps = _Steps(progress, (walk.batches if walk else 1) * (len(self.targets) + len(numbers)))
+        steps = _Steps(progress, (walk.batches if walk else 1) * (len(self.targets) + len(numbers) - 1))
         errors: dict[str, float] = {}
         for number, (segment, targets) in enumerate(zip(self._segments, self.targets, strict=True)):
             weights = read_some(self._stored, segment.weights if walk else targets, dtype=torch.float32)
@@ -213,7 +216,7 @@ class _Job:
                 errors |= done
                 if walk is not None:
                     self._read_back(path, targets, weights, method)
-            if walk is not None:
+            if walk is not None and number + 1 < len(self._segments):
                 walk.advance(weights, steps.advance)
         return self._finish(folder, shards, config, errors)
 
@@ -246,7 +249,7 @@ class _Job:
             return rtn(matrix, self._scheme)
         return gptq(matrix, hessian, self._scheme, self._options.order, self._options.damping)
 
-    def _read_back(self, path: Path, targets: Sequence[WeightRef], weights: Weights, method: Any) -> None:
+    def _read_back(self, path: Path, targets: Sequence[WeightRef], weights: Weights, method: Method) -> None:
         """Put what the file of a layer holds in the place of its weights."""
         file = SafetensorsFile(path)
         for weight in targets:
@@ -256,17 +259,8 @@ class _Job:
             for one, matrix in zip(weight.each(), matrices, strict=True):
                 first = 0
                 for name, rows in one.parts:
-                    module = self._modules[name]
-                    layout = method.layout(module)
-                    entries = {
-                        part.suffix: file.entries[module + part.suffix]
-                        for part in layout.stored(rows, weight.columns)
-                        if module + part.suffix in file.entries
-                    }
-                    found = Matrix(
-                        module, rows, weight.columns, entries, lambda suffix, of=module: file.raw(of + suffix)
-                    )
-                    matrix[first : first + rows] = torch.from_numpy(LaidOut(layout, found).floats())
+                    read = _read_matrix(file, method, self._modules[name], rows, weight.columns)
+                    matrix[first : first + rows] = torch.from_numpy(read)
                     first += rows
 
     def _finish(
@@ -324,6 +318,18 @@ class _Job:
     def _entry_size(self, name: str) -> int:
         entry = self._checkpoint.file_of[name].entries[name]
         return entry.end - entry.begin
+
+
+def _read_matrix(
+    file: SafetensorsFile, method: Method, module: str, rows: int, columns: int
+) -> NDArray[np.float32]:
+    layout = method.layout(module)
+    assert layout is not None
+    names = {part.suffix: module + part.suffix for part in layout.stored(rows, columns)}
+    entries = {suffix: file.entries[name] for suffix, name in names.items() if name in file.entries}
+    return LaidOut(
+        layout, Matrix(module, rows, columns, entries, lambda suffix: file.raw(names[suffix]))
+    ).floats()
 
 
 def _matrices(segment: Segment) -> list[WeightRef]:

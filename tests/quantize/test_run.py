@@ -1,0 +1,254 @@
+"""Quantising whole models: what the readers find, resumption, families, and one sentence where it cannot be done."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from headrace.cli import main
+from headrace.errors import HeadraceError
+from headrace.models.config_reader import ConfigReader
+from headrace.models.loader import load_weights
+from headrace.models.quantized.layout import Matrix
+from headrace.models.quantized.methods import read_method
+from headrace.models.safetensors_reader import SafetensorsFile
+from headrace.models.source import resolve_model
+from headrace.models.stored import stored_spec
+from headrace.quant.coded import dequantize
+from headrace.quantize.files import write_tensors
+from headrace.quantize.formats import FORMATS, module_patterns
+from headrace.quantize.gptq import gptq
+from headrace.quantize.run import QuantizeOptions, Report, quantize
+from headrace.quantize.scheme import Scheme, rtn
+from tests.places import TALE
+from tests.tiny_checkpoint import CONFIGS, RECURRENT, write
+
+TEXTS = [tuple((7 * text + 3 * at * at) % 2000 for at in range(24 + text)) for text in range(4)]
+
+
+def made(model: str, folder: Path, texts: list[tuple[int, ...]] = TEXTS, **options: Any) -> Report:
+    source = resolve_model(model)
+    chosen = QuantizeOptions(**{"group": 32, "format": "gptq", **options})
+    return quantize(source, stored_spec(source), chosen, texts, folder, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    write(folder, CONFIGS["mistral"] | {"num_hidden_layers": 2})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TALE / name, folder)
+    return str(folder)
+
+
+def matrices(model: str) -> Mapping[str, torch.Tensor]:
+    source = resolve_model(model)
+    found = load_weights(source, stored_spec(source), dtype=torch.float32).matrices
+    return {name: one.weight for name, one in found.items() if isinstance(one.weight, torch.Tensor)}
+
+
+@pytest.mark.parametrize(
+    ("format", "bits", "group", "symmetric", "order", "scale"),
+    [
+        ("compressed-tensors", 4, 32, True, None, "f16"),
+        ("compressed-tensors", 4, 16, False, "group", "bf16"),
+        ("compressed-tensors", 8, None, False, None, "bf16"),
+        ("gptq", 2, 16, True, None, "f16"),
+        ("gptq", 3, 32, False, "group", "f16"),
+        ("gptq", 4, 32, False, "static", "f16"),
+        ("gptq", 8, None, True, "static", "f16"),
+    ],
+)
+def test_readers_find_the_weights_that_were_computed(
+    format: str, bits: int, group: int | None, symmetric: bool, order: Literal["static", "group"] | None,
+    scale: Literal["f16", "bf16"], tmp_path: Path,
+) -> None:  # fmt: skip
+    generator = torch.Generator().manual_seed(bits)
+    weight, x = (torch.randn(64, 96, generator=generator) for _ in range(2))
+    form = FORMATS[format]
+    scheme = Scheme(bits, group, symmetric, scale=scale, least_zero=form.least_zero)
+    codes = gptq(weight, x.T @ x, scheme, order)
+    write_tensors(tmp_path / "one.safetensors", form.tensors("m", codes))
+    file = SafetensorsFile(tmp_path / "one.safetensors")
+    method = read_method(format, ConfigReader(form.config(scheme, order, ["m"], ["head"])))
+    layout = method.layout("m")
+    assert layout is not None and method.layout("head") is None
+    stored = layout.stored(64, 96)
+    entries = {
+        part.suffix: file.entries["m" + part.suffix] for part in stored if "m" + part.suffix in file.entries
+    }
+    assert len(entries) == len(file.entries)
+    assert all(entries[part.suffix].shape in (part.shapes or ()) for part in stored if part.suffix in entries)
+    found = dequantize(layout.decode(Matrix("m", 64, 96, entries, lambda suffix: file.raw("m" + suffix))))
+    np.testing.assert_array_equal(found, codes.dequantize().numpy())
+
+
+def test_a_model_is_what_rounding_its_matrices_gives(tiny: str, tmp_path: Path) -> None:
+    report = made(tiny, tmp_path / "out", method="rtn", bits=4)
+    before, after = matrices(tiny), matrices(str(tmp_path / "out"))
+    scheme = Scheme(4, 32, least_zero=1)
+    assert after.keys() == before.keys() and set(report.errors) == {
+        name for name in before if name[0].isdigit()
+    }
+    for name, weight in before.items():
+        expected = rtn(weight, scheme).dequantize() if name in report.errors else weight
+        assert torch.equal(after[name], expected), name
+    assert 0.01 < max(report.errors.values()) < 0.2 and 4.5 < report.bits < 5.2
+    assert not report.kept and not list(tmp_path.glob(".*"))
+
+
+def test_later_layers_make_up_for_earlier_ones(tiny: str, tmp_path: Path) -> None:
+    """Each layer is calibrated on what the quantised layers before it give; without calibration nothing runs."""
+    first = made(tiny, tmp_path / "a", method="gptq", bits=3)
+    rounded = made(tiny, tmp_path / "b", method="rtn", bits=3)
+    blind = made(tiny, tmp_path / "c", [], method="rtn", bits=3)
+    assert sum(first.errors.values()) < sum(rounded.errors.values())
+    same = matrices(str(tmp_path / "b")), matrices(str(tmp_path / "c"))
+    assert all(torch.equal(one, same[1][name]) for name, one in same[0].items())
+    assert blind.errors.keys() == rounded.errors.keys()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_killed_run_goes_on_and_gives_the_same_files(step: int, tiny: str, tmp_path: Path) -> None:
+    def run(folder: Path, stop: int | None = None, texts: list[tuple[int, ...]] = TEXTS) -> int:
+        source, steps = resolve_model(tiny), 0
+
+        def shown(done: int, total: int) -> None:
+            nonlocal steps
+            assert done <= total
+            steps += 1
+            if steps == stop:
+                raise Killed
+
+        options = QuantizeOptions(group=32, format="gptq")
+        quantize(source, stored_spec(source), options, texts, folder, shown, num_threads=1)
+        return steps
+
+    run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(tmp_path / "cut", step)
+    unfinished = tmp_path / ".cut.unfinished"
+    (unfinished / "model-00002-of-00003.safetensors.part").write_bytes(b"half")
+    assert not (tmp_path / "cut").exists() and unfinished.exists()
+    run(tmp_path / "cut")
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "cut").iterdir())
+    for name in names:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
+    with pytest.raises(Killed):
+        run(tmp_path / "other", step)
+    run(tmp_path / "other", texts=TEXTS[:3])  # of other texts, which nothing of the killed run fits
+    one, other = (
+        load_file(tmp_path / folder / "model-00002-of-00003.safetensors") for folder in ("whole", "other")
+    )
+    assert any(not np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_what_the_format_cannot_hold_stays_as_it_is(tiny: str, tmp_path: Path) -> None:
+    report = made(tiny, tmp_path / "out", method="rtn", group=128)
+    assert report.kept and all(name.endswith("down") for name in report.errors)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["dynamic"] and matrices(str(tmp_path / "out")).keys() == matrices(tiny).keys()
+    with pytest.raises(HeadraceError, match=r"no matrix of .* can be stored"):
+        made(tiny, tmp_path / "none", method="rtn", group=80)
+
+
+def test_patterns_of_modules_leave_others_out() -> None:
+    assert module_patterns(["a.0.b", "a.1.b"], ["a.0.c"]) == [r"a\.\d+\.b"]
+    assert module_patterns(["a.0.b", "c"], ["a.1.b"]) == [r"a\.0\.b", "c"]
+
+
+def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tiny, tmp_path / "out", method="rtn")
+    (tmp_path / "few.txt").write_text("A fox.\n\nA hen and a fox.")
+    for words, text in (
+        ([str(tmp_path / "out")], "is quantised already, with gptq"),
+        (["shape:llama-3.2-1b"], "has random weights"),
+        ([tiny, "--bits", "3"], "holds 4, 8 bits, not 3: --format gptq does"),
+        ([tiny, "--method", "rtn", "--act-order"], "rtn has no order of columns"),
+        ([tiny, "--group-size", "8"], "must be 16 to 256"),
+        ([tiny, "--group-size", "few"], "must be 16 to 256, or channel"),
+        ([tiny, "--samples", "0"], "needs calibration texts"),
+        ([tiny, "--data", str(tmp_path / "few.txt")], "holds 2 texts of 2 to 512 tokens, not 128"),
+        ([tiny, "--samples", "-1"], "between 0 and"),
+    ):
+        assert main(["quantize", *words, "-o", str(tmp_path / "new")]) == 1
+        assert text in " ".join(capsys.readouterr().err.split()), words
+    assert main(["quantize", tiny, "-o", str(tmp_path / "out"), "--method", "rtn", "--samples", "0"]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_leaves_nothing_under_the_name(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(opened: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(HeadraceError, match="cannot be written: its disk is full"):
+            made(tiny, tmp_path / "out", method="rtn")
+    assert not (tmp_path / "out").exists()
+    made(tiny, tmp_path / "out", method="rtn")
+
+
+def test_the_command_says_what_was_lost(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    words = ["--samples", "3", "--length", "32", "--group-size", "32", "--num-threads", "1"]
+    assert main(["quantize", tiny, "-o", out, *words]) == 0
+    printed = capsys.readouterr().out
+    assert "relative error of the products of each matrix" in printed and "4.5" in printed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("format", ["compressed-tensors", "gptq"])
+@pytest.mark.parametrize("family", [*CONFIGS, *RECURRENT])
+@pytest.mark.parametrize("order", [None, "group"])
+def test_every_family_hardly_moves_with_8_bits(
+    family: str, format: str, order: Literal["group"] | None, tmp_path: Path
+) -> None:
+    from headrace import LLM
+    from headrace.evaluation.documents import Document
+    from headrace.evaluation.measures import divergence
+
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", (CONFIGS | RECURRENT)[family])
+    report = made(str(tmp_path / "model"), tmp_path / "out", bits=8, group=16, format=format, order=order)
+    assert max(report.errors.values()) < 0.02
+
+    class Model:
+        vocab_size = 2048
+
+        def __init__(self, name: str) -> None:
+            self.llm = LLM(name, tokenizer="tale", dtype="float32", num_threads=1, show_progress=False)
+
+        def states(self, documents: Any) -> Any:
+            return self.llm.hidden_states([list(one) for one in documents], use_tqdm=False)
+
+        def logits(self, states: Any) -> Any:
+            return self.llm.logits(states)
+
+        def write(self, prompts: Any, tokens: int) -> Any:
+            raise NotImplementedError
+
+    found = divergence(
+        Model(str(tmp_path / "out")), Model(str(tmp_path / "model")), [Document(one) for one in TEXTS]
+    )
+    assert found.mean < 0.02, found
