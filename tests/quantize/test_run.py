@@ -61,7 +61,7 @@ def matrices(model: str) -> Mapping[str, torch.Tensor]:
     ("format", "bits", "group", "symmetric", "order", "scale"),
     [
         ("compressed-tensors", 4, 32, True, None, "f16"),
-        ("compressed-tensors", 4, 16, False, "group", "bf16"),
+        ("compressed-tensors", 4, 16, False, "static", "bf16"),
         ("compressed-tensors", 8, None, False, None, "bf16"),
         ("gptq", 2, 16, True, None, "f16"),
         ("gptq", 3, 32, False, "group", "f16"),
@@ -180,6 +180,7 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
         (["shape:llama-3.2-1b"], "has random weights"),
         ([tiny, "--bits", "3"], "holds 4, 8 bits, not 3: --format gptq does"),
         ([tiny, "--method", "rtn", "--act-order"], "rtn has no order of columns"),
+        ([tiny, "--act-order", "group"], "use --act-order static, or --format gptq"),
         ([tiny, "--group-size", "8"], "must be 16 to 256"),
         ([tiny, "--group-size", "few"], "must be 16 to 256, or channel"),
         ([tiny, "--samples", "0"], "needs calibration texts"),
@@ -218,11 +219,12 @@ def test_the_command_says_what_was_lost(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("format", ["compressed-tensors", "gptq"])
+@pytest.mark.parametrize(
+    ("format", "order"), [("compressed-tensors", "static"), ("gptq", None), ("gptq", "group")]
+)
 @pytest.mark.parametrize("family", [*CONFIGS, *RECURRENT])
-@pytest.mark.parametrize("order", [None, "group"])
 def test_every_family_hardly_moves_with_8_bits(
-    family: str, format: str, order: Literal["group"] | None, tmp_path: Path
+    family: str, format: str, order: Literal["static", "group"] | None, tmp_path: Path
 ) -> None:
     from headrace import LLM
     from headrace.evaluation.documents import Document
@@ -232,6 +234,9 @@ def test_every_family_hardly_moves_with_8_bits(
     write(tmp_path / "model", (CONFIGS | RECURRENT)[family])
     report = made(str(tmp_path / "model"), tmp_path / "out", bits=8, group=16, format=format, order=order)
     assert max(report.errors.values()) < 0.02
+    before, after = matrices(str(tmp_path / "model")), matrices(str(tmp_path / "out"))
+    for name, weight in before.items():
+        assert (after[name] - weight).norm() < 0.02 * weight.norm(), name
 
     class Model:
         vocab_size = 2048
@@ -251,4 +256,5 @@ def test_every_family_hardly_moves_with_8_bits(
     found = divergence(
         Model(str(tmp_path / "out")), Model(str(tmp_path / "model")), [Document(one) for one in TEXTS]
     )
-    assert found.mean < 0.02, found
+    # Of a random mixture some tokens go to another expert with any rounding: these move far.
+    assert found.median < 0.01 and found.mean < 0.1, found

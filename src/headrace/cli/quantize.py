@@ -62,7 +62,8 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--act-order", nargs="?", const="static", choices=("static", "group"), metavar="static|group",
         help="of gptq: columns with the largest inputs first; static: groups as they are, group: those of similar "
-        "inputs share a group, which is more exact and slower to run (default: off; without a word: static)",
+        "inputs share a group, which is more exact, slower to run, and for --format gptq (default: off; "
+        "without a word: static)",
     )  # fmt: skip
     group.add_argument(
         "--format", choices=("compressed-tensors", "gptq"), default="compressed-tensors",

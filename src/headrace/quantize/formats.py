@@ -49,7 +49,7 @@ class Format(Protocol):
 
 
 class CompressedTensors:
-    """pack-quantized, of compressed-tensors."""
+    """pack-quantized, of compressed-tensors; versions since 0.20 refuse groups that are not in the columns' order."""
 
     bits = (4, 8)
     least_zero = 0
@@ -68,8 +68,6 @@ class CompressedTensors:
         if not codes.scheme.symmetric:
             words = np.ascontiguousarray(pack(codes.zeros.numpy().T, bits).T)
             found.append(Tensor(f"{module}.weight_zero_point", "I32", words))
-        if codes.group_of is not None:
-            found.append(Tensor(f"{module}.weight_g_idx", "I32", codes.group_of.numpy().astype(np.int32)))
         return found
 
     def config(
@@ -150,14 +148,18 @@ class GPTQ:
 FORMATS: Mapping[str, CompressedTensors | GPTQ] = {"compressed-tensors": CompressedTensors(), "gptq": GPTQ()}
 
 
-def check_format(name: str, bits: int) -> None:
-    """Raises ConfigError for bits that a format cannot hold."""
+def check_format(name: str, bits: int, order: Order | None) -> None:
+    """Raises ConfigError for bits or an order of columns that a format cannot hold."""
     known = FORMATS[name].bits
     if bits not in known:
         others = [other for other, one in FORMATS.items() if bits in one.bits]
         raise ConfigError(
             f"{name} holds {', '.join(map(str, known))} bits, not {bits}"
             + (f": --format {others[0]} does" if others else "")
+        )
+    if name == "compressed-tensors" and order == "group":
+        raise ConfigError(
+            "compressed-tensors no longer holds the group of each column: use --act-order static, or --format gptq"
         )
 
 

@@ -72,7 +72,7 @@ class QuantizeOptions:
             raise ConfigError(f"the group size must be 16 to 256, or the whole row, got {self.group}")
         if self.order is not None and self.method != "gptq":
             raise ConfigError(f"{self.method} has no order of columns: that is for gptq")
-        check_format(self.format, self.bits)
+        check_format(self.format, self.bits, self.order)
 
 
 @dataclass(frozen=True, slots=True)
