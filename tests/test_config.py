@@ -32,6 +32,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "attention_sinks": {"sliding_window": 64},
     "num_speculative_tokens": {"speculative": "ngram"},
     "speculative_tree_nodes": {"speculative": "ngram"},
+    "acceptance": {"speculative": "ngram"},
 }
 
 
@@ -157,6 +158,7 @@ def test_kv_cache_memory_that_is_not_a_size(text: str) -> None:
         ({"speculative": "one,two"}, "names two models"),
         ({"num_speculative_tokens": 4}, "no meaning without speculative"),
         ({"speculative_tree_nodes": 4}, "no meaning without speculative"),
+        ({"acceptance": "typical"}, "no meaning without speculative"),
         ({"speculative": "ngram", "speculative_quantization": "int4"}, "no meaning without a draft model"),
         ({"speculative": "ngram", "kv_cache": False}, "speculative needs the KV cache"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size 2 is not available in this version"),

@@ -82,6 +82,11 @@ def test_speculation_under_vllms_names() -> None:
         assert found == ours
     old = EngineConfig.from_kwargs(model="tale", speculative_model="tale-draft", num_speculative_tokens=3)
     assert (old.speculative, old.num_speculative_tokens) == ("tale-draft", 3)
+    pasted = {"method": "ngram", "acceptance_method": "typical_acceptance_sampler"}
+    assert EngineConfig.from_kwargs(model="tale", speculative_config=pasted).acceptance == "typical"
+    rejecting: dict[str, object] = {"spec_decoding_acceptance_method": "rejection_sampler"}
+    config = EngineConfig.from_kwargs(model="tale", speculative_model="tale-draft", **rejecting)
+    assert config.acceptance == "rejection"
     for wrong, words in (
         ("ngram", "must be an object"),
         ({"method": "psychic"}, "method 'psychic' is not here"),

@@ -42,6 +42,7 @@ from headrace.runner.executor import ModelExecutor
 from headrace.runner.loading import Stored
 from headrace.runner.model import StepModel, StepSampler
 from headrace.runner.sampling.token_masks import GrammarRunner
+from headrace.speculative.accepting import samplers
 from headrace.speculative.auto import found_drafters
 from headrace.speculative.base_model import base_model
 from headrace.speculative.control import Speculation
@@ -263,7 +264,7 @@ def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | No
         prefetch=resolved.weights_from != "disk",
     )
     model = backend.load(plan.source, spec, stored, progress)
-    sampler = backend.sampler(spec.vocab_size)
+    sampler, draft_sampler = samplers(resolved.acceptance, backend.sampler(spec.vocab_size))
     tables = all_tables(resolved.kv_groups, resolved.most_segments)
     return ModelExecutor(
         model,
@@ -271,7 +272,7 @@ def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | No
         tables,
         max_seqs=resolved.max_num_seqs,
         grammars=GrammarRunner(grammars),
-        drafter=_load_drafter(plan, backend, model, sampler, tables[own:]),
+        drafter=_load_drafter(plan, backend, model, draft_sampler, tables[own:]),
         draft_groups=resolved.num_draft_groups,
         most_rows=resolved.max_num_batched_tokens,
         branches=resolved.tree_branches,

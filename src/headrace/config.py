@@ -69,7 +69,9 @@ class EngineConfig:
     is for the model; num_speculative_tokens: most tokens to draft for a sequence one after the other;
     speculative_tree_nodes: most tokens of a tree of drafts, where heads draft; 0 drafts chains;
     speculative_quantization: as `quantization`, for the draft model, which takes that of the model by default;
-    adaptive_speculation: draft as many tokens as pay, by measured acceptance and cost; False always drafts the most.
+    adaptive_speculation: draft as many tokens as pay, by measured acceptance and cost; False always drafts the most;
+    acceptance: which drafted tokens stay: "exact" are those that the model draws without drafts, bit for bit; the other
+    ways are there for comparison: "rejection" keeps the distribution alone, and "typical" does not keep that either.
 
     Raises ConfigError from the constructor for a value that is out of range or not supported in this version.
     """
@@ -116,6 +118,7 @@ class EngineConfig:
     speculative_tree_nodes: int | None = None
     speculative_quantization: str | None = None
     adaptive_speculation: bool = True
+    acceptance: str = "exact"
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -169,6 +172,10 @@ class EngineConfig:
         for name in ("num_speculative_tokens", "speculative_tree_nodes", "speculative_quantization"):
             if getattr(self, name) is not None and self.speculative is None:
                 raise ConfigError(f"{name} has no meaning without speculative, which names what drafts")
+        if self.acceptance != "exact" and self.speculative is None:
+            raise ConfigError(
+                f"acceptance {self.acceptance} has no meaning without speculative, which names what drafts"
+            )
         if (
             self.speculative_quantization is not None
             and self.speculative != AUTO
@@ -280,6 +287,7 @@ class EngineOptions(TypedDict, total=False):
     speculative_tree_nodes: int | None
     speculative_quantization: str | None
     adaptive_speculation: bool
+    acceptance: str
     tensor_parallel_size: int
 
 
@@ -308,6 +316,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "scheduling_policy": ("fcfs", "priority", "fair"),
     "preemption_victim": ("last", "cheapest"),
     "load_format": ("auto", "safetensors"),
+    "acceptance": ("exact", "rejection", "typical"),
 }
 _INT_RANGES: dict[str, tuple[int, int]] = {
     "max_model_len": (1, MAX_LENGTH),

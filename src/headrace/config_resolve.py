@@ -72,6 +72,7 @@ _PASSED: dict[str, str] = {
     "quantization": "weights keep the bits that the compute type has",
     "speculative": "nothing is drafted: each step gives a sequence one token",
     "adaptive_speculation": "as many tokens are drafted as pay, by measured acceptance and cost",
+    "acceptance": "drafts never change an answer",
     "tensor_parallel_size": "one device; more are not available in this version",
 }
 

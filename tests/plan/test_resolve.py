@@ -118,6 +118,7 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "num_speculative_tokens": (3, {"speculative": "ngram"}),
     "speculative_tree_nodes": (0, {"speculative": "ngram"}),
     "adaptive_speculation": (False, {}),
+    "acceptance": ("rejection", {"speculative": "ngram"}),
 }
 
 

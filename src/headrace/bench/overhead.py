@@ -108,6 +108,9 @@ class TimedSampler(Generic[Logits]):
     def score(self, logits: Logits, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
         return self._inner.score(logits, first, targets, k)
 
+    def row(self, logits: Logits, index: int) -> NDArray[np.float32]:
+        return self._inner.row(logits, index)
+
 
 @dataclass(slots=True)
 class Spent:

@@ -112,6 +112,12 @@ _FLAGS = (
     _Flag("speculative_tree_nodes", int, "N", "most tokens of a tree of drafts; 0 drafts chains"),
     _Flag("speculative_quantization", str, "NAME", "as --quantization, for the draft model"),
     _Flag("adaptive_speculation", None, "", "draft as many tokens as pay; off always drafts the most"),
+    _Flag(
+        "acceptance",
+        str,
+        "NAME",
+        "which drafted tokens stay: exact (as without drafts), rejection (the same distribution) or typical (neither)",
+    ),
     _Flag("tensor_parallel_size", int, "N", "devices that share each layer; 1 in this version"),
 )
 

@@ -81,6 +81,7 @@ class ResolvedConfig:
     speculative_tree_nodes: int
     speculative_quantization: str | None
     adaptive_speculation: bool
+    acceptance: str
     tensor_parallel_size: int
     reasons: tuple[tuple[str, str], ...] = field(repr=False)
     draft_model: DraftModel | None = field(default=None, repr=False)

@@ -15,6 +15,7 @@ RENAMED = {
     "kv_cache_memory_bytes": "kv_cache_memory",
     "speculative_model": "speculative",
     "speculative_model_quantization": "speculative_quantization",
+    "spec_decoding_acceptance_method": "acceptance",
 }
 """The same thing here: vLLM's name -> ours."""
 
@@ -23,6 +24,11 @@ TRANSLATED = ("speculative_config",)
 
 DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of compute types."""
+
+ACCEPTANCE = {"rejection_sampler": "rejection", "typical_acceptance_sampler": "typical"}
+"""vLLM's names of ways to decide which drafted tokens stay."""
+
+_VALUES: Mapping[str, Mapping[str, str]] = {"dtype": DTYPES, "acceptance": ACCEPTANCE}
 
 
 def _off(value: object) -> bool:
@@ -124,7 +130,7 @@ def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | N
             ours = RENAMED.get(name, name)
             if ours in kept or (ours != name and options.get(ours) is not None):
                 raise ConfigError(f"{name} and {ours} are the same option; give one of them")
-            kept[ours] = DTYPES.get(value, value) if name == "dtype" and isinstance(value, str) else value
+            kept[ours] = _VALUES.get(ours, {}).get(value, value) if isinstance(value, str) else value
         elif known.quiet(value):
             continue
         elif known.must:
@@ -140,6 +146,7 @@ _DRAFTERS = (None, "ngram", "draft_model", "eagle", "medusa", "mtp")
 _SPECULATION = {
     "num_speculative_tokens": "num_speculative_tokens",
     "quantization": "speculative_quantization",
+    "acceptance_method": "acceptance",
 }
 """Fields of vLLM's speculative_config -> options here."""
 _UNUSED = frozenset({"prompt_lookup_max", "prompt_lookup_min", "draft_tensor_parallel_size", "max_model_len"})

@@ -89,3 +89,7 @@ class StepSampler(Protocol[SamplerLogits]):
     ) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of known tokens: row first + i predicts targets[i], with the k likeliest tokens."""
         ...
+
+    def row(self, logits: SamplerLogits, index: int) -> NDArray[np.float32]:
+        """One row of logits [V], in memory that NumPy sees, valid as long as `logits`; not to be changed."""
+        ...

@@ -88,6 +88,11 @@ class NativeSampler:
         found = self._sampler.logprobs(logits, at, list(targets), [k] * len(targets))
         return tuple(TokenLogprobs(*own, tuple(top)) for own, *top in found)
 
+    def row(self, logits: NDArray[np.float32], index: int) -> NDArray[np.float32]:
+        """See `runner.model.StepSampler.row`."""
+        own: NDArray[np.float32] = logits[index]
+        return own
+
     def _logprobs(
         self,
         logits: NDArray[np.float32],

@@ -81,6 +81,11 @@ class Sampler:
         """Log-probabilities of `targets`: row first + i predicts targets[i]. See `token_logprobs`."""
         return prompt_logprobs(logits[first : first + len(targets)], targets, k)
 
+    def row(self, logits: Tensor, index: int) -> NDArray[np.float32]:
+        """See `runner.model.StepSampler.row`."""
+        own: NDArray[np.float32] = logits[index].cpu().numpy()
+        return own
+
     def _plan_for(self, rows: Sequence[SampleRow]) -> SamplingPlan:
         states = [row.state for row in rows]
         if self._plan is None or self._plan.states != states:

@@ -121,8 +121,8 @@ class SequenceState:
     """
 
     __slots__ = (
-        "bad_words", "banned", "draw", "follows_output", "matcher", "min_tokens", "num_output", "params", "rules",
-        "seed", "seen", "stop_ids", "width",
+        "__weakref__", "bad_words", "banned", "draw", "follows_output", "matcher", "min_tokens", "num_output", "params",
+        "rules", "seed", "seen", "stop_ids", "width",
     )  # fmt: skip
 
     def __init__(self, new: NewSequence, vocab_size: int, matcher: Matcher | None = None) -> None:
