@@ -96,7 +96,8 @@ def test_fields_without_an_open_state_refuse_none(name: str) -> None:
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices(name: str) -> None:
     for value in CHOICES[name]:
-        assert getattr(EngineConfig(model="tale", **{name: value}), name) == value
+        config = EngineConfig(model="tale", **{name: value, **COMPANIONS.get(name, {})})
+        assert getattr(config, name) == value
     for wrong in ("", "AUTO", "nonsense", 1, True, ["auto"], math.nan):
         text = refusal(**{name: wrong})
         assert name in text and CHOICES[name][0] in text
