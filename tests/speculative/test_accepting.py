@@ -23,7 +23,10 @@ VOCAB = 5
 Logits = NDArray[np.float32]
 PARAMS = SamplingParams(temperature=0.8, min_p=0.02, logprobs=1)
 TARGET, DRAFT = np.random.default_rng(4).standard_normal((2, VOCAB + 2, VOCAB)).astype(np.float32)
-"""Logits of two models: row 0 after the prompt, row 1 + t after token t. The last row is for what comes later."""
+"""Logits of two models that disagree: row 0 after the prompt, row 1 + t after token t, the last row later on."""
+
+LIKELY = 3
+"""A token that the target gives a probability of about 0.2 after the prompt."""
 
 
 class PlainSampler:
@@ -67,7 +70,7 @@ def run(
 ) -> list[int]:
     """The first two tokens of a sequence with two drafts, drawn by `drafter` or always the same."""
     draft: tuple[int, ...] = ()
-    for depth, fixed in enumerate((2, 0)):
+    for depth, fixed in enumerate((LIKELY, 0)):
         place = 1 + draft[-1] if draft else 0
         rows = [SampleRow(state, draft)]
         token = fixed if drafter is None else drafter.sample(DRAFT[place][None], rows).tokens[0]
@@ -92,8 +95,10 @@ def joint() -> NDArray[np.float64]:
     return np.concatenate([first[token] * distribution(TARGET[1 + token], state) for token in range(VOCAB)])
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("trials", [1200, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("drawn", "trials"),
+    [(True, 500), *(pytest.param(drawn, 20_000, marks=pytest.mark.long) for drawn in (True, False))],
+)
 def test_rejection_keeps_the_distribution(drawn: bool, trials: int) -> None:
     verifier, drafter = samplers("rejection", PlainSampler())
     pairs = [run(verifier, drafter if drawn else None, sequence(seed)) for seed in range(trials)]
@@ -125,8 +130,9 @@ def test_rejection_keeps_the_distribution_in_a_tree() -> None:
 def test_typical_acceptance_is_another_distribution() -> None:
     verifier, drafter = samplers("typical", PlainSampler())
     assert isinstance(drafter, PlainSampler)
-    first = np.array([run(verifier, drafter, sequence(seed))[0] for seed in range(1000)])
-    assert chi_square_excess(first, distribution(TARGET[0], SampleRow(sequence(0)))) > 1.0
+    shares = distribution(TARGET[0], SampleRow(sequence(0)))
+    assert 0.09 < shares[LIKELY] < 0.5  # likely enough to stay each time
+    assert {run(verifier, None, sequence(seed))[0] for seed in range(20)} == {LIKELY}
 
 
 def test_exact_acceptance_is_the_sampler_itself() -> None:
@@ -171,7 +177,7 @@ def test_a_row_that_fails_keeps_no_token() -> None:
         assert samples.tokens[1] == NO_TOKEN and samples.errors == {1: "failed"}
 
 
-@pytest.mark.parametrize("acceptance", ["rejection", "typical"])
+@pytest.mark.parametrize("acceptance", ["rejection", pytest.param("typical", marks=pytest.mark.long)])
 def test_an_engine_with_another_acceptance(acceptance: str) -> None:
     options: dict[str, Any] = {
         "num_threads": 1, "kv_cache_memory": "8MiB", "adaptive_speculation": False,

@@ -214,7 +214,7 @@ def _speculative_flags(parser: Flags) -> None:
     add_number(parser, "--batch-sizes", [1, 8], "requests at once", "B")
     add_number(parser, "--output-len", 128, "output tokens")
     parser.add_argument(
-        "--acceptance", type=float, default=None, metavar="P",
+        "--acceptance-rate", type=float, default=None, metavar="P",
         help="make each drafted token right with this probability, for models with random weights",
     )  # fmt: skip
 
@@ -224,8 +224,8 @@ def _speculative(args: argparse.Namespace) -> Prepared:
     from headrace.errors import ConfigError
 
     config = engine_config(args)
-    if args.acceptance is not None and not 0 <= args.acceptance <= 1:
-        raise ConfigError(f"--acceptance is a probability between 0 and 1, got {args.acceptance}")
+    if args.acceptance_rate is not None and not 0 <= args.acceptance_rate <= 1:
+        raise ConfigError(f"--acceptance-rate is a probability between 0 and 1, got {args.acceptance_rate}")
     for method in args.methods:  # refuses wrong names before the first model is loaded
         replace(config, speculative=method)
     cases = [
@@ -237,7 +237,7 @@ def _speculative(args: argparse.Namespace) -> Prepared:
 
     def rows(progress: Progress) -> Iterator[Row]:
         return speculative_rows(
-            config, methods=args.methods, cases=cases, acceptance=args.acceptance, repeats=args.repeats,
+            config, methods=args.methods, cases=cases, acceptance=args.acceptance_rate, repeats=args.repeats,
             progress=progress,
         )  # fmt: skip
 
@@ -255,7 +255,7 @@ MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
             examples=(
                 "",
                 " --methods ngram --workloads copy --temperatures 0 --batch-sizes 1",
-                " -m shape:tinyllama-1.1b --quantization int4 --methods shape:llama-68m --acceptance 0.8 "
+                " -m shape:tinyllama-1.1b --quantization int4 --methods shape:llama-68m --acceptance-rate 0.8 "
                 "--workloads random",
             ),
             add_flags=_speculative_flags,
