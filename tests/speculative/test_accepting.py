@@ -113,7 +113,7 @@ def test_rejection_keeps_the_distribution(drawn: bool, trials: int) -> None:
 @pytest.mark.long
 def test_rejection_keeps_the_distribution_in_a_tree() -> None:
     """The second child is what would be drawn without the first, with the same noise and a filter that moves."""
-    trials, params = 20_000, SamplingParams(temperature=0.8, top_k=3)
+    trials, params = 8000, SamplingParams(temperature=0.8, top_k=3)
     verifier, drafter = samplers("rejection", PlainSampler())
     found = []
     for seed in range(trials):
