@@ -110,10 +110,10 @@ def test_rejection_keeps_the_distribution(drawn: bool, trials: int) -> None:
     assert chi_square_excess(found, shares) < 1.0
 
 
-@pytest.mark.long
-def test_rejection_keeps_the_distribution_in_a_tree() -> None:
+@pytest.mark.parametrize("trials", [300, pytest.param(8000, marks=pytest.mark.long)])
+def test_rejection_keeps_the_distribution_in_a_tree(trials: int) -> None:
     """The second child is what would be drawn without the first, with the same noise and a filter that moves."""
-    trials, params = 8000, SamplingParams(temperature=0.8, top_k=3)
+    params = SamplingParams(temperature=0.8, top_k=3)
     verifier, drafter = samplers("rejection", PlainSampler())
     found = []
     for seed in range(trials):

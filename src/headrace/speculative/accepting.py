@@ -67,6 +67,9 @@ class _Forwarding(Generic[Logits]):
     def row(self, logits: Logits, index: int) -> NDArray[np.float32]:
         return self._sampler.row(logits, index)
 
+    def exclude(self, logits: Logits, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        self._sampler.exclude(logits, rows, tokens)
+
     def score(self, logits: Logits, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
         return self._sampler.score(logits, first, targets, k)
 
