@@ -12,16 +12,13 @@ position take other streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Words = NDArray[np.uint64]  # 32-bit words, each in 64 bits so that a product of two fits
-Array = TypeVar("Array", "NDArray[np.uint64]", "NDArray[np.int64]", "Tensor")
+Array = TypeVar("Array")  # of NumPy or torch, which is not imported here
 Quad = tuple[Array, Array, Array, Array]
 
 _ROUNDS = 10
@@ -43,10 +40,13 @@ def philox4x32(counter: Quad[Array], key: tuple[Array, Array]) -> Quad[Array]:
 
     Each array, of NumPy (uint64 or int64) or torch (int64), holds one 32-bit word of every counter, key or result.
     """
-    c0, c1, c2, c3 = counter
+    c0: Any
+    c1: Any
+    c2: Any
+    c3: Any
     k0: Any
     k1: Any
-    k0, k1 = key
+    (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(_ROUNDS):
         even: Any = c0 * _EVEN  # in int64 it may wrap around, which leaves both halves as they are
         odd: Any = c2 * _ODD
