@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,10 @@ def test_folder_without_weights(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-def test_shard_that_is_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").mkdir()
-    with pytest.raises(CheckpointError, match="cannot read"):
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX_FILE])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_regular_file(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
+    """To open a pipe would wait for ever."""
+    make(tmp_path / name)
+    with pytest.raises(CheckpointError, match="it is no regular file"):
         Checkpoint(tmp_path)

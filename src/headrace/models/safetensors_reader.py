@@ -72,6 +72,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError if the file cannot be read or its header contradicts it."""
         self.path = path
+        _check_regular(path)
         try:
             with path.open("rb") as file:
                 size = file.seek(0, 2)
@@ -238,9 +239,14 @@ def _open_shard(folder: Path, shard: str) -> SafetensorsFile:
 
 def _read_index(path: Path) -> dict[str, str]:
     """Tensor name -> shard file name. A shard is in the index's folder: a name with another folder is refused."""
-    if path.stat().st_size > MAX_HEADER_BYTES:
-        raise CheckpointError(f"{path.name} is larger than {MAX_HEADER_BYTES} bytes")
-    content = _parse_json(path.read_bytes(), path.name)
+    _check_regular(path)
+    try:
+        if path.stat().st_size > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{path.name} is larger than {MAX_HEADER_BYTES} bytes")
+        text = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    content = _parse_json(text, path.name)
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path.name} has no weight_map")
@@ -250,6 +256,12 @@ def _read_index(path: Path) -> dict[str, str]:
                 f"{path.name} places tensor {name!r:.200} in {shard!r:.200}, not a file in its folder"
             )
     return weight_map
+
+
+def _check_regular(path: Path) -> None:
+    """Raise CheckpointError for a folder, and for a pipe: to open one waits for who writes to it."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"cannot read {path}: it is no regular file")
 
 
 def _is_plain_name(shard: str) -> bool:
