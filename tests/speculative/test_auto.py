@@ -40,6 +40,14 @@ def test_a_draft_in_the_models_folder_is_taken(tmp_path: Path) -> None:
     assert found == f"ngram,{tmp_path / 'draft'}" and "the model's folder" in why
 
 
+def test_a_draft_whose_path_would_be_read_as_two_names(tmp_path: Path) -> None:
+    for folder in (tmp_path / "a,b", tmp_path / "a,b" / "draft"):
+        folder.mkdir()
+        write(folder, CONFIGS["mistral"])
+    found, why = chosen(str(tmp_path / "a,b"))
+    assert found == "ngram" and "comma" in why
+
+
 def test_heads_in_the_models_folder_are_taken_and_must_fit(tmp_path: Path) -> None:
     shutil.copytree(TALE, tmp_path / "model")
     shutil.copytree(BUNDLED / "tale-medusa", tmp_path / "model" / "draft")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from headrace import LLM, SamplingParams
 from headrace.build import assemble
 from headrace.config import EngineConfig
 from headrace.core.types import NewRequest
 from headrace.errors import ConfigError, ModelNotFound
+from headrace.models.source import BUNDLED_FOLDER
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.step import Step
 from headrace.speculative.control import Speculation
@@ -90,3 +95,20 @@ def test_a_vocabulary_with_another_padding() -> None:
 def test_a_model_that_cannot_draft_is_refused_at_once(options: dict[str, str], words: str) -> None:
     with pytest.raises((ConfigError, ModelNotFound), match=words):
         LLM("tale", show_progress=False, **options)  # type: ignore[arg-type]
+
+
+def test_tokens_that_a_smaller_table_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A draft model with less padding reads another token in their place, and drafts on, for its neighbours too."""
+    size = 2000
+    shutil.copytree(BUNDLED_FOLDER / "tale-draft", tmp_path / "small")
+    tensors = load_file(tmp_path / "small" / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    save_file(tensors | {name: tensors[name][:size].clone()}, tmp_path / "small" / "model.safetensors")
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    (tmp_path / "small" / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+    greedy = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, allowed_token_ids=(30, 31, 2047))
+    requests = [NewRequest("a", (2047, 20, 2000, 21), greedy), NewRequest("b", (30, 31), greedy)]
+    outputs, _ = drive(requests, speculative=str(tmp_path / "small"))
+    ended = [one for one in outputs if one.stats is not None]
+    assert len(ended) == 2 and all(one.stats.num_drafted for one in ended)
+    assert not caplog.records

@@ -27,6 +27,11 @@ def found_drafters(source: ModelSource, spec: ModelSpec) -> tuple[str, str]:
         return f"{NGRAM},{MTP}", "the checkpoint brings a layer that predicts further tokens"
     folder = source.path
     if folder is not None and (folder / DRAFT_FOLDER / "config.json").is_file():
+        if "," in str(folder):
+            return (
+                NGRAM,
+                f"the path of the folder {DRAFT_FOLDER} holds a comma, which stands between drafters",
+            )
         return f"{NGRAM},{folder / DRAFT_FOLDER}", f"the model's folder has one named {DRAFT_FOLDER}"
     if folder is not None and folder.parent == BUNDLED_FOLDER and folder.name in BUNDLED_DRAFTERS:
         name = BUNDLED_DRAFTERS[folder.name]

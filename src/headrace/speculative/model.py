@@ -67,6 +67,7 @@ class ModelMethod:
         self.model, self._sampler, self._vocab_size = model, sampler, vocab_size
         self._tables = tuple(tables)
         self._max_tokens = max_tokens
+        self._narrow = model.vocab_size < vocab_size
         self._progress: dict[int, _Progress] = {}
 
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
@@ -128,7 +129,7 @@ class ModelMethod:
         work, offset = [], 0
         for piece in pieces:
             one = sequences[piece.at]
-            work.append(SeqSlice(one.request_id, piece.tokens, piece.start, sample=False))
+            work.append(SeqSlice(one.request_id, self._readable(piece.tokens), piece.start, sample=False))
             offset += len(piece.tokens)
             known = len(one.tokens) + len(drafts[piece.at])
             if len(drafts[piece.at]) < lengths[piece.at] and piece.start + len(piece.tokens) == known:
@@ -149,6 +150,13 @@ class ModelMethod:
             if len(drafts[at]) < lengths[at]:
                 going.append(at)
         return going
+
+    def _readable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens, with the first one of all in place of those that its own table lacks: drafts are worse there."""
+        if not self._narrow:
+            return tokens
+        size = self.model.vocab_size
+        return tuple(token if token < size else 0 for token in tokens)
 
 
 @record
