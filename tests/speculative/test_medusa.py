@@ -72,6 +72,16 @@ def test_heads_with_a_matrix_of_their_own_use_it() -> None:
     assert np.allclose(shared[second : second + 3, :4], after, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_overflow_warn_nobody() -> None:
+    """numpy would write a line of code to the server's log."""
+    weight, nothing = np.diag([-300.0, 1.0]).astype(np.float32), np.zeros(2, dtype=np.float32)
+    heads = MedusaHeads((((weight, nothing),),), (np.eye(2, dtype=np.float32),))
+    method = MedusaMethod(heads, None, None, "heads")  # type: ignore[arg-type]
+    ((logits, _),) = method._logits(np.ones((1, 2), dtype=np.float32), 1)
+    assert np.allclose(logits, [[1.0, 1.0 + 1.0 / (1.0 + np.exp(-1.0))]], atol=1e-5)
+
+
 def test_the_plan_counts_them(folder: Path) -> None:
     plain = survey(EngineConfig("tale", kv_cache_memory="4MiB")).ledger
     found = survey(EngineConfig("tale", speculative=str(folder), kv_cache_memory="4MiB")).ledger

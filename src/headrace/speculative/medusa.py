@@ -128,6 +128,7 @@ class MedusaMethod:
             nodes.append(node)
         return Proposal(tuple(tokens), 0, () if trees.is_chain(parents) else tuple(parents), tuple(nodes))
 
+    @np.errstate(over="ignore", invalid="ignore")  # whatever comes of it, drafts can only be wrong
     def _logits(self, states: NDArray[np.float32], count: int) -> list[tuple[Any, int]]:
         """Of each of the first `count` heads: logits, and which row of them is the first sequence's."""
         after = [self._after_blocks(head, states) for head in range(count)]
