@@ -89,12 +89,18 @@ def test_speculation_under_vllms_names() -> None:
     assert config.acceptance == "rejection"
     for wrong, words in (
         ("ngram", "must be an object"),
+        ("auto", "must be an object"),
         ({"method": "psychic"}, "method 'psychic' is not here"),
         ({"num_speculative_tokens": 3}, "names neither"),
         ({"method": "ngram", "acceptance": 1}, "'acceptance' is not supported"),
     ):
         with pytest.raises(ConfigError, match=words):
             EngineConfig.from_kwargs(model="tale", speculative_config=wrong)
+    for ours in ({"speculative": "tale-draft"}, {"num_speculative_tokens": 4}):
+        with pytest.raises(ConfigError, match="are the same option"):
+            EngineConfig.from_kwargs(
+                model="tale", speculative_config={"method": "ngram", "num_speculative_tokens": 3}, **ours
+            )
     assert EngineConfig.from_kwargs(model="tale", speculative_config=None).speculative is None
 
 

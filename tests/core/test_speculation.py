@@ -161,6 +161,28 @@ def test_preemption_forgets_drafts() -> None:
     engine.drain()
 
 
+@pytest.mark.parametrize("draft", [(0, 4), (2, 2)])
+def test_no_draft_delays_a_prompt_that_waits(draft: tuple[int, int]) -> None:
+    engine = driver(draft=draft, chunked_prefill=False, max_num_batched_tokens=16)
+    engine.add(new("a", 4, max_tokens=40))
+    for _ in range(2):
+        engine.step()
+    engine.add(new("b", 14, max_tokens=2))
+    parts = work(engine, engine.step())
+    assert len(parts["b"].tokens) == 14 and parts["a"].num_draft == 1
+    engine.drain()
+
+
+def test_a_prompt_that_cannot_join_leaves_drafts_alone() -> None:
+    engine = driver(draft=(4, 0), chunked_prefill=False, max_num_batched_tokens=16)
+    engine.add(new("a", 4, max_tokens=40))
+    for _ in range(2):
+        engine.step()
+    engine.add(new("b", 16, max_tokens=2))  # it waits for a step of its own
+    assert work(engine, engine.step())["a"].num_draft == 4
+    engine.drain()
+
+
 def steps_with(engine: Driver, **params: int) -> int:
     engine.add(new("a", 9, **params))
     engine.drain()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from headrace.core.engine import Engine
 from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
 from headrace.core.trees import Draft
-from headrace.core.types import BlockCopy, KVGroupSpec, NewRequest, Retention, TokenLogprobs
+from headrace.core.types import BlockCopy, KVGroupSpec, NewRequest, Output, Retention, TokenLogprobs
 from headrace.runner.block_tables import all_tables
 from headrace.runner.drafting import Drafted
 from headrace.runner.executor import ModelExecutor
-from headrace.runner.sampling.output import SampleOutput
+from headrace.runner.sampling.output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling.state import SampleRow
 from headrace.runner.sampling.token_masks import TokenMasks
 from headrace.runner.step import GroupTables, Step
@@ -186,6 +187,24 @@ def run(
     **changes: object,
 ) -> tuple[dict[tuple[str, int], list[tuple[int, float]]], Engine]:
     """Each completion's tokens with their log-probabilities."""
+    outputs, engine = outputs_of(kind, drafter, requests, branches, **changes)
+    found: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for output in outputs:
+        assert output.error is None
+        own = found.setdefault((output.request_id, output.index), [])
+        own += [(one.token, one.logprob) for one in output.logprobs]
+    return found, engine
+
+
+def outputs_of(
+    kind: str,
+    drafter: Trees | None,
+    requests: Sequence[NewRequest],
+    branches: int = BRANCHES,
+    sampler: Greedy | None = None,
+    **changes: object,
+) -> tuple[list[Output], Engine]:
+    """All outputs, in order."""
     groups = GROUPS[kind]
     config = SchedulerConfig(**{  # type: ignore[arg-type]
         "max_num_seqs": 4, "max_num_batched_tokens": 30, "max_model_len": 90, "vocab_size": VOCAB,
@@ -194,7 +213,7 @@ def run(
     engine = Engine(config, groups)
     executor = ModelExecutor(
         Model(groups),
-        Greedy(),
+        sampler or Greedy(),
         all_tables(groups, 4 + branches),
         max_seqs=4,
         drafter=drafter,
@@ -202,14 +221,11 @@ def run(
     )
     for request in requests:
         engine.add(request, 0.0)
-    found: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    found: list[Output] = []
     for _ in range(2000):
         if not engine.has_work:
             break
-        for output in engine.finish(executor.execute(engine.begin(0.0)), 0.0):
-            assert output.error is None
-            own = found.setdefault((output.request_id, output.index), [])
-            own += [(one.token, one.logprob) for one in output.logprobs]
+        found += engine.finish(executor.execute(engine.begin(0.0)), 0.0)
     assert not engine.has_work
     return found, engine
 
@@ -255,6 +271,48 @@ def test_branches_for_which_there_is_no_scratch_are_not_verified(branches: int) 
     right = {prompt: [*prompt, *(token for token, _ in plain["r0", 0])]}
     found, engine = run("full", Trees(right, seed=3), asked(1), branches)
     assert found == plain and engine.stats().scheduler.accepted_tokens > 0
+
+
+class FailsAt(Greedy):
+    """It cannot choose the token at output position 9."""
+
+    def sample(
+        self, logits: NDArray[np.float32], rows: Sequence[SampleRow], at: Sequence[int] | None = None,
+        masks: TokenMasks | None = None,
+    ) -> SampleOutput:  # fmt: skip
+        found = super().sample(logits, rows, at, masks)
+        bad = [index for index, row in enumerate(rows) if row.position == 9]
+        for index in bad:
+            found.tokens[index] = NO_TOKEN
+        return SampleOutput(found.tokens, found.logprobs, dict.fromkeys(bad, "nothing is left"))
+
+
+class Chains(Trees):
+    """Proposes what will follow."""
+
+    def _draft(self, one: Drafted) -> Draft:
+        ((_, text),) = self._right.items()
+        known = len(one.tokens)
+        return tuple(text[known : known + one.room]), ()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_token_that_cannot_be_chosen_costs_none_before_it(stops: bool) -> None:
+    plain, _ = run("full", None, asked(1))
+    (request,) = asked(1)
+    text = [token for token, _ in plain["r0", 0]]
+    if stops:  # with the last token that can be chosen
+        first = text.index(text[8])
+        params = replace(request.params, stop_token_ids=(text[8],), min_tokens=first + 1 if first < 8 else 0)
+        request = replace(request, params=params)
+    seen = []
+    for drafter in (None, Chains({request.prompt: [*request.prompt, *text]}, seed=0)):
+        outputs, engine = outputs_of("full", drafter, [request], sampler=FailsAt())
+        tokens = [token for output in outputs for token in output.tokens]
+        seen.append((tokens, outputs[-1].finish_reason, outputs[-1].error))
+        assert drafter is None or engine.stats().scheduler.accepted_tokens >= 5
+    assert seen[0] == seen[1] and seen[0][0] == text[:9]
+    assert seen[0][2] == (None if stops else "nothing is left")
 
 
 def test_a_drafter_gets_the_state_of_the_accepted_token() -> None:

@@ -233,10 +233,23 @@ class Scheduler:
             self._memory_short = False
 
     def _left_for_drafts(self, budget: int) -> int:
-        """Tokens of a step that running sequences do not need for what they know: no draft delays another sequence."""
+        """Tokens of a step that sequences do not need for what they know, be they running or next to join: no draft
+        delays another sequence."""
         if not any(request.draft for request in self.running):
             return 0
-        return max(0, budget - sum(len(request.tokens) - request.num_computed for request in self.running))
+        needed = sum(len(request.tokens) - request.num_computed for request in self.running)
+        head = self.waiting.head()
+        may_join = self.config.batching is Batching.CONTINUOUS or self._batch_room
+        if (
+            head is not None
+            and may_join
+            and len(self.running) < self.config.max_num_seqs
+            and not self._memory_short
+        ):
+            due = len(head.tokens)
+            if self.config.chunked_prefill or needed + due <= budget:
+                needed += due
+        return max(0, budget - needed)
 
     def _grant_running(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
         count = self._tokens_due(request, budget)

@@ -123,7 +123,10 @@ def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | N
     kept: dict[str, object] = {}
     ignored: list[str] = []
     options = dict(options)
-    options.update(_speculation(options.pop("speculative_config", None)))
+    for name, value in _speculation(options.pop("speculative_config", None)).items():
+        if options.get(name) is not None:
+            raise ConfigError(f"speculative_config and {name} are the same option; give one of them")
+        options[name] = value
     for name, value in options.items():
         known = ACCEPTED.get(name)
         if known is None:
@@ -154,7 +157,7 @@ _UNUSED = frozenset({"prompt_lookup_max", "prompt_lookup_min", "draft_tensor_par
 
 def _speculation(config: object) -> dict[str, object]:
     """Options in place of vLLM's speculative_config. Raises ConfigError for a method that is not here."""
-    if _off(config):
+    if not config:
         return {}
     if not isinstance(config, Mapping):
         raise ConfigError("speculative_config must be an object with named fields, such as method and model")

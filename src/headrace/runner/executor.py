@@ -423,11 +423,14 @@ def _emit(
     path: Sequence[int],
     prompt: tuple[TokenLogprobs, ...],
 ) -> SliceResult:
-    """The tokens of one slice, those of the samples `path`."""
+    """The tokens of one slice, those of the samples `path`. They end before one that could not be chosen: the next step
+    fails with it, unless what came before has ended the sequence."""
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
     for at in path:
         token = samples.tokens[at]
+        if token == NO_TOKEN and tokens:
+            break
         if token == NO_TOKEN:
             return SliceResult(work.request_id, error=samples.errors[at])
         tokens.append(token)
