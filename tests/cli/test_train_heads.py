@@ -63,6 +63,7 @@ def test_heads_of_given_texts(
     section = json.loads((out / "config.json").read_text())["headrace_heads"]
     assert section["training"]["text"] == "given" and section["training"]["heldout_tokens"] > 50
     assert sorted(path.name for path in tmp_path.iterdir()) == ["heads", "texts.txt"]
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # a server of another user reads both
     with pytest.raises(ConfigError, match="has hidden_size 64; tale has 256"):
         loaded("tale", out)
 

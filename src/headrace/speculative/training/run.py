@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,6 +242,7 @@ def _save(
     }  # fmt: skip
     (folder / "config.json").write_text(_pretty({SECTION: section}) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "np"})
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # it is for its owner alone
     return done
 
 
