@@ -102,7 +102,7 @@ class Churn:
         try:
             if kind == "leaves":
                 try:
-                    async with asyncio.timeout(rng.random() * 1.5):
+                    async with asyncio.timeout(1.5 * 0.01 ** rng.random()):  # before or after the answer
                         await connection.ask(request, events)
                 except TimeoutError:
                     return "left"

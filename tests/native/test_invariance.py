@@ -149,7 +149,7 @@ def depends_on_rows(executor: Executor) -> Executor:
     assert isinstance(executor, ModelExecutor)
     model = executor.model
     assert isinstance(model, NativeDecoder)
-    groups = [table._group for table in executor._tables]
+    groups = [table.group for table in executor._tables]
     kernels, team = _native.Kernels("portable"), _native.Team(1)
     source = resolve_model("tale")
     weights = load_packed(

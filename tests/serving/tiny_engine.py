@@ -72,7 +72,8 @@ class TinyExecutor:
                 results.append(_pooled(work, pool))
                 continue
             logprobs, prompt_logprobs = self._params[work.request_id]
-            tokens = self._verified(work) if work.sample else ()
+            found = self._verified(work)
+            tokens = found if work.sample else ()
             results.append(
                 SliceResult(
                     work.request_id,

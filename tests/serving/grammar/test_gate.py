@@ -114,7 +114,9 @@ def test_outputs_follow_their_grammars_and_bad_grammars_are_refused(tokenizer: T
 def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(tokenizer: Tokenizer) -> None:
     async def body(client: ProcessClient) -> None:
         ambiguous = Grammar("lark", 'start: e\ne: e e e | e e | "a" | "a" "a" | ("a" e)+\n')
-        failing = await Generation.start(client, tokenizer, request("a", ambiguous, max_tokens=400))
+        failing = await Generation.start(
+            client, tokenizer, request("a", ambiguous, max_tokens=400, ignore_eos=True)
+        )
         neighbour = asyncio.ensure_future(
             text_of(client, tokenizer, request("b", Grammar("regex", "[ab]{90}"), max_tokens=99))
         )
