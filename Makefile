@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .PHONY: help demo serve test test-long sanitize browser lint style types bench bench-peers clean native wheel interpreter
 
 BIN := .venv/bin
-WORKERS := $(shell echo $$(($$(nproc) + 1))) # servers under test wait for much of the time
+WORKERS := $(shell echo $$(($$(nproc) + 2))) # servers under test wait for much of the time
 # Each worker starts with its share of the tests, in order, so that tests of one file share their servers;
 # one that has finished takes half of what another has left.
 PARALLEL := -n $(WORKERS) --dist worksteal

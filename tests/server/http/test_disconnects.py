@@ -171,7 +171,8 @@ def test_abort_frees_blocks_within_a_step(rounds: int) -> None:
     left, aimed = churn(ENGINE_COMMAND, rounds)
     assert sum(aimed.values()) == rounds and left["any"] >= rounds
     assert {phase.value for phase in Phase} == aimed.keys() and min(aimed.values()) >= rounds // 10, aimed
-    assert all(left[phase.value] >= rounds // 40 for phase in Phase), left
+    if rounds >= 400:  # in a few rounds a phase may be over each time before its caller has left
+        assert all(left[phase.value] >= rounds // 40 for phase in Phase), left
 
 
 def test_a_leaked_block_is_noticed() -> None:
