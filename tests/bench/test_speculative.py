@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.bench.speculative import PLAIN, Case, speculative_rows
+from headrace.cli import main
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from tests import needs
@@ -59,3 +60,19 @@ def test_a_workload_of_words_needs_a_tokenizer() -> None:
                 progress=lambda text: None,
             )
         )
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "bench",
+        "speculative",
+        "-m",
+        "shape:tiny",
+        "--methods",
+        "shape:tiny",
+        "--acceptance-rate",
+        "0.9",
+    ]
+    words += ["--workloads", "random", "--temperatures", "0", "--batch-sizes", "1", "--output-len", "20"]
+    assert main([*words, "--repeats", "1", "--num-threads", "1"]) == 0
+    assert "speed-up" in capsys.readouterr().out

@@ -263,7 +263,7 @@ MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
             columns=(
                 "decode_tokens_per_s", "speedup", "predicted_speedup", "tokens_per_slice", "draft_length", "acceptance",
             ),
-            options=("methods", "workloads", "temperatures", "batch_sizes", "output_len", "acceptance"),
+            options=("methods", "workloads", "temperatures", "batch_sizes", "output_len", "acceptance_rate"),
             repeats=3,
         ),
         "latency": Kind(
