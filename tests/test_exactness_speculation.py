@@ -183,8 +183,8 @@ def alone(folders: Mapping[str, str]) -> Callable[[str, int], Run]:
 
 
 USUAL = {
-    ("both", "everything"), ("states", "everything"), ("int4", "batch mix"), ("windows", "prefix cache"),
-    ("eagle", "everything"), ("trees", "everything"),
+    ("both", "everything"), ("states", "everything"), ("windows", "prefix cache"), ("eagle", "everything"),
+    ("trees", "everything"),
 }  # fmt: skip
 
 

@@ -47,8 +47,8 @@ BLOCKS = (
 )  # fmt: skip
 
 # Block types are decoded, packed and multiplied one by one in tests/models/gguf and tests/native. Of what they share
-# here, the usual run takes blocks of 32 with and without minima, super-blocks, and a table with scales of eight bits.
-USUAL = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q4_K", "MXFP4")
+# here, the usual run takes blocks of 32, super-blocks with minima, and a table with scales of eight bits.
+USUAL = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "MXFP4")
 
 WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 """Types whose codes meet activations of 8 bits only."""

@@ -135,8 +135,9 @@ def _drafted(llm: LLM, messages: Sequence[Message], options: Mapping[str, Any]) 
     plain, drafted = (statistics.median(each[1:]) for each in rates)
     before, after = outputs
     same = "the same" if after.outputs[0].token_ids == before.outputs[0].token_ids else "ANOTHER"
+    short = f" Steps of {DEFAULT_MODEL} are so short\nthat drafting costs more than it brings: it is for larger models."
     return (
         f"\nOne story alone, drafted by the smaller {DRAFTER}: {drafted:.0f} tok/s instead of {plain:.0f}, "
         f"{drafted / plain:.2f} x, {same} story.\n{right / max(1, every):.0%} of the drafted tokens were "
-        f"right. (--speculative {DRAFTER})"
+        f"right. (--speculative {DRAFTER}){'' if drafted > plain else short}"
     )
