@@ -140,6 +140,9 @@ class Trees:
         self.hidden: dict[tuple[int, ...], float] = {}  # by the tokens that it follows
         self.beside = 0
 
+    def rests(self) -> bool:
+        return False
+
     def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
         return [self._draft(one) for one in sequences]
 

@@ -107,8 +107,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         assert len(method._histories) <= 3
         for kept in method._histories.values():
-            assert len(kept.young.tokens) + len(kept.old.tokens) < 1000 + 2 * 300
-            assert len(kept.young.places) + len(kept.old.places) < 1000 + 2 * 300
+            assert len(kept.young.tokens) + len(kept.old.tokens) <= 1000 + 2
+            assert len(kept.young.places) + len(kept.old.places) <= 1000
     told(method, 99, TEXT)
     told(method, 100, [*range(5000, 6200)])
     assert Run(method, 101, [7]).emit([*range(6000, 6004)]) == tuple(range(6004, 6012))

@@ -17,10 +17,11 @@ from headrace.core.engine import Engine
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
-from headrace.core.types import BlockCopy, KVGroupSpec, NewRequest, TokenLogprobs
+from headrace.core.types import BlockCopy, KVGroupSpec, NewRequest
 from headrace.runner.block_tables import all_tables
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.model import Logits, StepSampler
+from headrace.runner.sampling.forwarding import ForwardingSampler
 from headrace.runner.sampling.output import SampleOutput
 from headrace.runner.sampling.state import SampleRow
 from headrace.runner.sampling.token_masks import GrammarRunner, TokenMasks
@@ -83,11 +84,11 @@ class PreparedModel(Generic[Logits]):
         raise RuntimeError("a prepared model has no embeddings")
 
 
-class TimedSampler(Generic[Logits]):
+class TimedSampler(ForwardingSampler[Logits]):
     """Forwards calls and adds up their time."""
 
-    def __init__(self, inner: StepSampler[Logits]) -> None:
-        self._inner = inner
+    def __init__(self, sampler: StepSampler[Logits]) -> None:
+        super().__init__(sampler)
         self.spent_s = 0.0
 
     def sample(
@@ -98,18 +99,9 @@ class TimedSampler(Generic[Logits]):
         masks: TokenMasks | None = None,
     ) -> SampleOutput:
         start = time.perf_counter()
-        output = self._inner.sample(logits, rows, at, masks)
+        output = self._sampler.sample(logits, rows, at, masks)
         self.spent_s += time.perf_counter() - start
         return output
-
-    def exclude(self, logits: Logits, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        self._inner.exclude(logits, rows, tokens)
-
-    def score(self, logits: Logits, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
-        return self._inner.score(logits, first, targets, k)
-
-    def row(self, logits: Logits, index: int) -> NDArray[np.float32]:
-        return self._inner.row(logits, index)
 
 
 @dataclass(slots=True)

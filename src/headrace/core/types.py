@@ -162,7 +162,7 @@ class NewSequence:
     seed: int  # resolved; the randomness of output position p is a function of (seed, p) alone
     stop_ids: frozenset[int]  # ids that end the request; banned until min_tokens
     pooling: Pooling | None = None  # the vector is due with the slice that ends the prompt
-    owner: tuple[str, str] = (NO_USER, "")  # its user and cache salt: what others may be told of it
+    owner: tuple[str, str] = (NO_USER, "")  # its user and cache salt
 
 
 @record

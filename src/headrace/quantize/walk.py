@@ -93,7 +93,7 @@ class Walk:
 
     @torch.inference_mode()
     def advance(self, weights: Weights, shown: Callable[[], None] | None = None) -> None:
-        """Run the next segment, and stand behind it."""
+        """Run the next segment, and go on to the one after it."""
         later = {cache for at, cache in self._readers if at > self._at}
         for texts in self._texts:
             self._run(texts, weights, texts.values, None)

@@ -55,9 +55,13 @@ class Drafter(Protocol):
         """Whether it reads `Drafted.states`."""
         ...
 
+    def rests(self) -> bool:
+        """Whether this step needs no call of `draft`. Asked once after each step."""
+        ...
+
     def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
-        """For each sequence tokens that may follow, at most `room` of them one after the other. Called once a step,
-        with every sequence whose slice was run without a fault."""
+        """For each sequence tokens that may follow, at most `room` of them one after the other. Called after a step
+        unless the drafter rests, with every sequence whose slice was run without a fault."""
         ...
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -65,5 +69,5 @@ class Drafter(Protocol):
         ...
 
     def release(self, request_id: int) -> None:
-        """The sequence has ended, or begins anew. Unknown ones are ignored."""
+        """The sequence has ended, or starts again. Unknown ones are ignored."""
         ...

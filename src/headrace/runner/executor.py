@@ -109,7 +109,10 @@ class ModelExecutor(Generic[Logits]):
                 failed.append(SliceResult(work.request_id, error=error))
         done = self._run(slices) if slices else []
         if self.drafter is not None and done:
-            done = self._draft(self.drafter, slices, done)
+            for work, result in zip(slices, done, strict=True):
+                self._sequences[work.request_id].tokens += result.tokens
+            if not self.drafter.rests():
+                done = self._draft(self.drafter, slices, done)
         return StepResult(plan.step_id, (*failed, *done))
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -280,7 +283,6 @@ class ModelExecutor(Generic[Logits]):
         drafted, places = [], []
         for at, (work, result) in enumerate(zip(slices, results, strict=True)):
             sequence = self._sequences[work.request_id]
-            sequence.tokens += result.tokens
             if result.error is None and result.pooled is None and sequence.pool is None:
                 drafted.append(_drafted(work, sequence, result, self._hidden.get(work.request_id)))
                 places.append(at)

@@ -1,6 +1,6 @@
 """Samplers that decide about drafts as the literature does, see `acceptance`: only where a configuration asks for it.
 
-Whoever verifies drafts keeps those that equal what was sampled. So a decision is put into effect by changing the
+The executor keeps the drafts that equal what was sampled. So a decision is put into effect by changing the
 samples: at each drafted token that stays, the sample before it becomes that token. Neither executor nor drafters know
 which way is in use.
 """
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Generic
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.types import TokenLogprobs
 from headrace.runner.model import Logits, StepSampler
 from headrace.runner.sampling.distribution import distribution
+from headrace.runner.sampling.forwarding import ForwardingSampler
 from headrace.runner.sampling.output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling.randomness import uniforms
 from headrace.runner.sampling.state import SampleRow, SequenceState
@@ -58,23 +57,7 @@ class DraftOdds:
         return odds if output == row.state.num_output and token == row.assumed[-1] else None
 
 
-class _Forwarding(Generic[Logits]):
-    """A sampler by way of another one."""
-
-    def __init__(self, sampler: StepSampler[Logits]) -> None:
-        self._sampler = sampler
-
-    def row(self, logits: Logits, index: int) -> NDArray[np.float32]:
-        return self._sampler.row(logits, index)
-
-    def exclude(self, logits: Logits, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        self._sampler.exclude(logits, rows, tokens)
-
-    def score(self, logits: Logits, first: int, targets: Sequence[int], k: int) -> tuple[TokenLogprobs, ...]:
-        return self._sampler.score(logits, first, targets, k)
-
-
-class DraftSampler(_Forwarding[Logits]):
+class DraftSampler(ForwardingSampler[Logits]):
     """Draws drafts as the sampler that it is given does, and notes what each was drawn from."""
 
     def __init__(self, sampler: StepSampler[Logits], odds: DraftOdds) -> None:
@@ -97,7 +80,7 @@ class DraftSampler(_Forwarding[Logits]):
         return samples
 
 
-class AcceptingSampler(_Forwarding[Logits]):
+class AcceptingSampler(ForwardingSampler[Logits]):
     """Samples as the sampler that it is given does, and where a sequence has drafts, decides which of them stay.
 
     With `odds`, by rejection sampling: tokens are distributed as without drafts. Without, by typical acceptance: they

@@ -25,7 +25,7 @@ PROBE_FIRST, PROBE_LAST = 32, 512
 """Steps without a draft after which one is tried: at first, and at most, as each try that does not pay doubles them."""
 IDLE_AFTER = 16
 """Steps without a draft after which a model that could draft reads no more prompts."""
-LOOK_EVERY = 8
+LOOK_EVERY = 16
 """Then only in every so many steps is looked whether drafting pays."""
 PLAIN_EVERY = 128
 """Steps with drafts after which one goes without: what such a step costs changes as contexts grow."""
@@ -110,6 +110,14 @@ class Speculation:
     def needs_hidden(self) -> bool:
         """See `runner.drafting.Drafter`: nothing is drafted in a step that does not even look."""
         return self._reads_hidden and not (self.adaptive and self._rests())
+
+    def rests(self) -> bool:
+        """See `runner.drafting.Drafter`. Where layers draft they see every step: they need its states."""
+        if not self.adaptive or self.needs_states or not self._rests():
+            return False
+        self._since_draft += 1
+        self._left = None
+        return True
 
     def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
         entered = self._now()
@@ -208,7 +216,7 @@ class Speculation:
     def _rests(self) -> bool:
         """Whether not even to look if drafting pays: it has not for a while, and looking costs time as well."""
         idle = self._since_draft > IDLE_AFTER and not self._wants_probe()
-        return idle and self._since_draft % LOOK_EVERY > 0
+        return idle and self._since_draft % LOOK_EVERY > 1  # two in a row: the second knows what a step cost
 
     def _wants_probe(self) -> bool:
         return self._since_draft >= self._probe_after

@@ -1,7 +1,7 @@
 """EAGLE (Li et al. 2024): a layer predicts the model's next hidden state of the last one and the token drawn from it.
 
 It reads every token once with the model's own states. Drafting goes on from states that it predicted, whose keys and
-values are written anew once the model has computed those tokens.
+values are written again once the model has computed those tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An EAGLE layer as a spec, for the plan and for whoever runs it. No torch here."""
+"""An EAGLE layer as a spec, for the plan and the runner. No torch here."""
 
 from __future__ import annotations
 

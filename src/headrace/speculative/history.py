@@ -49,9 +49,10 @@ class History:
         self.young, self.old = Outputs(), Outputs()
 
     def add(self, output: Sequence[int]) -> None:
-        for first in range(0, len(output), MOST_TOKENS // 2):
-            self.young.add(output[first : first + MOST_TOKENS // 2])
-            if len(self.young.tokens) >= MOST_TOKENS // 2:
+        part = MOST_TOKENS // 4  # a generation has at most two of them
+        for first in range(0, len(output), part):
+            self.young.add(output[first : first + part])
+            if len(self.young.tokens) >= part:
                 self.young, self.old = Outputs(), self.young
 
     def find(self, last: tuple[int, ...]) -> tuple[Outputs, int] | None:
@@ -123,7 +124,7 @@ class HistoryMethod:
         """There is no KV."""
 
     def release(self, request_id: int) -> None:
-        """Remember the output. That of a preempted sequence, which begins anew, is remembered up to there."""
+        """Remember the output. That of a preempted sequence, which starts again, is remembered up to there."""
         _, one = self._followers.pop(request_id, (None, None))
         if one is None:
             return

@@ -3,7 +3,7 @@
 Order of operations, as in vLLM: log-probabilities from the untouched logits; the mask of a grammar; allowed and
 banned tokens; bad words; min_tokens; logit_bias; repetition, then frequency and presence penalties; temperature; min_p;
 top_k; top_p; the largest sum of what is left and Gumbel noise, a function of (seed, output position, token) (see
-`randomness`). A row's token depends on that row and its sequence alone, bitwise, whatever else is in the batch.
+`randomness`). A row's token depends on that row and its sequence alone, not on the rest of the batch.
 """
 
 from __future__ import annotations

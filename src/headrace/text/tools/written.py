@@ -1,4 +1,4 @@
-"""Calls as text, in a model's own format: for chat templates that leave them to whoever fills in the messages."""
+"""Calls as text, in a model's own format: for chat templates that do not write them themselves."""
 
 from __future__ import annotations
 
