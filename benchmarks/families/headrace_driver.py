@@ -8,8 +8,7 @@ from typing import Any
 from benchmarks.families.driving import main
 from benchmarks.peers.drivers.driving import Job
 from benchmarks.peers.drivers.headrace import HeadraceEngine
-from headrace.bench.roofline import Work
-from headrace.bench.work import SliceShape, decode_shape
+from headrace.sim.work import SliceShape, Work, decode_shape
 
 
 def _run() -> None:

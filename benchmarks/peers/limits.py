@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.peers.models import spec_of
 from benchmarks.peers.work_items import Request, Sizes, requests
 from headrace.bench.roofline import Measurement, Roofline
-from headrace.bench.work import ModelWork, SliceShape, StepShape
 from headrace.program.lower import lower
+from headrace.sim.work import ModelWork, SliceShape, StepShape
 
 
 def limits(model: str, facts: Mapping[str, Any], sizes: Sizes, roofline: Roofline) -> dict[str, float]:

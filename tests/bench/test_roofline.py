@@ -14,11 +14,11 @@ from headrace.bench.roofline import (  # noqa: E402
     PRODUCTS,
     Measurement,
     Roofline,
-    Work,
     buffer_bytes,
     measure_roofline,
 )
 from headrace.plan.units import GIB, MIB  # noqa: E402
+from headrace.sim.work import Work  # noqa: E402
 
 
 def by_hand(read: float = 10e9, **peaks: float) -> Roofline:

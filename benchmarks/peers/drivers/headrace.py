@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.peers.drivers.driving import Job, main
 from benchmarks.peers.work_items import Request
 from headrace import LLM, SamplingParams
-from headrace.bench.work import model_work
 from headrace.build import EngineParts
 from headrace.core.types import NewRequest
 from headrace.plan.ledger import ledger
+from headrace.sim.work import model_work
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},

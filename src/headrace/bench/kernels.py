@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from headrace.bench.latency import Progress
 from headrace.bench.report import Label, Row
-from headrace.bench.roofline import Roofline, Work, buffer_bytes
+from headrace.bench.roofline import Roofline, buffer_bytes
 from headrace.bench.sampling import sampling_times
 from headrace.bench.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
-from headrace.bench.work import SliceShape, visible
 from headrace.core.types import Retention
 from headrace.models.packing import pack_floats
 from headrace.models.spec import KVLayout, ModelSpec
@@ -32,6 +31,7 @@ from headrace.program.lower import lower
 from headrace.program.records import Attention
 from headrace.quant.format import INPUT_ALIGN, WeightFormat
 from headrace.runner.sampling.native import NativeSampler
+from headrace.sim.work import SliceShape, Work, visible
 
 OPS = ("linear", "attention", "encode", "sample")
 DECODE_ROWS = 64

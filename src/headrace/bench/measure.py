@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.bench.work import StepShape, step_shape
 from headrace.bench.workload import Arrival
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
 from headrace.core.types import Output, RequestStats
 from headrace.errors import HeadraceError
+from headrace.sim.work import StepShape, step_shape
 
 KV_SAMPLE_EVERY = 4  # steps between two samples of the KV occupancy, because a sample costs time
 

@@ -11,13 +11,13 @@ from typing import Protocol
 from headrace.bench.latency import Progress
 from headrace.bench.measure import Measured, Step, run_workload
 from headrace.bench.report import Label, Row
-from headrace.bench.roofline import Work
 from headrace.bench.subject import Subject
 from headrace.bench.workload import fixed_lengths
 from headrace.core.executor import Executor
 from headrace.core.types import StepPlan, StepResult
 from headrace.errors import ConfigError
 from headrace.runner.executor import ModelExecutor
+from headrace.sim.work import Work
 
 OVERHEAD = "engine overhead"
 STEP = "step"

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from headrace.ops.cpu_features import detect
 from headrace.plan.hardware import this_machine
 from headrace.plan.units import MIB
+from headrace.sim.work import Limit, Work
 
 _native: ModuleType | None
 try:
@@ -54,44 +55,6 @@ class Measurement:
 
     def to_json(self) -> dict[str, float]:
         return {"best": self.best, "median": self.median}
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Bytes that must come from memory, and operations by type of product; a multiplication and an addition are two."""
-
-    bytes: float = 0.0
-    operations: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def all_operations(self) -> float:
-        return sum(self.operations.values())
-
-    def __add__(self, other: Work) -> Work:
-        types = {**self.operations, **other.operations}
-        added = {name: self.operations.get(name, 0.0) + other.operations.get(name, 0.0) for name in types}
-        return Work(self.bytes + other.bytes, added)
-
-    def times(self, count: float) -> Work:
-        """The same work `count` times."""
-        return Work(self.bytes * count, {name: number * count for name, number in self.operations.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The lower bound of a piece of work's time, in seconds: the larger one of the two."""
-
-    memory_s: float
-    compute_s: float
-
-    @property
-    def seconds(self) -> float:
-        return max(self.memory_s, self.compute_s)
-
-    @property
-    def bound(self) -> str:
-        """The limiting resource: "memory" or "compute"."""
-        return "memory" if self.memory_s >= self.compute_s else "compute"
 
 
 @dataclass(frozen=True, slots=True)

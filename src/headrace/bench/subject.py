@@ -8,13 +8,13 @@ from typing import Any
 
 from headrace.bench.measure import Measured, Step, percentile, run_workload
 from headrace.bench.report import Row
-from headrace.bench.roofline import Roofline, Work, measure_roofline
-from headrace.bench.work import ModelWork, model_work
+from headrace.bench.roofline import Roofline, measure_roofline
 from headrace.bench.workload import Arrival
 from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.plan.units import format_bytes
+from headrace.sim.work import ModelWork, Work, model_work
 
 
 @dataclass(slots=True)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.bench.work import ModelWork, SliceShape, decode_shape, model_work, visible
 from headrace.build import survey
 from headrace.config import EngineConfig
 from headrace.core.types import Retention
 from headrace.models.spec import KVLayout
 from headrace.quant.format import BF16, F32, WeightFormat, WeightFormats, parse_format
+from headrace.sim.work import ModelWork, SliceShape, decode_shape, model_work, visible
 
 
 def layout(window: int | None = None, sinks: int = 0) -> KVLayout:

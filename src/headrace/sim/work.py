@@ -10,24 +10,64 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from headrace.bench.roofline import Work
 from headrace.core.types import StepPlan
 from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
-from headrace.plan.ledger import Ledger, ledger
+from headrace.plan.formats import MemoryFormat
+from headrace.plan.kv import streaming_spec
 from headrace.plan.resolved import ResolvedConfig
-from headrace.plan.weights import held_bytes
+from headrace.plan.weights import held_bytes, weight_bytes
 from headrace.program.lower import lower
 from headrace.program.records import Op, Program, Rows
 from headrace.program.work import operations_per_pair, operations_per_row, touched
 
-_PRODUCT = {
-    "int8": "i8",
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-}  # by type of activations; everything else is f32
+CPU_PRODUCTS: Mapping[str, str] = MappingProxyType({"int8": "i8", "bfloat16": "bf16", "bf16": "bf16"})
+"""The type that the native kernels and torch multiply in on a CPU; everything else is f32."""
+GPU_PRODUCTS: Mapping[str, str] = MappingProxyType(
+    {"int8": "i8", "bfloat16": "bf16", "bf16": "bf16", "float16": "f16", "f16": "f16", "fp8": "fp8"}
+)
+"""The type that tensor cores multiply in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes that must come from memory, and operations by type of product; a multiplication and an addition are two."""
+
+    bytes: float = 0.0
+    operations: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def all_operations(self) -> float:
+        return sum(self.operations.values())
+
+    def __add__(self, other: Work) -> Work:
+        types = {**self.operations, **other.operations}
+        added = {name: self.operations.get(name, 0.0) + other.operations.get(name, 0.0) for name in types}
+        return Work(self.bytes + other.bytes, added)
+
+    def times(self, count: float) -> Work:
+        """The same work `count` times."""
+        return Work(self.bytes * count, {name: number * count for name, number in self.operations.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The lower bound of a piece of work's time, in seconds: the larger one of the two."""
+
+    memory_s: float
+    compute_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory_s, self.compute_s)
+
+    @property
+    def bound(self) -> str:
+        """The limiting resource: "memory" or "compute"."""
+        return "memory" if self.memory_s >= self.compute_s else "compute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +103,7 @@ class ModelWork:
     experts: of `layer_bytes`, each mixture's (bytes, experts, experts of a token): a step reads those that it needs.
     groups: each KV group's layout with the bytes of one token in it, over all of its layers.
     weight_product, attention_product: the type that products run in, as in roofline.PRODUCTS; other_products: that of
-    weights with another one, by name.
+    weights with another one, by name. spec, memory: what it was made of, for `sim.cost`, if known.
     """
 
     program: Program  # lowered with narrow=False: implementations differ in what they leave out
@@ -74,6 +114,8 @@ class ModelWork:
     attention_product: str
     other_products: Mapping[str, str] = field(default_factory=dict)
     experts: tuple[tuple[int, int, int], ...] = ()
+    spec: ModelSpec | None = None
+    memory: MemoryFormat | None = None
 
     def product(self, op: Op[Any]) -> str:
         """The type that an op with a weight multiplies in."""
@@ -132,41 +174,41 @@ def _sum_to(count: int) -> int:
 
 
 def model_work(spec: ModelSpec, resolved: ResolvedConfig) -> ModelWork:
-    """The work of a model under a config: bytes from the memory ledger, products from the types of activations."""
-    return from_ledger(spec, resolved, ledger(spec, resolved))
+    """The work of a model under a config of this machine."""
+    streaming = streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window)
+    return work_in(streaming, resolved.memory_format)
 
 
-def from_ledger(spec: ModelSpec, resolved: ResolvedConfig, memory: Ledger) -> ModelWork:
-    """`model_work` where the ledger is already known."""
-    weights = {line.name: line.bytes for line in memory.weights}
-    formats = resolved.weight_formats
+def work_in(spec: ModelSpec, memory: MemoryFormat, products: Mapping[str, str] = CPU_PRODUCTS) -> ModelWork:
+    """The work of a model whose weights and KV are stored in `memory`, on any machine.
+
+    products: the type that factors of a type are multiplied in, by the name of the compute type, of the activations
+    (`WeightFormat.activations`) or of the KV; what is missing is multiplied in f32.
+    """
     program = lower(spec, weight_names(spec), narrow=False)
-    products = {
-        weight.name: _PRODUCT.get(
-            resolved.dtype if formats is None else formats.of(weight.name).activations, "f32"
+    sizes = {part.name: part.bytes for part in weight_bytes(program, memory)}
+    multiplied = {
+        weight.name: products.get(
+            memory.dtype if memory.weights is None else memory.weights.of(weight.name).activations, "f32"
         )
         for weight in program.weights
         if weight.kind in ("matrix", "tied")
     }
-    usual = Counter(products.values()).most_common(1)[0][0]
+    usual = Counter(multiplied.values()).most_common(1)[0][0]
     mixtures = tuple(
-        (
-            sum(held_bytes(op.weights[0], resolved.memory_format).values()),
-            op.attributes.num_experts,
-            op.attributes.top_k,
-        )
+        (sum(held_bytes(op.weights[0], memory).values()), op.attributes.num_experts, op.attributes.top_k)
         for op in program.of_kind("experts")
     )
+    keys = "bfloat16" if memory.kv.dtype == "int8" else memory.kv.dtype
     return ModelWork(
         program=program,
         experts=mixtures,
-        layer_bytes=weights["attention"] + weights["feed-forward"] + weights["norms"],
-        head_bytes=weights["head"]
-        or weights["embeddings"],  # a tied head that is not packed is the embeddings
-        groups=tuple(zip(program.kv, (line.bytes for line in memory.kv_per_token), strict=True)),
+        layer_bytes=sizes["attention"] + sizes["feed-forward"] + sizes["norms"],
+        head_bytes=sizes["head"] or sizes["embeddings"],  # a tied head that is not packed is the embeddings
+        groups=tuple((layout, memory.kv.token_bytes(layout)) for layout in program.kv),
         weight_product=usual,
-        attention_product=_PRODUCT.get(
-            "bfloat16" if resolved.kv_cache_dtype == "int8" else resolved.kv_cache_dtype, "f32"
-        ),
-        other_products={name: product for name, product in products.items() if product != usual},
+        attention_product=products.get(keys, "f32"),
+        other_products={name: product for name, product in multiplied.items() if product != usual},
+        spec=spec,
+        memory=memory,
     )
