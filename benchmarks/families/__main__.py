@@ -24,6 +24,7 @@ from benchmarks.peers.work_items import Sizes
 from benchmarks.peers.workplace import DEFAULT, ROOT, Workplace
 from headrace.bench import roofline
 from headrace.bench.report import machine_facts
+from headrace.sim import work as step_work
 
 ENGINES = (
     replace(HEADRACE, driver="benchmarks.families.headrace_driver"),
@@ -144,7 +145,7 @@ def _limit_s(work: Mapping[str, Any], threads: int) -> float | None:
     machine = roofline.measure_roofline(threads=threads)
     if machine is None:
         return None
-    return machine.limit(roofline.Work(work["bytes"], work["operations"])).seconds
+    return machine.limit(step_work.Work(work["bytes"], work["operations"])).seconds
 
 
 def _parser() -> argparse.ArgumentParser:
