@@ -14,7 +14,8 @@ from headrace.config import EngineConfig
 from headrace.config_resolve import ASKED, resolve
 from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
-from headrace.plan.hardware import HARDWARE, Machine
+from headrace.plan.hardware import Machine
+from headrace.plan.hardware_table import find_hardware
 from headrace.plan.kv import kv_demands, streaming_spec
 from headrace.plan.ledger import ledger
 from headrace.plan.resolved import ResolvedConfig
@@ -156,7 +157,7 @@ def test_defaults(decide: Decide) -> None:
 
 def test_device_must_be_there(decide: Decide, make_spec: MakeSpec) -> None:
     assert "runs models on CPUs only" in refusal(decide, device="cuda")
-    gpu = HARDWARE[-1].machine()
+    gpu = find_hardware("h200").machine()
     assert resolve(EngineConfig("tale"), make_spec(), gpu).max_num_seqs == 256
     with pytest.raises(ConfigError, match="is a GPU"):
         resolve(EngineConfig("tale", device="cpu"), make_spec(), gpu)

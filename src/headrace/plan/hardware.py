@@ -1,10 +1,10 @@
-"""The machine to plan for: this one, as detected, or a well-known one, from its data sheet."""
+"""The machine to plan for: this one, as detected, or one with the devices of a data sheet (`plan.hardware_table`)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -33,53 +33,55 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A data sheet. `memory` in bytes, `bandwidth` in bytes/s, `peak` in dense FLOP/s by compute type."""
+    """The data sheet of a device, and how many of them stand in one machine.
+
+    name: as `--hardware` takes it, of one device. title: as the vendor calls it. memory: bytes of one device.
+    bandwidth: bytes/s between that memory and the device. peak: dense operations/s by the type of a product: "f32",
+    "f16", "bf16", "fp8", "i8", "int4", "fp4"; types that the device does not multiply are left out.
+    link: bytes/s in one direction between two of the devices, all links of one together; 0 where there is none.
+    watts: the most that one device draws by design. most: devices that share such links in one machine.
+    """
 
     name: str
+    title: str
     kind: DeviceKind
     memory: int
     bandwidth: float
     peak: tuple[tuple[str, float], ...]
     source: str
+    link: float = 0.0
+    watts: float | None = None
+    cores: int = 1
+    most: int = 8
+    count: int = 1
 
-    def machine(self, cores: int = 1) -> Machine:
-        """The empty device, ready to plan for."""
-        return Machine(self.kind, self.name, self.memory, self.memory, cores)
+    @property
+    def label(self) -> str:
+        """As `--hardware` takes it, with the number of devices: "4xa10g"."""
+        return self.name if self.count == 1 else f"{self.count}x{self.name}"
 
+    @property
+    def total_memory(self) -> int:
+        """Bytes of all devices."""
+        return self.memory * self.count
 
-# Decimal gigabytes, as sold; the usable memory of these cards is about that. Peaks without sparsity.
-HARDWARE: tuple[Hardware, ...] = (
-    Hardware(
-        "NVIDIA T4", "cuda", 16 * 10**9, 320e9,
-        (("float32", 8.1e12), ("float16", 65e12)),
-        "NVIDIA T4 data sheet, 2019",
-    ),
-    Hardware(
-        "NVIDIA A10", "cuda", 24 * 10**9, 600e9,
-        (("float32", 31.2e12), ("float16", 125e12), ("bfloat16", 125e12)),
-        "NVIDIA A10 data sheet, 2021",
-    ),
-    Hardware(
-        "NVIDIA L4", "cuda", 24 * 10**9, 300e9,
-        (("float32", 30.3e12), ("float16", 121e12), ("bfloat16", 121e12)),
-        "NVIDIA L4 data sheet, 2023",
-    ),
-    Hardware(
-        "NVIDIA A100 80GB SXM", "cuda", 80 * 10**9, 2039e9,
-        (("float32", 19.5e12), ("float16", 312e12), ("bfloat16", 312e12)),
-        "NVIDIA A100 data sheet, 2021",
-    ),
-    Hardware(
-        "NVIDIA H100 SXM", "cuda", 80 * 10**9, 3350e9,
-        (("float32", 67e12), ("float16", 989e12), ("bfloat16", 989e12)),
-        "NVIDIA H100 data sheet, 2023",
-    ),
-    Hardware(
-        "NVIDIA H200 SXM", "cuda", 141 * 10**9, 4800e9,
-        (("float32", 67e12), ("float16", 989e12), ("bfloat16", 989e12)),
-        "NVIDIA H200 data sheet, 2024",
-    ),
-)  # fmt: skip
+    @property
+    def total_watts(self) -> float | None:
+        """Of all devices; hosts and cooling are not counted."""
+        return None if self.watts is None else self.watts * self.count
+
+    def times(self, count: int) -> Hardware:
+        """A machine with `count` of them."""
+        return replace(self, count=count)
+
+    def peak_of(self, product: str) -> float | None:
+        """Operations/s of one device for products of that type, or None where it does not multiply it."""
+        return dict(self.peak).get(product)
+
+    def machine(self) -> Machine:
+        """One empty device, ready to plan for."""
+        return Machine(self.kind, self.title, self.memory, self.memory, self.cores)
+
 
 _UNKNOWN_MEMORY = 4 * GIB  # assumed where the system reports nothing
 

@@ -199,6 +199,8 @@ DENSE: Mapping[str, Config] = {
     "llama-2-7b": _llama((4096, 11_008, 32, 32, 32, 32_000), 4096, torch_dtype="float16"),
     "llama-2-13b": _llama((5120, 13_824, 40, 40, 40, 32_000), 4096, torch_dtype="float16"),
     "llama-2-70b": _llama((8192, 28_672, 80, 64, 8, 32_000), 4096, torch_dtype="float16"),
+    "llama-65b": _llama((8192, 22_016, 80, 64, 64, 32_000), 2048, torch_dtype="float16"),
+    "codellama-34b": _llama((8192, 22_016, 48, 64, 8, 32_000), 16_384, rope_theta=1_000_000.0),
     "llama-3.1-8b": _llama3((4096, 14_336, 32, 32, 8, 128_256), 8.0),
     "llama-3.1-70b": _llama3((8192, 28_672, 80, 64, 8, 128_256), 8.0),
     "llama-3.1-405b": _llama3((16_384, 53_248, 126, 128, 8, 128_256), 8.0),
@@ -227,6 +229,7 @@ DENSE: Mapping[str, Config] = {
     "qwen3-32b": qwen("Qwen3", (5120, 25_600, 64, 64, 8, 151_936), 40_960, tied=False),
     "mistral-nemo-12b": _mistral((5120, 14_336, 40, 32, 8, 131_072), 131_072, 1_000_000.0),
     "mistral-small-24b": _mistral((5120, 32_768, 40, 32, 8, 131_072), 32_768, 100_000_000.0),
+    "mistral-large-123b": _mistral((12_288, 28_672, 88, 96, 8, 32_768), 131_072, 1_000_000.0),
     "ministral-3-3b": _ministral3((3072, 9216, 26, 32, 8, 131_072), tied=True),
     "ministral-3-8b": _ministral3((4096, 14_336, 34, 32, 8, 131_072)),
     "internlm3-8b": shape(

@@ -9,12 +9,12 @@ from typing import Any
 from headrace.models.shapes.base import Config, qwen, shape
 
 
-def _qwen3_moe(layers: int) -> Config:
-    sizes = (2048, 6144, layers, 32, 4, 151_936)
+def _qwen3_moe(layers: int, hidden: int = 2048, heads: int = 32, wide: int = 768) -> Config:
+    sizes = (hidden, 3 * hidden, layers, heads, 4, 151_936)
     fields = {
         "num_experts": 128,
         "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
+        "moe_intermediate_size": wide,
         "norm_topk_prob": True,
     }
     return MappingProxyType({**qwen("Qwen3Moe", sizes, 40_960, tied=False), "head_dim": 128, **fields})
@@ -128,6 +128,7 @@ MIXTURES: Mapping[str, Config] = {
     "qwen3-30b-a3b": _qwen3_moe(48),
     # its first layers, for measurements
     "qwen3-30b-a3b-8l": _qwen3_moe(8),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 1536),
     "deepseek-v2-lite": _deepseek_v2_lite(27),
     "deepseek-v2-lite-4l": _deepseek_v2_lite(4),
     "deepseek-v3": _deepseek(
@@ -146,6 +147,29 @@ MIXTURES: Mapping[str, Config] = {
         norm_topk_prob=True,
         bos_token_id=0,
         eos_token_id=1,
+    ),
+    "kimi-k2": MappingProxyType(
+        {
+            **_deepseek(
+                "DeepseekV3",
+                (7168, 18_432, 61, 64, 64, 163_840),
+                1536,
+                mscale=1.0,
+                moe_intermediate_size=2048,
+                n_routed_experts=384,
+                num_experts_per_tok=8,
+                n_shared_experts=1,
+                first_k_dense_replace=1,
+                n_group=1,
+                topk_group=1,
+                routed_scaling_factor=2.827,
+                norm_topk_prob=True,
+                bos_token_id=163_584,
+                eos_token_id=163_585,
+            ),
+            "max_position_embeddings": 131_072,
+            "rope_theta": 50_000.0,
+        }
     ),
     "glm-4.7-flash": shape(
         "Glm4MoeLite",
@@ -186,6 +210,16 @@ MIXTURES: Mapping[str, Config] = {
         "Mixtral",
         (4096, 14_336, 32, 32, 8, 32_000),
         max_position_embeddings=32_768,
+        rope_theta=1_000_000.0,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+    "mixtral-8x22b": shape(
+        "Mixtral",
+        (6144, 16_384, 56, 48, 8, 32_768),
+        max_position_embeddings=65_536,
         rope_theta=1_000_000.0,
         num_local_experts=8,
         num_experts_per_tok=2,
