@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,7 @@ class FamilyCheckpoint(Checkpoint):
             for end, tensors in family.by_expert.items():
                 if name.endswith(end):
                     self._split(name, name.removesuffix(end), tensors)
+        self._arrangements = family.arranged
         self._arranged: dict[str, Arrangement] = {
             name: how for name in self._stored for end, how in family.arranged.items() if name.endswith(end)
         }
@@ -222,11 +223,27 @@ class FamilyCheckpoint(Checkpoint):
             return array.reshape(-1)
         if how == "transposed":
             return np.ascontiguousarray(array.T)
+        return np.ascontiguousarray(array[self._by_head(self._stored[name], len(array))])
+
+    def code_entry(self, name: str) -> TensorEntry | None:
+        if name not in self._arranged:
+            return self.entry(name)
+        stored = super().entry(self._stored[name])
+        return None if stored is None else replace(stored, name=name)
+
+    def codes(self, name: str) -> NDArray[Any]:
+        return super().raw(self._stored[name]) if name in self._arranged else self.raw(name)
+
+    def row_order(self, name: str, rows: int) -> Sequence[int] | None:
+        arranged = (how for end, how in self._arrangements.items() if name.endswith(end))
+        return self._by_head(name, rows) if "qkv-by-head" in arranged else None
+
+    def _by_head(self, name: str, rows: int) -> list[int]:
+        """All rows of q, then of k, then of v, of a matrix that has those of a head together."""
         heads = self._config.get("num_attention_heads", self._config.get("n_head"))
-        if not isinstance(heads, int) or heads < 1 or len(array) % (3 * heads):
+        if not isinstance(heads, int) or heads < 1 or rows % (3 * heads):
             raise CheckpointError(
-                f"tensor {self._stored[name]!r:.200} has {len(array)} rows, which q, k and v of {heads!r:.20} heads "
-                "cannot share"
+                f"tensor {name!r:.200} has {rows} rows, which q, k and v of {heads!r:.20} heads cannot share"
             )
-        order = np.arange(len(array)).reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1)
-        return np.ascontiguousarray(array[order])
+        order: list[int] = np.arange(rows).reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1).tolist()
+        return order

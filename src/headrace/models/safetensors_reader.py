@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +175,18 @@ class Checkpoint:
         """What a tensor is called in the files whose codes are to be read as the matrix of that name, its rows and
         columns in the program's order; None where no reader would find them so."""
         return name
+
+    def code_entry(self, name: str) -> TensorEntry | None:
+        """As `entry`, of a tensor of codes or of their scales: as it is stored, rows in the order of the file."""
+        return self.entry(name)
+
+    def codes(self, name: str) -> NDArray[Any]:
+        """As `raw`, of a tensor of codes or of their scales."""
+        return self.raw(name)
+
+    def row_order(self, name: str, rows: int) -> Sequence[int] | None:
+        """The stored rows of a matrix of codes in the program's order; None where they lie so."""
+        return None
 
     def paths(self) -> list[Path]:
         """The files, in order of their names."""

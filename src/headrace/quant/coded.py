@@ -6,8 +6,8 @@ Every method of quantising weights ends in a `Coded`: a code a weight, and scale
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,17 @@ class Coded:
         assert (self.zeros is None) == (self.format.zero == "none")
         assert self.zeros is None or self.zeros.shape == blocks
         assert (self.permutation is None) == (self.format.order == 0)
+
+    def rows(self, order: Sequence[int]) -> Coded:
+        """The same rows in another order. Their scales must not be those of blocks of several rows."""
+        assert self.format.rows in (1, None)
+        each = self.format.rows == 1
+        return replace(
+            self,
+            codes=np.ascontiguousarray(self.codes[order]),
+            scales=self.scales[order] if each else self.scales,
+            zeros=self.zeros[order] if each and self.zeros is not None else self.zeros,
+        )
 
     def float_scales(self) -> NDArray[np.float32]:
         """The scales as numbers, in their shape."""

@@ -18,6 +18,18 @@ from tests.models.quantized.packers import Case
 FOUR = ("llama-gqa", "mistral-window", "qwen2-full", "qwen3-full")
 """One model of each family."""
 
+MATRICES = (
+    "_proj.weight",
+    ".query_key_value.weight",
+    ".dense.weight",
+    "_to_4h.weight",
+    "4h_to_h.weight",
+    ".c_attn.weight",
+    ".c_proj.weight",
+    ".c_fc.weight",
+)
+"""What the names of a layer's matrices end with."""
+
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # whole groups of 32, and words of 3-bit codes
 
 
@@ -30,11 +42,11 @@ def quantize(folder: Path, model: Any, case: Case, seed: int = 0) -> None:
     draw = np.random.default_rng(seed)
     tensors = load_file(folder / "model.safetensors")
     state = model.state_dict()
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
-        rows, columns = tensors.pop(name).shape
+    for name in [name for name in tensors if name.endswith(MATRICES)]:
+        rows, columns = tensors.pop(name).shape[:: -1 if ".c_" in name else 1]  # GPT-2 keeps them transposed
         parts, weights = case.pack(rows, columns, draw)
         tensors |= {name.removesuffix(".weight") + suffix: part for suffix, part in parts.items()}
-        state[name].copy_(weights)
+        state[name].copy_(weights.T if ".c_" in name else weights)
     save_file(tensors, folder / "model.safetensors")
     describe(folder, quantization_config=case.config)
 

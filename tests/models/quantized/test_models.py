@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ native = needs.native()
 
 from headrace.build import Survey, survey  # noqa: E402
 from headrace.config import EngineConfig  # noqa: E402
+from headrace.errors import CheckpointError  # noqa: E402
 from headrace.models import stored  # noqa: E402
 from headrace.models.identity import weights_identity  # noqa: E402
 from headrace.models.packed_loader import load_packed  # noqa: E402
@@ -28,6 +30,7 @@ from headrace.quant.rounding import encode  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.native_kv import NativeKV  # noqa: E402
 from headrace.runner.tape import TapeLimits  # noqa: E402
+from tests.conformance.test_families import CASES as FAMILIES  # noqa: E402
 from tests.conformance.test_families import expected_logits, prompt  # noqa: E402
 from tests.models.quantized.models import FOUR, change, describe, family, quantize  # noqa: E402
 from tests.models.quantized.packers import CASES, NATIVE, gptq  # noqa: E402
@@ -104,6 +107,34 @@ def test_logits_match(name: str, method: str, tmp_path: Path) -> None:
                 ref.rows, ref.columns, gated=ref.gated, bias=bool(ref.biases)
             )
             assert loaded.matrices[ref.name].weight.nbytes == asked
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-neox", *(pytest.param(one, marks=pytest.mark.long) for one in ("bloom", "gpt2"))],
+)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "gptq-4-act-order",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("ct-int8-channel", "bnb-nf4-nested")),
+    ],
+)
+def test_codes_of_matrices_that_are_arranged_otherwise(name: str, method: str, tmp_path: Path) -> None:
+    """Others make codes of what the module multiplies with: of GPT-NeoX and Bloom q, k and v of a head together, of
+    GPT-2 the transposed matrix."""
+    case = FAMILIES[name]
+    width = {"n_embd": 64, "hidden_size": 64} if name == "gpt2" else {}  # whole groups
+    model = replace(case, fields={**case.fields, **width}).build(tmp_path)
+    quantize(tmp_path, model, CASES[method])
+    theirs = expected_logits(model, prompt())
+    assert error(logits(tmp_path, prompt(), quantization="a16"), theirs) < 1e-2
+
+
+def test_blocks_of_rows_that_are_stored_by_head(tmp_path: Path) -> None:
+    quantize(tmp_path, FAMILIES["gpt-neox"].build(tmp_path), CASES["ct-fp8-block"])
+    with pytest.raises(CheckpointError, match=r"query_key_value has its rows by head, and scales for blocks"):
+        load(tmp_path)
 
 
 def test_a_start_opens_the_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +19,14 @@ from headrace.quant.coded import Coded, dequantize
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """A `weight_files.CodedMatrix` of safetensors files, in the layout of a method."""
+    """A `weight_files.CodedMatrix` of safetensors files, in the layout of a method.
+
+    order: the stored rows in the program's order, None where they lie so.
+    """
 
     layout: Layout
     matrix: Matrix
+    order: Sequence[int] | None = None
 
     @property
     def format(self) -> CodeFormat:
@@ -33,7 +37,8 @@ class LaidOut:
         return tuple(self.matrix.entries.values())
 
     def decode(self) -> Coded:
-        return self.layout.decode(self.matrix)
+        stored = self.layout.decode(self.matrix)
+        return stored if self.order is None else stored.rows(self.order)
 
     def floats(self) -> NDArray[np.float32]:
         return dequantize(self.decode())
@@ -60,8 +65,19 @@ def find_coded(checkpoint: Checkpoint, method: Method | None, program: Program) 
         module = name.removesuffix(".weight")
         layout = method.layout(module)
         if layout is not None and not _is_plain(checkpoint, name, module + layout.codes):
-            found[name] = LaidOut(layout, _check(checkpoint, method, layout, module, rows, columns))
+            matrix = _check(checkpoint, method, layout, module, rows, columns)
+            found[name] = LaidOut(layout, matrix, _order(checkpoint, layout, matrix, name))
     return found
+
+
+def _order(checkpoint: Checkpoint, layout: Layout, matrix: Matrix, name: str) -> Sequence[int] | None:
+    order = checkpoint.row_order(name, matrix.rows)
+    if order is not None and layout.format(matrix).rows not in (1, None):
+        raise CheckpointError(
+            f"{matrix.module} has its rows by head, and scales for blocks of {layout.format(matrix).rows} rows, which "
+            "do not stay together in the order of the model; use scales a row or a group"
+        )
+    return order
 
 
 def _sizes(weight: WeightRef) -> Iterator[tuple[str, int, int]]:
@@ -101,14 +117,14 @@ def _check(
         raise CheckpointError(f"{module} cannot be stored in the layout of {method.name}: {error}") from None
     entries: dict[str, TensorEntry] = {}
     for part in parts:
-        entry = checkpoint.entry(module + part.suffix)
+        entry = checkpoint.code_entry(module + part.suffix)
         if entry is not None:
             entries[part.suffix] = _checked(entry, part)
         elif part.required:
             raise CheckpointError(
                 f"the checkpoint in {checkpoint.folder} lacks tensor {module}{part.suffix}, which {method.name} needs"
             )
-    return Matrix(module, rows, columns, entries, lambda suffix: checkpoint.raw(module + suffix))
+    return Matrix(module, rows, columns, entries, lambda suffix: checkpoint.codes(module + suffix))
 
 
 def _checked(entry: TensorEntry, part: Stored) -> TensorEntry:
