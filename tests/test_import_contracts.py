@@ -22,7 +22,6 @@ PACKAGE = Path(headrace.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bundled" not in path.parts)
 
 TORCH_FREE = ["core", "text", "serving", "server", "plan", "sim"]
-"""`sim` is named in the contract and not written yet."""
 
 # Imports inside functions are for packages that an install may lack, and for modules that need one of them.
 # What may be imported late -> why.

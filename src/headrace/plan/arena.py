@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 
 from headrace.plan.formats import MemoryFormat
-from headrace.program.placement import Encoding, Place, Type, place
+from headrace.program.placement import Call, Encoding, Place, Type, place
 from headrace.program.records import Program, WeightRef
 from headrace.quant.format import INPUT_ALIGN, PAGE, WeightFormats
 
@@ -36,6 +36,11 @@ def arena_bytes(program: Program, tokens: int, seqs: int, memory: MemoryFormat) 
 @functools.lru_cache(maxsize=8)
 def _places(program: Program, weights: WeightFormats, kv_dtype: str) -> tuple[Place, ...]:
     """All memory of a step, each once."""
+    return tuple(dict.fromkeys(out for call in calls(program, weights, kv_dtype) for out in call.outputs))
+
+
+def calls(program: Program, weights: WeightFormats, kv_dtype: str) -> tuple[Call, ...]:
+    """The calls of the tape, from the formats alone."""
 
     def read_as(weight: WeightRef) -> Encoding:
         one = weights.of(weight.name)
@@ -43,8 +48,7 @@ def _places(program: Program, weights: WeightFormats, kv_dtype: str) -> tuple[Pl
         span = (one.span or _round(weight.columns, INPUT_ALIGN)) if type == "i8" else 0
         return type, span, one.ordered
 
-    calls = place(program, read_as, "f32" if kv_dtype == "float32" else "bf16")
-    return tuple(dict.fromkeys(out for call in calls for out in call.outputs))
+    return place(program, read_as, "f32" if kv_dtype == "float32" else "bf16")
 
 
 def _place_bytes(one: Place, tokens: int) -> int:

@@ -1,0 +1,261 @@
+"""The speed of one machine, as the cost model needs it: measured by `headrace calibrate`, or from a data sheet.
+
+All rates are those of the whole machine, all of its threads together.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+from headrace.errors import ConfigError
+from headrace.plan.hardware import Hardware
+
+VERSION = 1
+"""Of the JSON; a profile of another one is measured again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Straight lines through points; proportional to the last point after it, and the first point before it.
+
+    at: rising and positive. `values`: as many, in seconds.
+    """
+
+    at: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(low < high for low, high in pairwise(self.at))
+        if not self.at or len(self.at) != len(self.values) or self.at[0] <= 0 or not rising:
+            raise ConfigError("a profile's curve needs as many values as positions, and positions that rise")
+        if not all(math.isfinite(value) and value >= 0 for value in self.values):
+            raise ConfigError("a profile's curve has a time that is no positive number")
+
+    def __call__(self, position: float) -> float:
+        at, values = self.at, self.values
+        if position <= at[0]:
+            return values[0]
+        if position >= at[-1]:
+            return values[-1] * position / at[-1]
+        high = bisect.bisect_right(at, position)
+        low = high - 1
+        share = (position - at[low]) / (at[high] - at[low])
+        return values[low] + share * (values[high] - values[low])
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """One curve for each size of a working set, in bytes, rising: times between two sizes lie between the curves, in
+    proportion to the logarithm of the size. Outside of them the nearest curve holds."""
+
+    bytes: tuple[float, ...]
+    curves: tuple[Curve, ...]
+
+    def __post_init__(self) -> None:
+        if not self.bytes or len(self.bytes) != len(self.curves) or self.bytes[0] <= 0:
+            raise ConfigError("a profile's levels need one curve for each size of a working set")
+
+    def __call__(self, working_set: float, position: float) -> float:
+        low, high, share = _between(self.bytes, working_set)
+        first = self.curves[low](position)
+        return first if low == high else first + share * (self.curves[high](position) - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """`fixed` seconds, `each` more for every unit: an element, a row, a token or a sequence."""
+
+    fixed: float = 0.0
+    each: float = 0.0
+
+    def __call__(self, units: float) -> float:
+        return self.fixed + self.each * units
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step beside the model: scheduler, arrays of the step, and the result. `token_s`: for each token
+    beyond the first one of a sequence."""
+
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCost:
+    """Seconds of drawing tokens: a call, a row, and an element of its logits."""
+
+    call_s: float = 0.0
+    row_s: float = 0.0
+    element_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCost:
+    """Seconds that the server adds: to the time to the first token of a request, and to the processor's work for each
+    request and for each token that is streamed."""
+
+    first_token_s: float = 0.0
+    request_s: float = 0.0
+    token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between devices that share a model: bytes a second of one device in one direction, seconds of one exchange."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What programs reach of a data sheet's memory bandwidth, and of its peak in products with weights and in
+    attention: shares from 0 to 1."""
+
+    memory: float = 1.0
+    products: float = 1.0
+    attention: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The speed of a machine.
+
+    memory: (bytes of a working set, bytes a second) pairs, rising in size: the last one is main memory. peaks:
+    operations a second by type of product, as in `bench.roofline.PRODUCTS`; for GPUs also "f16", "fp8" and "int4".
+    products: seconds an element of a weight matrix, by format, working set and rows. attention: seconds an element of
+    keys and values that rows visit, by type of the KV cache, working set and rows (tokens x query heads of a KV head).
+    rowwise: seconds of a call of ops without a matrix, by kind, and for each element. Where these three lack an entry,
+    `memory`, `peaks` and `reach` decide. call_s: seconds of starting one op with a matrix, or one of those that
+    `rowwise` lacks. step, samples (by setting), server: what the engine and the server add. link: between devices.
+    error: what `headrace calibrate` found on sizes that it did not fit: name -> share.
+    """
+
+    name: str
+    source: Literal["measured", "data sheet"]
+    memory: tuple[tuple[float, float], ...]
+    peaks: Mapping[str, float]
+    reach: Reach = Reach()
+    products: Mapping[str, Levels] = field(default_factory=dict)
+    attention: Mapping[str, Levels] = field(default_factory=dict)
+    rowwise: Mapping[str, Affine] = field(default_factory=dict)
+    call_s: float = 0.0
+    step: StepCost = StepCost()
+    samples: Mapping[str, SampleCost] = field(default_factory=dict)
+    server: ServerCost = ServerCost()
+    link: Link | None = None
+    error: Mapping[str, float] = field(default_factory=dict)
+    key: str = ""
+
+    def bandwidth(self, working_set: float | None = None) -> float:
+        """Bytes a second of reading a working set of so many bytes again and again; None: from main memory."""
+        if working_set is None:
+            return self.memory[-1][1]
+        low, high, share = _between([size for size, _ in self.memory], working_set)
+        first, last = self.memory[low][1], self.memory[high][1]
+        return first + share * (last - first)
+
+    def peak(self, product: str) -> float:
+        """Operations a second. A type that the machine lacks is multiplied in the next wider one that it has."""
+        for name in (product, *_WIDER.get(product, ())):
+            if name in self.peaks:
+                return self.peaks[name]
+        raise ConfigError(f"the profile of {self.name} has no peak for products of {product}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, which `from_json` reads."""
+        return {"version": VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """Raises ConfigError for anything that `to_json` did not write in this version."""
+        if not isinstance(data, Mapping) or data.get("version") != VERSION:
+            raise ConfigError(
+                "this is no profile of this version of headrace: run `headrace calibrate` again"
+            )
+        try:
+            return cls(
+                name=str(data["name"]),
+                source=data["source"],
+                memory=tuple((float(size), float(rate)) for size, rate in data["memory"]),
+                peaks={name: float(rate) for name, rate in data["peaks"].items()},
+                reach=Reach(**data["reach"]),
+                products={name: _levels(one) for name, one in data["products"].items()},
+                attention={name: _levels(one) for name, one in data["attention"].items()},
+                rowwise={name: Affine(**one) for name, one in data["rowwise"].items()},
+                call_s=float(data["call_s"]),
+                step=StepCost(**data["step"]),
+                samples={name: SampleCost(**one) for name, one in data["samples"].items()},
+                server=ServerCost(**data["server"]),
+                link=None if data["link"] is None else Link(**data["link"]),
+                error={name: float(share) for name, share in data["error"].items()},
+                key=str(data["key"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"this profile is damaged ({error!r:.80}): run `headrace calibrate` again"
+            ) from error
+
+    @classmethod
+    def of_hardware(cls, hardware: Hardware, link: Link | None = None) -> Profile:
+        """The profile of a machine that is only known by its data sheet."""
+        gpu = hardware.kind == "cuda"
+        peaks = {_PEAKS.get(name, name): rate for name, rate in hardware.peak}
+        return cls(
+            name=hardware.name,
+            source="data sheet",
+            memory=((float(hardware.memory), hardware.bandwidth),),
+            peaks=peaks,
+            reach=GPU_REACH if gpu else CPU_REACH,
+            call_s=GPU_CALL_S if gpu else CPU_CALL_S,
+            step=GPU_STEP if gpu else CPU_STEP,
+            samples={"greedy": GPU_SAMPLE if gpu else SampleCost()},
+            server=SERVER,
+            link=link,
+        )
+
+
+_WIDER: Mapping[str, tuple[str, ...]] = {
+    "int4": ("i8", "fp8", "bf16", "f16", "f32"), "i8": ("bf16", "f16", "f32"), "fp8": ("bf16", "f16", "f32"),
+    "bf16": ("f16", "f32"), "f16": ("bf16", "f32"), "f32": ("bf16", "f16"),
+}  # fmt: skip
+_PEAKS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8"}
+"""Names of types in `plan.hardware`."""
+
+GPU_REACH = Reach(memory=0.85, products=0.70, attention=0.50)
+"""Assumed for GPUs that nothing was measured on. attention: FlashAttention-2 reaches 50 to 73 % of an A100's peak (Dao
+2023, abstract); on an H100 it reaches 35 %, and FlashAttention-3 up to 75 % (Shah et al. 2024, abstract). memory and
+products: what is left of the data sheet after gaps between kernels, tails of waves and lower clocks under load."""
+CPU_REACH = Reach(memory=0.80, products=0.60, attention=0.30)
+"""Assumed likewise; `headrace calibrate` measures these."""
+GPU_CALL_S, CPU_CALL_S = 2e-6, 2e-6
+"""Assumed: the gap between two kernels of a CUDA graph, and the barrier of all threads between two ops of the tape."""
+GPU_STEP, CPU_STEP = StepCost(1e-3, 10e-6, 20e-9), StepCost(100e-6, 8e-6, 50e-9)
+"""Assumed: the scheduler here; a GPU's step also starts from the processor and copies its result back."""
+GPU_SAMPLE = SampleCost(call_s=100e-6)
+"""Assumed: several small kernels over the logits."""
+SERVER = ServerCost(first_token_s=3e-3, request_s=1e-3, token_s=20e-6)
+"""Assumed: HTTP, JSON, the tokenizer and the way between two processes."""
+
+
+def _between(sizes: Any, size: float) -> tuple[int, int, float]:
+    """The positions before and after a size, and the share of the way between them on a logarithmic scale."""
+    high = bisect.bisect_right(sizes, size)
+    if high == 0 or high == len(sizes):
+        only = min(high, len(sizes) - 1) if high == 0 else len(sizes) - 1
+        return only, only, 0.0
+    low = high - 1
+    return low, high, math.log(size / sizes[low]) / math.log(sizes[high] / sizes[low])
+
+
+def _levels(data: Mapping[str, Any]) -> Levels:
+    curves = (Curve(tuple(map(float, one["at"])), tuple(map(float, one["values"]))) for one in data["curves"])
+    return Levels(tuple(map(float, data["bytes"])), tuple(curves))
