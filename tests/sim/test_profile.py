@@ -10,15 +10,32 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.plan.hardware import HARDWARE
-from headrace.sim.profile import Affine, Curve, Levels, Link, Profile, SampleCost, ServerCost, StepCost
+from headrace.plan.hardware_table import HARDWARE
+from headrace.sim.profile import (
+    AttentionCost,
+    Curve,
+    Levels,
+    Link,
+    ProductCost,
+    Profile,
+    SampleCost,
+    ServerCost,
+    StepCost,
+)
 from headrace.sim.profile_store import profile_key, profile_path, read_profile, store_profile, this_profile
 
 FULL = Profile(
     "made", "measured", ((1e6, 9e10), (1e9, 3e10)), {"bf16": 4e11},
-    products={"int4": Levels((1e6, 1e8), (Curve((1.0, 8.0), (1e-11, 3e-11)), Curve((1.0,), (2e-11,))))},
-    attention={"int8": Levels((1e6,), (Curve((4.0,), (1e-10,)),))},
-    rowwise={"norm": Affine(1e-6, 1e-10)}, call_s=1e-6, step=StepCost(1e-4, 1e-5, 1e-8),
+    products={
+        "int4": ProductCost(
+            Levels((1e6, 1e8), (Curve((1.0, 8.0), (1e-11, 3e-11)), Curve((1.0,), (2e-11,)))), Curve((1.0,), (1e-9,))
+        )
+    },
+    attention={
+        "int8": AttentionCost(Levels((1e6,), (Curve((4.0,), (1e-10,)),)), Curve((1.0,), (1e-9,)), 1e-7, 1e-9),
+        "bf16": AttentionCost(Levels((1e6,), (Curve((4.0,), (1e-10,)),))),
+    },
+    rowwise={"norm": Curve((512.0,), (1e-6,))}, call_s=1e-6, step=StepCost(1e-4, 1e-5, 1e-8),
     samples={"greedy": SampleCost(1e-5, 1e-6, 1e-9)}, server=ServerCost(1e-3, 1e-3, 1e-5),
     link=Link(1e9, 1e-5), error={"products": 0.03}, key="here",
 )  # fmt: skip
@@ -47,9 +64,10 @@ def test_json_brings_back_the_same_profile() -> None:
         {"memory": [["x", 1]]},
         {"call_s": None},
         {"step": {"step_s": 1, "more": 2}},
-        {"products": {"int4": {"bytes": [1.0], "curves": [{"at": [2.0, 1.0], "values": [1.0, 1.0]}]}}},
-        {"products": {"int4": {"bytes": [1.0], "curves": [{"at": [1.0], "values": [float("nan")]}]}}},
-        {"products": {"int4": {"bytes": [], "curves": []}}},
+        {"rowwise": {"norm": {"at": [2.0, 1.0], "values": [1.0, 1.0]}}},
+        {"rowwise": {"norm": {"at": [1.0], "values": [float("nan")]}}},
+        {"products": {"int4": {"elements": {"bytes": [], "curves": []}, "outputs": None}}},
+        {"attention": {"int8": {"elements": {"bytes": [1.0], "curves": []}}}},
     ],
 )
 def test_damaged_profiles_are_refused(change: dict[str, Any]) -> None:
@@ -64,12 +82,13 @@ def test_a_data_sheet_is_a_profile() -> None:
     for hardware in HARDWARE:
         profile = Profile.of_hardware(hardware)
         assert profile.source == "data sheet" and profile.bandwidth() == hardware.bandwidth
-        assert profile.peak("f16") == dict(hardware.peak)["float16"]
+        assert all(profile.peak(name) == rate for name, rate in hardware.peak)
+        assert (profile.link is None) == (hardware.link == 0)
         assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
 
 
 def test_types_that_a_machine_lacks_are_multiplied_wider() -> None:
-    t4 = Profile.of_hardware(next(one for one in HARDWARE if "T4" in one.name))
+    t4 = Profile.of_hardware(next(one for one in HARDWARE if one.name == "t4"))
     assert t4.peak("bf16") == t4.peak("f16") == 65e12
     with pytest.raises(ConfigError, match="no peak"):
         replace(FULL, peaks={}).peak("bf16")

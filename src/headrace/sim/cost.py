@@ -55,30 +55,35 @@ class _Product:
     bytes: float
     format: str
     product: str
+    outputs: float
     experts: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Rowwise:
-    """An op without a matrix, over `elements` of each row."""
+    """An op without a matrix, over `elements` of each row. type: what it writes, if a matrix reads that next."""
 
     name: str
     kind: str
     rows: Rows
     elements: int
+    type: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Attends:
     """The attention of the layers of one KV group that are alike, on one device.
 
-    elements: of keys and values of a token in one layer, over the KV heads; heads: query heads of a KV head.
+    elements: of keys and values of a token in one layer, over the KV heads; heads: query heads of a KV head; width:
+    features of a query head.
     """
 
     layout: KVLayout
     layers: int
     elements: float
+    kv_heads: float
     heads: int
+    width: int
     token_bytes: float  # in one layer
     pair_operations: float  # in one layer
 
@@ -278,9 +283,10 @@ class CostModel:
     def _product_s(self, one: _Product, rows: int, working_set: float) -> float:
         used, read = self._used(one, rows)
         elements = one.elements * read
-        levels = self.profile.products.get(one.format)
-        if levels is not None:
-            return self.profile.call_s + elements * levels(working_set, used)
+        cost = self.profile.products.get(one.format)
+        if cost is not None:
+            written = 0.0 if cost.outputs is None else one.outputs * read * cost.outputs(used)
+            return self.profile.call_s + elements * cost.elements(working_set, used) + written
         reach = self.profile.reach
         memory = one.bytes * read / (self.profile.bandwidth(working_set) * reach.memory)
         compute = 2.0 * used * elements / (self.profile.peak(one.product) * reach.products)
@@ -295,9 +301,10 @@ class CostModel:
     def _rowwise_s(self, one: _Rowwise, rows: int) -> float:
         if not rows:
             return 0.0
-        known = self.profile.rowwise.get(one.kind)
-        if known is not None:
-            return known(rows * one.elements)
+        for name in (f"{one.kind}:{one.type}", one.kind, "other"):
+            known = self.profile.rowwise.get(name)
+            if known is not None:
+                return known(rows * one.elements)
         # Read once and written once, in floats. Rows stay in caches, but of which size nobody knows here.
         return self.profile.call_s + 2.0 * FLOAT_BYTES * rows * one.elements / self.profile.bandwidth()
 
@@ -315,28 +322,29 @@ class CostModel:
         if not decoding:
             return 0.0
         working_set = self._weight_bytes + keys * one.layers * one.token_bytes
-        return one.layers * (
-            self.profile.call_s
-            + self._visit_s(one, keys, float(one.heads), working_set, keys * one.token_bytes)
-        )
+        return one.layers * self._visit_s(one, decoding, 1, keys, working_set, keys * one.token_bytes)
 
     def _prompt_attention_s(self, one: _Attends, part: SliceShape) -> float:
         pairs, keys = visible(part, one.layout)
-        rows = float(part.tokens * one.heads)
-        seconds = self._visit_s(
-            one, pairs / part.tokens, rows, keys * one.token_bytes, keys * one.token_bytes
-        )
-        return one.layers * (self.profile.call_s + seconds)
+        read = keys * one.token_bytes
+        return one.layers * self._visit_s(one, 1, part.tokens, pairs / part.tokens, read, read)
 
-    def _visit_s(self, one: _Attends, keys: float, rows: float, working_set: float, bytes: float) -> float:
-        """Of `rows` query rows of each KV head that visit `keys` keys each, in one layer."""
-        levels = self.profile.attention.get(self._kv_type)
-        if levels is not None:
-            return keys * one.elements * levels(working_set, rows)
+    def _visit_s(
+        self, one: _Attends, sequences: int, tokens: int, keys: float, working_set: float, bytes: float
+    ) -> float:
+        """Of `tokens` tokens of each sequence, in one layer; each visits `keys` keys, summed over the sequences."""
+        rows = float(tokens * one.heads)
+        cost = self.profile.attention.get(self._kv_type)
+        if cost is not None:
+            visits = keys * one.elements * cost.elements(working_set, rows)
+            scores = 0.0 if cost.scores is None else keys * one.kv_heads * cost.scores(rows)
+            heads = sequences * one.kv_heads * (cost.head_s + cost.row_s * rows * one.width)
+            return self.profile.call_s + visits + scores + heads
         reach = self.profile.reach
         memory = bytes / (self.profile.bandwidth() * reach.memory)
-        operations = keys * rows / one.heads * one.pair_operations
-        return max(memory, operations / (self.profile.peak(self.work.attention_product) * reach.attention))
+        operations = keys * tokens * one.pair_operations
+        compute = operations / (self.profile.peak(self.work.attention_product) * reach.attention)
+        return self.profile.call_s + max(memory, compute)
 
     def _state_s(self, layout: KVLayout, tokens: int, sequences: int) -> tuple[float, float, float]:
         """(seconds, bytes, operations) of the recurrent layers of one group: as `ModelWork` counts them."""
@@ -387,6 +395,7 @@ class CostModel:
             matrix_bytes(weight, memory) / cut,
             dense if memory.weights is None else memory.weights.of(weight.name).name,
             self.work.product(op),
+            elements / weight.columns / cut,
             (op.attributes.num_experts, op.attributes.top_k) if op.kind == "experts" else None,
         )
 
@@ -394,7 +403,8 @@ class CostModel:
         sides = [
             sum(buffer.columns * buffer.each for buffer in side) for side in (op.inputs[:1], op.outputs[:1])
         ]
-        return _Rowwise(op.name, op.kind, op.rows, max(sides))
+        type = "" if op.reader is None else self.work.product_of(op.reader)
+        return _Rowwise(op.name, op.kind, op.rows, max(sides), type)
 
     def _attention(self, program: Program) -> Iterable[_Attends]:
         """The KV groups of the ops that attend, those of equal shape as one."""
@@ -418,7 +428,9 @@ class CostModel:
             layout,
             layers,
             spec.num_kv_heads * (spec.head_dim + spec.value_dim) / cut,
+            spec.num_kv_heads / cut,
             heads,
+            spec.head_dim,
             token_bytes / cut,
             operations_per_pair(op) / self.tp,
         )

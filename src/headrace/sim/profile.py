@@ -68,14 +68,27 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
-    """`fixed` seconds, `each` more for every unit: an element, a row, a token or a sequence."""
+class ProductCost:
+    """Of products with a matrix: seconds of an element of the matrix by working set and rows, and of an output feature,
+    for all rows together, by rows."""
 
-    fixed: float = 0.0
-    each: float = 0.0
+    elements: Levels
+    outputs: Curve | None = None
 
-    def __call__(self, units: float) -> float:
-        return self.fixed + self.each * units
+
+@dataclass(frozen=True, slots=True)
+class AttentionCost:
+    """Of attention in one layer. Rows are the tokens of a sequence times the query heads of a KV head.
+
+    elements: seconds of an element of the keys and values that the rows of a KV head visit, by working set and rows.
+    scores: seconds of a key of a KV head besides, its softmax, by rows. head_s: of a KV head of a sequence. row_s: of
+    an element of its queries.
+    """
+
+    elements: Levels
+    scores: Curve | None = None
+    head_s: float = 0.0
+    row_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +144,11 @@ class Profile:
 
     memory: (bytes of a working set, bytes a second) pairs, rising in size: the last one is main memory. peaks:
     operations a second by type of product, as in `bench.roofline.PRODUCTS`; for GPUs also "f16", "fp8" and "int4".
-    products: seconds an element of a weight matrix, by format, working set and rows. attention: seconds an element of
-    keys and values that rows visit, by type of the KV cache, working set and rows (tokens x query heads of a KV head).
-    rowwise: seconds of a call of ops without a matrix, by kind, and for each element. Where these three lack an entry,
+    products: by format of the weights. attention: by type of the KV cache. rowwise: seconds of a call of an op without
+    a matrix, by its elements, by "kind:type it writes", by kind, or as "other". Where these three lack an entry,
     `memory`, `peaks` and `reach` decide. call_s: seconds of starting one op with a matrix, or one of those that
     `rowwise` lacks. step, samples (by setting), server: what the engine and the server add. link: between devices.
-    error: what `headrace calibrate` found on sizes that it did not fit: name -> share.
+    error: what `headrace calibrate` found on sizes that it did not fit: name -> share. key: see `profile_store`.
     """
 
     name: str
@@ -144,9 +156,9 @@ class Profile:
     memory: tuple[tuple[float, float], ...]
     peaks: Mapping[str, float]
     reach: Reach = Reach()
-    products: Mapping[str, Levels] = field(default_factory=dict)
-    attention: Mapping[str, Levels] = field(default_factory=dict)
-    rowwise: Mapping[str, Affine] = field(default_factory=dict)
+    products: Mapping[str, ProductCost] = field(default_factory=dict)
+    attention: Mapping[str, AttentionCost] = field(default_factory=dict)
+    rowwise: Mapping[str, Curve] = field(default_factory=dict)
     call_s: float = 0.0
     step: StepCost = StepCost()
     samples: Mapping[str, SampleCost] = field(default_factory=dict)
@@ -188,9 +200,9 @@ class Profile:
                 memory=tuple((float(size), float(rate)) for size, rate in data["memory"]),
                 peaks={name: float(rate) for name, rate in data["peaks"].items()},
                 reach=Reach(**data["reach"]),
-                products={name: _levels(one) for name, one in data["products"].items()},
-                attention={name: _levels(one) for name, one in data["attention"].items()},
-                rowwise={name: Affine(**one) for name, one in data["rowwise"].items()},
+                products={name: _product(one) for name, one in data["products"].items()},
+                attention={name: _attention(one) for name, one in data["attention"].items()},
+                rowwise={name: _curve(one) for name, one in data["rowwise"].items()},
                 call_s=float(data["call_s"]),
                 step=StepCost(**data["step"]),
                 samples={name: SampleCost(**one) for name, one in data["samples"].items()},
@@ -205,21 +217,20 @@ class Profile:
             ) from error
 
     @classmethod
-    def of_hardware(cls, hardware: Hardware, link: Link | None = None) -> Profile:
-        """The profile of a machine that is only known by its data sheet."""
+    def of_hardware(cls, hardware: Hardware) -> Profile:
+        """The profile of one device that is only known by its data sheet."""
         gpu = hardware.kind == "cuda"
-        peaks = {_PEAKS.get(name, name): rate for name, rate in hardware.peak}
         return cls(
             name=hardware.name,
             source="data sheet",
             memory=((float(hardware.memory), hardware.bandwidth),),
-            peaks=peaks,
+            peaks=dict(hardware.peak),
             reach=GPU_REACH if gpu else CPU_REACH,
             call_s=GPU_CALL_S if gpu else CPU_CALL_S,
             step=GPU_STEP if gpu else CPU_STEP,
             samples={"greedy": GPU_SAMPLE if gpu else SampleCost()},
             server=SERVER,
-            link=link,
+            link=Link(hardware.link, LINK_LATENCY_S) if hardware.link else None,
         )
 
 
@@ -227,9 +238,6 @@ _WIDER: Mapping[str, tuple[str, ...]] = {
     "int4": ("i8", "fp8", "bf16", "f16", "f32"), "i8": ("bf16", "f16", "f32"), "fp8": ("bf16", "f16", "f32"),
     "bf16": ("f16", "f32"), "f16": ("bf16", "f32"), "f32": ("bf16", "f16"),
 }  # fmt: skip
-_PEAKS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8"}
-"""Names of types in `plan.hardware`."""
-
 GPU_REACH = Reach(memory=0.85, products=0.70, attention=0.50)
 """Assumed for GPUs that nothing was measured on. attention: FlashAttention-2 reaches 50 to 73 % of an A100's peak (Dao
 2023, abstract); on an H100 it reaches 35 %, and FlashAttention-3 up to 75 % (Shah et al. 2024, abstract). memory and
@@ -242,6 +250,8 @@ GPU_STEP, CPU_STEP = StepCost(1e-3, 10e-6, 20e-9), StepCost(100e-6, 8e-6, 50e-9)
 """Assumed: the scheduler here; a GPU's step also starts from the processor and copies its result back."""
 GPU_SAMPLE = SampleCost(call_s=100e-6)
 """Assumed: several small kernels over the logits."""
+LINK_LATENCY_S = 10e-6
+"""Assumed: an exchange of few bytes between the devices of one machine."""
 SERVER = ServerCost(first_token_s=3e-3, request_s=1e-3, token_s=20e-6)
 """Assumed: HTTP, JSON, the tokenizer and the way between two processes."""
 
@@ -256,6 +266,20 @@ def _between(sizes: Any, size: float) -> tuple[int, int, float]:
     return low, high, math.log(size / sizes[low]) / math.log(sizes[high] / sizes[low])
 
 
+def _curve(data: Mapping[str, Any]) -> Curve:
+    return Curve(tuple(map(float, data["at"])), tuple(map(float, data["values"])))
+
+
 def _levels(data: Mapping[str, Any]) -> Levels:
-    curves = (Curve(tuple(map(float, one["at"])), tuple(map(float, one["values"]))) for one in data["curves"])
-    return Levels(tuple(map(float, data["bytes"])), tuple(curves))
+    return Levels(tuple(map(float, data["bytes"])), tuple(map(_curve, data["curves"])))
+
+
+def _product(data: Mapping[str, Any]) -> ProductCost:
+    return ProductCost(
+        _levels(data["elements"]), None if data["outputs"] is None else _curve(data["outputs"])
+    )
+
+
+def _attention(data: Mapping[str, Any]) -> AttentionCost:
+    scores = None if data["scores"] is None else _curve(data["scores"])
+    return AttentionCost(_levels(data["elements"]), scores, float(data["head_s"]), float(data["row_s"]))

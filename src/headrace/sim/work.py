@@ -21,7 +21,7 @@ from headrace.plan.kv import streaming_spec
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.weights import held_bytes, weight_bytes
 from headrace.program.lower import lower
-from headrace.program.records import Op, Program, Rows
+from headrace.program.records import Op, Program, Rows, WeightRef
 from headrace.program.work import operations_per_pair, operations_per_row, touched
 
 CPU_PRODUCTS: Mapping[str, str] = MappingProxyType({"int8": "i8", "bfloat16": "bf16", "bf16": "bf16"})
@@ -119,7 +119,11 @@ class ModelWork:
 
     def product(self, op: Op[Any]) -> str:
         """The type that an op with a weight multiplies in."""
-        return self.other_products.get(op.weights[0].name, self.weight_product)
+        return self.product_of(op.weights[0])
+
+    def product_of(self, weight: WeightRef) -> str:
+        """The type that a weight is multiplied in."""
+        return self.other_products.get(weight.name, self.weight_product)
 
     def step(self, shape: StepShape) -> Work:
         """The work of one step."""
