@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from headrace.cli.parser import add_cache_flag, add_command, add_number, check_r
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.quantize.gguf.run import GGUFOptions
     from headrace.quantize.run import Report
 
 EXAMPLES = """\
@@ -21,12 +23,14 @@ examples:
   headrace quantize ./my-model -o ./my-model-4bit --group-size 32 --asymmetric
   headrace quantize ./my-model -o ./my-model-3bit --bits 3 --format gptq --act-order group --data texts.jsonl
   headrace quantize ./my-model -o ./my-model-8bit --method rtn --bits 8 --group-size channel --samples 0
+  headrace quantize ./my-model -o ./my-model-gguf --format gguf:Q4_K_M
 Then: headrace serve ./my-model-4bit
 
 A line of a .jsonl file is {"text": …}, {"prompt": …}, {"prompt": …, "completion": …} or {"messages": […]}; any other
 file is text, in paragraphs.
 """
 _WORST = 3
+_BITS, _GROUP = 4, "128"
 
 
 def add_parser(commands: Any) -> None:
@@ -49,10 +53,10 @@ def add_parser(commands: Any) -> None:
         "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--bits", type=int, choices=(2, 3, 4, 8), default=4, help="of a code (default: %(default)s)"
+        "--bits", type=int, choices=(2, 3, 4, 8), default=_BITS, help="of a code (default: %(default)s)"
     )
     group.add_argument(
-        "--group-size", default="128", metavar="16..256|channel",
+        "--group-size", default=_GROUP, metavar="16..256|channel",
         help="input features with a common scale (default: %(default)s)",
     )  # fmt: skip
     group.add_argument("--asymmetric", action="store_true", help="a zero point for each group")
@@ -66,8 +70,9 @@ def add_parser(commands: Any) -> None:
         "without a word: static)",
     )  # fmt: skip
     group.add_argument(
-        "--format", choices=("compressed-tensors", "gptq"), default="compressed-tensors",
-        help="compressed-tensors holds 4 and 8 bits, gptq 2, 3, 4 and 8 (default: %(default)s)",
+        "--format", default="compressed-tensors", metavar="compressed-tensors|gptq|gguf:TYPE",
+        help="compressed-tensors holds 4 and 8 bits, gptq 2, 3, 4 and 8; gguf:Q4_K_M and the like write one file with "
+        "llama.cpp's types, which say bits and groups themselves (default: %(default)s)",
     )  # fmt: skip
     group = parser.add_argument_group("calibration")
     group.add_argument("--data", type=Path, metavar="FILE", help="texts (default: bundled stories)")
@@ -91,16 +96,24 @@ def run(args: argparse.Namespace) -> int:
     check_range("length", args.length, 2, 1_000_000)
     check_range("num-threads", args.num_threads, 1, 4096)
     with needs_extra("torch", "quantising"):
+        from headrace.quantize.gguf.run import is_gguf, quantize_gguf
         from headrace.quantize.run import QuantizeOptions, quantize
-    options = QuantizeOptions(
-        args.method, args.bits, group, not args.asymmetric, args.clip, args.act_order, format=args.format
-    )
-    options.check()
+    make: Callable[..., Report]
+    if is_gguf(args.format):
+        make = partial(quantize_gguf, options=_gguf_options(args))
+    else:
+        options = QuantizeOptions(
+            args.method, args.bits, group, not args.asymmetric, args.clip, args.act_order, format=args.format
+        )
+        options.check()
+        make = partial(quantize, options=options)
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
     spec = stored_spec(source)
     texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
     with _Bar() as bar:
-        report = quantize(source, spec, options, texts, args.output, bar, args.num_threads)
+        report = make(
+            source, spec, texts=texts, folder=args.output, progress=bar, num_threads=args.num_threads
+        )
     _tell(report, bool(texts))
     print(
         f"{args.output}: {format_bytes(report.size)}, {report.bits:.2f} bits for each of {report.weights:,} weights"
@@ -109,6 +122,25 @@ def run(args: argparse.Namespace) -> int:
         _measure(args)
     print(typed(f"Next: `headrace serve {shlex.quote(str(args.output))}`"))
     return 0
+
+
+def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
+    from headrace.quantize.gguf.run import METHODS, GGUFOptions, mix_of
+
+    mix = mix_of(args.format)
+    if args.method not in METHODS:
+        raise ConfigError(
+            f"--format {args.format} is written with --method {' or '.join(METHODS)}, not {args.method}"
+        )
+    given = {
+        "--bits": args.bits != _BITS, "--group-size": args.group_size != _GROUP, "--asymmetric": args.asymmetric,
+        "--clip": args.clip, "--act-order": args.act_order is not None,
+    }  # fmt: skip
+    if wrong := [name for name, one in given.items() if one]:
+        raise ConfigError(
+            f"{wrong[0]} is for other formats: the types of GGUF say bits and groups themselves"
+        )
+    return GGUFOptions(mix, args.method)
 
 
 def _group(text: str) -> int | None:

@@ -150,6 +150,8 @@ FORMATS: Mapping[str, CompressedTensors | GPTQ] = {"compressed-tensors": Compres
 
 def check_format(name: str, bits: int, order: Order | None) -> None:
     """Raises ConfigError for bits or an order of columns that a format cannot hold."""
+    if name not in FORMATS:
+        raise ConfigError(f"there is no format {name!r:.40}: give {', '.join(FORMATS)} or gguf:TYPE")
     known = FORMATS[name].bits
     if bits not in known:
         others = [other for other, one in FORMATS.items() if bits in one.bits]

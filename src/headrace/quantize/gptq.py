@@ -33,7 +33,7 @@ def gptq(
     columns, group = weight.shape[1], scheme.group
     power = hessian.diagonal()
     places = torch.arange(columns) if order is None else torch.argsort(power, descending=True, stable=True)
-    inverse = _inverse(hessian[places][:, places], damping).to(weight.dtype)
+    inverse = inverse_factor(hessian[places][:, places], damping).to(weight.dtype)
     rest = weight.T[places].contiguous()  # [C, R]: what each column has come to
     if order == "group" or order is None:
         of_column = torch.arange(columns) // (group or columns)  # by place
@@ -71,7 +71,7 @@ def gptq(
     return made(scheme, codes[back].T.contiguous(), scales, zeros, group_of)
 
 
-def _inverse(hessian: Tensor, damping: float) -> Tensor:
+def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     """The upper Cholesky factor of the inverse, float64 [C, C]."""
     matrix = hessian.double()
     diagonal = matrix.diagonal()

@@ -113,7 +113,7 @@ def quantize(
     options.check()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    stored = _floats_of(source, spec)
+    stored = floats_of(source, spec)
     if options.method == "gptq" and not texts:
         raise ConfigError("gptq needs calibration texts")
     job = _Job(source, spec, options, stored)
@@ -126,7 +126,7 @@ def quantize(
         return job.run(texts, fresh, progress)
 
 
-def _floats_of(source: ModelSource, spec: ModelSpec) -> StoredWeights:
+def floats_of(source: ModelSource, spec: ModelSpec) -> StoredWeights:
     if source.path is None:
         raise UnsupportedModel(f"{source.name} has random weights: there is nothing to quantise")
     if source.files is not None:
@@ -159,7 +159,7 @@ class _Job:
         )  # fmt: skip
         self._program = lower(spec, weight_names(spec), narrow=False)
         self._segments = segments(self._program)
-        layers = [_matrices(one) for one in self._segments]
+        layers = [layer_matrices(one) for one in self._segments]
         fits = {weight for one in layers for weight in one if self._fits(weight)}
         self._kept = tuple(weight.name for one in layers for weight in one if weight not in fits)
         self.targets = [tuple(weight for weight in one if weight in fits) for one in layers]
@@ -197,7 +197,7 @@ class _Job:
             number: f"model-{at:05}-of-{len(numbers) + 1:05}.safetensors"
             for at, number in enumerate(numbers, 2)
         }
-        steps = _Steps(progress, (walk.batches if walk else 1) * (len(self.targets) + len(numbers) - 1))
+        steps = Steps(progress, (walk.batches if walk else 1) * (len(self.targets) + len(numbers) - 1))
         errors: dict[str, float] = {}
         for number, (segment, targets) in enumerate(zip(self._segments, self.targets, strict=True)):
             weights = read_some(self._stored, segment.weights if walk else targets, dtype=torch.float32)
@@ -332,7 +332,7 @@ def _read_matrix(
     ).floats()
 
 
-def _matrices(segment: Segment) -> list[WeightRef]:
+def layer_matrices(segment: Segment) -> list[WeightRef]:
     """The matrices of a layer that may be quantised, each once."""
     return list(
         dict.fromkeys(weight for op in segment.ops for weight in op.weights if _may_be_codes(op, weight))
@@ -345,7 +345,7 @@ def _may_be_codes(op: Op[Any], weight: WeightRef) -> bool:
     return multiplies and weight.layer is not None and not weight.exact and weight.in_heads is None
 
 
-class _Steps:
+class Steps:
     def __init__(self, shown: Progress | None, total: int) -> None:
         self._shown, self._total, self._done = shown, total, 0
 

@@ -5,7 +5,8 @@ Scales are those that the largest weight of a group needs; no search for better 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,22 @@ from headrace.models.gguf.blocks import CHUNK, Bytes, Floats
 from headrace.quant.coded import TABLES
 
 _IQ4 = TABLES["iq4"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFields:
+    """What N blocks hold, before it is packed.
+
+    d, minimum: float32 [N, 1] that float16 holds. codes: [N, weights of a block], from 0 on. scales, minima: whole
+    numbers [N, groups] of types with blocks of 256. A weight is d * scale * (code - zero) - minimum * its factor; types
+    with blocks of 32 have no factors, and Q4_1 and Q5_1 add their minimum.
+    """
+
+    d: Floats
+    codes: NDArray[Any]
+    minimum: Floats | None = None
+    scales: NDArray[Any] | None = None
+    minima: NDArray[Any] | None = None
 
 
 def encode(values: Floats, type: BlockType) -> Bytes:
@@ -29,8 +46,15 @@ def encode(values: Floats, type: BlockType) -> Bytes:
     step = max(1, CHUNK // columns)
     for row in range(0, rows, step):
         blocks = np.ascontiguousarray(values[row : row + step], dtype=np.float32).reshape(-1, type.weights)
-        raw[row : row + step] = _ENCODERS[type.name](blocks).reshape(-1, size)
+        raw[row : row + step] = pack(_ENCODERS[type.name](blocks), type).reshape(-1, size)
     return raw
+
+
+def pack(fields: BlockFields, type: BlockType) -> Bytes:
+    """uint8 [N, bytes of a block]."""
+    packed = np.concatenate(_PACKERS[type.name](fields), axis=1)
+    assert packed.shape[1] == type.bytes
+    return packed
 
 
 # ---- Parts of blocks ----
@@ -94,45 +118,102 @@ def _six_bits(scales: NDArray[Any], minima: NDArray[Any]) -> Bytes:
     )
 
 
-# ---- Types with blocks of 32 ----
+# ---- How fields lie in a block ----
 
 
-def _centred(blocks: Floats, levels: int) -> tuple[Floats, NDArray[np.int16]]:
-    """(d, codes from 0 on): the number of the largest magnitude becomes the lowest code."""
+def _of_small(fields: BlockFields) -> list[Bytes]:
+    """Types with blocks of 32."""
+    return [_stored(fields.d), *([] if fields.minimum is None else [_stored(fields.minimum)])]
+
+
+def _pack_4(fields: BlockFields) -> list[Bytes]:
+    return [*_of_small(fields), _nibbles(fields.codes, 16)]
+
+
+def _pack_5(fields: BlockFields) -> list[Bytes]:
+    return [*_of_small(fields), _bits(fields.codes >> 4, 1), _nibbles(fields.codes & 15, 16)]
+
+
+def _pack_q8_0(fields: BlockFields) -> list[Bytes]:
+    return [_stored(fields.d), (fields.codes.astype(np.int16) - 128).astype(np.int8).view(np.uint8)]
+
+
+def _of_super(fields: BlockFields) -> tuple[NDArray[Any], NDArray[Any], Bytes]:
+    """(scales, minima, bytes of d and of the minimum)."""
+    assert fields.scales is not None and fields.minima is not None and fields.minimum is not None
+    steps = np.concatenate([_stored(fields.d), _stored(fields.minimum)], axis=1)
+    return fields.scales, fields.minima, steps
+
+
+def _pack_q2_k(fields: BlockFields) -> list[Bytes]:
+    scales, minima, steps = _of_super(fields)
+    return [(scales | minima << 4).astype(np.uint8), _pairs(fields.codes, 32), steps]
+
+
+def _pack_q3_k(fields: BlockFields) -> list[Bytes]:
+    assert fields.scales is not None
+    codes, six = fields.codes, fields.scales + 32
+    low = [_bits(codes >> 2, 8), _pairs(codes & 3, 32)]
+    return [*low, _nibbles(six & 15, 8), _pairs(six >> 4, 4), _stored(fields.d)]
+
+
+def _pack_q4_k(fields: BlockFields) -> list[Bytes]:
+    scales, minima, steps = _of_super(fields)
+    return [steps, _six_bits(scales, minima), _nibbles(fields.codes, 32)]
+
+
+def _pack_q5_k(fields: BlockFields) -> list[Bytes]:
+    scales, minima, steps = _of_super(fields)
+    codes = fields.codes
+    return [steps, _six_bits(scales, minima), _bits(codes >> 4, 8), _nibbles(codes & 15, 32)]
+
+
+def _pack_q6_k(fields: BlockFields) -> list[Bytes]:
+    assert fields.scales is not None
+    codes, scales = fields.codes, fields.scales.astype(np.int8).view(np.uint8)
+    return [_nibbles(codes & 15, 64), _pairs(codes >> 4, 32), scales, _stored(fields.d)]
+
+
+def _pack_iq4_xs(fields: BlockFields) -> list[Bytes]:
+    assert fields.scales is not None
+    six = fields.scales + 32
+    return [_stored(fields.d), _pairs(six >> 4, 1), _nibbles(six & 15, 1), _nibbles(fields.codes, 16)]
+
+
+_PACKERS: Mapping[str, Callable[[BlockFields], list[Bytes]]] = {
+    "Q4_0": _pack_4,
+    "Q4_1": _pack_4,
+    "Q5_0": _pack_5,
+    "Q5_1": _pack_5,
+    "Q8_0": _pack_q8_0,
+    "Q2_K": _pack_q2_k,
+    "Q3_K": _pack_q3_k,
+    "Q4_K": _pack_q4_k,
+    "Q5_K": _pack_q5_k,
+    "Q6_K": _pack_q6_k,
+    "IQ4_NL": _pack_4,
+    "IQ4_XS": _pack_iq4_xs,
+}
+
+
+# ---- The nearest codes: types with blocks of 32 ----
+
+
+def _centred(blocks: Floats, levels: int) -> BlockFields:
+    """The number of the largest magnitude becomes the lowest code."""
     d = _half(_extreme(blocks) / np.float32(-levels))
-    return d, _rounded(_over(blocks, d), -levels, levels - 1) + np.int16(levels)
+    return BlockFields(d, _rounded(_over(blocks, d), -levels, levels - 1) + np.int16(levels))
 
 
-def _with_minimum(blocks: Floats, levels: int) -> tuple[Floats, Floats, NDArray[np.int16]]:
+def _with_minimum(blocks: Floats, levels: int) -> BlockFields:
     low, high = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
     d, m = _half((high - low) / levels), _half(low)
-    return d, m, _rounded(_over(blocks - m, d), 0, levels)
+    return BlockFields(d, _rounded(_over(blocks - m, d), 0, levels), m)
 
 
-def _q4_0(blocks: Floats) -> Bytes:
-    d, codes = _centred(blocks, 8)
-    return np.concatenate([_stored(d), _nibbles(codes, 16)], axis=1)
-
-
-def _q4_1(blocks: Floats) -> Bytes:
-    d, m, codes = _with_minimum(blocks, 15)
-    return np.concatenate([_stored(d), _stored(m), _nibbles(codes, 16)], axis=1)
-
-
-def _q5_0(blocks: Floats) -> Bytes:
-    d, codes = _centred(blocks, 16)
-    return np.concatenate([_stored(d), _bits(codes >> 4, 1), _nibbles(codes & 15, 16)], axis=1)
-
-
-def _q5_1(blocks: Floats) -> Bytes:
-    d, m, codes = _with_minimum(blocks, 31)
-    return np.concatenate([_stored(d), _stored(m), _bits(codes >> 4, 1), _nibbles(codes & 15, 16)], axis=1)
-
-
-def _q8_0(blocks: Floats) -> Bytes:
+def _q8_0(blocks: Floats) -> BlockFields:
     d = _half(np.abs(blocks).max(axis=1, keepdims=True) / 127)
-    codes = _rounded(_over(blocks, d), -127, 127).astype(np.int8)
-    return np.concatenate([_stored(d), codes.view(np.uint8)], axis=1)
+    return BlockFields(d, _rounded(_over(blocks, d), -127, 127) + np.int16(128))
 
 
 def _nearest(values: Floats, table: Floats) -> NDArray[np.intp]:
@@ -140,9 +221,9 @@ def _nearest(values: Floats, table: Floats) -> NDArray[np.intp]:
     return np.searchsorted((table[1:] + table[:-1]) / 2, values)
 
 
-def _iq4_nl(blocks: Floats) -> Bytes:
+def _iq4_nl(blocks: Floats) -> BlockFields:
     d = _half(_extreme(blocks) / _IQ4[0])
-    return np.concatenate([_stored(d), _nibbles(_nearest(_over(blocks, d), _IQ4), 16)], axis=1)
+    return BlockFields(d, _nearest(_over(blocks, d), _IQ4))
 
 
 # ---- Types with blocks of 256 ----
@@ -160,10 +241,13 @@ def _signed_super(
     return d, scales, over.reshape(len(blocks), -1)
 
 
-def _super_with_minima(
-    blocks: Floats, groups: int, levels: int, most: int
-) -> tuple[Floats, Floats, NDArray[np.int16], NDArray[np.int16], NDArray[np.int16]]:
-    """(d, dmin, scales and minima [N, groups] from 0 to most, codes [N, 256] from 0 to levels)."""
+def _centred_super(blocks: Floats, levels: int, most: int) -> BlockFields:
+    d, scales, over = _signed_super(blocks, 16, levels, most)
+    return BlockFields(d, _rounded(over, -levels, levels - 1) + np.int16(levels), scales=scales)
+
+
+def _super_with_minima(blocks: Floats, groups: int, levels: int, most: int) -> BlockFields:
+    """Scales and minima from 0 to most, codes from 0 to levels."""
     grouped = blocks.reshape(len(blocks), groups, -1)
     low = np.minimum(grouped.min(axis=2), 0)
     high = np.maximum(grouped.max(axis=2), low)
@@ -171,7 +255,7 @@ def _super_with_minima(
     dmin, minima = _steps(-low, most)
     shifted = grouped + (dmin * minima.astype(np.float32))[:, :, None]
     codes = _rounded(_over(shifted, (d * scales.astype(np.float32))[:, :, None]), 0, levels)
-    return d, dmin, scales, minima, codes.reshape(len(blocks), -1)
+    return BlockFields(d, codes.reshape(len(blocks), -1), dmin, scales, minima)
 
 
 def _steps(numbers: Floats, most: int) -> tuple[Floats, NDArray[np.int16]]:
@@ -180,73 +264,22 @@ def _steps(numbers: Floats, most: int) -> tuple[Floats, NDArray[np.int16]]:
     return step, _rounded(_over(numbers, step), 0, most)
 
 
-def _q2_k(blocks: Floats) -> Bytes:
-    d, dmin, scales, minima, codes = _super_with_minima(blocks, 16, 3, 15)
-    both = (scales | minima << 4).astype(np.uint8)
-    return np.concatenate([both, _pairs(codes, 32), _stored(d), _stored(dmin)], axis=1)
-
-
-def _q3_k(blocks: Floats) -> Bytes:
-    d, scales, over = _signed_super(blocks, 16, 4, 32)
-    codes, six = _rounded(over, -4, 3) + np.int16(4), scales + np.int16(32)
-    parts = [
-        _bits(codes >> 2, 8),
-        _pairs(codes & 3, 32),
-        _nibbles(six & 15, 8),
-        _pairs(six >> 4, 4),
-        _stored(d),
-    ]
-    return np.concatenate(parts, axis=1)
-
-
-def _q4_k(blocks: Floats) -> Bytes:
-    d, dmin, scales, minima, codes = _super_with_minima(blocks, 8, 15, 63)
-    return np.concatenate([_stored(d), _stored(dmin), _six_bits(scales, minima), _nibbles(codes, 32)], axis=1)
-
-
-def _q5_k(blocks: Floats) -> Bytes:
-    d, dmin, scales, minima, codes = _super_with_minima(blocks, 8, 31, 63)
-    parts = [
-        _stored(d),
-        _stored(dmin),
-        _six_bits(scales, minima),
-        _bits(codes >> 4, 8),
-        _nibbles(codes & 15, 32),
-    ]
-    return np.concatenate(parts, axis=1)
-
-
-def _q6_k(blocks: Floats) -> Bytes:
-    d, scales, over = _signed_super(blocks, 16, 32, 128)
-    codes = _rounded(over, -32, 31) + np.int16(32)
-    parts = [
-        _nibbles(codes & 15, 64),
-        _pairs(codes >> 4, 32),
-        scales.astype(np.int8).view(np.uint8),
-        _stored(d),
-    ]
-    return np.concatenate(parts, axis=1)
-
-
-def _iq4_xs(blocks: Floats) -> Bytes:
+def _iq4_xs(blocks: Floats) -> BlockFields:
     d, scales, over = _signed_super(blocks, 8, 127, 32)
-    six, codes = scales + np.int16(32), _nearest(over, _IQ4)
-    return np.concatenate(
-        [_stored(d), _pairs(six >> 4, 1), _nibbles(six & 15, 1), _nibbles(codes, 16)], axis=1
-    )
+    return BlockFields(d, _nearest(over, _IQ4), scales=scales)
 
 
-_ENCODERS: dict[str, Callable[[Floats], Bytes]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
+_ENCODERS: Mapping[str, Callable[[Floats], BlockFields]] = {
+    "Q4_0": lambda blocks: _centred(blocks, 8),
+    "Q4_1": lambda blocks: _with_minimum(blocks, 15),
+    "Q5_0": lambda blocks: _centred(blocks, 16),
+    "Q5_1": lambda blocks: _with_minimum(blocks, 31),
     "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+    "Q2_K": lambda blocks: _super_with_minima(blocks, 16, 3, 15),
+    "Q3_K": lambda blocks: _centred_super(blocks, 4, 32),
+    "Q4_K": lambda blocks: _super_with_minima(blocks, 8, 15, 63),
+    "Q5_K": lambda blocks: _super_with_minima(blocks, 8, 31, 63),
+    "Q6_K": lambda blocks: _centred_super(blocks, 32, 128),
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
 }

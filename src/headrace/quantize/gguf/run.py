@@ -1,0 +1,301 @@
+"""Quantises a model, layer by layer, into a GGUF file.
+
+As in `quantize.run`, but each tensor of a matrix has a type of its own, and the embedding and the head are quantised
+too: these have no calibration inputs. Finished layers lie in files of their own until the whole file is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace import __version__
+from headrace.errors import ConfigError
+from headrace.gguf import writer
+from headrace.gguf.types import TYPES, BlockType
+from headrace.models.families import weight_names
+from headrace.models.gguf.blocks import dequantize
+from headrace.models.gguf.names import ROPE_FACTORS
+from headrace.models.identity import weights_identity
+from headrace.models.loader import read_some
+from headrace.models.safetensors_reader import SafetensorsFile
+from headrace.models.source import ModelSource
+from headrace.models.spec import ModelSpec
+from headrace.models.stored import StoredWeights
+from headrace.models.weight_files import row_runs
+from headrace.models.weights import Weights
+from headrace.program.lower import lower
+from headrace.program.records import WeightRef
+from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
+from headrace.quantize.formats import Tensor
+from headrace.quantize.gguf.grids import GRIDS
+from headrace.quantize.gguf.layouts import check_placeholder, layout_of, metadata_of, rope_divisors
+from headrace.quantize.gguf.mixes import find_mix, fitting
+from headrace.quantize.gguf.names import Source, sources_of
+from headrace.quantize.gguf.rounding import gptq_blocks, nearest
+from headrace.quantize.gguf.vocabulary import vocabulary_metadata
+from headrace.quantize.gptq import DAMPING, relative_error
+from headrace.quantize.hessians import Hessians
+from headrace.quantize.run import Progress, Report, Steps, floats_of, layer_matrices
+from headrace.quantize.walk import Walk, segments
+
+PREFIX = "gguf:"
+"""What `--format` begins with."""
+METHODS = ("rtn", "gptq")
+_PLACEHOLDER = "header.gguf.part"
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFOptions:
+    """mix: a name of `mixes.MIXES`. method: rtn takes the nearest codes, with scales searched for the least error of
+    the products where there are calibration texts; gptq is `rounding.gptq_blocks`. types: names of types by tensor, in
+    place of the mix's."""
+
+    mix: str = "Q4_K_M"
+    method: str = "gptq"
+    damping: float = DAMPING
+    types: tuple[tuple[str, str], ...] = ()
+
+
+def quantize_gguf(
+    source: ModelSource,
+    spec: ModelSpec,
+    options: GGUFOptions,
+    texts: Sequence[Sequence[int]],
+    folder: Path,
+    progress: Progress | None = None,
+    num_threads: int | None = None,
+) -> Report:
+    """Write the model of `source` as the one file of `folder`, which must not be there. See `run.quantize`.
+
+    Raises UnsupportedModel for families, tokenizers and settings that GGUF files are not written for.
+    """
+    find_mix(options.mix)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    if options.method == "gptq" and not texts:
+        raise ConfigError("gptq needs calibration texts")
+    job = _Job(source, spec, options, floats_of(source, spec))
+    with unfinished_folder(folder, job.size, job.key(texts)) as fresh:
+        return job.run(texts, fresh, f"{folder.name}-{options.mix.upper()}.gguf", progress)
+
+
+class _Job:
+    def __init__(
+        self, source: ModelSource, spec: ModelSpec, options: GGUFOptions, stored: StoredWeights
+    ) -> None:
+        self._source, self._spec, self._options, self._stored = source, spec, options, stored
+        layout = layout_of(source.config, source.name)
+        names = weight_names(spec)
+        self._program = lower(spec, names, narrow=False)
+        self._segments = segments(self._program)
+        self.sources = sources_of(self._program, spec, names, layout.name)
+        self._types = self._choose()
+        assert source.path is not None
+        divisors = rope_divisors(spec)
+        self._divisors = None if divisors is None else np.array(divisors, dtype=np.float32)
+        self._metadata = {
+            **metadata_of(layout, source.config, spec, source.name),
+            "general.file_type": find_mix(options.mix).number,
+            **vocabulary_metadata(source.path, spec.vocab_size),
+        }
+        self._planned = [writer.Planned(one.name, self._types[one.name], one.shape) for one in self.sources]
+        if self._divisors is not None:
+            self._planned.insert(0, writer.Planned(ROPE_FACTORS, TYPES["F32"], self._divisors.shape))
+        self._of_weight: dict[str, list[Source]] = {}
+        for one in self.sources:
+            if not one.bias:
+                self._of_weight.setdefault(one.weight.name, []).append(one)
+
+    @property
+    def size(self) -> int:
+        """Bytes that will be written, about: finished layers are there twice while the file is made."""
+        return 2 * writer.total_size(self._metadata, self._planned)
+
+    def key(self, texts: Sequence[Sequence[int]]) -> str:
+        facts = [
+            __version__, asdict(self._options), weights_identity(self._source, 0).hex(), dict(self._source.config),
+            [list(one) for one in texts],
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def run(
+        self, texts: Sequence[Sequence[int]], folder: Path, name: str, progress: Progress | None
+    ) -> Report:
+        first = b"" if self._divisors is None else self._divisors.tobytes()
+        writer.write_placeholder(folder / _PLACEHOLDER, self._metadata, self._planned, first)
+        check_placeholder(folder / _PLACEHOLDER, self._spec, self._source.name)
+        (folder / _PLACEHOLDER).unlink()
+        state = read_state(folder)
+        walk = Walk(self._program, texts) if texts else None
+        targets = [
+            [weight for weight in layer_matrices(one) if self._coded(weight)] for one in self._segments
+        ]
+        work = [number for number, one in enumerate(targets) if one]
+        steps = Steps(progress, (walk.batches if walk else 1) * (len(targets) + len(work) - 1))
+        errors: dict[str, float] = {}
+        shards: list[Path] = []
+        for number, (segment, chosen) in enumerate(zip(self._segments, targets, strict=True)):
+            weights = read_some(self._stored, segment.weights if walk else chosen, dtype=torch.float32)
+            if chosen:
+                path = folder / f"layer-{number:05}.safetensors"
+                shards.append(path)
+                done = state.setdefault("layers", {}).get(str(number))
+                if done is None:
+                    hessians = Hessians({weight.name for weight in chosen})
+                    if walk is not None:
+                        walk.observe(weights, hessians.watch, steps.advance)
+                    done = self._write_layer(path, chosen, weights, hessians if walk else None)
+                    state["layers"][str(number)] = done
+                    write_state(folder, state)
+                else:
+                    steps.skip(walk.batches if walk else 0)
+                errors |= done
+                if walk is not None:
+                    self._read_back(path, chosen, weights)
+            if walk is not None and number + 1 < len(self._segments):
+                walk.advance(weights, steps.advance)
+        size = self._write_file(folder / name, shards)
+        for path in shards:
+            path.unlink()
+        coded = [one for one in self._planned if one.type.quantized]
+        count = sum(int(np.prod(one.shape)) for one in coded)
+        bits = 8 * sum(one.size for one in coded) / max(1, count)
+        return Report(errors=errors, weights=count, bits=bits, kept=(), size=size)
+
+    def _choose(self) -> dict[str, BlockType]:
+        mix, given = find_mix(self._options.mix), dict(self._options.types)
+        layers, tied = len(self._spec.layers), self._spec.tie_embeddings
+        found = {}
+        for one in self.sources:
+            if not one.matrix or one.bias:
+                found[one.name] = TYPES["F32"]
+                continue
+            shown = "output.weight" if tied and one.name == "token_embd.weight" else one.name
+            found[one.name] = fitting(given.get(one.name) or mix.type_of(shown, layers), one.shape[-1])
+        return found
+
+    def _coded(self, weight: WeightRef) -> bool:
+        return any(self._types[one.name].quantized for one in self._of_weight[weight.name])
+
+    def _write_layer(
+        self, path: Path, targets: Sequence[WeightRef], weights: Weights, hessians: Hessians | None
+    ) -> dict[str, float]:
+        """Quantise the matrices of a layer; gives their errors."""
+        errors: dict[str, float] = {}
+        tensors: list[Tensor] = []
+        for weight in targets:
+            squares: list[float] = []
+            raw: dict[str, list[NDArray[np.uint8]]] = {}
+            given = None if hessians is None else hessians.of(weight.name)
+            for matrix in _stacked(weights, weight):
+                hessian = None if given is None else next(given)
+                rounded = matrix.clone()
+                for first, last, one in self._parts(weight):
+                    if self._types[one.name].quantized:
+                        found = self._round(matrix[first:last], hessian, self._types[one.name])
+                        raw.setdefault(one.name, []).append(found)
+                        rounded[first:last] = torch.from_numpy(dequantize(found, self._types[one.name]))
+                power = torch.eye(weight.columns) if hessian is None else hessian
+                squares.append(relative_error(matrix, rounded, power) ** 2)
+            errors[weight.name] = (sum(squares) / len(squares)) ** 0.5
+            tensors += [Tensor(name, "U8", np.stack(parts)) for name, parts in raw.items()]
+        write_tensors(path, tensors)
+        return errors
+
+    def _round(
+        self, matrix: torch.Tensor, hessian: torch.Tensor | None, type: BlockType
+    ) -> NDArray[np.uint8]:
+        grid = GRIDS[type.name]
+        if self._options.method == "gptq" and hessian is not None:
+            return gptq_blocks(matrix, hessian, grid, self._options.damping).pack()
+        return nearest(matrix, grid, None if hessian is None else hessian.diagonal()).pack()
+
+    def _read_back(self, path: Path, targets: Sequence[WeightRef], weights: Weights) -> None:
+        """Put what the file of a layer holds in the place of its weights."""
+        file = SafetensorsFile(path)
+        for weight in targets:
+            for number, matrix in enumerate(_stacked(weights, weight)):
+                for first, last, one in self._parts(weight):
+                    if one.name in file.entries:
+                        blocks = file.raw(one.name)[number]
+                        matrix[first:last] = torch.from_numpy(dequantize(blocks, self._types[one.name]))
+
+    def _parts(self, weight: WeightRef) -> Iterator[tuple[int, int, Source]]:
+        """(first row, last row, tensor) of each part of a matrix."""
+        first = 0
+        for one in self._of_weight[weight.name]:
+            yield first, first + one.shape[-2], one
+            first += one.shape[-2]
+
+    def _write_file(self, path: Path, shards: Sequence[Path]) -> int:
+        found = {name: file for file in map(SafetensorsFile, shards) for name in file.entries}
+        fresh = path.with_name(path.name + ".part")
+        with fresh.open("wb") as file:
+            writer.write_header(file, self._metadata, self._planned)
+            planned_of = {one.name: one for one in self._planned}
+            if self._divisors is not None:
+                writer.write_data(file, self._planned[0], [self._divisors.tobytes()])
+            for one in self.sources:
+                planned = planned_of[one.name]
+                if one.name in found:
+                    blocks = found[one.name].raw(one.name)
+                    writer.write_data(file, planned, (one.ordered(each).tobytes() for each in blocks))
+                else:
+                    writer.write_data(file, planned, self._converted(one, planned.type))
+            writer.finish(file)
+        fresh.replace(path)
+        return path.stat().st_size
+
+    def _converted(self, one: Source, type: BlockType) -> Iterator[bytes]:
+        """The bytes of a tensor that no layer's file has."""
+        for tensor in one.tensors:
+            if one.heads is not None or len(one.shape) == 1:
+                values = _floats(self._stored.checkpoint.array(tensor)).reshape(
+                    one.shape[-2:] if one.matrix else -1
+                )
+                yield _bytes(one.ordered(values + np.float32(one.offset)), type)
+                continue
+            for _, rows in row_runs(self._stored.checkpoint, tensor):
+                yield _bytes(_floats(rows), type)
+
+
+def _stacked(weights: Weights, weight: WeightRef) -> torch.Tensor:
+    """[E, R, C], of one matrix [1, R, C]; a view."""
+    found = weights.matrices[weight.name].weight
+    assert isinstance(found, torch.Tensor)
+    return found if weight.experts is not None else found[None]
+
+
+def _floats(array: NDArray[Any]) -> NDArray[np.float32]:
+    if array.dtype == np.uint16:  # the bits of bfloat16
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array, dtype=np.float32)
+
+
+def _bytes(values: NDArray[Any], type: BlockType) -> bytes:
+    if type.quantized:
+        return nearest(torch.from_numpy(np.ascontiguousarray(values)), GRIDS[type.name]).pack().tobytes()
+    if type.name == "BF16":
+        tensor = torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
+        return tensor.view(torch.int16).numpy().tobytes()
+    return np.asarray(values, dtype="<f2" if type.name == "F16" else "<f4").tobytes()
+
+
+def is_gguf(format: str) -> bool:
+    return format.lower().startswith(PREFIX)
+
+
+def mix_of(format: str) -> str:
+    """The name of the mix in a `--format`. Raises ConfigError where there is no such mix."""
+    name = format[len(PREFIX) :]
+    find_mix(name)
+    return name.upper()
