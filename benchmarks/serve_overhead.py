@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import LLM, SamplingParams
-from headrace.bench.serve_workload import Lengths, WordRate, Workload
+from headrace.sim.workload.sessions import Lengths, WordRate, Workload
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

@@ -28,7 +28,7 @@ from benchmarks.server_metrics import read_metrics
 from headrace.bench.serve import run
 from headrace.bench.serve_http import Address, Connection, HttpError, request_bytes
 from headrace.bench.serve_stream import EventBody, StreamError, read_stream
-from headrace.bench.serve_workload import words
+from headrace.sim.workload.sessions import words
 
 KINDS = ("plain", "leaves", "stops", "several", "logprobs", "chat", "wrong")
 GREEDY = {"prompt": "Once upon a time there was", "temperature": 0, "max_tokens": 24}

@@ -364,7 +364,7 @@ def test_a_request_that_lacks_blocks_joins_when_some_are_freed(lookups: list[str
 
 def test_a_skipped_lookup_could_not_have_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped = []
-    original = Scheduler._refused_again
+    original = Scheduler.refused_again
 
     def refused_again(self: Scheduler, request: Request, budget: int) -> bool:
         if not original(self, request, budget):
@@ -375,7 +375,7 @@ def test_a_skipped_lookup_could_not_have_admitted(monkeypatch: pytest.MonkeyPatc
         self._refusal = refusal
         return True
 
-    monkeypatch.setattr(Scheduler, "_refused_again", refused_again)
+    monkeypatch.setattr(Scheduler, "refused_again", refused_again)
     for seed in range(60):
         random_run(seed, MOVES)
     assert len(skipped) > 100

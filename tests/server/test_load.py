@@ -21,9 +21,9 @@ from headrace.bench.serve_figures import row_of
 from headrace.bench.serve_http import Address, Connection
 from headrace.bench.serve_load import Load, Loaded
 from headrace.bench.serve_target import Target
-from headrace.bench.serve_workload import Lengths, WordRate, Workload
 from headrace.cli import main
 from headrace.server.http.connection import ConnectionLimits
+from headrace.sim.workload.sessions import Lengths, WordRate, Workload
 from tests.server.conftest import ServeProcess, TinyServer, serve
 
 LAG_S = 0.1

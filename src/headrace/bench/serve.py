@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.bench.report import Label, Row
-from headrace.bench.serve_arrivals import Arrivals
-from headrace.bench.serve_figures import SLO, reasons, row_of
+from headrace.bench.serve_figures import reasons, row_of
 from headrace.bench.serve_load import Load, Loaded, Outcome
 from headrace.bench.serve_target import Target
-from headrace.bench.serve_workload import Session, WordRate, Workload
+from headrace.sim.workload.arrivals import Arrivals
+from headrace.sim.workload.sessions import Session, WordRate, Workload
+from headrace.sim.workload.slo import SLO
 
 Progress = Callable[[str], None]
 T = TypeVar("T")

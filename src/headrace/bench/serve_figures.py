@@ -2,58 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from headrace.bench.measure import percentile
 from headrace.bench.report import Label, Row
 from headrace.bench.serve_load import Ending, Loaded, Outcome
-from headrace.errors import ConfigError
+from headrace.sim.workload.slo import SLO
 
 SHARES = (50, 90, 99)
-MAX_SLO_S = 86_400.0
-_TARGETS = ("ttft", "tpot", "e2el")
 _MAX_REASONS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SLO:
-    """Latency targets of a request in seconds: TTFT, TPOT and end to end. None: no target."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-    e2el: float | None = None
-
-    @classmethod
-    def parse(cls, texts: Sequence[str]) -> SLO | None:
-        """From words such as "ttft:0.2"; None for no words. Raises ConfigError."""
-        given: dict[str, float] = {}
-        for text in texts:
-            name, _, value = text.partition(":")
-            try:
-                seconds = float(value)
-            except ValueError:
-                seconds = math.nan
-            if name not in _TARGETS or not 0 < seconds <= MAX_SLO_S:
-                raise ConfigError(
-                    f"--goodput takes {', '.join(_TARGETS)} with seconds up to {MAX_SLO_S:g}, such as "
-                    f"ttft:0.2, got {text!r:.80}"
-                )
-            given[name] = seconds
-        return cls(**given) if given else None
-
-    def met(self, outcome: Outcome) -> bool:
-        """Whether the request was answered within all targets."""
-        measured = (
-            (self.ttft, outcome.ttft_s),
-            (self.tpot, outcome.tpot_s or 0.0),
-            (self.e2el, outcome.e2e_s),
-        )
-        return outcome.ending is Ending.ANSWERED and all(
-            limit is None or value <= limit for limit, value in measured
-        )
 
 
 def row_of(labels: Mapping[str, Label], loaded: Loaded, slo: SLO | None) -> Row:
@@ -76,7 +34,7 @@ def row_of(labels: Mapping[str, Label], loaded: Loaded, slo: SLO | None) -> Row:
         "late_p99_s": percentile([outcome.late_s for outcome in outcomes], 0.99),
     }
     if slo is not None:
-        met = sum(slo.met(outcome) for outcome in outcomes)
+        met = sum(_met(slo, outcome) for outcome in outcomes)
         values["goodput_per_s"] = met / wall
         values["within_slo"] = met / max(1, len(outcomes))
     pools = {
@@ -89,6 +47,11 @@ def row_of(labels: Mapping[str, Label], loaded: Loaded, slo: SLO | None) -> Row:
         if pool:
             values |= {f"{name}_p{share}_s": percentile(pool, share / 100) for share in SHARES}
     return Row(labels, values)
+
+
+def _met(slo: SLO, outcome: Outcome) -> bool:
+    """Whether the request was answered within all targets."""
+    return outcome.ending is Ending.ANSWERED and slo.met(outcome.ttft_s, outcome.tpot_s, outcome.e2e_s)
 
 
 def reasons(loaded: Loaded) -> list[str]:

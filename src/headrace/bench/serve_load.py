@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headrace.bench.serve_http import HttpError, Pool
 from headrace.bench.serve_stream import EventBody, StreamError, error_message, read_stream
 from headrace.bench.serve_target import Target
-from headrace.bench.serve_workload import Session, Turn
+from headrace.sim.workload.sessions import Session, Turn
 
 MAX_PAUSE_S = 5.0
 """Longest wait of a closed-loop client after a refusal; Retry-After is capped at this."""

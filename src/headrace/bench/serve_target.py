@@ -9,8 +9,8 @@ from typing import Any
 
 from headrace.bench.serve_http import Address, HttpError, Pool, request_bytes
 from headrace.bench.serve_stream import EventBody, Streamed, StreamError, error_message, read_stream
-from headrace.bench.serve_workload import WORDS, WordRate
 from headrace.errors import HeadraceError
+from headrace.sim.workload.sessions import WORDS, WordRate
 
 COMPLETIONS, CHAT = "openai", "openai-chat"
 BACKENDS: Mapping[str, str] = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}

@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.bench.latency import Progress
     from headrace.bench.report import Row
-    from headrace.bench.serve_workload import Lengths, Workload
+    from headrace.sim.workload.sessions import Lengths, Workload
 
 BACKENDS = ("openai", "openai-chat")
 """As in `headrace.bench.serve_target`, which takes longer to import than help should; a test compares them."""
@@ -85,10 +85,10 @@ def _flags(parser: Flags) -> None:
 
 def _serve(args: argparse.Namespace) -> Prepared:
     from headrace.bench.serve import Plan, run, serve_rows
-    from headrace.bench.serve_arrivals import Arrivals, parse_rates
-    from headrace.bench.serve_figures import SLO
     from headrace.bench.serve_http import Address
     from headrace.bench.serve_target import BACKENDS, Target, find_model, measure_words
+    from headrace.sim.workload.arrivals import Arrivals, parse_rates
+    from headrace.sim.workload.slo import SLO
 
     restore_interrupts()
     rates = parse_rates(args.request_rate)
@@ -131,7 +131,7 @@ def _serve(args: argparse.Namespace) -> Prepared:
 
 
 def _workload(args: argparse.Namespace) -> Workload:
-    from headrace.bench.serve_workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Lengths, Workload
+    from headrace.sim.workload.sessions import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Lengths, Workload
 
     fixed = args.dataset_name == "random"
     inputs, outputs = SHAREGPT_INPUT, SHAREGPT_OUTPUT
@@ -174,8 +174,8 @@ def _extra(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises ConfigError for a number above its maximum, and for options that do not go together."""
-    from headrace.bench.serve_arrivals import MAX_RATE
-    from headrace.bench.serve_workload import MAX_LEN
+    from headrace.sim.workload.arrivals import MAX_RATE
+    from headrace.sim.workload.sessions import MAX_LEN
 
     limits = {
         "num_prompts": MAX_REQUESTS, "num_warmups": MAX_REQUESTS, "max_concurrency": MAX_CLIENTS,

@@ -70,6 +70,11 @@ class Engine:
         """True while `begin` can still give a plan that is not empty, now or later."""
         return self.scheduler.has_work or bool(self._ended or self._aborts)
 
+    @property
+    def is_stepping(self) -> bool:
+        """A step was begun and not finished, or what ended between steps was not reported yet."""
+        return self._plan is not None or bool(self._ended or self._aborts)
+
     def add(self, new: NewRequest, now: float) -> None:
         """Queue a request.
 
@@ -165,6 +170,18 @@ class Engine:
             self._changing = False
         self._end_aborted()
         return ended + outputs
+
+    def end(self, request: Request, reason: FinishReason, stop_token: int | None, now: float) -> Output:
+        """End a sequence whose last token has come; returns its last output, without tokens."""
+        self.scheduler.end(request, reason, now)
+        self._drop(request)
+        return Output(
+            request.key,
+            request.index,
+            finish_reason=reason,
+            stop_token=stop_token,
+            stats=replace(request.stats),
+        )
 
     def stats(self) -> EngineStats:
         scheduler = self.scheduler

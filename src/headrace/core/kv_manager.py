@@ -43,7 +43,7 @@ class KVManager:
         self.step = StepWrites()
         self._prompts: dict[int, Request] = {}  # prompt key -> a sequence whose blocks hold the whole prompt
         self._unchanged = (None,) * len(self.groups)
-        self._windows = any(group.window is not None for group in self.groups)
+        self.has_windows = any(group.window is not None for group in self.groups)
         self.pools = tuple(
             BlockPool(group.num_blocks, None if self.cache is None else partial(self._evict, index))
             for index, group in enumerate(groups)
@@ -197,7 +197,7 @@ class KVManager:
         """
         end = request.num_computed + num_tokens
         end_block = -(-(end + ahead) // self.block_size)
-        if self._has_room(request, end, end_block):
+        if self.has_room(request, end, end_block):
             return True
         drafts = max(0, end - len(request.tokens))
         needed_blocks: list[tuple[int, list[int]]] = []
@@ -226,10 +226,10 @@ class KVManager:
             state.advance(request, end)
         return True
 
-    def _has_room(self, request: Request, end: int, end_block: int) -> bool:
+    def has_room(self, request: Request, end: int, end_block: int) -> bool:
         """True where the last block held has room and is not shared: most steps of a decoding sequence."""
         last = end_block - 1
-        if self._windows or request.num_computed // self.block_size != last:
+        if self.has_windows or request.num_computed // self.block_size != last:
             return False
         if any(not state.stays(request, end) for state in self._states.values()):
             return False
@@ -241,6 +241,11 @@ class KVManager:
             if self.cache is not None and self.cache.holds(group, block):
                 return False
         return True
+
+    def take_blocks(self, request: Request) -> None:
+        """One more block in every group, for a sequence whose blocks are full and its own. There must be free ones."""
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            table.live.append(pool.allocate())
 
     def plan_slice(self, request: Request, num_tokens: int) -> None:
         """Let others share what the slice that was just granted will write, also in this same step.

@@ -33,6 +33,10 @@ class Pins:
         self.made = 0  # blocks that were not pinned before
         self.broken = 0
 
+    def __bool__(self) -> bool:
+        """Whether any block may be pinned."""
+        return any(self._heaps)
+
     def until(self, cell: Cell) -> float | None:
         """When the block's pin ends; None where it has none."""
         pin = self._pins[cell[0]].get(cell[1])

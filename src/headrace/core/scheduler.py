@@ -97,7 +97,7 @@ class Scheduler:
         self._memory_short = False  # the last admission failed for lack of KV blocks
         self._refusal: _Refusal | None = None
         self._joined = 0  # admissions since the start, those after a preemption included
-        self._batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
+        self.batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
         self._draft_budget = 0  # tokens of the step that drafts may still take
 
     @property
@@ -167,9 +167,7 @@ class Scheduler:
         granted: list[tuple[Request, int]] = []
         self._draft_budget = self._left_for_drafts(budget)
         preemptions = self.stats.preemptions
-        if not self._in_order or self.config.order is Order.FAIR:  # other orders stay as they are once sorted
-            self.running.sort(key=self.waiting.sort_key)
-            self._in_order = True
+        self.sort_running()
         if self.config.order is Order.FAIR and self.config.batching is Batching.CONTINUOUS:
             self._make_place()
         for request in tuple(self.running):
@@ -189,14 +187,33 @@ class Scheduler:
         granted = self._still_running(granted)
         slices = tuple(self._slice(request, count) for request, count in granted)
         released, self._released = tuple(self._released), []
-        self._step_id += 1
         if slices:
-            tokens = sum(count for _, count in granted)
-            self.stats.steps += 1
-            self.stats.scheduled_tokens += tokens
-            self._step_sizes[min((tokens - 1).bit_length(), STEP_SIZES - 1)] += 1
+            self.count_steps(1, sum(count for _, count in granted))
+        else:
+            self._step_id += 1
         self.stats.block_copies += len(copies)
         return StepPlan(self._step_id, slices, released, tuple(copies), wait_until)
+
+    def sort_running(self) -> None:
+        """Put running requests in the order in which they are served."""
+        if not self._in_order or self.config.order is Order.FAIR:  # other orders stay as they are once sorted
+            self.running.sort(key=self.waiting.sort_key)
+            self._in_order = True
+
+    def count_steps(self, steps: int, tokens: int) -> None:
+        """Count steps of so many tokens each."""
+        self._step_id += steps
+        self.stats.steps += steps
+        self.stats.scheduled_tokens += steps * tokens
+        self._step_sizes[min((tokens - 1).bit_length(), STEP_SIZES - 1)] += steps
+
+    def found_keys(self) -> set[bytes]:
+        """Keys of the prefix that the request refused last has found in the prefix cache, and what that follows."""
+        last = self._refusal
+        if last is None or last.hit is None:
+            return set()
+        keys = last.request.keys
+        return {keys.root, *keys.keys[: last.hit.num_known]}
 
     def _still_running(self, granted: list[tuple[Request, int]]) -> list[tuple[Request, int]]:
         """Without those that no longer run: their blocks are free, or already belong to another sequence.
@@ -239,7 +256,7 @@ class Scheduler:
             return 0
         needed = sum(len(request.tokens) - request.num_computed for request in self.running)
         head = self.waiting.head()
-        may_join = self.config.batching is Batching.CONTINUOUS or self._batch_room
+        may_join = self.config.batching is Batching.CONTINUOUS or self.batch_room
         if (
             head is not None
             and may_join
@@ -300,10 +317,10 @@ class Scheduler:
             oldest = min(request.stats.arrival_s for request in self.waiting)
             tokens = sum(len(request.tokens) for request in self.waiting)
             room = batch_room(self.config, len(self.waiting), tokens, oldest, now)
-            self._batch_room, wait_until = room.requests, room.wait_until
+            self.batch_room, wait_until = room.requests, room.wait_until
         continuous = self.config.batching is Batching.CONTINUOUS
         while budget and len(self.running) < self.config.max_num_seqs and (request := self.waiting.head()):
-            if not (continuous or self._batch_room) or self._refused_again(request, budget):
+            if not (continuous or self.batch_room) or self.refused_again(request, budget):
                 break
             count = self._try_admit(request, budget, copies)
             self._memory_short = not count and self.kv.blocks_short(
@@ -311,16 +328,16 @@ class Scheduler:
             )
             if count == 0:
                 if not continuous and self.kv.blocks_short(request, len(request.tokens)):
-                    self._batch_room = 0  # the batch is as large as memory allows
+                    self.batch_room = 0  # the batch is as large as memory allows
                 break
             self._join(request, now)
             self.kv.plan_slice(request, count)
             granted.append((request, count))
             budget -= count
-            self._batch_room = max(0, self._batch_room - 1)
+            self.batch_room = max(0, self.batch_room - 1)
         return wait_until
 
-    def _refused_again(self, request: Request, budget: int) -> bool:
+    def refused_again(self, request: Request, budget: int) -> bool:
         """Whether the request would be refused as before: nothing has changed that could let it join."""
         last = self._refusal
         return (
@@ -480,7 +497,7 @@ class Scheduler:
             request.stats.num_drafted += work.num_draft
             request.stats.num_accepted += work.num_draft - rejected
             self._count_draft(work.num_draft, work.num_draft - rejected)
-        emitted, reason, stop_token = self._append(request, part.tokens)
+        emitted, reason, stop_token = self.append(request, part.tokens)
         if part.done and emitted == len(part.tokens):
             reason = FinishReason.STOP
         if not request.params.samples and request.num_computed >= request.num_prompt:
@@ -524,7 +541,7 @@ class Scheduler:
         for position in range(min(accepted, len(self._accepted_at))):
             self._accepted_at[position] += 1
 
-    def _append(self, request: Request, tokens: Iterable[int]) -> tuple[int, FinishReason | None, int | None]:
+    def append(self, request: Request, tokens: Iterable[int]) -> tuple[int, FinishReason | None, int | None]:
         """Add sampled tokens up to the first that ends the request: (how many, why it ended, the stop id)."""
         params, count = request.params, 0
         for token in tokens:

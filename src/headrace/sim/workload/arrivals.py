@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
@@ -25,16 +27,18 @@ class Arrivals:
 
     def times(self, count: int, seed: int) -> list[float]:
         """Send times of `count` requests, in seconds after the start, ascending from 0."""
+        return list(itertools.islice(self.stream(seed), count))
+
+    def stream(self, seed: int) -> Iterator[float]:
+        """The same times, without an end."""
         if math.isinf(self.rate_per_s):
-            return [0.0] * count
+            yield from itertools.repeat(0.0)
         rng = random.Random(f"arrivals {seed}")
         mean = self.burst / self.rate_per_s
-        times: list[float] = []
         now = 0.0
-        while len(times) < count:
-            times += [now] * min(self.burst, count - len(times))
+        while True:
+            yield from itertools.repeat(now, self.burst)
             now += rng.gammavariate(self.burstiness, mean / self.burstiness)
-        return times
 
 
 def parse_rates(texts: list[str]) -> list[float]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.bench.measure import percentile
-from headrace.bench.serve_arrivals import MAX_RATE, MAX_STEPS, Arrivals, parse_rates
 from headrace.errors import ConfigError
+from headrace.sim.workload.arrivals import MAX_RATE, MAX_STEPS, Arrivals, parse_rates
 
 COUNT = 20_000
 

@@ -89,6 +89,15 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """The lengths of a session: the number of the shared text that it begins with, if any, and for each turn the tokens
+    of its prompt beyond that text, and of its answer."""
+
+    prefix: int | None
+    turns: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """`prefixes`: how many texts of `prefix_tokens` there are; every session begins with one of them. 0: none."""
 
@@ -129,19 +138,26 @@ class Workload:
         """The longest session."""
         return self._shared + self.turns * (self.inputs.high + self.outputs.high)
 
-    def sessions(self, seed: int, rate: WordRate) -> Iterator[Session]:
-        """An endless sequence, the same for the same seed."""
+    def plans(self, seed: int) -> Iterator[SessionPlan]:
+        """The lengths of an endless sequence of sessions, the same for the same seed."""
         rng = random.Random(f"workload {seed}")
+        while True:
+            prefix = rng.randrange(self.prefixes) if self.prefixes else None
+            turns = tuple((self.inputs.draw(rng), self.outputs.draw(rng)) for _ in range(self.turns))
+            yield SessionPlan(prefix, turns)
+
+    def sessions(self, seed: int, rate: WordRate) -> Iterator[Session]:
+        """The same with words: about so many tokens of them."""
+        rng = random.Random(f"words {seed}")
         prefixes = [
             words(random.Random(f"prefix {seed} {number}"), rate.words(self.prefix_tokens))
             for number in range(self.prefixes)
         ]
-        while True:
-            before = f"{rng.choice(prefixes)} " if prefixes else ""
+        for plan in self.plans(seed):
+            before = "" if plan.prefix is None else f"{prefixes[plan.prefix]} "
             turns = []
-            for _ in range(self.turns):
-                text = words(rng, rate.words(self.inputs.draw(rng)))
-                turns.append(Turn(before + text, self.outputs.draw(rng)))
+            for tokens, max_tokens in plan.turns:
+                turns.append(Turn(before + words(rng, rate.words(tokens)), max_tokens))
                 before = ""
             yield Session(tuple(turns))
 

@@ -10,7 +10,8 @@ import statistics
 import pytest
 
 from headrace.bench.measure import percentile
-from headrace.bench.serve_workload import (
+from headrace.errors import ConfigError
+from headrace.sim.workload.sessions import (
     SHAREGPT_INPUT,
     SHAREGPT_OUTPUT,
     Lengths,
@@ -18,7 +19,6 @@ from headrace.bench.serve_workload import (
     WordRate,
     Workload,
 )
-from headrace.errors import ConfigError
 
 ONE = WordRate(0.0, 1.0)
 

@@ -1,0 +1,62 @@
+"""How long simulated steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headrace.core.types import StepPlan
+from headrace.sim.cost import CostModel
+from headrace.sim.work import step_shape
+
+_LINEAR = 1e-9
+"""Relative distance from a straight line up to which times of steps count as lying on it."""
+_SHORT = 8
+
+
+class StepTimes(Protocol):
+    """Seconds of steps, a function of what is computed in them."""
+
+    def plan_s(self, plan: StepPlan) -> float:
+        """The time of one step."""
+        ...
+
+    def steady_s(self, batch: int, keys: int, steps: int) -> Sequence[float]:
+        """The times of `steps` steps in a row, each of which decodes one token for each of `batch` sequences. In the
+        first one they hold `keys` tokens together, the new ones included, in the next one `keys + batch`."""
+        ...
+
+
+class CostTimes:
+    """Times by a cost model. Those of steps in a row lie on few straight lines, of which some points are priced."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+
+    def plan_s(self, plan: StepPlan) -> float:
+        return self._cost.step_s(step_shape(plan))
+
+    def steady_s(self, batch: int, keys: int, steps: int) -> Sequence[float]:
+        return on_lines(lambda step: self._cost.decoding_s(batch, keys + batch * step), steps)
+
+
+def on_lines(price: Callable[[int], float], steps: int) -> list[float]:
+    """`price(step)` of every step, computed for few of them: a stretch whose thirds lie on a straight line is one."""
+    found: list[float] = []
+    stretches = [(0, steps)]
+    while stretches:
+        first, end = stretches.pop()
+        last = end - 1
+        if end - first <= _SHORT:
+            found += [price(step) for step in range(first, end)]
+            continue
+        start_s, slope = price(first), (price(last) - price(first)) / (last - first)
+        if all(
+            abs(start_s + slope * (step - first) - price(step)) <= _LINEAR * start_s
+            for step in (first + (last - first) // 3, last - (last - first) // 3)
+        ):
+            found += [start_s + slope * step for step in range(end - first)]
+        else:
+            middle = (first + end) // 2
+            stretches += [(middle, end), (first, middle)]
+    return found
