@@ -43,6 +43,18 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}"
 
 
+def _times(value: float) -> str:
+    return f"{value:.2f} x"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2%}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}"
+
+
 def _giga(value: float) -> str:
     return _rate(value / 1e9)
 
@@ -137,6 +149,32 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "fraction": Metric("of roofline", "fraction", "roofline time over measured time", _percent),
         "ratio": Metric("ratio", "ratio", "rate over the rate of the comparison", _plain),
         "perplexity": Metric("perplexity", "perplexity", "exp of the mean loss a token", _fine),
+        "perplexity_increase": Metric(
+            "perplexity +", "fraction", "perplexity over that of the reference, less one", _signed
+        ),
+        "kl": Metric("KL", "nats", "KL divergence from the reference, mean over tokens", _plain),
+        "top_1": Metric("same top token", "fraction", "positions with the same likeliest token", _share),
+        "gain": Metric("gain", "x", "speed over the speed of the comparison", _times),
+        "same_answers": Metric(
+            "same answers", "fraction", "requests with the tokens of the comparison", _percent
+        ),
+        "predicted_tokens_per_s": Metric(
+            "predicted tok/s", "tokens/s", "what the cost model gives for the same steps", _rate
+        ),
+        "formula_tokens_per_s": Metric(
+            "formula tok/s", "tokens/s", "what the plain roofline gives for the same steps", _rate
+        ),
+        "kv_bytes": Metric("KV used", "bytes", "keys and values that requests held, mean", _bytes),
+        "weight_bytes": Metric("weights", "bytes", "weights in memory", _bytes),
+        "peak_bytes": Metric("peak memory", "bytes", "what the process grew by", _bytes),
+        "token_bytes": Metric("a token", "bytes", "keys and values of one token", _bytes),
+        "kv_4k_bytes": Metric("4,096 tokens", "bytes", "keys and values of so many tokens", _bytes),
+        "kv_32k_bytes": Metric("32,768 tokens", "bytes", "keys and values of so many tokens", _bytes),
+        "kv_128k_bytes": Metric("131,072 tokens", "bytes", "keys and values of so many tokens", _bytes),
+        "itl_most_s": Metric("longest gap", "s", "the longest gap between two tokens", show_seconds),
+        "cost_per_million": Metric(
+            "cost a million", "currency", "a million output tokens at the price of the machine", _ratio
+        ),
         "relative_error": Metric("error", "ratio", "distance from the reference over its norm", _plain),
     }
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.bench_kind import Kind
 from headrace.cli.bench_model import MODEL_KINDS
 from headrace.cli.bench_native import NATIVE_KINDS
+from headrace.cli.bench_report import REPORT_KINDS
 from headrace.cli.bench_serve import SERVE_KINDS
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag
 from headrace.cli.parser import add_command, check_writable
@@ -23,7 +24,7 @@ examples:
   headrace bench throughput -m shape:tinyllama-1.1b --quantization int4 --json result.json
   headrace bench profile --help
 """
-KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **SERVE_KINDS}
+KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **SERVE_KINDS, **REPORT_KINDS}
 INTERRUPTED = 130
 
 
@@ -50,7 +51,8 @@ def add_parser(commands: Any) -> None:
         added.add_argument(
             "--json", metavar="PATH", help="write the result to this file, - for standard output"
         )
-        added.add_argument("--plot", metavar="PATH", help="draw the result (needs the bench extra)")
+        if kind.takes_plot:
+            added.add_argument("--plot", metavar="PATH", help="draw the result (needs the bench extra)")
         if kind.takes_model:
             add_model_flag(added)
             add_engine_flags(added)
@@ -63,11 +65,15 @@ def run(args: argparse.Namespace) -> int:
 
     kind = KINDS[args.kind]
     kind.check(args)
+    status = None if kind.ahead is None else kind.ahead(args)
+    if status is not None:
+        return status
+    plot = args.plot if kind.takes_plot else None
     if args.json and args.json != "-":
         check_writable("the result", args.json)
-    if args.plot:
-        check_plot(args.plot)
-        check_writable("the plot", args.plot)
+    if plot:
+        check_plot(plot)
+        check_writable("the plot", plot)
     rows: list[Row] = []
     prepared = kind.prepare(args)
     complete = True
@@ -89,12 +95,19 @@ def run(args: argparse.Namespace) -> int:
         if kind.more_columns:
             first = replace(report, notes=(), complete=True)
             print(f"\n{first.table(kind.columns, title=False)}")
-        print(f"\n{report.table(kind.more_columns or kind.columns, title=False)}")
+        text = (
+            kind.tables(report)
+            if kind.tables
+            else report.table(kind.more_columns or kind.columns, title=False)
+        )
+        print(f"\n{text}")
     if args.json:
         report.write(args.json)
-    if args.plot and rows:
-        plot_report(report, args.plot)
-        print(f"drawn to {args.plot}", file=sys.stderr)
+    if kind.finish is not None:
+        kind.finish(args, report)
+    if plot and rows:
+        plot_report(report, plot)
+        print(f"drawn to {plot}", file=sys.stderr)
     return 0 if complete else INTERRUPTED
 
 

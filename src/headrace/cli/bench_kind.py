@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench.latency import Progress
-    from headrace.bench.report import Row
+    from headrace.bench.report import Report, Row
     from headrace.bench.roofline import Roofline
     from headrace.bench.subject import Subject
 
@@ -55,6 +55,13 @@ class Kind:
     repeats: int = 3
     takes_repeats: bool = True
     takes_model: bool = True
+    takes_plot: bool = True
+    ahead: Callable[[argparse.Namespace], int | None] | None = None
+    """Checks what no other kind has; an exit status where there is nothing to measure."""
+    finish: Callable[[argparse.Namespace, Report], None] | None = None
+    """Writes what the kind makes besides the JSON."""
+    tables: Callable[[Report], str] | None = None
+    """The report as text, where one table of all rows would not do."""
 
     @property
     def kept(self) -> tuple[str, ...]:

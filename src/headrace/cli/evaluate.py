@@ -16,11 +16,8 @@ from headrace.cli.parser import add_command, add_number, check_range
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from headrace.bench.judged import JudgedLLM
     from headrace.evaluation.documents import Document, Record
-    from headrace.llm import LLM
 
 EXAMPLES = """\
 examples:
@@ -70,6 +67,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from headrace.bench.judged import JudgedLLM
     from headrace.evaluation import measures
     from headrace.evaluation.documents import BUNDLED_TEXTS, read_records
     from headrace.models.source import SHAPE_PREFIX
@@ -84,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     path = BUNDLED_TEXTS if args.data is None else args.data
     records = read_records(path)
     options = engine_options(args)
-    model = _Model(args.model, options)
+    model = JudgedLLM(args.model, options)
     reference = None if args.measure == "perplexity" else _reference(args, options)
     if reference is not None and reference.vocab_size != model.vocab_size:
         raise ConfigError(
@@ -109,20 +107,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _reference(args: argparse.Namespace, options: Mapping[str, Any]) -> _Model:
+def _reference(args: argparse.Namespace, options: Mapping[str, Any]) -> JudgedLLM:
+    from headrace.bench.judged import JudgedLLM
+
     if args.reference is not None:
         kept = {name: value for name, value in options.items() if name in ("num_threads", "max_model_len")}
-        return _Model(args.reference, kept)
+        return JudgedLLM(args.reference, kept)
     plain = {name: value for name, value in options.items() if name not in _PLAIN}
     if plain == options:
         raise ConfigError(
             f"{args.model} would be compared with itself: name another model with --reference, or an option such as "
             "--quantization int4"
         )
-    return _Model(args.model, plain)
+    return JudgedLLM(args.model, plain)
 
 
-def _documents(records: Sequence[Record], model: _Model, args: argparse.Namespace) -> list[Document]:
+def _documents(records: Sequence[Record], model: JudgedLLM, args: argparse.Namespace) -> list[Document]:
     """As many as have so many tokens to predict; the last is cut."""
     from headrace.evaluation.documents import Document, given_documents
 
@@ -139,7 +139,7 @@ def _documents(records: Sequence[Record], model: _Model, args: argparse.Namespac
     return found
 
 
-def _prompts(records: Sequence[Record], model: _Model, args: argparse.Namespace) -> list[list[int]]:
+def _prompts(records: Sequence[Record], model: JudgedLLM, args: argparse.Namespace) -> list[list[int]]:
     from headrace.evaluation.documents import beginnings
 
     room = model.longest - args.answer_tokens
@@ -202,37 +202,6 @@ def _lines(measure: str, found: Any) -> list[tuple[str, str]]:
         ("change of a token's probability", f"{found.probability_rms:.2%} (root mean square)"),
         ("tokens", f"{found.model.tokens:,}"),
     ]
-
-
-class _Model:
-    """An LLM as `evaluation.measures` sees it; satisfies `Judged`."""
-
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        from headrace.llm import LLM
-
-        self.name = name
-        self.llm: LLM = LLM(name, **options)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.llm.parts.spec.vocab_size
-
-    @property
-    def longest(self) -> int:
-        return self.llm.parts.resolved.max_model_len
-
-    def states(self, documents: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        return self.llm.hidden_states([list(one) for one in documents], use_tqdm=False)
-
-    def logits(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self.llm.logits(states)
-
-    def write(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[int, ...]]:
-        from headrace.core.params import SamplingParams
-
-        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        outputs = self.llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
-        return [tuple(one.outputs[0].token_ids) for one in outputs]
 
 
 class _Bar:
