@@ -67,6 +67,8 @@ def matrices(model: str) -> Mapping[str, torch.Tensor]:
         ("gptq", 3, 32, False, "group", "f16"),
         ("gptq", 4, 32, False, "static", "f16"),
         ("gptq", 8, None, True, "static", "f16"),
+        ("awq", 4, 32, True, None, "f16"),
+        ("awq", 4, 16, False, "static", "f16"),
     ],
 )
 def test_readers_find_the_weights_that_were_computed(
@@ -118,12 +120,30 @@ def test_later_layers_make_up_for_earlier_ones(tiny: str, tmp_path: Path) -> Non
     assert blind.errors.keys() == rounded.errors.keys()
 
 
+def test_norms_and_codes_of_awq_go_together(tiny: str, tmp_path: Path) -> None:
+    report = made(tiny, tmp_path / "out", method="awq", bits=4, format="awq")
+    assert not report.kept and not report.unscaled and max(report.errors.values()) < 0.2
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "awq" and config["modules_to_not_convert"] == ["lm_head"]
+    sources = [resolve_model(one) for one in (tiny, str(tmp_path / "out"))]
+    one, other = (load_weights(each, stored_spec(each), dtype=torch.float32) for each in sources)
+    norms = one.vectors["1.input_norm"], other.vectors["1.input_norm"]
+    assert not torch.equal(*norms)
+    before, after = (
+        one.matrices["1.qkv"].weight[:96] * norms[0],
+        other.matrices["1.qkv"].weight[:96] * norms[1],
+    )
+    assert (before - after).norm() < 0.15 * before.norm()
+
+
 class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("step", [1, 3])
-def test_a_killed_run_goes_on_and_gives_the_same_files(step: int, tiny: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "step"), [("gptq", 1), ("awq", 3)])
+def test_a_killed_run_goes_on_and_gives_the_same_files(
+    method: str, step: int, tiny: str, tmp_path: Path
+) -> None:
     def run(folder: Path, stop: int | None = None, texts: list[tuple[int, ...]] = TEXTS) -> int:
         source, steps = resolve_model(tiny), 0
 
@@ -134,7 +154,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_files(step: int, tiny: str, tmp
             if steps == stop:
                 raise Killed
 
-        options = QuantizeOptions(group=32, format="gptq")
+        options = QuantizeOptions(method, group=32, format="gptq")
         quantize(source, stored_spec(source), options, texts, folder, shown, num_threads=1)
         return steps
 
@@ -183,7 +203,12 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
         ([tiny, "--act-order", "group"], "use --act-order static, or --format gptq"),
         ([tiny, "--group-size", "8"], "must be 16 to 256"),
         ([tiny, "--group-size", "few"], "must be 16 to 256, or channel"),
-        ([tiny, "--samples", "0"], "needs calibration texts"),
+        ([tiny, "--samples", "0"], "gptq needs calibration texts"),
+        ([tiny, "--method", "awq", "--samples", "0"], "awq needs calibration texts"),
+        (
+            [tiny, "--format", "awq", "--bits", "8"],
+            "awq holds 4 bits, not 8: --format compressed-tensors does",
+        ),
         ([tiny, "--data", str(tmp_path / "few.txt")], "holds 2 texts of 2 to 512 tokens, not 128"),
         ([tiny, "--samples", "-1"], "between 0 and"),
     ):
@@ -220,11 +245,17 @@ def test_the_command_says_what_was_lost(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("format", "order"), [("compressed-tensors", "static"), ("gptq", None), ("gptq", "group")]
+    ("format", "method", "order"),
+    [
+        ("compressed-tensors", "gptq", "static"),
+        ("gptq", "gptq", None),
+        ("gptq", "gptq", "group"),
+        ("gptq", "awq", None),
+    ],
 )
 @pytest.mark.parametrize("family", [*CONFIGS, *RECURRENT])
 def test_every_family_hardly_moves_with_8_bits(
-    family: str, format: str, order: Literal["static", "group"] | None, tmp_path: Path
+    family: str, format: str, method: str, order: Literal["static", "group"] | None, tmp_path: Path
 ) -> None:
     from headrace import LLM
     from headrace.evaluation.documents import Document
@@ -232,10 +263,11 @@ def test_every_family_hardly_moves_with_8_bits(
 
     (tmp_path / "model").mkdir()
     write(tmp_path / "model", (CONFIGS | RECURRENT)[family])
-    report = made(str(tmp_path / "model"), tmp_path / "out", bits=8, group=16, format=format, order=order)
+    options = {"format": format, "method": method, "order": order}
+    report = made(str(tmp_path / "model"), tmp_path / "out", bits=8, group=16, **options)
     assert max(report.errors.values()) < 0.02
     before, after = matrices(str(tmp_path / "model")), matrices(str(tmp_path / "out"))
-    for name, weight in before.items():
+    for name, weight in before.items() if method != "awq" else ():
         assert (after[name] - weight).norm() < 0.02 * weight.norm(), name
 
     class Model:

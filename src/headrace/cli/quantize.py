@@ -48,9 +48,9 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     group = parser.add_argument_group("codes")
     group.add_argument(
-        "--method", choices=("rtn", "gptq"), default="gptq",
-        help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error "
-        "(default: %(default)s)",
+        "--method", choices=("rtn", "gptq", "awq"), default="gptq",
+        help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error; awq: "
+        "features with large inputs are scaled up before rounding, and ranges are clipped (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--bits", type=int, choices=(2, 3, 4, 8), default=_BITS, help="of a code (default: %(default)s)"
@@ -70,9 +70,9 @@ def add_parser(commands: Any) -> None:
         "without a word: static)",
     )  # fmt: skip
     group.add_argument(
-        "--format", default="compressed-tensors", metavar="compressed-tensors|gptq|gguf:TYPE",
-        help="compressed-tensors holds 4 and 8 bits, gptq 2, 3, 4 and 8; gguf:Q4_K_M and the like write one file with "
-        "llama.cpp's types, which say bits and groups themselves (default: %(default)s)",
+        "--format", default="compressed-tensors", metavar="compressed-tensors|gptq|awq|gguf:TYPE",
+        help="compressed-tensors holds 4 and 8 bits, gptq 2, 3, 4 and 8, awq 4; gguf:Q4_K_M and the like write one "
+        "file with llama.cpp's types, which say bits and groups themselves (default: %(default)s)",
     )  # fmt: skip
     group = parser.add_argument_group("calibration")
     group.add_argument("--data", type=Path, metavar="FILE", help="texts (default: bundled stories)")
@@ -169,6 +169,11 @@ def _tell(report: Report, calibrated: bool) -> None:
         print(
             f"left as they are, because their sizes do not fit the format: {len(report.kept)} matrices, such as "
             f"{report.kept[0]}"
+        )
+    if report.unscaled:
+        print(
+            f"not scaled, because nothing before them can take up factors: {len(report.unscaled)} matrices, such as "
+            f"{report.unscaled[0]}"
         )
     errors: Mapping[str, float] = report.errors
     what = "of the products of each matrix" if calibrated else "of the weights of each matrix"

@@ -194,10 +194,10 @@ class FamilyCheckpoint(Checkpoint):
         return replace(stored, name=name, shape=shape)
 
     def array(self, name: str) -> NDArray[Any]:
-        return self._in_order(name, super().array(self._stored[name]))
+        return self.program_form(name, super().array(self._stored[name]))
 
     def raw(self, name: str) -> NDArray[Any]:
-        return self._in_order(name, super().raw(self._stored[name]))
+        return self.program_form(name, super().raw(self._stored[name]))
 
     def excerpt(self, name: str, offset: int, size: int) -> bytes:
         return super().excerpt(self._stored[name], offset, size)
@@ -212,7 +212,23 @@ class FamilyCheckpoint(Checkpoint):
         if one is None or one.last:
             super().drop(self._stored[name])
 
-    def _in_order(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    def stored_form(self, name: str, array: NDArray[Any]) -> NDArray[Any] | None:
+        if name in self._experts:
+            return None
+        how = self._arranged.get(name)
+        if how is None or not array.size:
+            return array
+        if how == "flattened":
+            stored = super().entry(self._stored[name])
+            assert stored is not None
+            return array.reshape(stored.shape)
+        if how == "transposed":
+            return np.ascontiguousarray(array.T)
+        stored_rows = np.empty_like(array)
+        stored_rows[self._by_head(self._stored[name], len(array))] = array
+        return stored_rows
+
+    def program_form(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """Whole rows, one after the other in memory."""
         if name in self._experts:
             return self._experts[name].of(array)

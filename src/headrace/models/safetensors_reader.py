@@ -188,6 +188,14 @@ class Checkpoint:
         """The stored rows of a matrix of codes in the program's order; None where they lie so."""
         return None
 
+    def program_form(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """The file's array of a tensor in the program's order, a part of it where the file has it with others."""
+        return array
+
+    def stored_form(self, name: str, array: NDArray[Any]) -> NDArray[Any] | None:
+        """What the file would have for an array in the program's order; None where it has it in one with others."""
+        return array
+
     def paths(self) -> list[Path]:
         """The files, in order of their names."""
         return sorted({file.path for file in self._file_of.values()})

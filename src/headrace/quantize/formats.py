@@ -19,6 +19,10 @@ from headrace.errors import ConfigError
 from headrace.quantize.gptq import DAMPING, Order
 from headrace.quantize.scheme import Codes, Scheme
 
+AWQ_EACH = 8
+"""Output features of a word."""
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # lowest bits first
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -145,7 +149,45 @@ class GPTQ:
         }
 
 
-FORMATS: Mapping[str, CompressedTensors | GPTQ] = {"compressed-tensors": CompressedTensors(), "gptq": GPTQ()}
+class AWQ:
+    """The format of AutoAWQ, in the layout of its product GEMM."""
+
+    bits = (4,)
+    least_zero = 0
+
+    def fits(self, rows: int, columns: int, scheme: Scheme) -> bool:
+        return columns % (scheme.group or 1) == 0 and rows % AWQ_EACH == 0
+
+    def tensors(self, module: str, codes: Codes) -> list[Tensor]:
+        return [
+            Tensor(f"{module}.qweight", "I32", self._words(codes.codes)),
+            Tensor(f"{module}.qzeros", "I32", self._words(codes.zeros)),
+            Tensor(f"{module}.scales", *_floats(codes.scales.T.contiguous())),
+        ]
+
+    def config(
+        self, scheme: Scheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+    ) -> dict[str, Any]:
+        return {
+            "quant_method": "awq",
+            "bits": scheme.bits,
+            "group_size": scheme.group or -1,
+            "zero_point": True,  # all are stored: readers expect them
+            "version": "gemm",
+            "modules_to_not_convert": list(plain),
+        }
+
+    def _words(self, codes: torch.Tensor) -> NDArray[np.int32]:
+        """[C, R / 8] of codes [R, C]."""
+        columns = codes.T.numpy().reshape(codes.shape[1], -1, AWQ_EACH)
+        return pack(columns[:, :, _AWQ_ORDER].reshape(codes.shape[1], -1), 4)
+
+
+FORMATS: Mapping[str, CompressedTensors | GPTQ | AWQ] = {
+    "compressed-tensors": CompressedTensors(),
+    "gptq": GPTQ(),
+    "awq": AWQ(),
+}
 
 
 def check_format(name: str, bits: int, order: Order | None) -> None:
@@ -159,9 +201,9 @@ def check_format(name: str, bits: int, order: Order | None) -> None:
             f"{name} holds {', '.join(map(str, known))} bits, not {bits}"
             + (f": --format {others[0]} does" if others else "")
         )
-    if name == "compressed-tensors" and order == "group":
+    if name != "gptq" and order == "group":
         raise ConfigError(
-            "compressed-tensors no longer holds the group of each column: use --act-order static, or --format gptq"
+            f"{name} does not hold the group of each column: use --act-order static, or --format gptq"
         )
 
 

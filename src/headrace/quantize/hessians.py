@@ -1,4 +1,4 @@
-"""What GPTQ needs of a layer's inputs: the sum of x x^T for each matrix."""
+"""What methods need of the inputs of matrices: the sum of x x^T, and the largest magnitude of each feature."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Hessians:
         self._names = names
         self._sums: dict[str, Tensor] = {}  # [C, C], of experts [E, C, C]
         self._counts: dict[str, list[int]] = {}
+        self._peaks: dict[str, Tensor] = {}  # [C], of experts [E, C]
 
     def watch(self, op: Op[Any], inputs: Sequence[Any]) -> None:
         if op.kind not in ("linear", "experts") or op.weights[0].name not in self._names:
@@ -38,21 +39,41 @@ class Hessians:
 
     def of(self, name: str) -> Iterator[Tensor]:
         """The mean of x x^T [C, C] of a weight, or of each of its experts. Raises ModelError where it is not finite."""
-        sums, counts = self._sums[name], self._counts[name]
+        sums, counts = self.sums(name), self._counts[name]
+        whole = sums.sum(0) / max(1, sum(counts)) if len(counts) > 1 else None
+        for one, count in zip(sums, counts, strict=True):
+            yield one / max(1, count) if whole is None or count >= LEAST_ROWS else whole
+
+    def sums(self, name: str) -> Tensor:
+        """The sums of x x^T [E, C, C], with one for a weight without experts; not to be changed. Raises as `of`."""
+        sums = self._sums[name]
         if not bool(torch.isfinite(sums).all()):
             raise ModelError(
                 f"the inputs of {name} are infinite or not numbers: the model cannot be calibrated"
             )
-        whole = sums.sum(0) / max(1, sum(counts)) if len(counts) > 1 else None
-        for one, count in zip(sums, counts, strict=True):
-            yield one / max(1, count) if whole is None or count >= LEAST_ROWS else whole
+        return sums
+
+    def peaks(self, name: str) -> Tensor:
+        """The largest magnitude of each input feature, [E, C]. Experts with few rows have those of all experts."""
+        peaks, counts = self._peaks[name], torch.tensor(self._counts[name])
+        few = (counts < LEAST_ROWS)[:, None]
+        return torch.where(few, peaks.amax(0), peaks)
+
+    @torch.inference_mode()
+    def divide(self, name: str, factors: Tensor) -> None:
+        """Have the inputs as if each feature had been divided by a factor, [C] or [E, C]."""
+        self._sums[name] /= factors[..., None, :] * factors[..., :, None]
+        self._peaks[name] /= factors
 
     def _add(self, name: str, parts: Sequence[Tensor]) -> None:
         columns = parts[0].shape[1]
         if name not in self._sums:
             self._sums[name] = torch.zeros(len(parts), columns, columns)
             self._counts[name] = [0] * len(parts)
+            self._peaks[name] = torch.zeros(len(parts), columns)
         for number, part in enumerate(parts):
             if len(part):
                 self._sums[name][number].addmm_(part.T, part)
                 self._counts[name][number] += len(part)
+                peaks = self._peaks[name][number]
+                torch.maximum(peaks, part.abs().amax(0), out=peaks)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +37,13 @@ from headrace.models.weights import Weights
 from headrace.program.lower import lower
 from headrace.program.records import Op, WeightRef
 from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
+from headrace.quantize.folds import Fold, folds
 from headrace.quantize.formats import FORMATS, Format, Tensor, check_format
-from headrace.quantize.gptq import DAMPING, Order, gptq, relative_error
+from headrace.quantize.gptq import DAMPING, Order, relative_error
 from headrace.quantize.hessians import Hessians
-from headrace.quantize.scheme import BITS, Codes, Scheme, rtn
+from headrace.quantize.methods import METHODS, Rounding
+from headrace.quantize.plain import PlainTensors
+from headrace.quantize.scheme import BITS, Scheme
 from headrace.quantize.walk import Segment, Walk, segments
 
 Progress = Callable[[int, int], None]
@@ -50,12 +53,10 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """method: rtn rounds each weight to the nearest code; gptq lets the rest of a row take up each error.
+    """method: one of METHODS. group: input features with a common scale, or None for all. order, damping: of gptq, as
+    in `gptq.gptq`."""
 
-    group: input features with a common scale, or None for all. order, damping: of gptq, as in `gptq.gptq`.
-    """
-
-    method: Literal["rtn", "gptq"] = "gptq"
+    method: str = "gptq"
     bits: int = 4
     group: int | None = 128
     symmetric: bool = True
@@ -70,7 +71,7 @@ class QuantizeOptions:
             raise ConfigError(f"bits must be one of {', '.join(map(str, BITS))}, got {self.bits}")
         if self.group is not None and not 16 <= self.group <= 256:
             raise ConfigError(f"the group size must be 16 to 256, or the whole row, got {self.group}")
-        if self.order is not None and self.method != "gptq":
+        if self.order is not None and not METHODS[self.method].ordered:
             raise ConfigError(f"{self.method} has no order of columns: that is for gptq")
         check_format(self.format, self.bits, self.order)
 
@@ -81,8 +82,9 @@ class Report:
     experts the root of the mean square); without calibration, of the weights themselves.
 
     weights: how many are codes now. bits: a weight of these, scales and zeros included. kept: names of matrices in
-    layers that stayed as they were, because the format cannot hold them or a reader would not find them. size: bytes
-    of all files of weights.
+    layers that stayed as they were, because the format cannot hold them or a reader would not find them. unscaled:
+    those that are codes, but not of scaled weights although the method scales, because nothing before them can take up
+    the factors. size: bytes of all files of weights.
     """
 
     errors: Mapping[str, float]
@@ -90,6 +92,7 @@ class Report:
     bits: float
     kept: tuple[str, ...]
     size: int
+    unscaled: tuple[str, ...] = ()
 
 
 def quantize(
@@ -103,8 +106,9 @@ def quantize(
 ) -> Report:
     """Write the model of `source` into `folder`, which must not be there, with the matrices of its layers as codes.
 
-    texts: token ids to calibrate on; without any, rtn measures nothing and gptq is refused. The embedding, the head,
-    routers, norms and biases are copied. num_threads: of torch, in the whole process.
+    texts: token ids to calibrate on; without any, rtn measures nothing and other methods are refused. The embedding,
+    the head and routers are copied, as are norms and biases that take up no factors. num_threads: of torch, in the
+    whole process.
 
     Raises ConfigError for options that do not fit the model, UnsupportedModel for
     one that is not stored as floats in safetensors files, CheckpointError where these cannot be used, and ModelError
@@ -114,8 +118,8 @@ def quantize(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     stored = floats_of(source, spec)
-    if options.method == "gptq" and not texts:
-        raise ConfigError("gptq needs calibration texts")
+    if METHODS[options.method].calibrated and not texts:
+        raise ConfigError(f"{options.method} needs calibration texts")
     job = _Job(source, spec, options, stored)
     if not job.targets:
         raise ConfigError(
@@ -148,6 +152,7 @@ class _Job:
         self, source: ModelSource, spec: ModelSpec, options: QuantizeOptions, stored: StoredWeights
     ) -> None:
         self._source, self._options, self._stored = source, options, stored
+        self._method = METHODS[options.method]
         checkpoint = stored.checkpoint
         assert isinstance(checkpoint, Checkpoint)
         self._checkpoint = checkpoint
@@ -167,9 +172,18 @@ class _Job:
         self._modules = {
             name: self._module(name) for weight in fits for one in weight.each() for name, _ in one.parts
         }  # of each quantised tensor of the program
-        replaced = {checkpoint.stored_name(name) for name in self._modules}
-        self._copied = [name for name in checkpoint.file_of if name not in replaced]
         self._fitting = fits
+        self._plain = PlainTensors(checkpoint)
+        self._folds = (
+            [fold for fold in folds(self._program) if self._can_take(fold)] if self._method.factors else []
+        )
+        changed = list(dict.fromkeys(weight for fold in self._folds for weight in fold.weights))
+        self._changed = {
+            one.layer: [weight for weight in changed if weight.layer == one.layer] for one in self._segments
+        }
+        self._rewritten = [name for weight in changed for name in self._plain.names(weight, weight in fits)]
+        replaced = {*map(checkpoint.stored_name, self._modules), *self._rewritten}
+        self._copied = [name for name in checkpoint.file_of if name not in replaced]
 
     @property
     def size(self) -> int:
@@ -188,9 +202,7 @@ class _Job:
     def run(self, texts: Sequence[Sequence[int]], folder: Path, progress: Progress | None) -> Report:
         state = read_state(folder)
         config = self._config()
-        method = read_method(
-            "gptq" if self._options.format == "gptq" else "compressed-tensors", ConfigReader(config)
-        )
+        method = read_method(config["quant_method"], ConfigReader(config))
         walk = Walk(self._program, texts) if texts else None
         numbers = [number for number, one in enumerate(self.targets) if one]
         shards = {
@@ -208,24 +220,36 @@ class _Job:
                     hessians = Hessians({weight.name for weight in targets})
                     if walk is not None:
                         walk.observe(weights, hessians.watch, steps.advance)
-                    done = self._write_layer(path, targets, weights, hessians if walk else None)
+                    done = self._write_layer(path, segment, targets, weights, hessians if walk else None)
                     state["layers"][str(number)] = done
                     write_state(folder, state)
                 else:
                     steps.skip(walk.batches if walk else 0)
                 errors |= done
                 if walk is not None:
-                    self._read_back(path, targets, weights, method)
+                    self._read_back(path, segment, targets, weights, method)
             if walk is not None and number + 1 < len(self._segments):
                 walk.advance(weights, steps.advance)
         return self._finish(folder, shards, config, errors)
 
     def _write_layer(
-        self, path: Path, targets: Sequence[WeightRef], weights: Weights, hessians: Hessians | None
+        self,
+        path: Path,
+        segment: Segment,
+        targets: Sequence[WeightRef],
+        weights: Weights,
+        hessians: Hessians | None,
     ) -> dict[str, float]:
         """Quantise the matrices of a layer; gives their errors."""
         errors: dict[str, float] = {}
-        tensors: list[Tensor] = []
+        if hessians is not None:
+            self._scale(segment.layer, targets, weights, hessians)
+        tensors = [
+            tensor
+            for weight in self._changed[segment.layer]
+            for tensor in self._plain.tensors(weights, weight, weight in targets)
+        ]
+        how = Rounding(self._options.order, self._options.damping)
         for weight in targets:
             stacked = weights.matrices[weight.name].weight
             assert isinstance(stacked, torch.Tensor)
@@ -234,7 +258,7 @@ class _Job:
             given = None if hessians is None else hessians.of(weight.name)
             for one, matrix in zip(weight.each(), matrices, strict=True):
                 hessian = torch.eye(weight.columns) if given is None else next(given)
-                codes = self._round(matrix, hessian)
+                codes = self._method.round(matrix, hessian, self._scheme, how)
                 squares.append(relative_error(matrix, codes.dequantize(), hessian) ** 2)
                 first = 0
                 for name, rows in one.parts:
@@ -244,14 +268,25 @@ class _Job:
         write_tensors(path, tensors)
         return errors
 
-    def _round(self, matrix: torch.Tensor, hessian: torch.Tensor) -> Codes:
-        if self._options.method == "rtn":
-            return rtn(matrix, self._scheme)
-        return gptq(matrix, hessian, self._scheme, self._options.order, self._options.damping)
+    def _scale(
+        self, layer: int | None, targets: Sequence[WeightRef], weights: Weights, hessians: Hessians
+    ) -> None:
+        """Have the features that the layer's matrices read divided by the method's factors."""
+        for fold in self._folds:
+            if fold.layer == layer and self._method.factors is not None:
+                factors = self._method.factors(fold, weights, hessians, targets, self._scheme)
+                columns = fold.apply(weights, factors, self._plain.rounded)
+                for reader in fold.readers:
+                    if reader in targets:
+                        hessians.divide(reader.name, columns)
 
-    def _read_back(self, path: Path, targets: Sequence[WeightRef], weights: Weights, method: Method) -> None:
+    def _read_back(
+        self, path: Path, segment: Segment, targets: Sequence[WeightRef], weights: Weights, method: Method
+    ) -> None:
         """Put what the file of a layer holds in the place of its weights."""
         file = SafetensorsFile(path)
+        for weight in self._changed[segment.layer]:
+            self._plain.read_back(file, weights, weight, weight in targets)
         for weight in targets:
             stacked = weights.matrices[weight.name].weight
             assert isinstance(stacked, torch.Tensor)
@@ -287,12 +322,23 @@ class _Job:
         )
         copy_tokenizer(folder, self._source.path)
         weights = sum((weight.experts or 1) * weight.rows * weight.columns for weight in self._fitting)
-        coded = sum(size for shard, size in sizes.items() if shard != rest)
-        return Report(dict(errors), weights, 8 * coded / weights, self._kept, sum(sizes.values()))
+        plain = sum(map(self._entry_size, self._rewritten))
+        coded = sum(size for shard, size in sizes.items() if shard != rest) - plain
+        scaled = {reader for fold in self._folds for reader in fold.readers}
+        unscaled = [
+            weight.name
+            for targets in self.targets
+            for weight in targets
+            if self._method.factors is not None and weight not in scaled
+        ]
+        return Report(
+            dict(errors), weights, 8 * coded / weights, self._kept, sum(sizes.values()), tuple(unscaled)
+        )
 
     def _config(self) -> dict[str, Any]:
         coded = sorted(self._modules.values())
-        entries = {name: self._checkpoint.file_of[name].entries[name] for name in self._copied}
+        floats = (*self._copied, *self._rewritten)
+        entries = {name: self._checkpoint.file_of[name].entries[name] for name in floats}
         plain = [
             name.removesuffix(".weight")
             for name, entry in entries.items()
@@ -308,6 +354,12 @@ class _Job:
             and self._checkpoint.name_for_codes(name) is not None
             for one in weight.each()
             for name, rows in one.parts
+        )
+
+    def _can_take(self, fold: Fold) -> bool:
+        """Whether a reader becomes codes, and all that changes can be written."""
+        return any(reader in self._fitting for reader in fold.readers) and all(
+            self._plain.can_hold(weight, weight in self._fitting) for weight in fold.weights
         )
 
     def _module(self, name: str) -> str:

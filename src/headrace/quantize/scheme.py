@@ -20,6 +20,8 @@ _CLIPS = 40
 _CLIP_TO = 0.5
 _CHUNK = 1 << 22
 """Weights searched at once."""
+_WHOLE_BLOCK = 512
+"""Inputs of larger groups count as independent of each other where their clipping is searched."""
 _SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -78,10 +80,11 @@ class Codes:
         return Codes(self.scheme, self.codes[part], self.scales[part], self.zeros[part], self.group_of)
 
 
-def ranges(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+def ranges(weight: Tensor, scheme: Scheme, hessian: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(scales, zeros), [R, G] each in the weight's type, for a matrix [R, C]; scales as they are stored.
 
-    The range of a group holds all of its weights and 0; with `clip`, that part of it which leaves the least error.
+    The range of a group holds all of its weights and 0; with `clip`, that part of it which leaves the least error: of
+    the weights, or with a Hessian [C, C] of the products of the group's inputs.
     A symmetric scale has the sign that puts the weight of largest magnitude on code 0.
     """
     rows, columns = weight.shape
@@ -92,7 +95,8 @@ def ranges(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     else:
         groups = weight.reshape(rows, -1, size)
     step = max(1, _CHUNK // columns)
-    found = [_ranges(groups[first : first + step], scheme) for first in range(0, rows, step)]
+    power = None if hessian is None else _blocks(hessian.to(weight.dtype), groups.shape[1], size)
+    found = [_ranges(groups[first : first + step], scheme, power) for first in range(0, rows, step)]
     return torch.cat([scales for scales, _ in found]), torch.cat([zeros for _, zeros in found])
 
 
@@ -102,9 +106,9 @@ def encode(weight: Tensor, scales: Tensor, zeros: Tensor, levels: int) -> Tensor
     return (torch.round(weight * steps) + zeros).clamp(0, levels)
 
 
-def rtn(weight: Tensor, scheme: Scheme) -> Codes:
-    """Round each weight of [R, C] to the nearest code."""
-    scales, zeros = ranges(weight, scheme)
+def rtn(weight: Tensor, scheme: Scheme, hessian: Tensor | None = None) -> Codes:
+    """Round each weight of [R, C] to the nearest code, in `ranges`."""
+    scales, zeros = ranges(weight, scheme, hessian)
     groups = _in_order(weight.shape[1], scheme.group)
     codes = encode(weight, scales[:, groups], zeros[:, groups], scheme.levels)
     return made(scheme, codes, scales, zeros)
@@ -123,16 +127,29 @@ def _in_order(columns: int, group: int | None) -> Tensor:
     return torch.zeros(columns, dtype=torch.int64) if group is None else torch.arange(columns) // group
 
 
-def _ranges(groups: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+def _blocks(hessian: Tensor, count: int, size: int) -> Tensor:
+    """[G, size, size], those of the diagonal; of large groups the diagonal alone, [G, size]."""
+    padded = torch.zeros(count * size, dtype=hessian.dtype)
+    padded[: len(hessian)] = hessian.diagonal()
+    if size > _WHOLE_BLOCK:
+        return padded.view(count, size)
+    blocks = torch.diag_embed(padded.view(count, size))
+    for number in range(count):
+        block = hessian[number * size : (number + 1) * size, number * size : (number + 1) * size]
+        blocks[number, : len(block), : len(block)] = block
+    return blocks
+
+
+def _ranges(groups: Tensor, scheme: Scheme, power: Tensor | None) -> tuple[Tensor, Tensor]:
     """Of groups [R, G, size]."""
     scales, zeros = _whole_range(groups, scheme, 1.0)
     if not scheme.clip:
         return scales, zeros
-    least = _error(groups, scales, zeros, scheme)
+    least = _error(groups, scales, zeros, scheme, power)
     for number in range(1, _CLIPS + 1):
         part = 1.0 - (1.0 - _CLIP_TO) * number / _CLIPS
         other, others = _whole_range(groups, scheme, part)
-        error = _error(groups, other, others, scheme)
+        error = _error(groups, other, others, scheme, power)
         better = error < least
         scales, zeros = torch.where(better, other, scales), torch.where(better, others, zeros)
         least = torch.where(better, error, least)
@@ -160,8 +177,12 @@ def _stored(scales: Tensor, scheme: Scheme) -> Tensor:
     return limited.to(_SCALE_TYPES[scheme.scale]).to(scales.dtype) + 0.0  # no -0
 
 
-def _error(groups: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
-    """The squared error of each group's weights."""
+def _error(groups: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, power: Tensor | None) -> Tensor:
+    """The squared error of each group's weights, or of its products with inputs of that power, [R, G]."""
     scales, zeros = scales[..., None], zeros[..., None]
     difference = (encode(groups, scales, zeros, scheme.levels) - zeros) * scales - groups
-    return difference.square_().sum(-1)
+    if power is not None and power.dim() == 3:
+        by_group = difference.transpose(0, 1)  # [G, R, size]
+        return ((by_group @ power) * by_group).sum(-1).T
+    squares = difference.square_()
+    return (squares if power is None else squares * power).sum(-1)
