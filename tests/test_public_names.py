@@ -29,6 +29,7 @@ PUBLIC = {
             "CheckpointError",
             "ConfigError",
             "DeadlineExceeded",
+            "DoesNotFit",
             "EngineDead",
             "HeadraceError",
             "InvalidParams",

@@ -29,7 +29,7 @@ from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
 from headrace.plan.draft_methods import AUTO, HISTORY, MTP, NGRAM, draft_methods, draft_model_name
 from headrace.plan.drafts import DraftHeads
-from headrace.plan.hardware import this_machine
+from headrace.plan.hardware import Machine, this_machine
 from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
 from headrace.plan.kv_identity import kv_identity
@@ -96,11 +96,11 @@ class EngineParts:
     sampling_defaults: Mapping[str, Any]  # fields of SamplingParams, for calls that leave them out
 
 
-def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
+def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | None = None) -> Survey:
     """Find the model and resolve every option; reads no weights.
 
-    mapped: weights may be larger than memory, as those of a packed folder may. Raises ModelError if the model cannot
-    be used and ConfigError if an option is wrong.
+    mapped: weights may be larger than memory, as those of a packed folder may. machine: to plan for; None is this one.
+    Raises ModelError if the model cannot be used, DoesNotFit if it is too large and ConfigError if an option is wrong.
     """
     source = resolve_model(config.model, HubOptions(config.revision, config.download_dir))
     if config.hf_overrides:
@@ -110,7 +110,7 @@ def survey(config: EngineConfig, *, mapped: bool = False) -> Survey:
         config = _as_packed(config, header)
     source = open_source(source)
     stored = with_context(stored_spec(source), config.max_model_len)
-    machine = this_machine()
+    machine = machine or this_machine()
     why = None
     if config.speculative == AUTO:
         drafters, why = found_drafters(source, stored)

@@ -12,6 +12,7 @@ HeadraceError                     500
 |  |- Overloaded                  429   the queue is full; try again later
 |  `- DeadlineExceeded            504   the request was not scheduled, or did not end, in the time it had
 |- ConfigError                    400   an engine option or a combination of options is wrong
+|  `- DoesNotFit                  400   the model and its options need more memory than there is
 |- ModelError                     400   the model cannot be loaded
 |  |- ModelNotFound               404   no such folder, file, bundled name or hub id
 |  |- UnsupportedModel            400   a family or feature that is not implemented
@@ -94,6 +95,10 @@ class DeadlineExceeded(RequestError):
 class ConfigError(HeadraceError):
     status = 400
     code = "invalid_config"
+
+
+class DoesNotFit(ConfigError):
+    code = "does_not_fit"
 
 
 class ModelError(HeadraceError):

@@ -77,4 +77,4 @@ def test_this_machine_has_rates_for_what_it_multiplies() -> None:
     assert this_hardware(plain).memory == 4 * GIB
     assert this_hardware(plain).peak_of("bf16") is None
     assert (this_hardware(wide).peak_of("bf16") or 0) > (this_hardware(wide).peak_of("f32") or 0)
-    assert "not measured" in this_hardware(plain).source and HARDWARE_NAMES[0] == "this"
+    assert "headrace calibrate" in this_hardware(plain).source and HARDWARE_NAMES[0] == "this"

@@ -28,6 +28,7 @@ Headrace runs open-weight language models on the hardware you own.
   headrace pull owner/name:Q4_K_M                download a model; list and rm manage what is here
   headrace run-batch in.jsonl out.jsonl          a file of requests, answered offline
   headrace inspect shape:llama-3.1-8b            memory, settings and ops, each with its reason
+  headrace plan shape:llama-3.1-70b --hardware 4xa100-80g    does it fit, how fast, at what cost
 """
 
 
@@ -52,6 +53,7 @@ COMMANDS = (
     Command(
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
     ),
+    Command("plan", "headrace.cli.plan", "memory, speed and cost of a model on any machine"),
     Command(
         "bench", "headrace.cli.bench", "measure speed, start-up and quality beside what the machine can do"
     ),

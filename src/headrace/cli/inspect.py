@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
 from headrace.cli.parser import add_command
-from headrace.errors import TokenizerError
+from headrace.errors import DoesNotFit, TokenizerError
+
+if TYPE_CHECKING:
+    from headrace.build import Survey
+    from headrace.plan.hardware import Machine
+
+SHORT = 2048
+"""Tokens of the sequence that must fit where a model is large."""
 
 EXAMPLES = """\
 examples:
@@ -43,7 +51,11 @@ def run(args: argparse.Namespace) -> int:
     from headrace.program.lower import lower
 
     config = engine_config(args)
-    plan = survey(config)
+    problem = None
+    try:
+        plan = survey(config)
+    except DoesNotFit as error:
+        plan, problem = survey(config, machine=_unlimited()), error
     if args.program:
         program = lower(plan.spec, weight_names(plan.spec), narrow=plan.resolved.kernels is not None)
         rows = program_rows(program, plan.resolved.memory_format)
@@ -52,7 +64,50 @@ def run(args: argparse.Namespace) -> int:
     print(detect().describe(), end="\n\n")
     tokenizer = _tokenizer_rows(find_tokenizer(config, plan.source))
     print(report(plan.spec, plan.resolved, plan.ledger, plan.ops.rows(), tokenizer), end="")
+    if problem is not None:
+        print(_shortage(plan), end="")
+        raise problem
     return 0
+
+
+def _unlimited() -> Machine:
+    """This machine with more memory than any model needs."""
+    from headrace.plan.hardware import this_machine
+    from headrace.plan.units import TIB
+
+    return replace(this_machine(), memory_total=1024 * TIB, memory_available=1024 * TIB)
+
+
+def _shortage(plan: Survey) -> str:
+    """By how much the plan is too large for this machine, which formats are not, and which machine is large enough."""
+    from headrace.plan.hardware_table import this_hardware
+    from headrace.plan.report import table
+    from headrace.plan.units import format_bytes, format_count
+    from headrace.sim.planner.model import from_spec
+    from headrace.sim.planner.overview import nearest_machine
+    from headrace.sim.planner.speed import Traffic
+    from headrace.sim.planner.tables import format_rows
+
+    here, needed = this_hardware(), plan.ledger.total
+    model = from_spec(plan.source.name, plan.spec)
+    traffic = Traffic(max(1, min(SHORT, model.spec.max_position) - 1), 1)
+    missing = format_bytes(max(0, needed - here.memory))
+    lines = [
+        (
+            "needed",
+            f"{format_bytes(needed)} as above; {format_bytes(here.memory)} is free, {missing} too little",
+        )
+    ]
+    for row in format_rows(model, here, traffic):
+        fits = f"fits with up to {format_count(row.context)} tokens" if row.context else "does not fit"
+        needs = f"{format_bytes(row.needed)} with one sequence of {traffic.context} tokens"
+        lines.append((f"in {row.label}", f"{needs}: {fits}"))
+    near = nearest_machine(model, traffic)
+    if near is not None:
+        lines.append(
+            ("large enough", f"{near.hardware.label}, in {near.stored.label}; see `headrace plan --help`")
+        )
+    return f"\nFit\n{table(lines)}\n"
 
 
 def _tokenizer_rows(path: Path | None) -> list[tuple[str, str]]:

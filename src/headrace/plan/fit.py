@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from headrace.errors import ConfigError
+from headrace.errors import DoesNotFit
 from headrace.plan.activations import activation_bytes
 from headrace.plan.draft_methods import branches, scratch_blocks
 from headrace.plan.drafts import DraftHeads, DraftModel
@@ -145,13 +145,13 @@ class Fit:
 
 
 def check_memory(fit: Fit) -> None:
-    """Raise ConfigError when weights and the activations of one step leave nothing for KV."""
+    """Raise DoesNotFit when weights and the activations of one step leave nothing for KV."""
     left = fit.memory - fit.resident_bytes
     if fit.free(1) > 0:
         return
     if left > 0:
         trees = ", or trees of drafts with --speculative-tree-nodes" if fit.tree_nodes else ""
-        raise ConfigError(
+        raise DoesNotFit(
             f"weights of {format_bytes(fit.resident_bytes)} leave {format_bytes(left)} of "
             f"{format_bytes(fit.memory)}, too little for the activations of a step; "
             f"lower --max-num-batched-tokens or --max-num-seqs{trees}"
@@ -162,13 +162,13 @@ def check_memory(fit: Fit) -> None:
         each = f"in {fit.stored.weights.main.name}"
         four = fit.stored.weights.main.bits <= 4
         hint = "" if four else ", or store them in 4 bits with --quantization int4"
-    raise ConfigError(
+    raise DoesNotFit(
         f"the weights need {format_bytes(fit.weight_bytes)} {each}, but "
         f"{format_bytes(fit.memory)} of memory is available; use a smaller model{hint}"
     )
 
 
-def too_small(fit: Fit, length: int) -> ConfigError:
+def too_small(fit: Fit, length: int) -> DoesNotFit:
     """Why not one sequence of `length` tokens fits, how much it needs, and which option to change."""
     needed, free = fit.needed(length), fit.free(length)
     tokens = "one token" if length == 1 else f"{length} tokens"
@@ -187,12 +187,12 @@ def too_small(fit: Fit, length: int) -> ConfigError:
         trees = ", or trees of drafts with --speculative-tree-nodes"
     lower += trees
     if fit.kv_bytes is not None and fit.kv_bytes > free:
-        return ConfigError(
+        return DoesNotFit(
             f"kv_cache_memory is {format_bytes(fit.kv_bytes)}, but {left}; lower --kv-cache-memory{trees}"
         )
     if fit.kv_bytes is not None:
         raise_to = f"raise --kv-cache-memory to {needed}"
-        return ConfigError(
+        return DoesNotFit(
             f"{what}, but kv_cache_memory is {format_bytes(fit.kv_bytes)}; "
             + (f"{lower}, or {raise_to}" if shorter else raise_to)
         )
@@ -200,11 +200,9 @@ def too_small(fit: Fit, length: int) -> ConfigError:
         blocks = max(demand.per_sequence for demand in fit.demands(length))
         if fit.kv_blocks < blocks:
             raise_to = f"raise --num-kv-blocks to {blocks}"
-            return ConfigError(
+            return DoesNotFit(
                 f"{what} in {blocks} blocks, but num_kv_blocks is {fit.kv_blocks}; "
                 + (f"{lower}, or {raise_to}" if shorter else raise_to)
             )
-        return ConfigError(
-            f"num_kv_blocks {fit.kv_blocks} does not fit: {left}; lower --num-kv-blocks{trees}"
-        )
-    return ConfigError(f"{what}, but {left}, of which at most {KV_PERCENT_LIMIT}% may hold KV; {lower}")
+        return DoesNotFit(f"num_kv_blocks {fit.kv_blocks} does not fit: {left}; lower --num-kv-blocks{trees}")
+    return DoesNotFit(f"{what}, but {left}, of which at most {KV_PERCENT_LIMIT}% may hold KV; {lower}")

@@ -236,7 +236,7 @@ def this_hardware(machine: Machine | None = None, features: CpuFeatures | None =
         here.memory_available,
         min(here.cores * _CORE_BANDWIDTH, _SOCKET_BANDWIDTH),
         tuple((product, each * here.cores * _CLOCK) for product, each in cycle.items()),
-        f"assumed: {_CLOCK / 1e9:g} GHz and {_CORE_BANDWIDTH / 1e9:g} GB/s a core; not measured",
+        f"assumed: {_CLOCK / 1e9:g} GHz and {_CORE_BANDWIDTH / 1e9:g} GB/s a core; `headrace calibrate` measures them",
         cores=here.cores,
         most=1,
     )

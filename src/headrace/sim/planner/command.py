@@ -1,0 +1,43 @@
+"""The command that starts a setting, as far as this version can."""
+
+from __future__ import annotations
+
+import shlex
+
+from headrace.plan.units import MIB
+from headrace.sim.planner.formats import AS_STORED
+from headrace.sim.planner.search import Setting
+
+
+def serve_options(setting: Setting, context: int) -> dict[str, str]:
+    """The options of `headrace serve` that make the setting, by flag, for sequences of up to `context` tokens."""
+    options = {}
+    if setting.stored.format != AS_STORED:
+        options["--quantization"] = setting.stored.format
+    if setting.stored.kv != "auto":
+        options["--kv-cache-dtype"] = setting.stored.kv
+    options["--max-num-seqs"] = str(setting.point.batch)
+    options["--max-model-len"] = str(context)
+    # The engine takes at most 4 GiB by itself.
+    size = setting.footprint.kv(setting.point.batch, context)
+    options["--kv-cache-memory"] = f"{-(-size // MIB)}MiB"
+    return options
+
+
+def start_command(setting: Setting, context: int) -> tuple[str | None, str]:
+    """(command, note). None where this version cannot start it, and the note says why; else the note says how many
+    processes there are, if more than one."""
+    if setting.hardware.kind == "cuda":
+        return None, "no command: this version runs models on CPUs, and plans for GPUs"
+    if setting.footprint.placement.devices > 1:
+        return None, "no command: tensor and pipeline parallelism are not in this version"
+    words = ["headrace", "serve", setting.stored.model.name]
+    for flag, value in serve_options(setting, context).items():
+        words += [flag, value]
+    processes = setting.copies * setting.machines
+    note = ""
+    if processes > 1:
+        machines = "machine" if setting.machines == 1 else "machines"
+        sockets = f", one on each of {setting.copies} sockets" if setting.copies > 1 else ""
+        note = f"{processes} of these on {setting.machines} {machines}{sockets}, behind a load balancer"
+    return shlex.join(words), note
