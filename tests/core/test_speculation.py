@@ -60,6 +60,19 @@ def test_a_tree_takes_a_place_for_each_depth() -> None:
     assert engine.stats().scheduler.accepted_at == (1, 1)
 
 
+def test_while_drafting_rests_slices_have_no_room_for_drafts() -> None:
+    engine = driver(full(9, 4), max_draft=4).engine
+    engine.add(new("a", 8, max_tokens=9), 0.0)
+    rooms, blocks = [], []
+    for rests in (True, True, False, False):
+        plan = engine.begin(0.0)
+        rooms.append(plan.slices[0].room)
+        blocks.append(engine.kv_usage().held_blocks)
+        result = SliceResult(plan.slices[0].request_id, (4,))
+        engine.finish(StepResult(plan.step_id, (result,), rests), 0.0)
+    assert rooms == [4, 0, 0, 4] and blocks == [3, 3, 3, 4]
+
+
 def test_trees_are_cut_to_what_can_be_accepted() -> None:
     engine = driver(max_draft=4).engine
     engine.add(new("a", 5, max_tokens=4), 0.0)

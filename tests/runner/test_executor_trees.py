@@ -140,10 +140,12 @@ class Trees:
         self.hidden: dict[tuple[int, ...], float] = {}  # by the tokens that it follows
         self.beside = 0
 
-    def rests(self) -> bool:
+    resting = False
+
+    def rests(self, sequences: int, *, decoding: bool) -> bool:
         return False
 
-    def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
+    def draft(self, sequences: Sequence[Drafted], tokens: int) -> list[Draft]:
         return [self._draft(one) for one in sequences]
 
     def _draft(self, one: Drafted) -> Draft:

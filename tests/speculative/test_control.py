@@ -68,7 +68,10 @@ class Machine:
                 sequences.append(
                     Drafted(at, at, work, range(known + 1), known, 0, self.most, accepted, STATE, ("", ""))
                 )
-            self.drafts = [tokens for tokens, _ in self.speculation.draft(sequences)]
+            if self.speculation.rests(len(sequences), decoding=size == len(sequences)):
+                self.drafts = [()] * len(sequences)
+            else:
+                self.drafts = [tokens for tokens, _ in self.speculation.draft(sequences, size)]
         return (sum(self.tokens) - before) / (self.now - began)
 
 

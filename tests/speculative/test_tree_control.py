@@ -82,7 +82,10 @@ class Machine:
             size = sum(1 + len(tokens) for tokens, _ in self.drafts)
             self.now += self.step_s(size)
             sequences = [self._verified(at, *draft) for at, draft in enumerate(self.drafts)]
-            self.drafts = self.speculation.draft(sequences)
+            if self.speculation.rests(len(sequences), decoding=size == len(sequences)):
+                self.drafts = [((), ())] * len(sequences)
+            else:
+                self.drafts = self.speculation.draft(sequences, size)
             beside = [
                 len(set(range(len(tokens))) - set(parents)) for tokens, parents in self.drafts if parents
             ]
@@ -157,7 +160,7 @@ def test_states_are_asked_for_only_where_something_may_be_drafted() -> None:
         asked += needed
         machine.run(1)
         assert needed or machine.proposed == before
-    assert 40 < asked < 200
+    assert 0 < asked < 40 and machine.proposed
 
 
 def test_branches_of_all_sequences_stay_within_what_there_is() -> None:

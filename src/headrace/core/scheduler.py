@@ -98,6 +98,7 @@ class Scheduler:
         self._refusal: _Refusal | None = None
         self._joined = 0  # admissions since the start, those after a preemption included
         self.batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
+        self._room = config.max_draft  # drafts that may follow a slice of the next step
         self._draft_budget = 0  # tokens of the step that drafts may still take
 
     @property
@@ -297,8 +298,8 @@ class Scheduler:
         count = request.span(count)
         end = request.num_computed + count
         request.room = 0
-        if self.config.max_draft and end >= len(request.tokens) and request.params.samples:
-            room = min(self.config.max_draft, request.limit - end - 1)
+        if self._room and end >= len(request.tokens) and request.params.samples:
+            room = min(self._room, request.limit - end - 1)
             if (
                 end <= request.num_stored
             ):  # an earlier slice of this step writes its last block, so it cannot be copied
@@ -446,6 +447,7 @@ class Scheduler:
         A slice that failed may have written nothing. The blocks it made findable are removed from the prefix cache, and
         slices that read them in the same step are computed again: a slice reads only from earlier ones.
         """
+        self._room = 0 if result.rests else self.config.max_draft
         results = {part.request_id: part for part in result.results}
         failed: set[int] = set()
         outputs = []

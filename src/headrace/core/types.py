@@ -256,6 +256,7 @@ class SliceResult:
 class StepResult:
     step_id: int
     results: tuple[SliceResult, ...] = ()
+    rests: bool = False  # no draft will follow the next step: it needs no room for any
 
 
 @dataclass(frozen=True, slots=True)

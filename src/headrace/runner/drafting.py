@@ -55,13 +55,20 @@ class Drafter(Protocol):
         """Whether it reads `Drafted.states`."""
         ...
 
-    def rests(self) -> bool:
-        """Whether this step needs no call of `draft`. Asked once after each step."""
+    @property
+    def resting(self) -> bool:
+        """Whether no draft will follow the next step, as far as is known: it needs no room for any."""
         ...
 
-    def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
+    def rests(self, sequences: int, *, decoding: bool) -> bool:
+        """Whether this step needs no call of `draft`. Asked once after each step of so many slices; `decoding` says
+        that each of them was one token of a sequence that goes on."""
+        ...
+
+    def draft(self, sequences: Sequence[Drafted], tokens: int) -> list[Draft]:
         """For each sequence tokens that may follow, at most `room` of them one after the other. Called after a step
-        unless the drafter rests, with every sequence whose slice was run without a fault."""
+        unless the drafter rests, with every sequence whose slice was run without a fault; `tokens` are those of all
+        slices, embeddings among them."""
         ...
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

@@ -82,6 +82,7 @@ class ModelExecutor(Generic[Logits]):
         self.drafter = drafter
         self._needs_states = drafter is not None and drafter.needs_states
         self._most_rows = most_rows
+        self._decoded = False  # each slice of the last step was one token of a sequence that goes on
         self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the last kept tokens of each slice
         self._faults = RowFaults(sampler)
         self._grammars = grammars
@@ -111,9 +112,10 @@ class ModelExecutor(Generic[Logits]):
         if self.drafter is not None and done:
             for work, result in zip(slices, done, strict=True):
                 self._sequences[work.request_id].tokens += result.tokens
-            if not self.drafter.rests():
+            if not self.drafter.rests(len(slices), decoding=self._decoded):
                 done = self._draft(self.drafter, slices, done)
-        return StepResult(plan.step_id, (*failed, *done))
+        resting = self.drafter is not None and self.drafter.resting
+        return StepResult(plan.step_id, (*failed, *done), resting)
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         own = len(self._tables)
@@ -170,9 +172,10 @@ class ModelExecutor(Generic[Logits]):
 
     def _run(self, slices: list[SeqSlice]) -> list[SliceResult]:
         sequences = [self._sequences[work.request_id] for work in slices]
-        if all(len(work.tokens) == 1 and work.sample and not work.num_draft for work in slices) and not any(
-            sequence.prompt for sequence in sequences
-        ):
+        self._decoded = all(
+            len(work.tokens) == 1 and work.sample and not work.num_draft for work in slices
+        ) and not any(sequence.prompt for sequence in sequences)
+        if self._decoded:
             return self._decode(slices, sequences)
         self._branches.begin()
         branched = {
@@ -287,7 +290,7 @@ class ModelExecutor(Generic[Logits]):
                 drafted.append(_drafted(work, sequence, result, self._hidden.get(work.request_id)))
                 places.append(at)
         try:
-            drafts = drafter.draft(drafted)
+            drafts = drafter.draft(drafted, sum(len(work.tokens) for work in slices))
         except Exception as error:
             _log.error("drafting failed", exc_info=error)
             return results

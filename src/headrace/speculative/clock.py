@@ -9,7 +9,7 @@ _NEW = 0.1
 """Weight of a new measurement, once there are some."""
 _FIRST = 3
 """Of the first measurements the least is taken: a core that was taken away makes steps slower, and nothing faster."""
-_SPIKE = 1.5
+SPIKE = 1.5
 """Later measurements count for at most so many times what is known."""
 _DOUBT, _SURE = 1024, 0.25
 """What a size costs more than a smaller one is doubted over so many steps without a measurement, down to this share of
@@ -32,7 +32,7 @@ class _Known:
         if self.count <= _FIRST:
             self.value = value if self.count == 1 else min(self.value, value)
         else:
-            self.value += (min(value, _SPIKE * self.value) - self.value) * _NEW
+            self.value += (min(value, SPIKE * self.value) - self.value) * _NEW
 
 
 class StepClock:
@@ -46,6 +46,7 @@ class StepClock:
         self._sizes: list[int] = []  # rising
         self._known: dict[int, _Known] = {}
         self._count = 0
+        self._curve: Curve | None = None  # as of the last measurement
 
     def add(self, tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
@@ -56,6 +57,7 @@ class StepClock:
             self._known[tokens] = _Known()
         self._count += 1
         self._known[tokens].add(seconds, self._count)
+        self._curve = None
 
     def knows(self, tokens: int) -> bool:
         """Whether a step of this size, or a smaller one, was measured."""
@@ -63,6 +65,11 @@ class StepClock:
 
     def curve(self) -> Curve:
         """What steps cost as far as is known now."""
+        if self._curve is None:
+            self._curve = self._new_curve()
+        return self._curve
+
+    def _new_curve(self) -> Curve:
         values = [self._known[size].value for size in self._sizes]
         for at in range(len(values) - 2, -1, -1):
             values[at] = min(values[at], values[at + 1])
@@ -70,7 +77,7 @@ class StepClock:
             age = self._count - self._known[self._sizes[at]].at
             sure = max(_SURE, 1 - age / _DOUBT)
             values[at] = values[at - 1] + max(0.0, values[at] - values[at - 1]) * sure
-        return Curve(self._sizes, values)
+        return Curve(tuple(self._sizes), values)
 
 
 class Curve:

@@ -18,15 +18,14 @@ from headrace.core.types import BlockCopy
 from headrace.runner.drafting import Drafted
 from headrace.speculative.acceptance_rates import NodeRates, Own, Rates, chances, node_chances
 from headrace.speculative.choice import Candidate, chain, choose, tree, worth
-from headrace.speculative.clock import StepClock
+from headrace.speculative.clock import SPIKE, StepClock
 from headrace.speculative.method import NOTHING, Method, Proposal
+from headrace.speculative.resting import Rest
 
-PROBE_FIRST, PROBE_LAST = 32, 512
-"""Steps without a draft after which one is tried: at first, and at most, as each try that does not pay doubles them."""
 IDLE_AFTER = 16
-"""Steps without a draft after which a model that could draft reads no more prompts."""
-LOOK_EVERY = 16
-"""Then only in every so many steps is looked whether drafting pays."""
+"""Steps without a draft after which a model that could draft reads no more prompts, and drafting rests."""
+MEASURE_EVERY = 16
+"""While drafting rests, one in so many steps is measured."""
 PLAIN_EVERY = 128
 """Steps with drafts after which one goes without: what such a step costs changes as contexts grow."""
 TRY_EVERY = 16
@@ -103,34 +102,69 @@ class Speculation:
         self._left: float | None = None  # when the last call ended
         self._before: frozenset[int] = frozenset()  # its sequences
         self._since_draft = self._since_plain = 0
-        self._probe_after = PROBE_FIRST
-        self._probing = False
+        self._idle = 0  # steps in a row that might have been drafted for, and were not
+        self._rests: dict[int, Rest] = {}  # by the size of the batch, see _rest
+        self._resting: Rest | None = None  # that of the last step, while it lasts
+        self._spent_s = 0.0  # in the last call of `draft`
+        self._decoded = 0  # tokens of the last step while drafting rests, if all of it was decoding
+        self._may_probe, self._probing, self._turn = True, False, 0
 
     @property
     def needs_hidden(self) -> bool:
-        """See `runner.drafting.Drafter`: nothing is drafted in a step that does not even look."""
-        return self._reads_hidden and not (self.adaptive and self._rests())
+        """See `runner.drafting.Drafter`."""
+        return self._reads_hidden and not self.resting
 
-    def rests(self) -> bool:
-        """See `runner.drafting.Drafter`. Where layers draft they see every step: they need its states."""
-        if not self.adaptive or self.needs_states or not self._rests():
+    @property
+    def resting(self) -> bool:
+        """See `runner.drafting.Drafter`."""
+        return self._resting is not None
+
+    def rests(self, sequences: int, *, decoding: bool) -> bool:
+        """See `runner.drafting.Drafter`. Layers that draft see every step: they need its states."""
+        if not self.adaptive or self.needs_states:
             return False
-        self._since_draft += 1
-        self._left = None
+        rest = self._rest(sequences)
+        if not rest.left:
+            self._resting = None
+            return False
+        rest.left -= 1
+        if rest.left % MEASURE_EVERY > 1:
+            self._left = None
+        else:
+            now = self._now()
+            if self._left is not None and decoding and self._decoded == sequences:
+                self._steps.add(sequences, now - self._left)
+            self._left, self._decoded = now, sequences if decoding else 0
+        self._go_to_rest(rest)
         return True
 
-    def draft(self, sequences: Sequence[Drafted]) -> list[Draft]:
+    def _rest(self, sequences: int) -> Rest:
+        size = sequences.bit_length()
+        rest = self._rests.get(size)
+        if rest is None:
+            rest = self._rests[size] = Rest()
+        return rest
+
+    def _go_to_rest(self, rest: Rest) -> None:
+        """After this step, as long as `rest` has steps left; the last of them is one that drafts may follow."""
+        self._resting = rest if rest.left else None
+        self._since_draft += 1
+        self._before = frozenset()
+        self._may_probe, self._idle = True, 0
+
+    def draft(self, sequences: Sequence[Drafted], tokens: int) -> list[Draft]:
+        if self.adaptive and self.needs_states and (rest := self._rest(len(sequences))).left:
+            rest.left -= 1
+            return self._pass_over(sequences)
         entered = self._now()
-        decoding = self._learn(sequences, entered)
+        decoding, gained_s = self._learn(sequences, tokens, entered)
+        if self.adaptive and self._settle(len(sequences), gained_s):
+            return self._pass_over(sequences)
         rooms = [min(one.room, self.most) for one in sequences]
         plain = self.adaptive and self._wants_plain(len(sequences))
-        rests = self.adaptive and self._rests()
         proposals: list[tuple[int, Proposal]] = [(-1, NOTHING)] * len(sequences)
         for at, method in enumerate(self.methods):
             before = list(proposals)
-            if rests and not method.free:
-                method.pass_over(sequences)
-                continue
             if self.adaptive and not method.free and not plain:
                 self._leave(at, sequences, rooms, proposals)
             open_rooms = [
@@ -152,10 +186,32 @@ class Speculation:
         drafted = any(tokens for tokens, _ in drafts)
         self._remember(sequences, proposals)
         self._since_draft = 0 if drafted else self._since_draft + 1
+        self._idle = self._idle + 1 if decoding and not drafted else 0
         self._since_plain = self._since_plain + 1 if drafted else 0
         self._before = frozenset(one.request_id for one in sequences)
         self._left = self._now()
+        self._spent_s = self._left - entered
         return drafts
+
+    def _settle(self, batch: int, gained_s: float) -> bool:
+        """The last step with what it verified brought so many seconds, or cost them: whether drafting now rests."""
+        plain, rest = self._steps.curve().seconds(batch), self._rest(batch)
+        if plain is not None:
+            rest.add((gained_s - self._spent_s) / plain)
+        if self._idle > IDLE_AFTER and not rest.left:
+            rest.begin()
+        self._spent_s = 0.0
+        return bool(rest.left)
+
+    def _pass_over(self, sequences: Sequence[Drafted]) -> list[Draft]:
+        """Nothing is drafted, but layers get the states that they will read."""
+        for method in self.methods:
+            if method.needs_states:
+                method.pass_over(sequences)
+        self._remember(sequences, [(-1, NOTHING)] * len(sequences))
+        self._left = None
+        self._go_to_rest(self._rest(len(sequences)))
+        return [((), ())] * len(sequences)
 
     def costs(self, batch: int, length: float) -> Costs | None:
         """As measured, for so many sequences with drafts of so many tokens each; None where no step was measured."""
@@ -179,47 +235,60 @@ class Speculation:
         for method in self.methods:
             method.release(request_id)
 
-    def _learn(self, sequences: Sequence[Drafted], now: float) -> bool:
-        """Count what was verified, and measure the step if all of it was decoding, which is returned."""
+    def _learn(self, sequences: Sequence[Drafted], tokens: int, now: float) -> tuple[bool, float]:
+        """Count what was verified. If all of the step's tokens were decoding, which is returned, measure it: the
+        seconds by which it was shorter than decoding as many tokens without drafts."""
+        verified_any = False
+        emitted = computed = 0
         decoding = bool(sequences)
         for one in sequences:
             verified = one.work.num_draft
             decoding = decoding and one.work.sample and len(one.work.tokens) == 1 + verified
-            known = self._sequences.get(one.request_id)
-            if known is None or not verified or known.method < 0:
-                continue
-            counts = self.counts[known.method]
-            counts.drafts, counts.drafted = counts.drafts + 1, counts.drafted + verified
-            counts.accepted += one.accepted
-            depths, depth = counts.accepted_by_depth, one.work.span - one.work.known
-            counts.depth += depth
-            depths += [0] * (depth - len(depths))
-            for depth in range(one.accepted):
-                depths[depth] += 1
-            node_rates = self._node_rates[known.method]
-            if node_rates is not None and known.draft.nodes:
-                if one.work.tokens[one.work.known :] == known.draft.tokens:  # nothing was cut
-                    _learn_nodes(one, known.draft, node_rates, known.own[known.method])
-                continue
-            rates = self._rates[known.method].setdefault(known.draft.kind, Rates())
-            known.own[known.method].add(rates, verified, one.accepted)
-            rates.add(verified, one.accepted)
+            emitted, computed = emitted + 1 + one.accepted, computed + len(one.work.tokens)
+            if verified:
+                verified_any = True
+                self._count(one)
+        if self._probing and verified_any:
+            self._may_probe = emitted > len(sequences)  # it was right: try again
+            self._probing = False
+        decoding = decoding and computed == tokens
         going_on = self._left is not None and self._before >= {one.request_id for one in sequences}
-        if decoding and going_on and self._left is not None:
-            self._steps.add(sum(len(one.work.tokens) for one in sequences), now - self._left)
-        return decoding
+        if not decoding or not going_on or self._left is None:
+            return decoding, 0.0
+        seconds = now - self._left
+        self._steps.add(tokens, seconds)
+        curve = self._steps.curve()
+        plain, known = curve.seconds(len(sequences)), curve.seconds(tokens)
+        if plain is None or known is None:
+            return decoding, 0.0
+        return decoding, plain * emitted / len(sequences) - min(seconds, SPIKE * known)
+
+    def _count(self, one: Drafted) -> None:
+        """Learn from the drafts of one sequence that were verified."""
+        known = self._sequences.get(one.request_id)
+        if known is None or known.method < 0:
+            return
+        verified = one.work.num_draft
+        counts = self.counts[known.method]
+        counts.drafts, counts.drafted = counts.drafts + 1, counts.drafted + verified
+        counts.accepted += one.accepted
+        depths, depth = counts.accepted_by_depth, one.work.span - one.work.known
+        counts.depth += depth
+        depths += [0] * (depth - len(depths))
+        for depth in range(one.accepted):
+            depths[depth] += 1
+        node_rates = self._node_rates[known.method]
+        if node_rates is not None and known.draft.nodes:
+            if one.work.tokens[one.work.known :] == known.draft.tokens:  # nothing was cut
+                _learn_nodes(one, known.draft, node_rates, known.own[known.method])
+            return
+        rates = self._rates[known.method].setdefault(known.draft.kind, Rates())
+        known.own[known.method].add(rates, verified, one.accepted)
+        rates.add(verified, one.accepted)
 
     def _wants_plain(self, tokens: int) -> bool:
         """Whether the next step is to go without drafts, so that its cost is known."""
         return self._since_plain >= PLAIN_EVERY or not self._steps.knows(tokens)
-
-    def _rests(self) -> bool:
-        """Whether not even to look if drafting pays: it has not for a while, and looking costs time as well."""
-        idle = self._since_draft > IDLE_AFTER and not self._wants_probe()
-        return idle and self._since_draft % LOOK_EVERY > 1  # two in a row: the second knows what a step cost
-
-    def _wants_probe(self) -> bool:
-        return self._since_draft >= self._probe_after
 
     def _propose(
         self,
@@ -272,7 +341,6 @@ class Speculation:
     ) -> tuple[list[int], list[int]]:
         """How many tokens a method that costs time shall draft for each sequence: one after the other, and in all where
         it drafts trees, else 0."""
-        self._probing = False
         candidates = [
             candidate
             for index, (one, room) in enumerate(zip(sequences, rooms, strict=True))
@@ -280,10 +348,8 @@ class Speculation:
             for candidate in self._outlined(at, index, one, room)
         ]
         best = self._best(sequences, candidates, at)
-        if not any(best) and any(rooms) and self._wants_probe():
-            self._probing = True
-            self._probe_after = min(2 * self._probe_after, PROBE_LAST)
-            lengths = _probe(rooms)
+        if not any(best) and any(rooms) and self._may_probe:
+            lengths = self._probe(rooms)
             return lengths, lengths if self._outlines[at] else [0] * len(lengths)
         depths = [max((one.depth + 1 for one in taken), default=0) for taken in best]
         sizes = [1 + max((one.node for one in taken), default=-1) for taken in best]
@@ -332,16 +398,21 @@ class Speculation:
             for candidate in self._proposed(index, one, method, proposal)
         ]
         kept = [[one.node for one in taken] for taken in self._best(sequences, candidates, None)]
-        if candidates and not any(kept) and self._wants_probe():
-            self._probe_after = min(2 * self._probe_after, PROBE_LAST)
-            lengths = _probe([len(proposal.tokens) for _, proposal in proposals])
-            kept = [list(range(length)) for length in lengths]
-        elif any(kept):
-            self._probe_after = PROBE_FIRST
+        if candidates and not any(kept) and self._may_probe:
+            kept = [list(range(length)) for length in self._probe([len(p.tokens) for _, p in proposals])]
         for index, nodes in enumerate(kept):
             method, proposal = proposals[index]
             if nodes != list(range(len(proposal.tokens))):
                 proposals[index] = (method, _part(proposal, nodes))
+
+    def _probe(self, rooms: Sequence[int]) -> list[int]:
+        """Short drafts for a few of the sequences, in turns."""
+        self._may_probe, self._probing = False, True
+        open_ = [index for index, room in enumerate(rooms) if room]
+        count = max(1, len(rooms) // 8)
+        chosen = {open_[(self._turn + at) % len(open_)] for at in range(count)}
+        self._turn += count
+        return [min(room, 2) if index in chosen else 0 for index, room in enumerate(rooms)]
 
     def _remember(self, sequences: Sequence[Drafted], proposals: Sequence[tuple[int, Proposal]]) -> None:
         for one, (method, proposal) in zip(sequences, proposals, strict=True):
@@ -353,15 +424,6 @@ class Speculation:
         if known is None:
             known = self._sequences[request_id] = _Sequence([Own() for _ in self.methods])
         return known
-
-
-def _probe(rooms: Sequence[int]) -> list[int]:
-    """Short drafts for a few of the sequences."""
-    left, lengths = max(1, len(rooms) // 8), []
-    for room in rooms:
-        lengths.append(min(room, 2) if left > 0 else 0)
-        left -= bool(room)
-    return lengths
 
 
 def _part(proposal: Proposal, nodes: Sequence[int]) -> Proposal:

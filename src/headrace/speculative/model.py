@@ -93,7 +93,8 @@ class ModelMethod:
     def _first(
         self, sequences: Sequence[Drafted], lengths: Sequence[int], drafts: list[tuple[int, ...]]
     ) -> list[int]:
-        """Read the tokens that were not read before, and draft the first token where one is wanted."""
+        """Read the tokens that were not read before, and draft the first token where one is wanted. Where none is, only
+        prompts are read: what follows is read when it is needed."""
         going: list[int] = []
         pieces: list[_Piece] = []
         room = self._max_tokens
@@ -102,6 +103,8 @@ class ModelMethod:
             if progress is None:
                 progress = self._progress[one.request_id] = _Progress(one.found)
             progress.confirm(one.tokens)
+            if not lengths[at] and one.work.start >= len(one.tokens) - one.state.num_output:
+                continue
             end = len(one.tokens) if lengths[at] else one.computed
             start = min(progress.stored, end - 1) if lengths[at] else progress.stored
             while start < end:

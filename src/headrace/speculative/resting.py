@@ -1,0 +1,41 @@
+"""When nothing is drafted at all: what drafting has lost is paid back by steps in which nothing of it runs."""
+
+from __future__ import annotations
+
+TRUST = 6.0
+"""What drafting may lose before it rests, in steps without drafts; half of it after each time, down to LEAST_TRUST."""
+LEAST_TRUST = 1.0
+MOST_CREDIT = 8.0
+"""What drafting has gained counts up to here: so it rests soon after it ceases to pay."""
+SHARE = 0.01
+"""A rest is so long that what was lost before it is this share of it."""
+SHORTEST, LONGEST = 32, 2048
+
+
+class Rest:
+    """Of batches of about one size. All amounts are steps without drafts.
+
+    Drafting goes on as long as it has credit, which is what it gains, less what it loses. Then it rests.
+    """
+
+    __slots__ = ("_credit", "_net", "_trust", "left")
+
+    def __init__(self) -> None:
+        self.left = 0  # steps still to rest
+        self._trust = self._credit = TRUST
+        self._net = 0.0  # since the last rest
+
+    def add(self, gained: float) -> None:
+        """Drafting has brought so many steps, or cost them."""
+        self._net += gained
+        self._credit = min(MOST_CREDIT, self._credit + gained)
+        if self._credit == MOST_CREDIT:
+            self._trust = TRUST
+        if self._credit <= 0:
+            self.begin()
+
+    def begin(self) -> None:
+        """Rest from now on."""
+        self.left = round(min(LONGEST, max(SHORTEST, -self._net / SHARE)))
+        self._trust = max(LEAST_TRUST, self._trust / 2)
+        self._credit, self._net = self._trust, 0.0
