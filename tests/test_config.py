@@ -66,7 +66,7 @@ def test_the_options_of_both_engines_are_the_fields_with_their_types_and_default
 
 def test_every_field_is_checked_by_some_rule() -> None:
     by_hand = {"model", "batch_wait_s", "stream_interval_s", "ops_force", "quantization", "speculative"}
-    by_hand |= {"speculative_quantization"}
+    by_hand |= {"speculative_quantization", "step_time_budget"}
     by_hand |= {"tokenizer", "revision", "download_dir", "hf_overrides"}
     by_hand |= {"generation_config", "override_generation_config"}
     assert {f.name for f in fields(EngineConfig)} == {*INT_RANGES, *CHOICES, *BOOLS, *by_hand}
@@ -118,6 +118,15 @@ def test_seconds() -> None:
         assert "batch_wait_s" in refusal(batching="dynamic", batch_wait_s=wrong)
         assert "stream_interval_s" in refusal(stream_interval_s=wrong)
     assert EngineConfig("tale", stream_interval_s=0).stream_interval_s == 0.0
+
+
+def test_step_time_budgets() -> None:
+    for value, kept in (("auto", "auto"), ("off", "off"), (0.05, 0.05), ("0.05", 0.05), (1, 1.0)):
+        assert EngineConfig("tale", step_time_budget=value).step_time_budget == kept
+    for wrong in ("", "AUTO", "fast", "nan", 0, 1e-5, -1, 3601, math.nan, None, True, [], "1" * 5000):
+        assert "step_time_budget" in refusal(step_time_budget=wrong)
+    assert "KV cache" in refusal(step_time_budget="auto", kv_cache=False)
+    assert "enable_chunked_prefill" in refusal(step_time_budget=0.1, enable_chunked_prefill=False)
 
 
 def test_text_fields() -> None:
@@ -214,6 +223,7 @@ CONFIGS = st.builds(
     batch_size=st.none() | st.integers(1, 32),
     batch_wait_s=st.none() | st.floats(0, 3600),
     stream_interval_s=st.floats(0, 10),
+    step_time_budget=st.sampled_from(["auto", "off", 0.25]),
     sliding_window=st.just(64),
     attention_sinks=st.none() | st.integers(0, 16),
     quantization=st.sampled_from([None, "int8", "int4-g128", "int4-g32-asym-a16"]),

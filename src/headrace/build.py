@@ -12,6 +12,7 @@ from headrace.config_resolve import resolve
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
 from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
+from headrace.core.step_budget import StepBudget
 from headrace.errors import ConfigError, TokenizerError
 from headrace.gguf.files import GGUFModel
 from headrace.gguf.vocabulary import VOCABULARY_FILE, write_vocabulary
@@ -231,8 +232,13 @@ def find_tokenizer(config: EngineConfig, source: ModelSource) -> Path | None:
     return tokenizer_folder(config.tokenizer, HubOptions(download_dir=config.download_dir))
 
 
-def assemble(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
-    """Load a model and build its engine. `progress` is called with (tensors read, total)."""
+def assemble(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    step_budget: Callable[[ModelSpec, ResolvedConfig], StepBudget | None] = lambda spec, resolved: None,
+) -> EngineParts:
+    """Load a model and build its engine. `progress` is called with (tensors read, total); `step_budget` makes what
+    bounds the time of its steps, as `sim.step_budget` does."""
     plan = survey(config)
     resolved, spec, source = plan.resolved, plan.spec, plan.source
     defaults = chosen_defaults(source, config.generation_config, config.override_generation_config)
@@ -248,6 +254,7 @@ def assemble(config: EngineConfig, progress: Progress | None = None) -> EnginePa
         resolved.kv_groups,
         prefix_caching=resolved.enable_prefix_caching,
         cache_scope=kv_identity(weights_identity(source, resolved.seed), spec, resolved),
+        step_budget=step_budget(spec, resolved),
     )
     return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars, folder, defaults)
 

@@ -30,6 +30,7 @@ MAX_SINKS = 65_536
 MAX_THREADS = 4096
 MAX_WAIT_S = 3600.0
 MAX_INTERVAL_S = 10.0
+LEAST_BUDGET_S, MAX_BUDGET_S = 1e-4, 3600.0
 MAX_SEED = 2**63 - 1
 MAX_TEXT_CHARS = 4096
 MAX_FIELDS_CHARS = 65_536
@@ -47,6 +48,9 @@ class EngineConfig:
     "a16" keep the codes of a quantised checkpoint, with activations in int8 or bf16.
     max_model_len: longest sequence, prompt and output, in tokens.
     max_num_seqs, max_num_batched_tokens: most sequences and tokens of one step.
+    step_time_budget: seconds that a step with prompts in it may take while others decode, by the cost model: prompts
+    are cut into chunks that stay within it. "auto" is a multiple of the time of a step without prompts; see
+    sim.step_budget.
     kv_cache_memory: bytes, or text such as "512MiB" or "2GB"; num_kv_blocks: blocks of each KV group instead.
     state_interval: of a model with recurrent layers, tokens between the states that are kept for the prefix cache.
     kv_cache: False recomputes every sequence at every step, the baseline that shows what a cache is worth.
@@ -82,6 +86,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    step_time_budget: float | str = "off"
     kv_cache_memory: int | str | None = None
     kv_cache_dtype: str = "auto"
     block_size: int | None = None
@@ -158,6 +163,7 @@ class EngineConfig:
             put(self, "batch_wait_s", _checked_seconds("batch_wait_s", self.batch_wait_s, MAX_WAIT_S))
         interval_s = _checked_seconds("stream_interval_s", self.stream_interval_s, MAX_INTERVAL_S)
         put(self, "stream_interval_s", interval_s)
+        put(self, "step_time_budget", _checked_budget(self.step_time_budget))
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -165,6 +171,12 @@ class EngineConfig:
             raise ConfigError(
                 f"tensor_parallel_size {self.tensor_parallel_size} is not available in this version; use 1"
             )
+        if self.step_time_budget != "off" and not self.kv_cache:
+            raise ConfigError(
+                "step_time_budget needs the KV cache: without one prompts are not cut into chunks"
+            )
+        if isinstance(self.step_time_budget, float) and not self.enable_chunked_prefill:
+            raise ConfigError("step_time_budget cuts prompts into chunks: it needs enable_chunked_prefill")
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError(
                 "kv_cache_memory and num_kv_blocks both set the size of the KV cache; give one of them"
@@ -251,6 +263,7 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
+    step_time_budget: float | str
     kv_cache_memory: int | str | None
     kv_cache_dtype: str
     block_size: int | None
@@ -306,6 +319,9 @@ def shows_options(init: Init) -> Init:
     init.__signature__ = found.replace(parameters=[*listed[:-1], *options, listed[-1]])  # type: ignore[attr-defined]
     return init
 
+
+BUDGETS = ("auto", "off")
+"""Step time budgets that are no number."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "float32", "float16", "bfloat16"),
@@ -403,6 +419,25 @@ def _checked_fields(name: str, value: object) -> dict[str, Any]:
     if len(text) > MAX_FIELDS_CHARS:
         raise ConfigError(f"{name} must be at most {MAX_FIELDS_CHARS} characters of JSON, got {len(text)}")
     return dict(value)
+
+
+def _checked_budget(value: object) -> float | str:
+    """ "auto", "off", or seconds, which may be written as text."""
+    if isinstance(value, str) and value not in BUDGETS:
+        try:
+            value = float(value)
+        except ValueError:
+            raise ConfigError(
+                f"step_time_budget must be auto, off or a number of seconds, got {_shown(value)}"
+            ) from None
+    if isinstance(value, str):
+        return value
+    seconds = _checked_seconds("step_time_budget", value, MAX_BUDGET_S)
+    if seconds < LEAST_BUDGET_S:
+        raise ConfigError(
+            f"step_time_budget must be at least {LEAST_BUDGET_S:g} seconds, or off, got {seconds:g}"
+        )
+    return seconds
 
 
 def _checked_seconds(name: str, value: object, high: float) -> float:

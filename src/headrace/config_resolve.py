@@ -187,6 +187,7 @@ def resolve(
         max_model_len=length,
         max_num_seqs=fit.max_num_seqs,
         max_num_batched_tokens=fit.step_tokens(length),
+        step_time_budget=_step_budget(config, reasons),
         block_size=groups[0].block_size,
         state_interval=next((group.interval for group in groups if group.is_state), None),
         kv_cache_memory=pool,
@@ -423,6 +424,25 @@ def _explain_step(
             "enough rows to keep the matrix units busy, few enough that decoding waits little for a prefill"
         )
     reasons["max_num_batched_tokens"] = reason
+
+
+def _step_budget(config: EngineConfig, reasons: dict[str, str]) -> float | str:
+    budget = config.step_time_budget
+    if budget == "off":
+        reasons["step_time_budget"] = (
+            "steps depend on no clock, so that equal runs have equal schedules; `headrace serve` takes auto"
+        )
+    elif not config.enable_chunked_prefill:
+        budget = "off"
+        reasons["step_time_budget"] = "off: prompts are not cut into chunks"
+    elif budget == "auto":
+        reasons["step_time_budget"] = (
+            "prompts are cut so that streams wait for them at most about twice as long as for each other, and longer "
+            "where prompts queue"
+        )
+    else:
+        reasons["step_time_budget"] = ASKED
+    return budget
 
 
 def _state_interval(config: EngineConfig, program: Program, reasons: dict[str, str]) -> int | None:

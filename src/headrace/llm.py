@@ -35,6 +35,7 @@ from headrace.serving.requests.outputs import (
     RequestOutput,
 )
 from headrace.serving.totals import EngineTotals
+from headrace.sim.step_budget import step_budget
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class LLM:
         config = EngineConfig.from_kwargs(model=model, **options)
         bar = _LoadingBar(f"loading {model}") if show_progress and sys.stderr.isatty() else None
         try:
-            self.parts = assemble(config, bar)
+            self.parts = assemble(config, bar, step_budget)
         finally:
             if bar is not None:
                 bar.close()

@@ -10,6 +10,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
 from headrace.core.prefix_cache import BlockKeys
 from headrace.core.request import Request
+from headrace.core.step_budget import StepBudget
 from headrace.core.types import KVGroupSpec, NewRequest, Retention, SeqSlice, StepPlan
 from tests.core.driver import Driver, Setup
 
@@ -69,11 +70,14 @@ def driver(
     caching: bool = True,
     draft: tuple[int, int] = (0, 0),
     tree: bool = False,
+    step_budget: StepBudget | None = None,
     **changes: Any,
 ) -> Driver:
     """An engine over the fake executor; `changes` go to CONFIG."""
     config = replace(CONFIG, **{"max_draft": sum(draft), **changes})
-    return Driver(Setup(config, groups or (full(),), caching, lambda length: draft, lambda length: tree))
+    return Driver(
+        Setup(config, groups or (full(),), caching, lambda length: draft, lambda length: tree, step_budget)
+    )
 
 
 def request(number: int, tokens: Sequence[int], groups: Sequence[KVGroupSpec], **fields: Any) -> Request:

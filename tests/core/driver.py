@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from headrace.core.engine import Engine
 from headrace.core.policy import SchedulerConfig
 from headrace.core.request import Request
+from headrace.core.step_budget import StepBudget
 from headrace.core.types import (
     FinishReason,
     KVGroupSpec,
@@ -42,6 +43,7 @@ class Setup:
     prefix_caching: bool = True
     draft: Callable[[int], tuple[int, int]] = lambda length: (0, 0)
     tree: Callable[[int], bool] = lambda length: False
+    step_budget: StepBudget | None = None
 
 
 @dataclass
@@ -64,7 +66,9 @@ class Driver:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.engine = Engine(setup.config, setup.groups, prefix_caching=setup.prefix_caching)
+        self.engine = Engine(
+            setup.config, setup.groups, prefix_caching=setup.prefix_caching, step_budget=setup.step_budget
+        )
         self.executor = FakeExecutor(
             setup.groups, setup.config.vocab_size, tenant_of=lambda number: self._numbered[number].new.cache_salt,
             draft=setup.draft, recompute=not setup.config.kv_cache, tree=setup.tree,

@@ -87,6 +87,7 @@ ASKED_FOR: dict[str, tuple[object, dict[str, Any]]] = {
     "max_model_len": (100, {}),
     "max_num_seqs": (3, {}),
     "max_num_batched_tokens": (77, {}),
+    "step_time_budget": (0.05, {}),
     "kv_cache_dtype": ("float32", {}),
     "block_size": (8, {}),
     "num_kv_blocks": (50, {}),

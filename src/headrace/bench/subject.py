@@ -14,6 +14,7 @@ from headrace.build import EngineParts, assemble
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.plan.units import format_bytes
+from headrace.sim.step_budget import step_budget
 from headrace.sim.work import ModelWork, Work, model_work
 
 
@@ -91,7 +92,7 @@ class Subject:
 
 def load_subject(config: EngineConfig, *, roofline: bool = True) -> Subject:
     """Load the model and measure the limits. Raises what `assemble` raises."""
-    parts = assemble(config)
+    parts = assemble(config, step_budget=step_budget)
     resolved = parts.resolved
     # Where torch runs the model, the limits are still those of the best instruction set.
     measured = measure_roofline(resolved.kernels, resolved.num_threads) if roofline else None

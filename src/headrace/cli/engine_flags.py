@@ -38,6 +38,13 @@ _FLAGS = (
     _Flag("max_model_len", int, "N", "longest sequence in tokens, prompt and output"),
     _Flag("max_num_seqs", int, "N", "most sequences in one step"),
     _Flag("max_num_batched_tokens", int, "N", "most tokens in one step"),
+    _Flag(
+        "step_time_budget",
+        str,
+        "S",
+        "seconds that a step may take while others decode, by the cost model: prompts are cut into chunks within it; "
+        "auto (default of serve) or off",
+    ),
     _Flag("kv_cache_memory", str, "SIZE", "memory of the KV cache, such as 512MiB or 2GB"),
     _Flag("kv_cache_dtype", str, "TYPE", "type of stored keys and values: auto, float32, bfloat16, int8"),
     _Flag("block_size", int, "N", "tokens in a KV block"),

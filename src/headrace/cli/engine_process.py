@@ -27,6 +27,7 @@ from headrace.serving.grammar.gate import GrammarGate
 from headrace.serving.logs import FORMATS, TEXT, formatter
 from headrace.serving.wire.connection import Connection, ParentGone, exit_with_parent
 from headrace.serving.wire.messages import Hello, failed
+from headrace.sim.step_budget import step_budget
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> NoReturn:
 def serve(connection: Connection) -> int:
     """Load what the first message asks for, then run the loop. Raises ParentGone while it loads."""
     try:
-        parts = assemble(_config(connection))
+        parts = assemble(_config(connection), step_budget=step_budget)
     except ParentGone:
         raise
     except Exception as error:

@@ -134,6 +134,8 @@ def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServeOptions]:
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         engine_command=(*ENGINE_COMMAND, "--log-format", args.log_format),
     )
+    if not hasattr(args, "step_time_budget") and config.kv_cache:
+        config = replace(config, step_time_budget="auto")  # streams are read while they are written
     if traffic.rules.keys.several and not hasattr(args, "scheduling_policy"):
         config = replace(
             config, scheduling_policy="fair"

@@ -12,6 +12,7 @@ from headrace.core.policy import SchedulerConfig
 from headrace.core.prefix_cache import CacheStats
 from headrace.core.request import Request
 from headrace.core.scheduler import Scheduler, SchedulerStats
+from headrace.core.step_budget import StepBudget
 from headrace.core.types import FinishReason, KVGroupSpec, NewRequest, Output, StepPlan, StepResult
 from headrace.errors import InvalidParams, PromptTooLong, RequestError
 
@@ -53,10 +54,14 @@ class Engine:
         *,
         prefix_caching: bool = True,
         cache_scope: bytes = b"",
+        step_budget: StepBudget | None = None,
     ) -> None:
         """`cache_scope` stands for the model and the format of its KV in the keys of the prefix cache."""
         self.config = config
-        self.scheduler = Scheduler(config, groups, prefix_caching=prefix_caching, cache_scope=cache_scope)
+        self.scheduler = Scheduler(
+            config, groups, prefix_caching=prefix_caching, cache_scope=cache_scope, step_budget=step_budget
+        )
+        self._begun_s = 0.0  # when the step that runs was planned
         self._requests: dict[int, Request] = {}
         self._by_key: dict[str, list[Request]] = {}
         self._plan: StepPlan | None = None
@@ -147,6 +152,7 @@ class Engine:
         try:
             for request, why in self.scheduler.expire(now):
                 self._report_end(request, FinishReason.TIMEOUT, why)
+            self._begun_s = now
             self._plan = plan = self.scheduler.plan(now)
         finally:
             self._changing = False
@@ -158,6 +164,8 @@ class Engine:
         plan = self._plan
         if plan is None or plan.step_id != result.step_id:
             raise RuntimeError(f"result of step {result.step_id} does not belong to the step begun")
+        if plan.slices and self.scheduler.step_budget is not None:
+            self.scheduler.step_budget.observe(plan, now - self._begun_s)
         self._changing = True
         try:
             self._plan = None

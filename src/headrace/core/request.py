@@ -131,6 +131,12 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def decodes(self) -> bool:
+        """It computes its newest token to get the next one. Recomputing after a preemption is a prefill."""
+        # The last token's KV is computed by the step that samples the next one.
+        return len(self.tokens) > self.num_prompt and len(self.tokens) - self.num_computed <= 1
+
+    @property
     def order(self) -> tuple[int, int, int]:
         """Urgency: smaller runs first. Equal priorities keep the order of arrival."""
         return (self.priority, self.number, self.index)

@@ -11,6 +11,7 @@ from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim, takes_place
 from headrace.core.prefix_cache import Hit, MissReason
 from headrace.core.request import Request
+from headrace.core.step_budget import StepBudget, StepLoad
 from headrace.core.types import (
     BlockCopy,
     CacheMiss,
@@ -70,6 +71,7 @@ class Scheduler:
     The most urgent sequence is never a victim, and alone it always fits (see `limit`). Users are not charged for
     recomputed tokens, so the fair order does not change until some sequence has a new token: all orders make progress.
     Under the fair order a user who waits may take the place of one who is far ahead, see `policy.takes_place`.
+    With a `step_budget`, prompts are cut into chunks that it allows while any sequence decodes.
     """
 
     def __init__(
@@ -79,8 +81,11 @@ class Scheduler:
         *,
         prefix_caching: bool = True,
         cache_scope: bytes = b"",
+        step_budget: StepBudget | None = None,
     ) -> None:
         self.config = config
+        # Where prompts are computed whole there are no chunks to bound.
+        self.step_budget = step_budget if config.chunked_prefill and config.kv_cache else None
         self.kv = KVManager(
             groups, prefix_caching=prefix_caching and config.kv_cache, cache_scope=cache_scope
         )
@@ -171,18 +176,21 @@ class Scheduler:
         self.sort_running()
         if self.config.order is Order.FAIR and self.config.batching is Batching.CONTINUOUS:
             self._make_place()
+        prompts = self._left_for_prompts(budget)
         for request in tuple(self.running):
             if request.status is not Status.RUNNING:
                 continue  # preempted in this same step
-            count = self._grant_running(request, budget, copies)
+            is_prompt = self.step_budget is not None and not request.decodes
+            count = self._grant_running(request, min(budget, prompts) if is_prompt else budget, copies)
             if count:
                 self.kv.plan_slice(request, count)
                 granted.append((request, count))
                 budget -= count
+                prompts -= count if is_prompt else 0
                 self._draft_budget -= max(0, request.num_computed + count - len(request.tokens))
         wait_until = None
         if self.stats.preemptions == preemptions:
-            wait_until = self._admit_waiting(budget, copies, granted, now)
+            wait_until = self._admit_waiting(min(budget, prompts), copies, granted, now)
         if wait_until is not None and (deadline := self.deadlines.next) is not None:
             wait_until = min(wait_until, deadline)
         granted = self._still_running(granted)
@@ -249,6 +257,23 @@ class Scheduler:
         if takes_place(self.config, self.service.served(most) - self.service.served(waiting.user), victim):
             self._preempt(victim)
             self._memory_short = False
+
+    def _left_for_prompts(self, budget: int) -> int:
+        """Tokens of a step that prompts may take: all, unless a step budget bounds them and some sequence decodes."""
+        if self.step_budget is None:
+            return budget
+        decoding = [request for request in self.running if request.decodes]
+        places = min(len(self.waiting), self.config.max_num_seqs - len(self.running))
+        prompts = len(self.running) - len(decoding) + places
+        if not decoding or not prompts:
+            return budget
+        load = StepLoad(
+            decoding=len(decoding),
+            rows=len(decoding) + sum(len(request.draft) for request in decoding),
+            keys=sum(len(request.tokens) for request in decoding),
+            prompts=prompts,
+        )
+        return max(1, min(budget, self.step_budget.tokens(load)))
 
     def _left_for_drafts(self, budget: int) -> int:
         """Tokens of a step that sequences do not need for what they know, be they running or next to join: no draft

@@ -112,9 +112,7 @@ def _phase(request: Request) -> Phase:
         return Phase.PREEMPTED
     if request.status is not Status.RUNNING:
         return Phase.QUEUED
-    # The last token's KV is computed by the step that samples the next one.
-    known = len(request.tokens) - request.num_computed
-    return Phase.PREFILL if request.num_output == 0 or known > 1 else Phase.DECODE
+    return Phase.DECODE if request.decodes else Phase.PREFILL
 
 
 def _map(kv: KVManager, group: int, running: Sequence[Request]) -> BlockMap:

@@ -28,6 +28,7 @@ def steady_steps(engine: Engine) -> int:
     if (
         engine.is_stepping
         or not running
+        or scheduler.step_budget is not None  # it observes every step
         or config.order is Order.FAIR
         or config.max_draft
         or not config.kv_cache

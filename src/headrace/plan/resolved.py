@@ -24,6 +24,7 @@ class ResolvedConfig:
     weights_dtype: embeddings, and matrices that are not quantised, as stored in memory.
     weights_from: "memory": copied into this process; "file": a packed folder, mapped and shared; "disk": the same,
     with more weights than memory has room for, so that pages are read again in every step.
+    step_time_budget: seconds, "auto" or "off".
     kernels: instruction set of the native kernels that run the model, None where torch does.
     quantization: as `quant.format.WeightFormat.name`, or one of `quant.format.ACTIVATION_NAMES`.
     weight_formats: how the native kernels' matrices are packed; None where torch runs on plain tensors.
@@ -44,6 +45,7 @@ class ResolvedConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    step_time_budget: float | str
     kv_layout: str
     block_size: int
     state_interval: int | None
