@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaModel
 
 from headrace import LLM, SamplingParams
 from headrace.speculative.base_model import base_model, read_ends
 from headrace.speculative.heads import BUNDLED_HEADS, EagleHeads, MedusaHeads, heads_folder, load_heads
+from tests import needs
 from tests.places import BUNDLED
+
+transformers = needs.lazily("transformers")
 
 PROMPTS = ["Once upon a time", "Tell me a story about an owl.", "There was a tiny robot", "One day a kind"]
 LARGEST_BYTES = 4_000_000
@@ -66,8 +68,8 @@ def test_eagle(
     heads = loaded("tale-eagle", tale)
     assert isinstance(heads, EagleHeads)
     layer = heads.layer
-    model = LlamaModel(
-        LlamaConfig(
+    model = transformers.LlamaModel(
+        transformers.LlamaConfig(
             hidden_size=256,
             intermediate_size=layer.intermediate_size,
             num_hidden_layers=1,
