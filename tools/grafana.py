@@ -80,6 +80,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         Panel("KV cache in use", "percentunit", (
             (f"avg(headrace:kv_cache_usage_perc{MODEL})", "blocks"),
         )),
+        Panel("Share of the roofline", "percentunit", (
+            (f"avg(headrace:roofline_fraction{MODEL})", "of the limit"),
+        )),
         lengths("Tokens a step", "iteration_tokens_total"),
         Panel("Preemptions", "ops", ((rate("num_preemptions"), "preemptions"),)),
         Panel("State", "short", ((gauge("engine_state", "state"), "{{state}}"),), stacked=True),

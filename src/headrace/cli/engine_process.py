@@ -27,6 +27,7 @@ from headrace.serving.grammar.gate import GrammarGate
 from headrace.serving.logs import FORMATS, TEXT, formatter
 from headrace.serving.wire.connection import Connection, ParentGone, exit_with_parent
 from headrace.serving.wire.messages import Hello, failed
+from headrace.sim.roofline_meter import roofline_meter
 from headrace.sim.step_budget import step_budget
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ def serve(connection: Connection) -> int:
     loop = EngineLoop(
         connection, parts.engine, parts.executor, grammars=grammars,
         stream_interval_s=parts.resolved.stream_interval_s,
+        meter=roofline_meter(parts.spec, parts.resolved),
     )  # fmt: skip
     try:
         return loop.run(_facts(parts))

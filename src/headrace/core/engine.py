@@ -21,7 +21,11 @@ UNBOUNDED = 2**31 - 1  # limit in tokens of a stream whose every layer is bounde
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot: running and waiting requests now, and counts since the start. Blocks are summed over KV groups."""
+    """A snapshot: running and waiting requests now, and counts since the start. Blocks are summed over KV groups.
+
+    `roofline_fraction`: how close steps come to the machine's limits, from 0 to 1; None where nobody measures it. The
+    engine process fills it in.
+    """
 
     running: int
     waiting: int
@@ -29,6 +33,7 @@ class EngineStats:
     free_blocks: int
     scheduler: SchedulerStats
     cache: CacheStats | None
+    roofline_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,11 @@ def _kv_usage(totals: EngineTotals) -> Samples:
     return one(1 - now.free_blocks / now.total_blocks if now is not None and now.total_blocks else 0.0)
 
 
+def _roofline(totals: EngineTotals) -> Samples:
+    share = None if totals.now is None else totals.now.roofline_fraction
+    return [] if share is None else one(share)
+
+
 def _step_sizes(totals: EngineTotals) -> Samples:
     sizes = [totals[f"step_size {power}"] for power in range(STEP_SIZES)]
     bounds = [2.0**power for power in range(STEP_SIZES - 1)]
@@ -89,6 +94,9 @@ ENGINE_METRICS: tuple[Metric[EngineTotals], ...] = (
     Metric("num_requests_waiting", "gauge", "Completions that wait to be scheduled, preempted ones included.",
            _now("waiting")),
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV blocks in use; 1 is all of them.", _kv_usage),
+    Metric("roofline_fraction", "gauge",
+           "Share of this machine's limit (memory bandwidth or peak, as `headrace calibrate` measured them) that steps "
+           "reach; absent without a measured profile.", _roofline),
     Metric("iteration_tokens_total", "histogram", "Tokens computed in an engine step.", _step_sizes),
     Metric("num_preemptions", "counter", "Preemptions: a sequence lost its KV blocks, and is recomputed later.",
            _sum("preemptions")),

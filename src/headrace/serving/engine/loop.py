@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
-from headrace.core.engine import Engine
+from headrace.core.engine import Engine, EngineStats
 from headrace.core.executor import Executor
 from headrace.core.snapshot import snapshot
 from headrace.core.types import NewRequest, StepPlan
 from headrace.errors import EngineDead, HeadraceError, InvalidParams
 from headrace.serving.engine.outbox import Outbox
 from headrace.serving.engine.state import Journal, ModelFacts, View
-from headrace.serving.engine.stepper import Stepper
+from headrace.serving.engine.stepper import StepMeter, Stepper
 from headrace.serving.engine.watchdog import TOKENS_PER_TIMEOUT, StepTimes, WorkCounter
 from headrace.serving.grammar.gate import POLL_S, GrammarGate
 from headrace.serving.system import MONOTONIC, Clock
@@ -48,7 +49,7 @@ class EngineLoop:
     """Serves one parent until it says Shutdown, closes the socket, or the engine fails.
 
     Messages are received between steps. While the engine has nothing to run, the loop sleeps on the socket.
-    `stream_interval_s`: see Outbox.
+    `stream_interval_s`: see Outbox. `meter`: compares steps with the machine's limits, for statistics.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class EngineLoop:
         clock: Clock = MONOTONIC,
         grammars: GrammarGate | None = None,
         stream_interval_s: float = 0.0,
+        meter: StepMeter | None = None,
     ) -> None:
         self._connection = connection
         self._outbox = Outbox(connection, clock, stream_interval_s)
         self._engine = engine
-        self._stepper = Stepper(engine, executor, clock, self._announce)
+        self._stepper = Stepper(engine, executor, clock, self._announce, meter)
+        self._meter = meter
         self._clock = clock
         self._grammars = grammars
         self._journal = Journal()
@@ -129,12 +132,19 @@ class EngineLoop:
             case Ping():
                 return Pong()
             case StatsRequest():
-                return Stats(message.number, self._engine.stats())
+                return Stats(message.number, self._metered(self._engine.stats()))
             case SnapshotRequest():
                 now = self._clock()
-                return Snapshot(message.number, View(snapshot(self._engine, now), self._journal.take(now)))
+                seen = snapshot(self._engine, now)
+                seen = replace(seen, stats=self._metered(seen.stats))
+                return Snapshot(message.number, View(seen, self._journal.take(now)))
             case _:
                 raise WireError(f"a {type(message).__name__} message has no place here")
+
+    def _metered(self, stats: EngineStats) -> EngineStats:
+        if self._meter is None:
+            return stats
+        return replace(stats, roofline_fraction=self._meter.fraction(self._clock()))
 
     def _abort(self, message: Abort) -> Message | None:
         if self._grammars is not None and self._grammars.abort(message.key):

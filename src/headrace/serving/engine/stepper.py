@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
@@ -23,6 +24,18 @@ class Step:
     wait_until: float | None = None
 
 
+class StepMeter(Protocol):
+    """Compares steps with the limits of the machine, as `sim.roofline_meter` does."""
+
+    def observe(self, plan: StepPlan, seconds: float, now: float) -> None:
+        """A step that ended at `now` took so long."""
+        ...
+
+    def fraction(self, now: float) -> float:
+        """The share of the limit that recent steps reached, from 0 to 1."""
+        ...
+
+
 class Stepper:
     """Drives an engine that has work. `announce` is called with each plan before it is executed.
 
@@ -35,11 +48,13 @@ class Stepper:
         executor: Executor,
         clock: Clock,
         announce: Callable[[StepPlan], None] | None = None,
+        meter: StepMeter | None = None,
     ) -> None:
         self.engine = engine
         self._executor = executor
         self._clock = clock
         self._announce = announce
+        self._meter = meter
         self._idle_steps = 0
         self.error: EngineDead | None = None
 
@@ -61,11 +76,15 @@ class Stepper:
             raise self.error from error
 
     def _step(self) -> Step:
-        plan = self.engine.begin(self._clock())
+        begun_s = self._clock()
+        plan = self.engine.begin(begun_s)
         if self._announce is not None:
             self._announce(plan)
         result = StepResult(plan.step_id) if plan.empty else self._executor.execute(plan)
-        outputs = self.engine.finish(result, self._clock())
+        ended_s = self._clock()
+        outputs = self.engine.finish(result, ended_s)
+        if self._meter is not None:
+            self._meter.observe(plan, ended_s - begun_s, ended_s)
         idle = plan.empty and not outputs and plan.wait_until is None
         self._idle_steps = self._idle_steps + 1 if idle else 0
         if self._idle_steps > MAX_IDLE_STEPS:

@@ -7,7 +7,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /** title, and of a tick: the number, its unit, the line below, and one or two values to draw. */
 const GAUGES = [
-  ["Output", (tick) => [count(tick.tokens_per_s), "tok/s", `${plural(tick.output_tokens, "token")} in all`, [tick.tokens_per_s]]],
+  ["Output", (tick) => [count(tick.tokens_per_s), "tok/s", `${plural(tick.output_tokens, "token")} in all${roofline(tick)}`, [tick.tokens_per_s]]],
   ["First token", (tick) => latency(tick.ttft)],
   ["Between tokens", (tick) => latency(tick.itl)],
   [
@@ -30,6 +30,11 @@ const GAUGES = [
     ],
   ],
 ];
+
+/** How close steps come to the machine's limits, where `headrace calibrate` has measured those. */
+function roofline(tick) {
+  return typeof tick.roofline === "number" ? `, ${percent(tick.roofline)} of the roofline` : "";
+}
 
 function latency(told) {
   if (told.p50 === null) return ["–", "", "of the last minute", [0, 0]];
