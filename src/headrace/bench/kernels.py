@@ -10,26 +10,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headrace.bench.latency import Progress
+from headrace.bench.op_tapes import KV_TYPES, ROWS, OpTapes, Product, one_layer
 from headrace.bench.report import Label, Row
 from headrace.bench.roofline import Roofline, buffer_bytes
 from headrace.bench.sampling import sampling_times
-from headrace.bench.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
-from headrace.core.types import Retention
-from headrace.models.packing import pack_floats
-from headrace.models.spec import KVLayout, ModelSpec
+from headrace.bench.tape_step import TapeStep
+from headrace.models.spec import ModelSpec
 from headrace.ops.cpu_features import detect
 from headrace.plan.hardware import this_machine
 from headrace.program.lower import lower
 from headrace.program.records import Attention
-from headrace.quant.format import INPUT_ALIGN, WeightFormat
+from headrace.quant.format import WeightFormat
 from headrace.runner.sampling.native import NativeSampler
 from headrace.sim.work import SliceShape, Work, visible
 
@@ -39,19 +34,6 @@ DECODE_ROWS = 64
 HOT_COPIES = 2
 LEAST_SECONDS = 0.15
 """Least time of a case, besides `repeats` runs."""
-_ROWS = {"f32": "f32", "bf16": "bf16", "int8": "i8"}
-"""Types of activations, and of the factors of a product, as the kernels call them."""
-_KV_TYPES = {"f32": ("f32", 4), "bf16": ("bf16", 2), "int8": ("i8", 1)}
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A weight matrix [rows, cols] of a layer; gate and up are one."""
-
-    name: str
-    rows: int
-    cols: int
-    gated: bool = False
 
 
 def products_of(spec: ModelSpec) -> tuple[Product, ...]:
@@ -61,13 +43,6 @@ def products_of(spec: ModelSpec) -> tuple[Product, ...]:
         for op in lower(spec).ops
         for weight in op.weights
         if op.kind in ("linear", "logits") and op.layer in (0, None)
-    )
-
-
-def _layout(mixer: Attention) -> KVLayout:
-    """Of one layer."""
-    return KVLayout(
-        "one", (0,), Retention.FULL, None, 0, mixer.num_kv_heads, mixer.head_dim, mixer.value_in_key
     )
 
 
@@ -82,14 +57,11 @@ class KernelBench:
     def __init__(
         self, native: ModuleType, kernels: str, roofline: Roofline, *, repeats: int, pin: bool = False
     ) -> None:
-        self._native: Any = native
         self._name = kernels
-        self._kernels = self._native.Kernels(kernels)
-        self._team = self._native.Team(roofline.threads, pin)
+        self._tapes = OpTapes(native, kernels, roofline.threads, pin=pin)
         self._roofline = roofline
         self._repeats = repeats
         self._cold_bytes = buffer_bytes(detect().caches.l3 or 0, this_machine().memory_available)
-        self._random = np.random.default_rng(0)
 
     # ---- linear ----
 
@@ -98,59 +70,28 @@ class KernelBench:
         counts = [count for count in row_counts if product.name != "head" or count <= DECODE_ROWS]
         if not counts:
             return
-        cold = [self._pack(product, weights)]
-        cold += [self._pack(product, weights) for _ in range(min(511, self._cold_bytes // cold[0].nbytes))]
+        cold = [self._tapes.pack(product, weights)]
+        cold += [
+            self._tapes.pack(product, weights) for _ in range(min(511, self._cold_bytes // cold[0].nbytes))
+        ]
         for count in counts:
             used = cold if count <= DECODE_ROWS else cold[:HOT_COPIES]
-            tape = self._linear_tape(product, weights, used, count)
+            tape = self._tapes.linear(product, weights, used, count)
             seconds = self._time(tape, "linear", self._one_prompt(count))
             work = Work(
-                cold[0].nbytes, {_ROWS[weights.activations]: 2.0 * count * product.rows * product.cols}
+                cold[0].nbytes, {ROWS[weights.activations]: 2.0 * count * product.rows * product.cols}
             )
             shape = f"{product.rows}x{product.cols}"
             yield self._row(
                 {"op": product.name, "format": weights.name, "shape": shape, "rows": count}, seconds, work
             )
 
-    def _pack(self, product: Product, weights: WeightFormat) -> Any:
-        half = product.rows // 2 if product.gated else product.rows
-        parts = [self._weights(half, product.cols)] * (2 if product.gated else 1)
-        return pack_floats(self._kernels, self._team, parts, weights, gate=product.gated)
-
-    def _weights(self, rows: int, cols: int) -> NDArray[np.uint16]:
-        """bfloat16 of either sign between 2^-7 and 2^-5; the same numbers at every call for the same shape."""
-        bits = np.frombuffer(np.random.default_rng(rows).bytes(rows * cols * 2), np.uint16)
-        return ((bits & np.uint16(0x80FF)) | np.uint16(0x3C00)).reshape(rows, cols)
-
-    def _linear_tape(self, product: Product, weights: WeightFormat, matrices: list[Any], rows: int) -> Any:
-        tape = self._tape(rows, 1)
-        x = tape.add_rows("f32", product.cols)
-        encoded = tape.add_rows(_ROWS[weights.activations], product.cols, _group(weights, matrices[0]))
-        tape.embed(self._table(product.cols), x)
-        tape.encode(x, encoded, product.cols, name="encode")
-        features = -(-product.rows // 2 // 16) * 16 if product.gated else product.rows
-        out = tape.add_rows("f32", features)
-        for matrix in matrices:
-            tape.linear(
-                encoded, matrix, out, name="linear",
-                epilogue="gate" if product.gated else "store", gate="silu" if product.gated else "none",
-            )  # fmt: skip
-        return tape
-
     # ---- encode ----
 
     def encode(self, cols: int, weights: WeightFormat, row_counts: Sequence[int]) -> Iterator[Row]:
         """RMSNorm and encoding of activations; they stay in caches, so there is no roofline to hold them against."""
-        norm = np.ones(cols, np.float32)
         for count in row_counts:
-            tape = self._tape(count, 1)
-            x = tape.add_rows("f32", cols)
-            encoded = tape.add_rows(
-                _ROWS[weights.activations], cols, weights.span or -(-cols // INPUT_ALIGN) * INPUT_ALIGN
-            )
-            tape.embed(self._table(cols), x)
-            for _ in range(16):
-                tape.encode(x, encoded, cols, norm=[norm], eps=1e-5, name="encode")
+            tape = self._tapes.encode(cols, weights, count)
             seconds = self._time(tape, "encode", self._one_prompt(count))
             width = {"f32": 4, "bf16": 2, "int8": 1}[weights.activations]
             work = Work(count * cols * (4.0 + width))
@@ -168,9 +109,9 @@ class KernelBench:
         `computed` ones."""
         mixer = _first_attention(spec)
         shape = f"{mixer.num_heads}/{mixer.num_kv_heads}x{mixer.head_dim}"
-        layout = _layout(mixer)
+        layout = one_layer(mixer)
         scale = 0 if kv_type != "int8" else 4
-        token_bytes = layout.rows_per_token * (mixer.head_dim * _KV_TYPES[kv_type][1] + scale)
+        token_bytes = layout.rows_per_token * (mixer.head_dim * KV_TYPES[kv_type][1] + scale)
         for count in row_counts:
             decoding = count <= DECODE_ROWS
             step = self._decode(count, context) if decoding else self._one_prompt(count, computed)
@@ -178,7 +119,7 @@ class KernelBench:
             pairs, keys = (
                 sum(numbers) for numbers in zip(*(visible(s, layout) for s in slices), strict=True)
             )
-            tape = self._attention_tape(spec, kv_type, step)
+            tape = self._attention_tape(mixer, kv_type, step)
             seconds = self._time(tape, "attention", step)
             product = "f32" if kv_type == "f32" else "bf16"
             each = 2.0 * mixer.num_heads * (mixer.head_dim + mixer.value_dim)  # two products
@@ -189,36 +130,16 @@ class KernelBench:
             }  # fmt: skip
             yield self._row(labels, seconds, work)
 
-    def _attention_tape(self, spec: ModelSpec, kv_type: str, step: TapeStep) -> Any:
-        mixer = _first_attention(spec)
-        name, width = _KV_TYPES[kv_type]
-        tape = self._tape(step.tokens, step.seqs)
-        group = tape.add_group(block_size=BLOCK_SIZE, num_blocks=step.num_blocks, sink_blocks=0)
-        per_token = mixer.num_kv_heads * mixer.head_dim * width
-        size = step.num_blocks * BLOCK_SIZE * per_token
-        parts = _layout(mixer).parts
-        copies = min(64, 1 + self._cold_bytes // (parts * size)) if step.seqs == step.tokens else HOT_COPIES
-        activations = "f32" if kv_type == "f32" else "bf16"
-        q = tape.add_queries(activations, mixer.num_heads * mixer.head_dim)
-        out = tape.add_rows(activations, mixer.num_heads * mixer.value_dim)
-        heads = step.num_blocks * mixer.num_kv_heads * BLOCK_SIZE
-        names = ("value_scales", "key_scales")[:parts] if kv_type == "int8" else ()
-        scales = {name: np.full(heads, 0.01, np.float32) for name in names}
-        for _ in range(copies):
-            # 0x3c3c is 0.011 in bfloat16 and float32: written, or all pages would be the one page of zeros.
-            values, *keys = (np.full(size, 0x3C, np.uint8) for _ in range(parts))
-            cache = tape.add_kv(
-                group, name, keys[0] if keys else None, values, num_kv_heads=mixer.num_kv_heads,
-                head_dim=mixer.head_dim, value_dim=mixer.value_dim, **scales,
-            )  # fmt: skip
-            tape.attention(q, None, cache, out, num_heads=mixer.num_heads, scale=mixer.scale)
-        return tape
+    def _attention_tape(self, mixer: Attention, kv_type: str, step: TapeStep) -> Any:
+        size = self._tapes.kv_bytes(mixer, kv_type, step)
+        copies = min(64, 1 + self._cold_bytes // (one_layer(mixer).parts * size))
+        return self._tapes.attention(mixer, kv_type, step, copies if step.seqs == step.tokens else HOT_COPIES)
 
     # ---- sampling ----
 
     def sample(self, vocab_size: int, row_counts: Sequence[int]) -> Iterator[Row]:
         """A row for each kind of logits and sampling parameters, and number of sequences."""
-        sampler = NativeSampler(vocab_size, self._kernels, self._team)
+        sampler = NativeSampler(vocab_size, self._tapes.kernels, self._tapes.team)
         for count in (count for count in row_counts if count <= DECODE_ROWS):
             work = Work(4.0 * count * vocab_size)
             for logits, settings, seconds in sampling_times(sampler, count, self._repeats, LEAST_SECONDS):
@@ -228,14 +149,6 @@ class KernelBench:
                 yield self._row(labels, seconds, work)
 
     # ---- steps and times ----
-
-    def _tape(self, tokens: int, seqs: int) -> Any:
-        return self._native.Tape(
-            self._kernels, self._team, max_tokens=tokens, max_seqs=seqs, max_logits=1, vocab_size=VOCAB_SIZE
-        )
-
-    def _table(self, cols: int) -> NDArray[np.float32]:
-        return self._random.standard_normal((VOCAB_SIZE, cols), dtype=np.float32)
 
     def _one_prompt(self, tokens: int, computed: int = 0) -> TapeStep:
         return TapeStep.of([tokens], [computed])
@@ -272,11 +185,6 @@ class KernelBench:
             labels = {**labels, "bound": limit.bound}
             values["fraction"] = limit.seconds / middle
         return Row({"kernels": self._name, **labels}, values, {"seconds": tuple(seconds)})
-
-
-def _group(weights: WeightFormat, matrix: Any) -> int:
-    """Features of activations that share a scale."""
-    return int(matrix.span) if weights.activations == "int8" else 0
 
 
 def kernel_rows(
