@@ -116,7 +116,7 @@ def test_measured_curves_take_the_place_of_the_formula() -> None:
     elements = Levels((1e6,), (Curve((1.0, 3.0), (2e-9, 3e-9)),))
     visits = Levels((1e6,), (Curve((1.0, 2.0), (0.25e-9, 0.5e-9)),))
     profile = plain(
-        products={"bf16": ProductCost(elements, Curve((1.0,), (1e-9,)))},
+        products={"bf16": ProductCost(elements, Levels((1e6,), (Curve((1.0,), (1e-9,)),)))},
         attention={"bfloat16": AttentionCost(visits, Curve((1.0,), (3.5e-9,)), 1e-6, 3e-9)},
         rowwise={"norm:bf16": Curve((128.0, 256.0), (1e-3, 2e-3)), "other": Curve((64.0,), (0.5,))},
         call_s=1e-4,

@@ -28,7 +28,8 @@ FULL = Profile(
     "made", "measured", ((1e6, 9e10), (1e9, 3e10)), {"bf16": 4e11},
     products={
         "int4": ProductCost(
-            Levels((1e6, 1e8), (Curve((1.0, 8.0), (1e-11, 3e-11)), Curve((1.0,), (2e-11,)))), Curve((1.0,), (1e-9,))
+            Levels((1e6, 1e8), (Curve((1.0, 8.0), (1e-11, 3e-11)), Curve((1.0,), (2e-11,)))),
+            Levels((1e6,), (Curve((1.0,), (1e-9,)),)), Curve((1.0,), (2e-9,)), 128,
         )
     },
     attention={

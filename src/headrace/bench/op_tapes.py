@@ -111,10 +111,9 @@ class OpTapes:
         return tape
 
     def rope(self, mixer: Attention, kv_type: str, step: TapeStep, *, calls: int = 8) -> Any:
-        """Calls named "rope": of queries and keys, with the write of keys and values."""
+        """Calls named "rope", one for each of `calls` layers: of q and k, with the write of keys and values."""
         tape = self.empty(step.tokens, step.seqs)
         group = tape.add_group(block_size=BLOCK_SIZE, num_blocks=step.num_blocks, sink_blocks=0)
-        cache = self._cache(tape, group, mixer, kv_type, step)
         columns = (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
         qkv = tape.add_rows("f32", columns)
         q = tape.add_queries("f32" if kv_type == "f32" else "bf16", mixer.num_heads * mixer.head_dim)
@@ -122,6 +121,7 @@ class OpTapes:
         rotation = tape.rotations(1e4 ** (-np.arange(half, dtype=np.float64) / half), 1.0)
         tape.embed(self.table(columns), qkv)
         for _ in range(calls):
+            cache = self._cache(tape, group, mixer, kv_type, step)
             tape.rope(qkv, cache, q, num_heads=mixer.num_heads, rotated=mixer.head_dim, rotation=rotation)
         return tape
 

@@ -57,6 +57,7 @@ COMMANDS = (
     Command(
         "bench", "headrace.cli.bench", "measure speed, start-up and quality beside what the machine can do"
     ),
+    Command("calibrate", "headrace.cli.calibrate", "measure this machine, for plans and simulations"),
     Command("demo", "headrace.cli.demo", "a story, then one workload served in several ways"),
     Command("engine-process", "headrace.cli.engine_process", None),
 )

@@ -56,6 +56,7 @@ class _Product:
     format: str
     product: str
     outputs: float
+    columns: int
     experts: tuple[int, int] | None = None
 
 
@@ -285,8 +286,7 @@ class CostModel:
         elements = one.elements * read
         cost = self.profile.products.get(one.format)
         if cost is not None:
-            written = 0.0 if cost.outputs is None else one.outputs * read * cost.outputs(used)
-            return self.profile.call_s + elements * cost.elements(working_set, used) + written
+            return self.profile.call_s + cost(working_set, used, elements, one.outputs * read, one.columns)
         reach = self.profile.reach
         memory = one.bytes * read / (self.profile.bandwidth(working_set) * reach.memory)
         compute = 2.0 * used * elements / (self.profile.peak(one.product) * reach.products)
@@ -336,10 +336,9 @@ class CostModel:
         rows = float(tokens * one.heads)
         cost = self.profile.attention.get(self._kv_type)
         if cost is not None:
-            visits = keys * one.elements * cost.elements(working_set, rows)
-            scores = 0.0 if cost.scores is None else keys * one.kv_heads * cost.scores(rows)
-            heads = sequences * one.kv_heads * (cost.head_s + cost.row_s * rows * one.width)
-            return self.profile.call_s + visits + scores + heads
+            return self.profile.call_s + cost(
+                working_set, rows, sequences, keys, one.kv_heads, one.width, one.elements
+            )
         reach = self.profile.reach
         memory = bytes / (self.profile.bandwidth() * reach.memory)
         operations = keys * tokens * one.pair_operations
@@ -396,6 +395,7 @@ class CostModel:
             dense if memory.weights is None else memory.weights.of(weight.name).name,
             self.work.product(op),
             elements / weight.columns / cut,
+            weight.columns,
             (op.attributes.num_experts, op.attributes.top_k) if op.kind == "experts" else None,
         )
 

@@ -66,14 +66,35 @@ class Levels:
         first = self.curves[low](position)
         return first if low == high else first + share * (self.curves[high](position) - first)
 
+    def share(self, working_set: float) -> float:
+        """How far the working set is on the way from the smallest level, 0, to the largest one, 1."""
+        low, high = self.bytes[0], self.bytes[-1]
+        if low == high:
+            return 1.0
+        return min(1.0, max(0.0, math.log(working_set / low) / math.log(high / low)))
+
 
 @dataclass(frozen=True, slots=True)
 class ProductCost:
-    """Of products with a matrix: seconds of an element of the matrix by working set and rows, and of an output feature,
-    for all rows together, by rows."""
+    """Of products with a matrix: seconds of an element of the matrix, and of an output feature for all rows together,
+    by working set and rows. ragged: of an output feature besides, by rows, where the matrix comes from memory and its
+    columns are no whole groups of `span` int8 activations."""
 
     elements: Levels
-    outputs: Curve | None = None
+    outputs: Levels | None = None
+    ragged: Curve | None = None
+    span: int | None = None
+
+    def __call__(
+        self, working_set: float, rows: float, elements: float, outputs: float, columns: int
+    ) -> float:
+        """Seconds of a product."""
+        seconds = elements * self.elements(working_set, rows)
+        if self.outputs is not None:
+            seconds += outputs * self.outputs(working_set, rows)
+        if self.ragged is not None and self.span is not None and columns % self.span:
+            seconds += outputs * self.ragged(rows) * self.elements.share(working_set)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +110,22 @@ class AttentionCost:
     scores: Curve | None = None
     head_s: float = 0.0
     row_s: float = 0.0
+
+    def __call__(
+        self,
+        working_set: float,
+        rows: float,
+        sequences: float,
+        keys: float,
+        kv_heads: float,
+        width: int,
+        elements: float,
+    ) -> float:
+        """Seconds of one layer whose rows visit `keys` keys, summed over the sequences. elements: of the keys and
+        values of a token."""
+        scores = 0.0 if self.scores is None else kv_heads * self.scores(rows)
+        heads = sequences * kv_heads * (self.head_s + self.row_s * rows * width)
+        return keys * (elements * self.elements(working_set, rows) + scores) + heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +312,9 @@ def _levels(data: Mapping[str, Any]) -> Levels:
 
 
 def _product(data: Mapping[str, Any]) -> ProductCost:
-    return ProductCost(
-        _levels(data["elements"]), None if data["outputs"] is None else _curve(data["outputs"])
-    )
+    outputs = None if data["outputs"] is None else _levels(data["outputs"])
+    ragged = None if data["ragged"] is None else _curve(data["ragged"])
+    return ProductCost(_levels(data["elements"]), outputs, ragged, data["span"])
 
 
 def _attention(data: Mapping[str, Any]) -> AttentionCost:

@@ -1,0 +1,174 @@
+"""`headrace calibrate`: fits give back the costs that times were made of, and a real run stores a profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import needs
+
+needs.native()
+
+from headrace.bench import calibrate as subject  # noqa: E402
+from headrace.bench import calibrate_fit as fits  # noqa: E402
+from headrace.bench.calibrate_cases import CALLS, Case, Cases, undisturbed  # noqa: E402
+from headrace.bench.calibrate_fit import AttentionFit, ProductFit  # noqa: E402
+from headrace.bench.op_tapes import OpTapes  # noqa: E402
+from headrace.bench.roofline import kernel_names, native_module  # noqa: E402
+from headrace.bench.step_times import StepTime, undisturbed_step  # noqa: E402
+from headrace.cli import main  # noqa: E402
+from headrace.quant.format import BF16, parse_format  # noqa: E402
+from headrace.sim.profile import AttentionCost, Curve, Levels, ProductCost  # noqa: E402
+from headrace.sim.profile_store import read_profile, this_profile  # noqa: E402
+
+CALL_S = 3e-7
+INT8 = parse_format("int8")
+
+
+def timed(seconds: float) -> Case:
+    case: Any = Case(None, None, "made", 1)  # type: ignore[arg-type]
+    case.samples.append(seconds)
+    return case  # type: ignore[no-any-return]
+
+
+def curve(rows: Any, of: Callable[[float], float]) -> Curve:
+    return Curve(tuple(map(float, rows)), tuple(of(row) for row in rows))
+
+
+def test_a_product_fit_gives_back_the_costs_that_its_times_were_made_of() -> None:
+    rows = sorted({*fits.ROWS, *fits.MANY_ROWS})
+    small, cold = curve(rows, lambda row: 1e-11 + 4e-12 * row), curve(rows, lambda row: 3e-11 + 4e-12 * row)
+    outputs = Levels(
+        (float(fits.SMALL), 6.4e7),
+        (curve(fits.OUTPUT_ROWS, lambda row: 1e-9 * row), curve(fits.OUTPUT_ROWS, lambda row: 2e-9 * row)),
+    )
+    made = ProductCost(
+        Levels((float(fits.SMALL), 6.4e7), (small, cold)),
+        outputs,
+        curve(fits.RAGGED_ROWS, lambda row: 3e-8 if row < 8 else 0.0),
+        INT8.span,
+    )
+
+    def case(size: int, shape: tuple[int, int], count: int) -> Case:
+        return timed(CALL_S + made(size, count, shape[0] * shape[1], *shape))
+
+    sizes = (fits.SMALL, 64_000_000)
+    fit = ProductFit(
+        INT8,
+        {size: {count: case(size, fits.LONG, count) for count in fits.ROWS} for size in sizes},
+        {size: {count: case(size, fits.WIDE, count) for count in fits.OUTPUT_ROWS} for size in sizes},
+        {count: case(fits.SMALL, fits.NARROW, count) for count in fits.MANY_ROWS},
+        {count: case(sizes[-1], fits.RAGGED, count) for count in fits.RAGGED_ROWS},
+    )
+    found = fit.fit(CALL_S)
+    for size in sizes:
+        for count in fits.ROWS:
+            for shape in ((300, 1000), (4096, 576), (fits.RAGGED)):
+                expected = made(size, count, shape[0] * shape[1], *shape)
+                assert found(size, count, shape[0] * shape[1], *shape) == pytest.approx(expected, rel=1e-6)
+    assert found(fits.SMALL, 512, 1e6, 0, 128) == pytest.approx(made(fits.SMALL, 512, 1e6, 0, 128), rel=1e-6)
+
+
+def test_an_attention_fit_gives_back_the_costs_that_its_times_were_made_of() -> None:
+    counts = sorted({*fits.DECODE_GROUPS, *(tokens * group for tokens, group in fits.PROMPTS)})
+    made = AttentionCost(
+        Levels((float(fits.SMALL),), (curve(counts, lambda row: 2e-11 + 9e-12 * row),)),
+        curve(counts, lambda row: 3e-10 * row),
+        2e-7,
+        5e-10,
+    )
+
+    def seconds(rows: int, dim: int, sequences: int, keys: float) -> float:
+        heads = fits.KV_HEADS
+        return CALL_S + made(fits.SMALL, rows, sequences, keys, heads, dim, 2 * heads * dim)
+
+    fit = AttentionFit("bf16")
+    for dim in fits.DIMS:
+        for to, context in zip((fit.near, fit.far), fits.CONTEXTS, strict=True):
+            for group in fits.DECODE_GROUPS:
+                keys = fits.SEQUENCES * context
+                to[group, dim] = timed(seconds(group, dim, fits.SEQUENCES, keys))
+            for tokens, group in fits.PROMPTS:
+                keys = context + (tokens + 1) / 2
+                to[tokens * group, dim] = timed(seconds(tokens * group, dim, 1, keys))
+    found = fit.fit(CALL_S)
+    assert found.head_s == pytest.approx(made.head_s, rel=1e-3)
+    assert found.row_s == pytest.approx(made.row_s, rel=1e-3)
+    for rows in (1, 5, 16, 100, 700):
+        arguments = (float(fits.SMALL), rows, 3, 1500, 5, 64, 640)
+        assert found(*arguments) == pytest.approx(made(*arguments), rel=1e-3)
+
+
+def test_a_case_samples_every_call_of_its_op() -> None:
+    native = native_module()
+    assert native is not None
+    cases = Cases(OpTapes(native, kernel_names()[0], 1))
+    case = cases.linear(BF16, (64, 64), 3, 3 * 64 * 64 * 2)
+    case.sample()
+    assert case.calls == 3 and len(case.samples) == CALLS and min(case.samples) > 0
+    rope = cases.rope(subject.mixer(2, 2, 32), "bf16", 2)
+    rope.sample()
+    assert rope.calls > CALLS and len(rope.samples) == rope.calls
+
+
+def test_what_disturbs_some_calls_of_a_step_leaves_its_time_alone() -> None:
+    """Each of ten repetitions is disturbed in another one of its ten calls."""
+    steps = []
+    for hit in range(10):
+        calls = tuple(5.0 if at == hit else 1.0 for at in range(10))
+        steps.append(StepTime((), sum(calls) + 2.0, 9.0, calls))
+    assert undisturbed_step(steps, 2) == 12.0
+    assert undisturbed_step(steps, 1) == 9.0  # processor time
+    assert undisturbed([3.0]) == 3.0
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A small cache, and no more than one round of everything."""
+    monkeypatch.setattr(subject, "cache_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(subject, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(subject, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(subject, "QUICK_ENGINE_ROUNDS", 1)
+    monkeypatch.setattr(subject, "SAMPLING_S", 0.0)
+    monkeypatch.setattr(fits, "SMALL", 1 << 18)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_run_stores_a_profile_and_tells_its_error(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--quick", "--num-threads", "1", "--formats", "int8", "--kv-types", "bf16"]
+    output = small / "out.json"
+    assert main(["calibrate", *words, "--json", "--output", str(output)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    stored = this_profile(threads=1)
+    assert stored is not None and stored == read_profile(output)
+    assert (
+        stored.source == "measured"
+        and set(stored.products) == {"int8"}
+        and set(stored.attention) == {"bfloat16"}
+    )
+    assert stored.call_s > 0 and stored.step.step_s + stored.step.sequence_s > 0
+    kinds = {one["kind"] for one in shown["checks"]}
+    assert kinds == {"products", "attention", "steps"} == set(stored.error)
+    assert all(one["measured_s"] > 0 and one["predicted_s"] > 0 for one in shown["checks"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--kernels", "none"], "no kernels 'none' here"),
+        (["--formats", "int3"], "quantization 'int3'"),
+        (["--num-threads", "0"], "--num-threads must be between 1"),
+        (["--output", "/no/such/folder/x"], "there is no folder"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *words]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("headrace: error: ") and said in shown and shown.count("\n") == 1
