@@ -11,7 +11,6 @@ from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
 from headrace.core.engine import Engine
 from headrace.core.executor import Executor
-from headrace.core.policy import Batching, Order, SchedulerConfig, Victim
 from headrace.core.step_budget import StepBudget
 from headrace.errors import ConfigError, TokenizerError
 from headrace.gguf.files import GGUFModel
@@ -36,6 +35,7 @@ from headrace.plan.kv import streaming_spec
 from headrace.plan.kv_identity import kv_identity
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
+from headrace.plan.scheduling import scheduler_config
 from headrace.runner.backend import Backend, open_backend, save_weights
 from headrace.runner.block_tables import BlockTables, all_tables
 from headrace.runner.drafting import Drafter
@@ -250,7 +250,7 @@ def assemble(
         check_same_tokens(tokenizer, open_tokenizer(plan.draft.path), plan.draft.name)
     executor = _load_executor(plan, grammars, progress)
     engine = Engine(
-        _scheduler_config(resolved, spec.vocab_size, eos_ids),
+        scheduler_config(resolved, spec.vocab_size, eos_ids),
         resolved.kv_groups,
         prefix_caching=resolved.enable_prefix_caching,
         cache_scope=kv_identity(weights_identity(source, resolved.seed), spec, resolved),
@@ -354,25 +354,4 @@ def _load_layers(
         name=draft.name,
         hidden_size=plan.spec.hidden_size,
         max_tokens=resolved.max_num_batched_tokens,
-    )
-
-
-def _scheduler_config(resolved: ResolvedConfig, vocab_size: int, eos_ids: frozenset[int]) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        max_model_len=resolved.max_model_len,
-        vocab_size=vocab_size,
-        eos_ids=eos_ids,
-        batching=Batching(resolved.batching),
-        batch_size=resolved.batch_size,
-        batch_wait_s=resolved.batch_wait_s,
-        batch_max_tokens=resolved.batch_max_tokens,
-        order=Order(resolved.scheduling_policy),
-        victim=Victim(resolved.preemption_victim),
-        chunked_prefill=resolved.enable_chunked_prefill,
-        kv_cache=resolved.kv_cache,
-        max_draft=resolved.num_speculative_tokens,
-        seed=resolved.seed,
-        max_logprobs=resolved.max_logprobs,
     )

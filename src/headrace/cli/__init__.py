@@ -54,6 +54,7 @@ COMMANDS = (
         "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
     ),
     Command("plan", "headrace.cli.plan", "memory, speed and cost of a model on any machine"),
+    Command("simulate", "headrace.cli.simulate", "serve a load in simulated time, on any hardware"),
     Command(
         "bench", "headrace.cli.bench", "measure speed, start-up and quality beside what the machine can do"
     ),

@@ -11,20 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.bench_kind import Flags, Kind, Prepared
 from headrace.cli.parser import add_number, restore_interrupts
+from headrace.cli.workload_flags import (
+    MAX_REQUESTS,
+    add_burst_flags,
+    add_workload_flags,
+    check_workload,
+    describe_lengths,
+    described,
+    workload_of,
+)
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench.latency import Progress
     from headrace.bench.report import Row
-    from headrace.sim.workload.sessions import Lengths, Workload
 
 BACKENDS = ("openai", "openai-chat")
 """As in `headrace.bench.serve_target`, which takes longer to import than help should; a test compares them."""
-MAX_REQUESTS = 1_000_000
 MAX_CLIENTS = 10_000
-MAX_TURNS = 1000
 MAX_SECONDS = 86_400
-_DATASETS = ("sharegpt", "random", "prefix_repetition", "multi_turn")
 
 
 def _flags(parser: Flags) -> None:
@@ -53,16 +58,7 @@ def _flags(parser: Flags) -> None:
     )
     add_number(server, "--request-timeout", 600.0, "seconds", "S", float)
     work = parser.add_argument_group("requests")
-    work.add_argument(
-        "--dataset-name", choices=_DATASETS, default="sharegpt",
-        help="lengths as in shared chats, all the same, after shared prefixes, or of turns (default: %(default)s)",
-    )  # fmt: skip
-    add_number(work, "--num-prompts", 100, "requests, or conversations, of each rate")
-    add_number(work, "--input-len", None, "about so many prompt tokens each (random: 128)")
-    add_number(work, "--output-len", None, "at most so many output tokens each (random: 64)")
-    add_number(work, "--prefix-len", 256, "of prefix_repetition")
-    add_number(work, "--num-prefixes", 4, "of prefix_repetition")
-    add_number(work, "--num-turns", 4, "of multi_turn")
+    add_workload_flags(work)
     add_number(work, "--max-model-len", None, "longest sequence (default: what the server says, else 2048)")
     add_number(work, "--num-warmups", 2, "not counted")
     add_number(work, "--seed", 0, "of lengths, words and arrivals")
@@ -71,9 +67,7 @@ def _flags(parser: Flags) -> None:
         "--request-rate", nargs="+", default=["inf"], metavar="R",
         help="requests a second: one or several rates, from:to:steps, or inf for all at once (default: inf)",
     )  # fmt: skip
-    shape = "shape of the gaps' gamma distribution: 1 Poisson, below 1 burstier, above more regular"
-    add_number(when, "--burstiness", 1.0, shape, "G", float)
-    add_number(when, "--burst-size", 1, "requests sent together")
+    add_burst_flags(when)
     add_number(when, "--max-concurrency", None, "requests in flight (default: no limit)")
     clients = "closed loop: --max-concurrency clients send one request after the other for S seconds"
     add_number(when, "--duration", None, clients, "S", float)
@@ -96,7 +90,7 @@ def _serve(args: argparse.Namespace) -> Prepared:
     slo = SLO.parse(args.goodput)
     extra = _extra(args)
     address = Address.of(args.base_url)
-    workload = _workload(args)
+    workload = workload_of(args)
     key = args.api_key or os.environ.get("OPENAI_API_KEY") or None
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError("--api-key must be printable ASCII text")
@@ -114,7 +108,7 @@ def _serve(args: argparse.Namespace) -> Prepared:
     config = {
         "model": name, "base_url": args.base_url, "request_rates": [str(rate) for rate in rates],
         "tokens_a_word": round(words.each, 3),
-        "input_lengths": _described(workload.inputs), "output_lengths": _described(workload.outputs),
+        "input_lengths": described(workload.inputs), "output_lengths": described(workload.outputs),
     }  # fmt: skip
 
     def rows(progress: Progress) -> Iterator[Row]:
@@ -125,41 +119,9 @@ def _serve(args: argparse.Namespace) -> Prepared:
         rows,
         None if args.duration is not None else requests,
         config,
-        head=[f"{name} at {args.base_url}, {BACKENDS[args.backend]}: {_describe_lengths(workload)}"],
+        head=[f"{name} at {args.base_url}, {BACKENDS[args.backend]}: {describe_lengths(workload)}"],
         notes=notes,
     )
-
-
-def _workload(args: argparse.Namespace) -> Workload:
-    from headrace.sim.workload.sessions import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Lengths, Workload
-
-    fixed = args.dataset_name == "random"
-    inputs, outputs = SHAREGPT_INPUT, SHAREGPT_OUTPUT
-    if args.input_len is not None or fixed:
-        inputs = Lengths.fixed(args.input_len or 128)
-    if args.output_len is not None or fixed:
-        outputs = Lengths.fixed(args.output_len or 64)
-    if args.dataset_name == "prefix_repetition":
-        return Workload(inputs, outputs, prefixes=args.num_prefixes, prefix_tokens=args.prefix_len)
-    return Workload(inputs, outputs, turns=args.num_turns if args.dataset_name == "multi_turn" else 1)
-
-
-def _describe_lengths(workload: Workload) -> str:
-    parts = [
-        f"{what} of {lengths.high} tokens" if lengths.sigma == 0 else
-        f"{what} of {lengths.low} to {lengths.high} tokens, lognormal (median {lengths.median:g}, "
-        f"sigma {lengths.sigma:g})"
-        for what, lengths in (("prompts", workload.inputs), ("outputs", workload.outputs))
-    ]  # fmt: skip
-    if workload.prefixes:
-        parts.append(f"{workload.prefixes} shared prefixes of {workload.prefix_tokens} tokens")
-    if workload.turns > 1:
-        parts.append(f"{workload.turns} turns")
-    return ", ".join(parts)
-
-
-def _described(lengths: Lengths) -> dict[str, float]:
-    return {name: getattr(lengths, name) for name in ("median", "sigma", "low", "high")}
 
 
 def _extra(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -174,21 +136,17 @@ def _extra(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises ConfigError for a number above its maximum, and for options that do not go together."""
-    from headrace.sim.workload.arrivals import MAX_RATE
-    from headrace.sim.workload.sessions import MAX_LEN
-
+    check_workload(args)
     limits = {
-        "num_prompts": MAX_REQUESTS, "num_warmups": MAX_REQUESTS, "max_concurrency": MAX_CLIENTS,
-        "burst_size": MAX_REQUESTS, "num_turns": MAX_TURNS, "num_prefixes": MAX_REQUESTS, "input_len": MAX_LEN,
-        "output_len": MAX_LEN, "prefix_len": MAX_LEN, "max_model_len": 2**31, "seed": 2**63,
+        "num_warmups": MAX_REQUESTS, "max_concurrency": MAX_CLIENTS, "max_model_len": 2**31, "seed": 2**63,
     }  # fmt: skip
     for name, most in limits.items():
         value = getattr(args, name)
         low = 0 if name in ("num_warmups", "seed") else 1
         if value is not None and not low <= value <= most:
             raise ConfigError(f"--{name.replace('_', '-')} must be between {low} and {most}, got {value}")
-    for name in ("burstiness", "duration", "request_timeout"):
-        value, high = getattr(args, name), MAX_RATE if name == "burstiness" else MAX_SECONDS
+    for name in ("duration", "request_timeout"):
+        value, high = getattr(args, name), MAX_SECONDS
         if value is not None and not 1e-3 <= value <= high:
             raise ConfigError(f"--{name.replace('_', '-')} must be between 0.001 and {high:g}, got {value}")
     if args.duration is not None and args.max_concurrency is None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.core.snapshot_data import lane_name
 from headrace.server.access.keys import Caller
-from headrace.server.ui.live import lane_name
 from tests.server.conftest import TinyServer, serve
 from tests.server.keyring import keyed, secret
 from tests.server.ui.visit import Visit

@@ -15,10 +15,11 @@ import httpx
 import pytest
 
 from headrace.core.params import SamplingParams
+from headrace.core.snapshot_data import lane_name
 from headrace.server.requests.record import RequestRecord
 from headrace.server.requests.tallies import MAX_SAMPLES, WINDOW_S, Tallies, Window
 from headrace.server.ui import live as feed_module
-from headrace.server.ui.live import Feed, lane_name
+from headrace.server.ui.live import Feed
 from headrace.serving.engine.state import View
 from headrace.serving.requests.completion import Delta
 from tests.server.conftest import TinyServer, serve

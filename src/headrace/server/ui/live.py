@@ -11,12 +11,10 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.core.engine import EngineStats
-from headrace.core.snapshot import BlockMap, Lane
-from headrace.core.types import Output, RequestStats
+from headrace.core.snapshot_data import ending_data, snapshot_data
 from headrace.errors import HeadraceError, Overloaded
 from headrace.server.access.keys import administrator
 from headrace.server.http.events import event
-from headrace.server.http.json_parts import rounded
 from headrace.server.http.pace import CallerLeft, while_connected
 from headrace.server.requests.service import Service
 from headrace.server.requests.tallies import Tallies
@@ -33,10 +31,6 @@ ENDED_S = 3.0
 
 MAX_ENDED = 96
 
-_KINDS = {"chatcmpl": "chat", "cmpl": "text", "resp": "response", "embd": "embedding"}
-_OTHER = "request"
-_FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
-
 router = APIRouter()
 
 
@@ -47,27 +41,6 @@ async def live(request: Request) -> Response:
     They show the requests of every caller, so a key needs admin rights for them.
     """
     return LiveStream(request.app.state.feed)
-
-
-def lane_name(request_id: str, index: int = 0) -> str:
-    """Such as "chat 3fa92c", and "chat 3fa92c.1" for its second completion.
-
-    `request_id` is the engine's: the answer's id and the number of the prompt. An id may contain text that a caller
-    wrote, so it is hashed: the caller who knows the answer's id can find its lane, but a lane does not reveal the id.
-    """
-    answer, _, prompt = request_id.rpartition("-")
-    kind = _KINDS.get(answer.partition("-")[0], _OTHER)
-    number = f"{_fnv(answer):08x}"[:6]
-    parts = [part for part in (prompt, str(index)) if part not in ("", "0") and part.isdecimal()]
-    return ".".join([f"{kind} {number}", *(part[:6] for part in parts)])
-
-
-def _fnv(text: str) -> int:
-    """FNV-1a of 32 bits: pages can compute it anywhere, while browsers offer SHA to secure origins only."""
-    value = _FNV_OFFSET
-    for byte in text.encode("utf-8", "surrogatepass"):
-        value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
-    return value
 
 
 class Feed:
@@ -150,7 +123,7 @@ class Feed:
         now, stats = view.snapshot.now, view.snapshot.stats
         before, self._before = self._before, (now, stats)
         for output in view.ended:
-            self._ended.append((now, _ending(output)))
+            self._ended.append((now, ending_data(output)))
         while self._ended and self._ended[0][0] < now - ENDED_S:
             self._ended.popleft()
         return {
@@ -166,10 +139,9 @@ class Feed:
             "prefix_queries": 0 if stats.cache is None else stats.cache.queries,
             "prefix_hits": 0 if stats.cache is None else stats.cache.hits,
             "evictions": 0 if stats.cache is None else stats.cache.evictions,
+        return snapshot_data(view.snapshot, before) | {
             "ttft": self._tallies.recent_ttft.percentiles(),
             "itl": self._tallies.recent_itl.percentiles(),
-            "lanes": [_lane(lane) for lane in view.snapshot.lanes],
-            "maps": [_map(one) for one in view.snapshot.maps],
             "ended": [ending for _, ending in self._ended],
         }
 
@@ -198,55 +170,3 @@ class LiveStream(Response):
         while (part := await self._feed.next_event()) is not None:
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _rates(before: tuple[float, EngineStats] | None, now: float, stats: EngineStats) -> dict[str, float]:
-    """Output tokens and steps a second, and tokens a step, since the previous tick."""
-    if before is None or now <= before[0]:
-        return {"tokens_per_s": 0.0, "steps_per_s": 0.0, "tokens_per_step": 0.0}
-    seconds, old, new = now - before[0], before[1].scheduler, stats.scheduler
-    steps = new.steps - old.steps
-    return {
-        "tokens_per_s": round((new.output_tokens - old.output_tokens) / seconds, 1),
-        "steps_per_s": round(steps / seconds, 1),
-        "tokens_per_step": round((new.scheduled_tokens - old.scheduled_tokens) / steps, 2) if steps else 0.0,
-    }
-
-
-def _lane(lane: Lane) -> dict[str, Any]:
-    name = lane_name(lane.request_id, lane.index)
-    return {"name": name, "phase": lane.phase.value, "computed": lane.num_computed} | _progress(lane)
-
-
-def _ending(output: Output) -> dict[str, Any]:
-    stats, reason = output.stats, output.finish_reason
-    name = lane_name(output.request_id, output.index)
-    ending: dict[str, Any] = {"name": name, "reason": None if reason is None else reason.value}
-    if stats is not None:
-        ending |= {"finished": rounded(stats.finished_s, 3)} | _progress(stats)
-    return ending
-
-
-def _progress(one: Lane | RequestStats) -> dict[str, Any]:
-    drafts = {"drafted": one.num_drafted, "accepted": one.num_accepted} if one.num_drafted else {}
-    return drafts | {
-        "arrival": rounded(one.arrival_s, 3),
-        "scheduled": rounded(one.first_scheduled_s, 3),
-        "first": rounded(one.first_token_s, 3),
-        "prompt": one.num_prompt,
-        "cached": one.num_cached,
-        "output": one.num_output,
-        "preemptions": one.num_preemptions,
-    }
-
-
-def _map(one: BlockMap) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "blocks": one.num_blocks,
-        "block_size": one.block_size,
-        "per_cell": one.blocks_per_cell,
-        "held": one.held,
-        "findable": one.findable,
-        "runs": one.runs,
-    }

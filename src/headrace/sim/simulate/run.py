@@ -20,8 +20,8 @@ from headrace.sim.simulate.tally import Tally
 from headrace.sim.simulate.times import StepTimes
 
 MakeEngine = Callable[[], tuple[Engine, SimulatedExecutor]]
-Progress = Callable[[int, float], None]
-"""Called with the requests that have ended, and the simulated time."""
+Progress = Callable[[], object]
+"""Called for each request that was answered."""
 
 _END, _START = 0, 2
 """At one time: first steps end, then requests arrive, then steps start."""
@@ -164,7 +164,7 @@ class Simulation:
         if following is not None:
             heapq.heappush(self._later, (following.arrival_s, following.number, following))
         if self.progress is not None:
-            self.progress(self.tally.answered, self.now)
+            self.progress()
 
     def _drop(self, key: str, error: HeadraceError) -> None:
         """The engine takes no such request."""

@@ -1,0 +1,130 @@
+"""What is simulated: the engine that a config gives on some hardware, and what its steps take there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.config import EngineConfig
+from headrace.config_resolve import resolve
+from headrace.core.engine import Engine
+from headrace.core.policy import SchedulerConfig
+from headrace.core.types import KVGroupSpec
+from headrace.errors import ConfigError
+from headrace.models.families import weight_names
+from headrace.models.rope import with_context
+from headrace.models.source import HubOptions, resolve_model
+from headrace.models.spec import ModelSpec
+from headrace.models.stored import open_source, stored_spec
+from headrace.plan.draft_methods import NGRAM
+from headrace.plan.hardware import Hardware, Machine, this_machine
+from headrace.plan.hardware_table import THIS
+from headrace.plan.kv import streaming_spec
+from headrace.plan.scheduling import scheduler_config
+from headrace.program.lower import lower
+from headrace.sim.cost import CostModel
+from headrace.sim.profile import Profile
+from headrace.sim.profile_store import this_profile
+from headrace.sim.simulate.executor import Drafts, SimulatedExecutor, SyntheticTokens
+from headrace.sim.simulate.times import CostTimes
+from headrace.sim.work import model_work
+
+_SETTINGS = ("dtype", "quantization", "kv_cache_dtype", "kv_cache_memory", "max_model_len")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One engine, ready to be simulated as often as needed. `assumed`: what the times were made of, for people."""
+
+    name: str
+    hardware: str
+    scheduler: SchedulerConfig
+    groups: tuple[KVGroupSpec, ...]
+    prefix_caching: bool
+    cost: CostModel
+    profile: Profile
+    settings: Mapping[str, Any]
+    assumed: str
+
+    def make_engine(self, drafts: Drafts | None = None) -> tuple[Engine, SimulatedExecutor]:
+        """A new engine, and an executor without a model."""
+        engine = Engine(self.scheduler, self.groups, prefix_caching=self.prefix_caching)
+        return engine, SimulatedExecutor(SyntheticTokens(self.scheduler.vocab_size, drafts))
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that the context and the KV cache hold, in tokens."""
+        length: int = self.settings["max_model_len"]
+        return length
+
+    @property
+    def times(self) -> CostTimes:
+        return CostTimes(self.cost)
+
+    def describe(self) -> str:
+        """One line for people."""
+        blocks = " + ".join(f"{group.num_blocks:,}" for group in self.groups)
+        return (
+            f"{self.name} on {self.hardware}: {blocks} KV blocks of {self.groups[0].block_size} tokens, up to "
+            f"{self.scheduler.max_num_seqs} sequences and {self.scheduler.max_num_batched_tokens:,} tokens a step; "
+            f"{self.assumed}"
+        )
+
+
+def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
+    """The engine that `config` gives on this hardware; several devices share every layer. No weight is read.
+
+    Raises ModelError where there is no such model, and ConfigError where it does not fit or an option is wrong.
+    """
+    _check(config)
+    source = open_source(resolve_model(config.model, HubOptions(config.revision, config.download_dir)))
+    if config.hf_overrides:
+        source = replace(source, config={**source.config, **config.hf_overrides})
+    stored = with_context(stored_spec(source), config.max_model_len)
+    here = hardware.name == THIS
+    machine = this_machine() if here else _together(hardware)
+    resolved = resolve(config, stored, machine)
+    spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
+    _check_shards(spec, hardware)
+    profile = this_profile(resolved.kernels, resolved.num_threads) if here else None
+    assumed = "step times from `headrace calibrate`"
+    if profile is None:
+        profile = Profile.of_hardware(hardware)
+        assumed = "step times from the data sheet" + (", as `headrace calibrate` was not run" if here else "")
+    return Deployment(
+        name=config.model,
+        hardware=hardware.label,
+        scheduler=scheduler_config(resolved, spec.vocab_size),
+        groups=resolved.kv_groups,
+        prefix_caching=resolved.enable_prefix_caching,
+        cost=CostModel(model_work(spec, resolved), profile, tp=hardware.count),
+        profile=profile,
+        settings={name: getattr(resolved, name) for name in _SETTINGS},
+        assumed=assumed,
+    )
+
+
+def _check(config: EngineConfig) -> None:
+    if config.speculative not in (None, NGRAM):
+        raise ConfigError(
+            f"speculative {config.speculative:.80} cannot be simulated: use ngram, whose drafts cost nothing, with "
+            "--acceptance-rate"
+        )
+
+
+def _together(hardware: Hardware) -> Machine:
+    """The devices of one machine as one, whose memory holds what they share."""
+    machine, total = hardware.machine(), hardware.total_memory
+    return replace(machine, name=hardware.title, memory_total=total, memory_available=total)
+
+
+def _check_shards(spec: ModelSpec, hardware: Hardware) -> None:
+    """Raise ConfigError where the devices cannot share the heads."""
+    heads = {layout.num_kv_heads for layout in lower(spec, weight_names(spec)).kv if layout.state is None}
+    uneven = [count for count in heads if count % hardware.count]
+    if hardware.count > 1 and uneven:
+        raise ConfigError(
+            f"{hardware.label} cannot share the {uneven[0]} KV heads of this model evenly; take a number of devices "
+            "that divides them"
+        )

@@ -1,0 +1,137 @@
+"""`headrace simulate`: what it prints and writes, and what it refuses before the work."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.report import Report
+from headrace.cli import main
+from headrace.cli.simulate import ROUTERS
+from headrace.sim.simulate import router
+
+MODEL = ["simulate", "shape:smollm2-135m", "--hardware", "l4"]
+
+
+def simulate(*flags: str) -> int:
+    return main([*MODEL, *flags])
+
+
+def test_tables_as_bench_serve_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--rate", "20", "40", "--num-prompts", "30", "--goodput", "ttft:1", "tpot:0.2") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^ +rate +sent +answered +429 +failed +req/s +goodput/s +output tok/s$", out, re.M)
+    assert re.search(r"^ +20\.0 +30 +30 +0 +0 +", out, re.M) and re.search(r"^ +40\.0 +30 +30 ", out, re.M)
+    assert re.search(r"TTFT p50 +TTFT p90 +TTFT p99 +TPOT p50 .* ITL p99 +E2E p50", out)
+    assert "on l4" in out and "data sheet" in out and "x real time" in out
+
+
+def test_json_is_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--num-prompts",
+        "20",
+        "--rate",
+        "inf",
+        "--replicas",
+        "2",
+        "--router",
+        "least-loaded",
+        "--json",
+        "-",
+    ]
+    assert simulate(*flags) == 0
+    data = json.loads(capsys.readouterr().out)
+    report = Report.from_json(data)
+    assert report.kind == "simulate" and report.config["replicas"] == 2 and report.config["hardware"] == "l4"
+    assert report.rows[0].labels == {"rate": "inf"} and report.rows[0].values["answered"] == 20.0
+    assert simulate(*flags) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == data["rows"]  # the same seed
+
+
+def test_options_of_the_engine_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--num-kv-blocks", "70", "--max-model-len", "1024", "--rate", "inf", "--num-prompts", "40"]
+    assert simulate(*few, "--max-num-seqs", "16") == 0
+    assert "preemption" in capsys.readouterr().out
+    drafts = ["--speculative", "ngram", "--acceptance-rate", "1", "--num-prompts", "5", "--json", "-"]
+    assert simulate(*drafts) == 0
+    fast = json.loads(capsys.readouterr().out)["rows"][0]["values"]["tpot_p50_s"]
+    assert simulate(*drafts[4:]) == 0
+    assert fast < 0.5 * json.loads(capsys.readouterr().out)["rows"][0]["values"]["tpot_p50_s"]
+
+
+def test_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}
+    path.write_text("".join(json.dumps(row | {"timestamp": 50 * at}) + "\n" for at in range(4)))
+    assert simulate("--trace", str(path), "--json", "-") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["rows"][0]["labels"] == {"rate": "trace"}
+    assert report["rows"][0]["values"]["prompt_tokens"] == 2800.0
+    assert any("prompt tokens from the prefix cache" in note for note in report["notes"])
+
+
+def test_a_timeline_is_what_the_page_reads(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    assert simulate("--num-prompts", "8", "--rate", "4", "--replicas", "2", "--timeline", str(path)) == 0
+    head, *ticks = map(json.loads, path.read_text().splitlines())
+    assert head == {"headrace_timeline": 1, "model": "shape:smollm2-135m", "interval_s": 0.2}
+    assert {tick["replica"] for tick in ticks} == {0, 1}
+    assert sum(len(tick["ended"]) for tick in ticks) == 8
+    mine = [tick["now"] for tick in ticks if tick["replica"] == 0]
+    assert mine == sorted(mine) and mine[1] - mine[0] == pytest.approx(0.2)
+    assert any(lane["phase"] == "decode" for tick in ticks for lane in tick["lanes"])
+    assert {"running", "waiting", "maps", "ttft", "itl", "tokens_per_s", "state"} <= ticks[0].keys()
+
+
+@pytest.mark.parametrize("target", ["rate", "replicas"])
+def test_search(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--search",
+        target,
+        "--ttft",
+        "0.05",
+        "--percentile",
+        "90",
+        "--num-prompts",
+        "30",
+        "--rate",
+        "3000",
+    ]
+    assert simulate(*flags, "--input-len", "400", "--output-len", "4", "--json", "-") == 0
+    report = json.loads(capsys.readouterr().out)
+    (row,) = report["rows"]
+    found = row["labels"][target]
+    assert row["values"]["ttft_p90_s"] <= 0.05
+    assert found < 3000 if target == "rate" else 1 < found < 60
+    assert "breaks the promise: TTFT p90 is" in report["notes"][0]
+
+
+def test_routers_are_those_that_there_are() -> None:
+    assert tuple(router.ROUTERS) == ROUTERS
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--hardware", "h1000"], "did you mean"),
+        (["--rate", "0"], "--request-rate must be above 0"),
+        (["--replicas", "0"], "--replicas must be between 1"),
+        (["--acceptance-rate", "1.5"], "--acceptance-rate"),
+        (["--search", "rate"], "give --ttft or --tpot"),
+        (["--ttft", "1"], "are promises for --search"),
+        (["--search", "rate", "--ttft", "1e-6"], "no rate keeps this promise"),
+        (["--search", "rate", "--ttft", "1", "--trace", "x"], "--trace has its own"),
+        (["--trace", "/no/such/file"], "cannot be read"),
+        (["--timeline", "/no/such/folder/x"], "the timeline cannot be written"),
+        (["--rate", "1", "2", "--timeline", "x"], "give one --rate"),
+        (["--rate", "inf", "--duration", "5"], "takes --num-prompts"),
+        (["--speculative", "smaller"], "use ngram"),
+        (["--hardware", "2xl4"], "cannot share the 3 KV heads"),
+    ],
+)
+def test_what_is_refused(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--num-prompts", "3", *flags) == 1
+    assert complaint in capsys.readouterr().err
