@@ -24,18 +24,27 @@ from headrace.plan.kv import streaming_spec
 from headrace.plan.scheduling import scheduler_config
 from headrace.program.lower import lower
 from headrace.sim.cost import CostModel
+from headrace.sim.machine import profile_here
+from headrace.sim.online import OnlineCost
 from headrace.sim.profile import Profile
-from headrace.sim.profile_store import this_profile
 from headrace.sim.simulate.executor import Drafts, SimulatedExecutor, SyntheticTokens
 from headrace.sim.simulate.times import CostTimes
+from headrace.sim.step_budget import TimeBudget
 from headrace.sim.work import model_work
 
-_SETTINGS = ("dtype", "quantization", "kv_cache_dtype", "kv_cache_memory", "max_model_len")
+_SETTINGS = (
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "kv_cache_memory",
+    "max_model_len",
+    "step_time_budget",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One engine, ready to be simulated as often as needed. `assumed`: what the times were made of, for people."""
+    """One engine, ready to be simulated as often as needed. `assumed`: where step times come from, for people."""
 
     name: str
     hardware: str
@@ -49,7 +58,11 @@ class Deployment:
 
     def make_engine(self, drafts: Drafts | None = None) -> tuple[Engine, SimulatedExecutor]:
         """A new engine, and an executor without a model."""
-        engine = Engine(self.scheduler, self.groups, prefix_caching=self.prefix_caching)
+        seconds, budget = self.settings["step_time_budget"], None
+        if seconds != "off":
+            most = self.scheduler.max_num_batched_tokens
+            budget = TimeBudget(OnlineCost(self.cost), most, seconds if isinstance(seconds, float) else None)
+        engine = Engine(self.scheduler, self.groups, prefix_caching=self.prefix_caching, step_budget=budget)
         return engine, SimulatedExecutor(SyntheticTokens(self.scheduler.vocab_size, drafts))
 
     @property
@@ -68,7 +81,7 @@ class Deployment:
         return (
             f"{self.name} on {self.hardware}: {blocks} KV blocks of {self.groups[0].block_size} tokens, up to "
             f"{self.scheduler.max_num_seqs} sequences and {self.scheduler.max_num_batched_tokens:,} tokens a step; "
-            f"{self.assumed}"
+            f"step times from {self.assumed}"
         )
 
 
@@ -87,11 +100,9 @@ def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
     resolved = resolve(config, stored, machine)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
     _check_shards(spec, hardware)
-    profile = this_profile(resolved.kernels, resolved.num_threads) if here else None
-    assumed = "step times from `headrace calibrate`"
-    if profile is None:
-        profile = Profile.of_hardware(hardware)
-        assumed = "step times from the data sheet" + (", as `headrace calibrate` was not run" if here else "")
+    profile, assumed = Profile.of_hardware(hardware), "its data sheet"
+    if here:
+        profile, assumed = profile_here(resolved.kernels, resolved.num_threads)
     return Deployment(
         name=config.model,
         hardware=hardware.label,
