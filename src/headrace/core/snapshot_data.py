@@ -27,6 +27,7 @@ def snapshot_data(snapshot: Snapshot, before: tuple[float, EngineStats] | None) 
         "max_num_batched_tokens": snapshot.max_num_batched_tokens,
         **_rates(before, now, stats),
         "output_tokens": stats.scheduler.output_tokens,
+        "roofline": _rounded(stats.roofline_fraction, 3),
         "preemptions": stats.scheduler.preemptions,
         "prefix_queries": 0 if stats.cache is None else stats.cache.queries,
         "prefix_hits": 0 if stats.cache is None else stats.cache.hits,

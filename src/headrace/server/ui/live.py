@@ -126,19 +126,6 @@ class Feed:
             self._ended.append((now, ending_data(output)))
         while self._ended and self._ended[0][0] < now - ENDED_S:
             self._ended.popleft()
-        return {
-            "now": rounded(now, 3),
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "max_num_seqs": view.snapshot.max_num_seqs,
-            "max_num_batched_tokens": view.snapshot.max_num_batched_tokens,
-            **_rates(before, now, stats),
-            "output_tokens": stats.scheduler.output_tokens,
-            "roofline": rounded(stats.roofline_fraction, 3),
-            "preemptions": stats.scheduler.preemptions,
-            "prefix_queries": 0 if stats.cache is None else stats.cache.queries,
-            "prefix_hits": 0 if stats.cache is None else stats.cache.hits,
-            "evictions": 0 if stats.cache is None else stats.cache.evictions,
         return snapshot_data(view.snapshot, before) | {
             "ttft": self._tallies.recent_ttft.percentiles(),
             "itl": self._tallies.recent_itl.percentiles(),
