@@ -251,6 +251,8 @@ def test_the_command_says_what_was_lost(
         ("gptq", "gptq", None),
         ("gptq", "gptq", "group"),
         ("gptq", "awq", None),
+        ("compressed-tensors", "smoothquant", None),
+        ("compressed-tensors", "fp8", None),
     ],
 )
 @pytest.mark.parametrize("family", [*CONFIGS, *RECURRENT])
@@ -264,11 +266,13 @@ def test_every_family_hardly_moves_with_8_bits(
     (tmp_path / "model").mkdir()
     write(tmp_path / "model", (CONFIGS | RECURRENT)[family])
     options = {"format": format, "method": method, "order": order}
-    report = made(str(tmp_path / "model"), tmp_path / "out", bits=8, group=16, **options)
-    assert max(report.errors.values()) < 0.02
+    group = None if method in ("smoothquant", "fp8") else 16
+    report = made(str(tmp_path / "model"), tmp_path / "out", bits=8, group=group, **options)
+    least = 0.04 if method == "fp8" else 0.02
+    assert max(report.errors.values()) < least
     before, after = matrices(str(tmp_path / "model")), matrices(str(tmp_path / "out"))
-    for name, weight in before.items() if method != "awq" else ():
-        assert (after[name] - weight).norm() < 0.02 * weight.norm(), name
+    for name, weight in before.items() if method not in ("awq", "smoothquant") else ():
+        assert (after[name] - weight).norm() < least * weight.norm(), name
 
     class Model:
         vocab_size = 2048
@@ -289,4 +293,5 @@ def test_every_family_hardly_moves_with_8_bits(
         Model(str(tmp_path / "out")), Model(str(tmp_path / "model")), [Document(one) for one in TEXTS]
     )
     # Of a random mixture some tokens go to another expert with any rounding: these move far.
-    assert found.median < 0.01 and found.mean < 0.1, found
+    most = (0.01, 0.1) if group is not None else (0.15, 0.5)
+    assert found.median < most[0] and found.mean < most[1], found

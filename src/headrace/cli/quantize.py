@@ -14,8 +14,9 @@ from headrace.cli.parser import add_cache_flag, add_command, add_number, check_r
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.quantize.fp8 import Strategy
     from headrace.quantize.gguf.run import GGUFOptions
-    from headrace.quantize.run import Report
+    from headrace.quantize.run import QuantizeOptions, Report
 
 EXAMPLES = """\
 examples:
@@ -31,6 +32,8 @@ file is text, in paragraphs.
 """
 _WORST = 3
 _BITS, _GROUP = 4, "128"
+_STRATEGIES: Mapping[str, Strategy] = {"tensor": "tensor", "channel": "channel", "128x128": "block"}
+"""Of fp8, by the words of --group-size."""
 
 
 def add_parser(commands: Any) -> None:
@@ -48,16 +51,21 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     group = parser.add_argument_group("codes")
     group.add_argument(
-        "--method", choices=("rtn", "gptq", "awq"), default="gptq",
+        "--method", choices=("rtn", "gptq", "awq", "smoothquant", "fp8"), default="gptq",
         help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error; awq: "
-        "features with large inputs are scaled up before rounding, and ranges are clipped (default: %(default)s)",
+        "features with large inputs are scaled up before rounding, and ranges are clipped; smoothquant: 8 bits for "
+        "weights and inputs; fp8: 8-bit floats for both (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--bits", type=int, choices=(2, 3, 4, 8), default=_BITS, help="of a code (default: %(default)s)"
+        "--bits",
+        type=int,
+        choices=(2, 3, 4, 8),
+        help=f"of a code (default: {_BITS}; smoothquant and fp8 have 8)",
     )
     group.add_argument(
-        "--group-size", default=_GROUP, metavar="16..256|channel",
-        help="input features with a common scale (default: %(default)s)",
+        "--group-size", metavar="16..256|channel|tensor|128x128",
+        help="input features with a common scale; of fp8 channel, tensor or 128x128 weights "
+        f"(default: {_GROUP}; of smoothquant and fp8 channel)",
     )  # fmt: skip
     group.add_argument("--asymmetric", action="store_true", help="a zero point for each group")
     group.add_argument(
@@ -70,9 +78,18 @@ def add_parser(commands: Any) -> None:
         "without a word: static)",
     )  # fmt: skip
     group.add_argument(
-        "--format", default="compressed-tensors", metavar="compressed-tensors|gptq|awq|gguf:TYPE",
-        help="compressed-tensors holds 4 and 8 bits, gptq 2, 3, 4 and 8, awq 4; gguf:Q4_K_M and the like write one "
-        "file with llama.cpp's types, which say bits and groups themselves (default: %(default)s)",
+        "--smoothing", type=float, default=0.5, metavar="A",
+        help="of smoothquant: 0 leaves all of their size to large inputs, 1 gives it to the weights "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--static-inputs", action="store_true",
+        help="of fp8: one scale for the inputs of a matrix, calibrated; without it, each input gets its own",
+    )  # fmt: skip
+    group.add_argument(
+        "--format", default="compressed-tensors", metavar="compressed-tensors|gptq|awq|fp8|gguf:TYPE",
+        help="compressed-tensors holds 4 and 8 bits, gptq 2, 3, 4 and 8, awq 4, fp8 DeepSeek's blocks; gguf:Q4_K_M and "
+        "the like write one file with llama.cpp's types, which say bits and groups themselves (default: %(default)s)",
     )  # fmt: skip
     group = parser.add_argument_group("calibration")
     group.add_argument("--data", type=Path, metavar="FILE", help="texts (default: bundled stories)")
@@ -91,20 +108,17 @@ def run(args: argparse.Namespace) -> int:
     from headrace.models.stored import stored_spec
     from headrace.plan.units import format_bytes
 
-    group = _group(args.group_size)
     check_range("samples", args.samples, 0, 1_000_000)
     check_range("length", args.length, 2, 1_000_000)
     check_range("num-threads", args.num_threads, 1, 4096)
     with needs_extra("torch", "quantising"):
         from headrace.quantize.gguf.run import is_gguf, quantize_gguf
-        from headrace.quantize.run import QuantizeOptions, quantize
+        from headrace.quantize.run import quantize
     make: Callable[..., Report]
     if is_gguf(args.format):
         make = partial(quantize_gguf, options=_gguf_options(args))
     else:
-        options = QuantizeOptions(
-            args.method, args.bits, group, not args.asymmetric, args.clip, args.act_order, format=args.format
-        )
+        options = _options(args)
         options.check()
         make = partial(quantize, options=options)
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
@@ -124,6 +138,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _options(args: argparse.Namespace) -> QuantizeOptions:
+    from headrace.quantize.methods import METHODS
+    from headrace.quantize.run import QuantizeOptions
+
+    eight, floats = METHODS[args.method].only_eight, METHODS[args.method].floats
+    size = args.group_size or ("channel" if eight else _GROUP)
+    if floats and size not in _STRATEGIES:
+        raise ConfigError(f"--group-size of fp8 must be {', '.join(_STRATEGIES)}, got {size!r:.40}")
+    return QuantizeOptions(
+        args.method,
+        args.bits or (8 if eight else _BITS),
+        None if floats else _group(size),
+        not args.asymmetric,
+        args.clip,
+        args.act_order,
+        format=args.format,
+        strategy=_STRATEGIES[size] if floats else "channel",
+        static=args.static_inputs,
+        smoothing=args.smoothing,
+    )
+
+
 def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
     from headrace.quantize.gguf.run import METHODS, GGUFOptions, mix_of
 
@@ -133,7 +169,7 @@ def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
             f"--format {args.format} is written with --method {' or '.join(METHODS)}, not {args.method}"
         )
     given = {
-        "--bits": args.bits != _BITS, "--group-size": args.group_size != _GROUP, "--asymmetric": args.asymmetric,
+        "--bits": args.bits is not None, "--group-size": args.group_size is not None, "--asymmetric": args.asymmetric,
         "--clip": args.clip, "--act-order": args.act_order is not None,
     }  # fmt: skip
     if wrong := [name for name, one in given.items() if one]:

@@ -34,19 +34,23 @@ class Tensor:
 
 
 class Format(Protocol):
-    """One way to store matrices that are all quantised alike."""
+    """One way to store matrices that are all quantised alike: by a `Scheme` as `Codes`, or by a `FloatScheme` as
+    `FloatCodes`. bits: what it holds."""
+
+    @property
+    def bits(self) -> tuple[int, ...]: ...
 
     @property
     def least_zero(self) -> int: ...
 
-    def fits(self, rows: int, columns: int, scheme: Scheme) -> bool:
+    def fits(self, rows: int, columns: int, scheme: Any) -> bool:
         """Whether it can hold such a matrix, and others read it."""
         ...
 
-    def tensors(self, module: str, codes: Codes) -> list[Tensor]: ...
+    def tensors(self, module: str, codes: Any) -> list[Tensor]: ...
 
     def config(
-        self, scheme: Scheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+        self, scheme: Any, order: Order | None, coded: Sequence[str], plain: Sequence[str]
     ) -> dict[str, Any]:
         """The `quantization_config`. coded, plain: names of modules that are quantised, and of those that are not."""
         ...
@@ -66,7 +70,7 @@ class CompressedTensors:
         bits = codes.scheme.bits
         found = [
             Tensor(f"{module}.weight_packed", "I32", pack(codes.codes.numpy(), bits)),
-            Tensor(f"{module}.weight_scale", *_floats(codes.scales)),
+            Tensor(f"{module}.weight_scale", *float_arrays(codes.scales)),
             Tensor(f"{module}.weight_shape", "I64", np.array([rows, columns], dtype=np.int64)),
         ]
         if not codes.scheme.symmetric:
@@ -77,33 +81,10 @@ class CompressedTensors:
     def config(
         self, scheme: Scheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
     ) -> dict[str, Any]:
-        weights = {
-            "num_bits": scheme.bits,
-            "type": "int",
-            "symmetric": scheme.symmetric,
-            "strategy": "channel" if scheme.group is None else "group",
-            "group_size": scheme.group,
-            "actorder": order if scheme.group is not None else None,
-            "dynamic": False,
-            "block_structure": None,
-            "observer": "minmax",
-            "observer_kwargs": {},
-        }
-        group = {
-            "targets": ["Linear"],
-            "weights": weights,
-            "input_activations": None,
-            "output_activations": None,
-            "format": "pack-quantized",
-        }
-        return {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "quantization_status": "compressed",
-            "config_groups": {"group_0": group},
-            "ignore": list(plain),
-            "kv_cache_scheme": None,
-        }
+        weights = weight_config(scheme.bits, "int", "channel" if scheme.group is None else "group")
+        weights["symmetric"], weights["group_size"] = scheme.symmetric, scheme.group
+        weights["actorder"] = order if scheme.group is not None else None
+        return compressed_config("pack-quantized", weights, plain)
 
 
 class GPTQ:
@@ -124,7 +105,7 @@ class GPTQ:
         return [
             Tensor(f"{module}.qweight", "I32", words),
             Tensor(f"{module}.qzeros", "I32", pack(zeros.T, bits)),
-            Tensor(f"{module}.scales", *_floats(scales)),
+            Tensor(f"{module}.scales", *float_arrays(scales)),
             Tensor(f"{module}.g_idx", "I32", codes.groups().numpy().astype(np.int32)),
         ]
 
@@ -162,7 +143,7 @@ class AWQ:
         return [
             Tensor(f"{module}.qweight", "I32", self._words(codes.codes)),
             Tensor(f"{module}.qzeros", "I32", self._words(codes.zeros)),
-            Tensor(f"{module}.scales", *_floats(codes.scales.T.contiguous())),
+            Tensor(f"{module}.scales", *float_arrays(codes.scales.T.contiguous())),
         ]
 
     def config(
@@ -183,20 +164,21 @@ class AWQ:
         return pack(columns[:, :, _AWQ_ORDER].reshape(codes.shape[1], -1), 4)
 
 
-FORMATS: Mapping[str, CompressedTensors | GPTQ | AWQ] = {
+FORMATS: Mapping[str, Format] = {
     "compressed-tensors": CompressedTensors(),
     "gptq": GPTQ(),
     "awq": AWQ(),
 }
 
 
-def check_format(name: str, bits: int, order: Order | None) -> None:
-    """Raises ConfigError for bits or an order of columns that a format cannot hold."""
-    if name not in FORMATS:
-        raise ConfigError(f"there is no format {name!r:.40}: give {', '.join(FORMATS)} or gguf:TYPE")
-    known = FORMATS[name].bits
+def check_format(formats: Mapping[str, Format], name: str, bits: int, order: Order | None) -> None:
+    """Raises ConfigError for a name, bits or an order of columns that are not among a method's formats."""
+    if name not in formats:
+        known_names = f"{', '.join(formats)} or gguf:TYPE" if formats is FORMATS else " or ".join(formats)
+        raise ConfigError(f"there is no format {name!r:.40} of such codes: give {known_names}")
+    known = formats[name].bits
     if bits not in known:
-        others = [other for other, one in FORMATS.items() if bits in one.bits]
+        others = [other for other, one in formats.items() if bits in one.bits]
         raise ConfigError(
             f"{name} holds {', '.join(map(str, known))} bits, not {bits}"
             + (f": --format {others[0]} does" if others else "")
@@ -205,6 +187,43 @@ def check_format(name: str, bits: int, order: Order | None) -> None:
         raise ConfigError(
             f"{name} does not hold the group of each column: use --act-order static, or --format gptq"
         )
+
+
+def weight_config(bits: int, type: str, strategy: str) -> dict[str, Any]:
+    """What compressed-tensors says of codes."""
+    return {
+        "num_bits": bits,
+        "type": type,
+        "symmetric": True,
+        "strategy": strategy,
+        "group_size": None,
+        "actorder": None,
+        "dynamic": False,
+        "block_structure": None,
+        "observer": "minmax",
+        "observer_kwargs": {},
+    }
+
+
+def compressed_config(
+    format: str, weights: Mapping[str, Any], plain: Sequence[str], inputs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The `quantization_config` of compressed-tensors with one group of modules."""
+    group = {
+        "targets": ["Linear"],
+        "weights": dict(weights),
+        "input_activations": None if inputs is None else dict(inputs),
+        "output_activations": None,
+        "format": format,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": list(plain),
+        "kv_cache_scheme": None,
+    }
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
@@ -232,7 +251,10 @@ def module_patterns(modules: Collection[str], others: Collection[str]) -> list[s
     return list(found)
 
 
-def _floats(scales: torch.Tensor) -> tuple[str, NDArray[Any]]:
+def float_arrays(scales: torch.Tensor) -> tuple[str, NDArray[Any]]:
+    """(the name in safetensors, the array) of a tensor."""
     if scales.dtype == torch.bfloat16:
         return "BF16", scales.contiguous().view(torch.int16).numpy().view(np.uint16)
+    if scales.dtype == torch.float32:
+        return "F32", scales.contiguous().numpy()
     return "F16", scales.contiguous().numpy()

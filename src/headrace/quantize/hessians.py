@@ -30,12 +30,12 @@ class Hessians:
             return
         weight, rows = op.weights[0], inputs[0]
         if op.kind == "linear":
-            self._add(weight.name, [rows])
+            self.record(weight.name, [rows])
             return
         routing: Routing = inputs[1]
         if op.attributes.scaled:
             rows = rows * routing.row_weights[:, None]
-        self._add(weight.name, rows.split(routing.counts))
+        self.record(weight.name, rows.split(routing.counts))
 
     def of(self, name: str) -> Iterator[Tensor]:
         """The mean of x x^T [C, C] of a weight, or of each of its experts. Raises ModelError where it is not finite."""
@@ -65,7 +65,8 @@ class Hessians:
         self._sums[name] /= factors[..., None, :] * factors[..., :, None]
         self._peaks[name] /= factors
 
-    def _add(self, name: str, parts: Sequence[Tensor]) -> None:
+    def record(self, name: str, parts: Sequence[Tensor]) -> None:
+        """Count inputs [T, C] of a matrix, or of each of its experts."""
         columns = parts[0].shape[1]
         if name not in self._sums:
             self._sums[name] = torch.zeros(len(parts), columns, columns)

@@ -3,55 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from headrace.models.weights import Weights
 from headrace.program.records import WeightRef
 from headrace.quantize.awq import awq, awq_factors
+from headrace.quantize.eight_bit_formats import BlockFloats, FloatQuantized, IntQuantized
 from headrace.quantize.folds import Fold
+from headrace.quantize.formats import FORMATS, Format
+from headrace.quantize.fp8 import encode_floats
 from headrace.quantize.gptq import Order, gptq
 from headrace.quantize.hessians import Hessians
-from headrace.quantize.scheme import Codes, Scheme, rtn
+from headrace.quantize.scheme import rtn
+from headrace.quantize.smoothquant import smooth_factors
 
 
 @dataclass(frozen=True, slots=True)
-class Rounding:
-    """What a method is told beside the scheme. order, damping: as in `gptq.gptq`."""
+class Settings:
+    """What a method is told beside the scheme. order, damping: as in `gptq.gptq`. smoothing: the strength of
+    SmoothQuant."""
 
     order: Order | None
     damping: float
+    smoothing: float
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Of a matrix [R, C]. hessian: [C, C], the mean of x x^T. peak: the largest magnitude, None without calibration.
+    parts: rows of each stored tensor of the matrix."""
+
+    hessian: Tensor
+    peak: float | None
+    parts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """summary: for the help. round: the codes of a matrix [R, C] with the Hessian [C, C] of its inputs. factors: what
-    the features of a fold are divided by, [F] or [E, F]; the weights given are those of the readers that become codes.
-    calibrated: it needs texts. ordered: it has an order of columns."""
+    """round: the codes of a matrix [R, C] in a scheme. factors: what the features of a fold are divided by, [F] or
+    [E, F]; the weights given are those of the readers that become codes. formats: what holds the codes, by the names of
+    options. calibrated: it needs texts. ordered: it has an order of columns. floats: its scheme is a `FloatScheme`.
+    """
 
-    summary: str
-    round: Callable[[Tensor, Tensor, Scheme, Rounding], Codes]
-    factors: Callable[[Fold, Weights, Hessians, Collection[WeightRef], Scheme], Tensor] | None = None
+    round: Callable[[Tensor, Inputs, Any, Settings], Any]
+    factors: Callable[[Fold, Weights, Hessians, Collection[WeightRef], Any, Settings], Tensor] | None = None
+    formats: Mapping[str, Format] = field(default_factory=lambda: FORMATS)
     calibrated: bool = True
     ordered: bool = False
+    floats: bool = False
+
+    @property
+    def only_eight(self) -> bool:
+        """Its inputs are rounded to 8 bits, as its weights are."""
+        return self.formats is not FORMATS
 
 
 METHODS: Mapping[str, Method] = {
-    "rtn": Method(
-        "each weight becomes the nearest code",
-        lambda weight, hessian, scheme, how: rtn(weight, scheme),
-        calibrated=False,
-    ),
+    "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
     "gptq": Method(
-        "the weights that are left make up for each error",
-        lambda weight, hessian, scheme, how: gptq(weight, hessian, scheme, how.order, how.damping),
+        lambda weight, inputs, scheme, how: gptq(weight, inputs.hessian, scheme, how.order, how.damping),
         ordered=True,
     ),
     "awq": Method(
-        "features with large inputs are scaled up before rounding, and ranges are clipped, for the least error of the "
-        "products",
-        lambda weight, hessian, scheme, how: awq(weight, hessian, scheme),
-        awq_factors,
+        lambda weight, inputs, scheme, how: awq(weight, inputs.hessian, scheme),
+        lambda fold, weights, inputs, coded, scheme, how: awq_factors(fold, weights, inputs, coded, scheme),
+    ),
+    "smoothquant": Method(
+        lambda weight, inputs, scheme, how: rtn(weight, scheme, inputs.hessian),
+        lambda fold, weights, inputs, coded, scheme, how: smooth_factors(
+            fold, weights, inputs, coded, how.smoothing
+        ),
+        {"compressed-tensors": IntQuantized()},
+    ),
+    "fp8": Method(
+        lambda weight, inputs, scheme, how: encode_floats(
+            weight, inputs.hessian, scheme, inputs.parts, inputs.peak if scheme.static else None
+        ),
+        None,
+        {"compressed-tensors": FloatQuantized(), "fp8": BlockFloats()},
+        calibrated=False,
+        floats=True,
     ),
 }

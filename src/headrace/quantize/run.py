@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,12 +38,14 @@ from headrace.program.lower import lower
 from headrace.program.records import Op, WeightRef
 from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
 from headrace.quantize.folds import Fold, folds
-from headrace.quantize.formats import FORMATS, Format, Tensor, check_format
+from headrace.quantize.formats import Format, Tensor, check_format
+from headrace.quantize.fp8 import FloatScheme, Strategy
 from headrace.quantize.gptq import DAMPING, Order, relative_error
 from headrace.quantize.hessians import Hessians
-from headrace.quantize.methods import METHODS, Rounding
+from headrace.quantize.methods import METHODS, Inputs, Settings
 from headrace.quantize.plain import PlainTensors
 from headrace.quantize.scheme import BITS, Scheme
+from headrace.quantize.smoothquant import STRENGTH
 from headrace.quantize.walk import Segment, Walk, segments
 
 Progress = Callable[[int, int], None]
@@ -54,7 +56,7 @@ _INDEX = "model.safetensors.index.json"
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
     """method: one of METHODS. group: input features with a common scale, or None for all. order, damping: of gptq, as
-    in `gptq.gptq`."""
+    in `gptq.gptq`. strategy, static: of fp8, as in `fp8.FloatScheme`. smoothing: of smoothquant."""
 
     method: str = "gptq"
     bits: int = 4
@@ -64,6 +66,14 @@ class QuantizeOptions:
     order: Order | None = None
     damping: float = DAMPING
     format: str = "compressed-tensors"
+    strategy: Strategy = "channel"
+    static: bool = False
+    smoothing: float = STRENGTH
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether texts are needed."""
+        return METHODS[self.method].calibrated or self.static
 
     def check(self) -> None:
         """Raises ConfigError for what no format holds, or the method does not have."""
@@ -73,7 +83,23 @@ class QuantizeOptions:
             raise ConfigError(f"the group size must be 16 to 256, or the whole row, got {self.group}")
         if self.order is not None and not METHODS[self.method].ordered:
             raise ConfigError(f"{self.method} has no order of columns: that is for gptq")
-        check_format(self.format, self.bits, self.order)
+        self._check_eight_bits()
+        check_format(METHODS[self.method].formats, self.format, self.bits, self.order)
+
+    def _check_eight_bits(self) -> None:
+        method = METHODS[self.method]
+        if method.only_eight and (self.bits != 8 or self.group is not None or not self.symmetric):
+            raise ConfigError(f"{self.method} has symmetric codes of 8 bits, and no groups of input features")
+        if not method.floats and (self.strategy != "channel" or self.static):
+            raise ConfigError(
+                f"{self.method} has no scales of tensors and blocks, and none of inputs: that is for fp8"
+            )
+        if self.format == "fp8" and self.strategy != "block":
+            raise ConfigError("--format fp8 holds a scale for each 128 x 128: use --group-size 128x128")
+        if self.static and self.strategy == "block":
+            raise ConfigError("weights in blocks go with dynamic scales of the inputs")
+        if not 0.0 <= self.smoothing <= 1.0:
+            raise ConfigError(f"the strength of smoothing must be 0 to 1, got {self.smoothing}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +144,7 @@ def quantize(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     stored = floats_of(source, spec)
-    if METHODS[options.method].calibrated and not texts:
+    if options.calibrated and not texts:
         raise ConfigError(f"{options.method} needs calibration texts")
     job = _Job(source, spec, options, stored)
     if not job.targets:
@@ -153,15 +179,13 @@ class _Job:
     ) -> None:
         self._source, self._options, self._stored = source, options, stored
         self._method = METHODS[options.method]
+        self._settings = Settings(options.order, options.damping, options.smoothing)
         checkpoint = stored.checkpoint
         assert isinstance(checkpoint, Checkpoint)
         self._checkpoint = checkpoint
-        self._format: Format = FORMATS[options.format]
+        self._format: Format = self._method.formats[options.format]
         narrow = checkpoint.matrix_dtype() == "bfloat16" and options.format == "compressed-tensors"
-        self._scheme = Scheme(
-            options.bits, options.group, options.symmetric, options.clip, "bf16" if narrow else "f16",
-            self._format.least_zero,
-        )  # fmt: skip
+        self._scheme = _scheme(options, self._format.least_zero, narrow)
         self._program = lower(spec, weight_names(spec), narrow=False)
         self._segments = segments(self._program)
         layers = [layer_matrices(one) for one in self._segments]
@@ -249,16 +273,17 @@ class _Job:
             for weight in self._changed[segment.layer]
             for tensor in self._plain.tensors(weights, weight, weight in targets)
         ]
-        how = Rounding(self._options.order, self._options.damping)
         for weight in targets:
             stacked = weights.matrices[weight.name].weight
             assert isinstance(stacked, torch.Tensor)
             matrices = stacked if weight.experts is not None else stacked[None]
             squares = []
             given = None if hessians is None else hessians.of(weight.name)
+            peak = None if hessians is None else float(hessians.peaks(weight.name).max())
             for one, matrix in zip(weight.each(), matrices, strict=True):
                 hessian = torch.eye(weight.columns) if given is None else next(given)
-                codes = self._method.round(matrix, hessian, self._scheme, how)
+                inputs = Inputs(hessian, peak, tuple(rows for _, rows in one.parts))
+                codes = self._method.round(matrix, inputs, self._scheme, self._settings)
                 squares.append(relative_error(matrix, codes.dequantize(), hessian) ** 2)
                 first = 0
                 for name, rows in one.parts:
@@ -274,7 +299,7 @@ class _Job:
         """Have the features that the layer's matrices read divided by the method's factors."""
         for fold in self._folds:
             if fold.layer == layer and self._method.factors is not None:
-                factors = self._method.factors(fold, weights, hessians, targets, self._scheme)
+                factors = self._method.factors(fold, weights, hessians, targets, self._scheme, self._settings)
                 columns = fold.apply(weights, factors, self._plain.rounded)
                 for reader in fold.readers:
                     if reader in targets:
@@ -370,6 +395,18 @@ class _Job:
     def _entry_size(self, name: str) -> int:
         entry = self._checkpoint.file_of[name].entries[name]
         return entry.end - entry.begin
+
+
+def _scheme(options: QuantizeOptions, least_zero: int, narrow: bool) -> Scheme | FloatScheme:
+    """narrow: scales are stored as bfloat16."""
+    wide: Literal["bf16", "f32"] = "bf16" if narrow else "f32"
+    if METHODS[options.method].floats:
+        return FloatScheme(options.strategy, options.clip, options.static, wide)
+    if METHODS[options.method].only_eight:
+        return Scheme(8, None, clip=options.clip, scale=wide, positive=True)
+    return Scheme(
+        options.bits, options.group, options.symmetric, options.clip, "bf16" if narrow else "f16", least_zero
+    )
 
 
 def _read_matrix(

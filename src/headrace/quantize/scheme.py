@@ -22,7 +22,7 @@ _CHUNK = 1 << 22
 """Weights searched at once."""
 _WHOLE_BLOCK = 512
 """Inputs of larger groups count as independent of each other where their clipping is searched."""
-_SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
+_SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,17 @@ class Scheme:
     """group: input features with a common scale; None: all of a row. symmetric: every zero is the middle code.
 
     clip: ranges are searched for the least squared error of the weights. scale: the type that scales are stored in.
-    least_zero: the smallest zero; 1 where a format cannot tell 0 from 2^bits.
+    least_zero: the smallest zero; 1 where a format cannot tell 0 from 2^bits. positive: no symmetric scale is below 0,
+    and the lowest code is left out.
     """
 
     bits: int
     group: int | None
     symmetric: bool = True
     clip: bool = False
-    scale: Literal["f16", "bf16"] = "f16"
+    scale: Literal["f16", "bf16", "f32"] = "f16"
     least_zero: int = 0
+    positive: bool = False
 
     @property
     def levels(self) -> int:
@@ -54,7 +56,7 @@ class Scheme:
 class Codes:
     """A matrix [R, C] as codes.
 
-    codes: uint8 [R, C], input features in the model's order. scales: float16 or bfloat16 [R, G]. zeros: uint8 [R, G].
+    codes: uint8 [R, C], input features in the model's order. scales: [R, G], as the scheme says. zeros: uint8 [R, G].
     group_of: int64 [C], the group of each input feature; None where they are in order.
     """
 
@@ -85,7 +87,7 @@ def ranges(weight: Tensor, scheme: Scheme, hessian: Tensor | None = None) -> tup
 
     The range of a group holds all of its weights and 0; with `clip`, that part of it which leaves the least error: of
     the weights, or with a Hessian [C, C] of the products of the group's inputs.
-    A symmetric scale has the sign that puts the weight of largest magnitude on code 0.
+    Unless it is to be positive, a symmetric scale has the sign that puts the weight of largest magnitude on code 0.
     """
     rows, columns = weight.shape
     size = columns if scheme.group is None else min(scheme.group, columns)
@@ -160,6 +162,9 @@ def _whole_range(groups: Tensor, scheme: Scheme, part: float) -> tuple[Tensor, T
     """Scales and zeros of ranges that are so large a part of the whole ones."""
     if scheme.symmetric:
         low, high = groups.amin(-1), groups.amax(-1)
+        if scheme.positive:
+            scales = _stored(torch.maximum(-low, high) * (part / (scheme.middle - 1)), scheme)
+            return scales, torch.full_like(scales, scheme.middle)
         extreme = torch.where(-low >= high, low, high) * part
         scales = _stored(-extreme / scheme.middle, scheme)
         return scales, torch.full_like(scales, scheme.middle)
