@@ -78,6 +78,11 @@ def add_parser(commands: Any) -> None:
         "without a word: static)",
     )  # fmt: skip
     group.add_argument(
+        "--rotate", action="store_true",
+        help="first rotate the model by Hadamard matrices that are folded into its weights, which spreads large "
+        "features over all; a head that is the embeddings becomes a matrix of its own",
+    )  # fmt: skip
+    group.add_argument(
         "--smoothing", type=float, default=0.5, metavar="A",
         help="of smoothquant: 0 leaves all of their size to large inputs, 1 gives it to the weights "
         "(default: %(default)s)",
@@ -95,7 +100,7 @@ def add_parser(commands: Any) -> None:
     group.add_argument("--data", type=Path, metavar="FILE", help="texts (default: bundled stories)")
     add_number(group, "--samples", 128, "texts; 0, for rtn: measure nothing")
     add_number(group, "--length", 512, "tokens of a text, at most; longer ones are cut into several")
-    add_number(group, "--seed", 0, "of the choice of texts")
+    add_number(group, "--seed", 0, "of the choice of texts, and of rotations")
     add_number(group, "--num-threads", None, "CPU threads (default: all cores)")
     parser.add_argument(
         "--eval", action="store_true", help="measure perplexity and KL divergence from MODEL on bundled stories"
@@ -157,6 +162,8 @@ def _options(args: argparse.Namespace) -> QuantizeOptions:
         strategy=_STRATEGIES[size] if floats else "channel",
         static=args.static_inputs,
         smoothing=args.smoothing,
+        rotate=args.rotate,
+        seed=args.seed,
     )
 
 
@@ -170,7 +177,7 @@ def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
         )
     given = {
         "--bits": args.bits is not None, "--group-size": args.group_size is not None, "--asymmetric": args.asymmetric,
-        "--clip": args.clip, "--act-order": args.act_order is not None,
+        "--clip": args.clip, "--act-order": args.act_order is not None, "--rotate": args.rotate,
     }  # fmt: skip
     if wrong := [name for name, one in given.items() if one]:
         raise ConfigError(

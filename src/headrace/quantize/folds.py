@@ -107,12 +107,12 @@ class Fold:
 def folds(program: Program) -> list[Fold]:
     """All of a program, in the order of its layers: norms before matrices; `up` before `down`; values of attention
     before the matrix that mixes heads; the factor of a gated convolution before the matrix after it."""
-    flow = _Flow(program)
+    flow = Flow(program)
     found = [*_norms(flow), *_products(flow), *_values(flow), *_convolutions(flow)]
     return sorted(found, key=lambda one: one.layer)
 
 
-class _Flow:
+class Flow:
     """Which op made what each op reads. Buffers are reused, so their names do not tell."""
 
     def __init__(self, program: Program) -> None:
@@ -168,7 +168,7 @@ class _Flow:
         yield Fold(made.layer, source, tuple(dict.fromkeys(readers)), heads)
 
 
-def _norms(flow: _Flow) -> Iterator[Fold]:
+def _norms(flow: Flow) -> Iterator[Fold]:
     groups: dict[tuple[WeightRef, ...], list[int]] = {}
     for number, op in enumerate(flow.ops):
         if op.kind == "norm" and op.weights:
@@ -178,7 +178,7 @@ def _norms(flow: _Flow) -> Iterator[Fold]:
             yield from flow.fold(weights, numbers)
 
 
-def _products(flow: _Flow) -> Iterator[Fold]:
+def _products(flow: Flow) -> Iterator[Fold]:
     """Those of products that an activation of another one multiplies, or that meet relu: both let factors through."""
     for number, op in enumerate(flow.ops):
         if op.kind not in ("linear", "experts"):
@@ -196,7 +196,7 @@ def _products(flow: _Flow) -> Iterator[Fold]:
                 yield from flow.fold(Rows(weight, 0, weight.rows), [user])
 
 
-def _values(flow: _Flow) -> Iterator[Fold]:
+def _values(flow: Flow) -> Iterator[Fold]:
     ropes: dict[int, list[int]] = {}
     attends: dict[int, list[int]] = {}
     for number, op in enumerate(flow.ops):
@@ -217,7 +217,7 @@ def _values(flow: _Flow) -> Iterator[Fold]:
             yield from flow.fold(source, numbers, (heads.num_heads, heads.num_kv_heads), (*_PASSING, "gate"))
 
 
-def _rows_of(flow: _Flow, number: int | None, first: int, count: int) -> Rows | None:
+def _rows_of(flow: Flow, number: int | None, first: int, count: int) -> Rows | None:
     """The rows of a matrix that give these columns of what an op gives, which appends to what others gave."""
     while number is not None:
         op: Op[Any] = flow.ops[number]
@@ -233,7 +233,7 @@ def _rows_of(flow: _Flow, number: int | None, first: int, count: int) -> Rows | 
     return None
 
 
-def _convolutions(flow: _Flow) -> Iterator[Fold]:
+def _convolutions(flow: Flow) -> Iterator[Fold]:
     for number, op in enumerate(flow.ops):
         if op.kind == "conv" and op.attributes.gated:
             size = op.attributes.channels

@@ -68,10 +68,14 @@ class PlainTensors:
         return to_float32(stored) * np.float32(weight.factor) + np.float32(weight.offset)
 
     def _type(self, name: str) -> tuple[str, str]:
-        entry = self._checkpoint.entry(name)
-        assert entry is not None
-        kind = _NAMES[entry.dtype]
-        return ("F32" if entry.dtype == "F64" else entry.dtype), kind
+        return stored_type(self._checkpoint, name)
+
+
+def stored_type(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
+    """What a tensor is written in: (the name in safetensors, that of the compute type)."""
+    entry = checkpoint.entry(name)
+    assert entry is not None
+    return ("F32" if entry.dtype == "F64" else entry.dtype), _NAMES[entry.dtype]
 
 
 def _parts(weight: WeightRef, coded: bool) -> Iterator[tuple[str, tuple[int | slice, ...], str]]:

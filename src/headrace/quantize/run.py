@@ -36,6 +36,7 @@ from headrace.models.stored import StoredWeights, open_weights
 from headrace.models.weights import Weights
 from headrace.program.lower import lower
 from headrace.program.records import Op, WeightRef
+from headrace.quantize.ends import RotatedEnds, untied
 from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
 from headrace.quantize.folds import Fold, folds
 from headrace.quantize.formats import Format, Tensor, check_format
@@ -44,6 +45,7 @@ from headrace.quantize.gptq import DAMPING, Order, relative_error
 from headrace.quantize.hessians import Hessians
 from headrace.quantize.methods import METHODS, Inputs, Settings
 from headrace.quantize.plain import PlainTensors
+from headrace.quantize.rotations import Rotations
 from headrace.quantize.scheme import BITS, Scheme
 from headrace.quantize.smoothquant import STRENGTH
 from headrace.quantize.walk import Segment, Walk, segments
@@ -56,7 +58,8 @@ _INDEX = "model.safetensors.index.json"
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
     """method: one of METHODS. group: input features with a common scale, or None for all. order, damping: of gptq, as
-    in `gptq.gptq`. strategy, static: of fp8, as in `fp8.FloatScheme`. smoothing: of smoothquant."""
+    in `gptq.gptq`. strategy, static: of fp8, as in `fp8.FloatScheme`. smoothing: of smoothquant.
+    rotate: the model first, as `rotations` says, by matrices of `seed`."""
 
     method: str = "gptq"
     bits: int = 4
@@ -69,6 +72,8 @@ class QuantizeOptions:
     strategy: Strategy = "channel"
     static: bool = False
     smoothing: float = STRENGTH
+    rotate: bool = False
+    seed: int = 0
 
     @property
     def calibrated(self) -> bool:
@@ -201,12 +206,20 @@ class _Job:
         self._folds = (
             [fold for fold in folds(self._program) if self._can_take(fold)] if self._method.factors else []
         )
-        changed = list(dict.fromkeys(weight for fold in self._folds for weight in fold.weights))
-        self._changed = {
-            one.layer: [weight for weight in changed if weight.layer == one.layer] for one in self._segments
-        }
+        self._rotations = Rotations(self._program, source.name, options.seed) if options.rotate else None
+        tied = options.rotate and spec.tie_embeddings
+        self._untied = untied(source.config, source.name) if tied else None
+        self._ends = None if self._rotations is None else RotatedEnds(stored, spec, self._rotations)
+        self._changed = {one.layer: self._changed_in(one.layer) for one in self._segments}
+        changed = [weight for one in self._changed.values() for weight in one]
+        if stuck := [one for one in changed if not self._plain.can_hold(one, one in fits)]:
+            raise UnsupportedModel(
+                f"{source.name} cannot be rotated: {stuck[0].name} shares its tensor in the files with other weights, "
+                "and does not become codes; leave out --rotate, or choose another --group-size"
+            )
         self._rewritten = [name for weight in changed for name in self._plain.names(weight, weight in fits)]
         replaced = {*map(checkpoint.stored_name, self._modules), *self._rewritten}
+        replaced |= set() if self._ends is None else self._ends.replaced
         self._copied = [name for name in checkpoint.file_of if name not in replaced]
 
     @property
@@ -228,7 +241,11 @@ class _Job:
         config = self._config()
         method = read_method(config["quant_method"], ConfigReader(config))
         walk = Walk(self._program, texts) if texts else None
-        numbers = [number for number, one in enumerate(self.targets) if one]
+        numbers = [
+            number
+            for number, (segment, targets) in enumerate(zip(self._segments, self.targets, strict=True))
+            if targets or self._changed[segment.layer]
+        ]
         shards = {
             number: f"model-{at:05}-of-{len(numbers) + 1:05}.safetensors"
             for at, number in enumerate(numbers, 2)
@@ -236,8 +253,10 @@ class _Job:
         steps = Steps(progress, (walk.batches if walk else 1) * (len(self.targets) + len(numbers) - 1))
         errors: dict[str, float] = {}
         for number, (segment, targets) in enumerate(zip(self._segments, self.targets, strict=True)):
-            weights = read_some(self._stored, segment.weights if walk else targets, dtype=torch.float32)
-            if targets:
+            needed = segment.weights if walk or self._rotations is not None else targets
+            weights = read_some(self._stored, needed, dtype=torch.float32)
+            self._rotate(segment, weights)
+            if number in shards:
                 path = folder / shards[number]
                 done = state.setdefault("layers", {}).get(str(number))
                 if done is None:
@@ -255,6 +274,22 @@ class _Job:
             if walk is not None and number + 1 < len(self._segments):
                 walk.advance(weights, steps.advance)
         return self._finish(folder, shards, config, errors)
+
+    def _rotate(self, segment: Segment, weights: Weights) -> None:
+        if self._rotations is None or self._ends is None:
+            return
+        if segment.layer is None:
+            self._ends.rotate_tables(weights)
+        else:
+            self._rotations.apply(weights, segment.layer)
+
+    def _changed_in(self, layer: int | None) -> list[WeightRef]:
+        """The weights of a layer that change before any becomes codes."""
+        if layer is None:
+            return []
+        folded = [weight for fold in self._folds if fold.layer == layer for weight in fold.weights]
+        turned = [] if self._rotations is None else self._rotations.weights(layer)
+        return list(dict.fromkeys((*turned, *folded)))
 
     def _write_layer(
         self,
@@ -332,6 +367,8 @@ class _Job:
         copies = [
             Tensor(name, files[name].entries[name].dtype, files[name].raw(name)) for name in self._copied
         ]
+        if self._ends is not None:
+            copies += self._ends.tensors()
         write_tensors(folder / rest, copies)
         place: dict[str, str] = {}
         sizes: dict[str, int] = {}
@@ -342,9 +379,8 @@ class _Job:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(place.items()))}
         (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         assert self._source.path is not None
-        write_configs(
-            folder, replace(self._source, config={**self._source.config, "quantization_config": config})
-        )
+        model = dict(self._source.config) if self._untied is None else self._untied
+        write_configs(folder, replace(self._source, config={**model, "quantization_config": config}))
         copy_tokenizer(folder, self._source.path)
         weights = sum((weight.experts or 1) * weight.rows * weight.columns for weight in self._fitting)
         plain = sum(map(self._entry_size, self._rewritten))
