@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.core.kv_manager import KVUsage
 from headrace.core.policy import SchedulerConfig
@@ -184,17 +184,11 @@ class Engine:
         self._end_aborted()
         return ended + outputs
 
-    def end(self, request: Request, reason: FinishReason, stop_token: int | None, now: float) -> Output:
+    def end(self, request: Request, reason: FinishReason, now: float) -> Output:
         """End a sequence whose last token has come; returns its last output, without tokens."""
         self.scheduler.end(request, reason, now)
         self._drop(request)
-        return Output(
-            request.key,
-            request.index,
-            finish_reason=reason,
-            stop_token=stop_token,
-            stats=replace(request.stats),
-        )
+        return Output(request.key, request.index, finish_reason=reason, stats=request.stats.copy())
 
     def stats(self) -> EngineStats:
         scheduler = self.scheduler
@@ -231,9 +225,7 @@ class Engine:
         """Queue the output of a request that ended outside a step; the next `finish` returns it."""
         self._drop(request)
         self._ended.append(
-            Output(
-                request.key, request.index, finish_reason=reason, error=error, stats=replace(request.stats)
-            )
+            Output(request.key, request.index, finish_reason=reason, error=error, stats=request.stats.copy())
         )
 
     def _drop(self, request: Request) -> None:

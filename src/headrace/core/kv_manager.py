@@ -231,12 +231,12 @@ class KVManager:
         last = end_block - 1
         if self.has_windows or request.num_computed // self.block_size != last:
             return False
-        if any(not state.stays(request, end) for state in self._states.values()):
+        if self._states and any(not state.stays(request, end) for state in self._states.values()):
             return False
-        for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
+        for group, table in enumerate(request.tables):
             if group in self._states:
                 continue
-            if len(table.live) != end_block or pool.references(block := table.live[last]) != 1:
+            if len(table.live) != end_block or self.pools[group].references(block := table.live[last]) != 1:
                 return False
             if self.cache is not None and self.cache.holds(group, block):
                 return False
@@ -254,6 +254,12 @@ class KVManager:
         """
         start = max(request.num_computed, request.num_stored)
         end = min(request.num_computed + num_tokens, len(request.tokens))
+        if (
+            start // self.block_size == end // self.block_size
+            and request.num_computed >= request.num_prompt
+            and not self._states
+        ):
+            return  # most steps of a decoding sequence: no block is full
         added = self.register(request, start, end)
         for cell in added:
             self.step.add(request.number, cell, findable=True)
@@ -279,7 +285,13 @@ class KVManager:
         if self.cache is None or not indices:  # no block was filled
             return []
         request.keys.extend(request.tokens)
-        found = []
+        found: list[Cell] = []
+        if not self.has_windows and not self._states:  # a table lists all blocks
+            lives = [table.live for table in request.tables]
+            for index in indices:
+                blocks: list[int | None] = [live[index] if index < len(live) else None for live in lives]
+                found += self.cache.insert(index, request.keys, request.tokens, request.salt, blocks)
+            return found
         for index in indices:
             blocks = [
                 self._states[group].kept(request, index)

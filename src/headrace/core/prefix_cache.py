@@ -51,12 +51,12 @@ class BlockKeys:
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
         """Keys of all full blocks of `tokens`, which must only ever grow."""
-        size = self.block_size
-        for index in range(len(self.keys), len(tokens) // size):
-            parent = self.keys[-1] if index else self.root
+        size, keys = self.block_size, self.keys
+        for index in range(len(keys), len(tokens) // size):
+            parent = keys[-1] if index else self.root
             content = self._pack(*tokens[index * size : (index + 1) * size])
-            self.keys.append(hashlib.sha256(parent + content).digest())
-        return self.keys
+            keys.append(hashlib.sha256(parent + content).digest())
+        return keys
 
 
 @dataclass(slots=True)
@@ -142,20 +142,23 @@ class PrefixCache:
         parent = keys.keys[index - 1] if index else keys.root
         content = tuple(tokens[index * size : (index + 1) * size])
         node = self._nodes.get(key)
-        if node is not None and not node.stands_for(parent, content):
-            return []  # two prefixes with one key: the first keeps it
-        if all(block is None for block in blocks):
-            return []
         if node is None:
-            node = _Node(key, parent, content, [None] * len(self._groups), salt, index == 0)
-            self._nodes[key] = node
-            insort(self._children.setdefault(parent, []), node, key=_tokens)
+            if blocks.count(None) == len(blocks):
+                return []
+            node = self._nodes[key] = _Node(key, parent, content, [None] * len(blocks), salt, index == 0)
+            siblings = self._children.get(parent)
+            if siblings is None:
+                self._children[parent] = [node]
+            else:
+                insort(siblings, node, key=_tokens)
             self._evicted.pop(key, None)
             if node.first:
                 self._first_blocks.setdefault(content, Counter())[salt] += 1
+        elif not node.stands_for(parent, content):
+            return []  # two prefixes with one key: the first keeps it
         added = []
         for group, block in enumerate(blocks):
-            if block is not None and node.blocks[group] is None and not self.holds(group, block):
+            if block is not None and node.blocks[group] is None and block not in self._node_of_block[group]:
                 node.blocks[group] = block
                 self._node_of_block[group][block] = node
                 added.append((group, block))
@@ -191,7 +194,7 @@ class PrefixCache:
         node = self._node_of_block[group].pop(block, None)
         if node is not None:
             node.blocks[group] = None
-            if all(held is None for held in node.blocks):
+            if node.blocks.count(None) == len(node.blocks):
                 self._remove(node)
         return node
 
@@ -309,9 +312,10 @@ class PrefixCache:
     def _remove(self, node: _Node) -> None:
         del self._nodes[node.key]
         siblings = self._children[node.parent]
-        del siblings[bisect_left(siblings, node.tokens, key=_tokens)]
-        if not siblings:
+        if len(siblings) == 1:
             del self._children[node.parent]
+        else:
+            del siblings[bisect_left(siblings, node.tokens, key=_tokens)]
         if node.first:
             salts = self._first_blocks[node.tokens]
             salts[node.salt] -= 1

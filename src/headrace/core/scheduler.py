@@ -513,7 +513,7 @@ class Scheduler:
             request.index,
             finish_reason=FinishReason.ERROR,
             error=error,
-            stats=replace(request.stats),
+            stats=request.stats.copy(),
         )
 
     def _commit_slice(self, request: Request, work: SeqSlice, part: SliceResult, now: float) -> Output | None:
@@ -524,7 +524,7 @@ class Scheduler:
             request.stats.num_drafted += work.num_draft
             request.stats.num_accepted += work.num_draft - rejected
             self._count_draft(work.num_draft, work.num_draft - rejected)
-        emitted, reason, stop_token = self.append(request, part.tokens)
+        emitted, reason, stop_token = self._append(request, part.tokens)
         if part.done and emitted == len(part.tokens):
             reason = FinishReason.STOP
         if not request.params.samples and request.num_computed >= request.num_prompt:
@@ -557,7 +557,7 @@ class Scheduler:
             return None
         return Output(
             request.key, request.index, part.tokens[:emitted], part.logprobs[:emitted], prompt_logprobs,
-            finish_reason=reason, stop_token=stop_token, stats=replace(request.stats) if with_stats else None,
+            finish_reason=reason, stop_token=stop_token, stats=request.stats.copy() if with_stats else None,
             pooled=part.pooled,
         )  # fmt: skip
 
@@ -568,7 +568,7 @@ class Scheduler:
         for position in range(min(accepted, len(self._accepted_at))):
             self._accepted_at[position] += 1
 
-    def append(self, request: Request, tokens: Iterable[int]) -> tuple[int, FinishReason | None, int | None]:
+    def _append(self, request: Request, tokens: Iterable[int]) -> tuple[int, FinishReason | None, int | None]:
         """Add sampled tokens up to the first that ends the request: (how many, why it ended, the stop id)."""
         params, count = request.params, 0
         for token in tokens:

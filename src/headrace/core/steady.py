@@ -14,7 +14,9 @@ from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order
 from headrace.core.request import Request
 from headrace.core.scheduler import Scheduler
-from headrace.core.types import Output
+from headrace.core.types import FinishReason, Output
+
+MOST_STEPS = 4096
 
 Tokens = Callable[[int, int, int], Sequence[int]]
 """(number of a sequence, its length in tokens, count) -> the tokens that it samples next."""
@@ -41,10 +43,14 @@ def steady_steps(engine: Engine) -> int:
     ):
         return 0
     scheduler.sort_running()
-    most = min(_left(request) for request in running)
-    if most <= 0 or not all(_is_steady(kv, request) for request in running):
-        return 0
-    return _with_blocks(kv, running, most)
+    most = MOST_STEPS
+    for request in running:
+        left = _left(request)
+        if left < most:
+            most = left
+        if not _is_steady(kv, request):
+            return 0
+    return _with_blocks(kv, running, most) if most > 0 else 0
 
 
 def skip(engine: Engine, tokens: Tokens, ends_s: Sequence[float]) -> list[Output]:
@@ -56,24 +62,22 @@ def skip(engine: Engine, tokens: Tokens, ends_s: Sequence[float]) -> list[Output
     scheduler, steps = engine.scheduler, len(ends_s)
     running, end_s = scheduler.running, ends_s[-1]
     _apply_blocks(scheduler.kv, running, tokens, steps)
+    charge = scheduler.service.charge
+    ending = []
     for request in running:
         request.num_computed = computed = request.num_computed + steps
         request.room = 0
         if computed > request.charged:
-            scheduler.service.charge(request.user, computed - request.charged)
+            charge(request.user, computed - request.charged)
             request.charged = computed
         request.stats.last_token_s = end_s
         for table in request.tables:
             table.changed_from = len(table.live)
-    count = len(running)
-    scheduler.count_steps(steps, count)
-    scheduler.stats.output_tokens += steps * count
-    outputs = []
-    for request in tuple(running):
-        _, reason, stop_token = scheduler.append(request, (request.tokens.pop(),))
-        if reason is not None:
-            outputs.append(engine.end(request, reason, stop_token, end_s))
-    return outputs
+        if _left(request) <= 0:
+            ending.append(request)
+    scheduler.count_steps(steps, len(running))
+    scheduler.stats.output_tokens += steps * len(running)
+    return [engine.end(request, FinishReason.LENGTH, end_s) for request in ending]
 
 
 def _may_join(scheduler: Scheduler) -> bool:
@@ -112,11 +116,15 @@ def _is_steady(kv: KVManager, request: Request) -> bool:
         or request.draft
         or request.pin_blocks
         or request.weight != 1.0
+        or request.stop_ids
     ):
         return False
-    if computed % kv.block_size:
-        return kv.has_room(request, computed + 1, computed // kv.block_size + 1)
-    return all(len(table.live) == computed // kv.block_size for table in request.tables)
+    index, rest = divmod(computed, kv.block_size)
+    if not rest:
+        return len(request.tables[0].live) == index
+    if index > (request.num_prompt - 1) // kv.block_size:
+        return True  # only prompts are shared in blocks that are not full
+    return kv.has_room(request, computed + 1, index + 1)
 
 
 def _with_blocks(kv: KVManager, running: Sequence[Request], most: int) -> int:

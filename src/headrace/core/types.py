@@ -287,6 +287,14 @@ class RequestStats:
     num_accepted: int = 0
     miss: CacheMiss | None = None
 
+    def copy(self) -> RequestStats:
+        """A snapshot. Five times as fast as `dataclasses.replace`."""
+        return RequestStats(
+            self.arrival_s, self.first_scheduled_s, self.first_token_s, self.last_token_s, self.finished_s,
+            self.num_prompt, self.num_cached, self.num_computed, self.num_pinned, self.num_preemptions,
+            self.num_output, self.num_drafted, self.num_accepted, self.miss,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:

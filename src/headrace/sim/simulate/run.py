@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Callable
@@ -196,8 +197,8 @@ class Simulation:
             return
         flight.replica = index
         flight.attempts += 1
-        params = SamplingParams(temperature=0.0, max_tokens=ask.output_tokens, ignore_eos=True)
-        replica.add(NewRequest(key, ask.prompt, params, user=ask.user), ask.arrival_s, self.now)
+        new = NewRequest(key, ask.prompt, _params(ask.output_tokens), user=ask.user)
+        replica.add(new, ask.arrival_s, self.now)
         self.router.sent(ask, index)
         self._expect(index)
 
@@ -229,3 +230,8 @@ class Simulation:
             else:
                 self.tally.retries += 1
                 self._route(key, flight)
+
+
+@functools.lru_cache(maxsize=4096)
+def _params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)

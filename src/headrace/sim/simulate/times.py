@@ -32,12 +32,33 @@ class CostTimes:
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
+        # By batch and bits of the number of keys.
+        self._lines: dict[tuple[int, int], tuple[float, float] | None] = {}
 
     def plan_s(self, plan: StepPlan) -> float:
         return self._cost.step_s(step_shape(plan))
 
     def steady_s(self, batch: int, keys: int, steps: int) -> Sequence[float]:
-        return on_lines(lambda step: self._cost.decoding_s(batch, keys + batch * step), steps)
+        end, bits = keys + batch * steps, keys.bit_length()
+        line = self._line(batch, bits) if end.bit_length() == bits else None
+        if line is None:
+            return on_lines(lambda step: self._cost.decoding_s(batch, keys + batch * step), steps)
+        fixed, each = line
+        return [fixed + each * seen for seen in range(keys, end, batch)]
+
+    def _line(self, batch: int, bits: int) -> tuple[float, float] | None:
+        """(fixed, each): seconds of a step by its number of keys, as long as that has so many bits; None where the
+        times do not lie on one line."""
+        if (batch, bits) not in self._lines:
+            first, last = 1 << bits - 1, 1 << bits
+            start_s = self._cost.decoding_s(batch, first)
+            each = (self._cost.decoding_s(batch, last) - start_s) / (last - first)
+            straight = all(
+                abs(start_s + each * (keys - first) - self._cost.decoding_s(batch, keys)) <= _LINEAR * start_s
+                for keys in (first + (last - first) * part // 6 for part in range(1, 6))
+            )
+            self._lines[batch, bits] = (start_s - each * first, each) if straight else None
+        return self._lines[batch, bits]
 
 
 def on_lines(price: Callable[[int], float], steps: int) -> list[float]:
