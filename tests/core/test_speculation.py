@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.policy import Batching
-from headrace.core.types import SliceResult, StepResult
+from headrace.core.types import SliceResult, StepPlan, StepResult
 from tests.core.build import driver, full, new, sinks, state, window, work
 from tests.core.driver import Driver
 
@@ -71,6 +71,28 @@ def test_while_drafting_rests_slices_have_no_room_for_drafts() -> None:
         result = SliceResult(plan.slices[0].request_id, (4,))
         engine.finish(StepResult(plan.step_id, (result,), rests), 0.0)
     assert rooms == [4, 0, 0, 4] and blocks == [3, 3, 3, 4]
+
+
+@pytest.mark.parametrize("draft", [(), (1, 2, 3, 4)])
+def test_drafts_of_others_are_cut_before_a_sequence_is_preempted(draft: tuple[int, ...]) -> None:
+    engine = driver(full(4, 4), max_draft=4, caching=False).engine
+
+    def step(rests: bool, draft: tuple[int, ...] = ()) -> StepPlan:
+        plan = engine.begin(0.0)
+        results = [SliceResult(part.request_id, (4,)) for part in plan.slices]
+        if draft:
+            results[0] = replace(results[0], draft=draft)
+        engine.finish(StepResult(plan.step_id, tuple(results), rests), 0.0)
+        return plan
+
+    engine.add(new("first", 3, max_tokens=1), 0.0)
+    step(rests=True)  # so that the next step keeps no blocks for drafts
+    engine.add(new("a", 3, max_tokens=8 if draft else 2), 0.0)
+    engine.add(new("b", 8, max_tokens=2), 0.0)
+    assert len(step(rests=False, draft=draft).slices) == 2 and engine.kv_usage().held_blocks == 3
+    one, other = step(rests=True).slices  # the last block is b's: a needs it for drafts alone
+    assert (one.num_draft, one.room, other.start) == (0, 0, 8)
+    assert engine.stats().scheduler.preemptions == 0
 
 
 def test_trees_are_cut_to_what_can_be_accepted() -> None:

@@ -226,6 +226,19 @@ class KVManager:
             state.advance(request, end)
         return True
 
+    def trim(self, request: Request, end: int) -> bool:
+        """Free the blocks beyond positions 0 … end - 1, which were taken for drafts; whether there were any."""
+        end_block = -(-max(end, request.num_stored) // self.block_size)
+        found = False
+        for group, table in enumerate(request.tables):
+            if group in self._states:
+                continue
+            while table.logical_len > end_block:
+                self._release(group, table.live.pop())
+                found = True
+                table.changed_from = min(table.changed_from, max(0, len(table.live) - 1))  # tells its length
+        return found
+
     def has_room(self, request: Request, end: int, end_block: int) -> bool:
         """True where the last block held has room and is not shared: most steps of a decoding sequence."""
         last = end_block - 1

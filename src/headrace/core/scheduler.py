@@ -181,7 +181,8 @@ class Scheduler:
             if request.status is not Status.RUNNING:
                 continue  # preempted in this same step
             is_prompt = self.step_budget is not None and not request.decodes
-            count = self._grant_running(request, min(budget, prompts) if is_prompt else budget, copies)
+            most = min(budget, prompts) if is_prompt else budget
+            count = self._grant_running(request, most, copies, granted)
             if count:
                 self.kv.plan_slice(request, count)
                 granted.append((request, count))
@@ -294,12 +295,16 @@ class Scheduler:
                 needed += due
         return max(0, budget - needed)
 
-    def _grant_running(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
+    def _grant_running(
+        self, request: Request, budget: int, copies: list[BlockCopy], granted: list[tuple[Request, int]]
+    ) -> int:
         count = self._tokens_due(request, budget)
         while count and not self._grow(request, count, copies):
             known = len(request.tokens) - request.num_computed
             if count > known:  # drafts are cut before a sequence is preempted
                 count = known
+                continue
+            if self._cut_drafts(request, granted):
                 continue
             later = self.running[self.running.index(request) + 1 :]
             victim = choose_victim(self.config, later)
@@ -311,6 +316,25 @@ class Scheduler:
                 self._preempt(request)
                 count = 0
         return count
+
+    def _cut_drafts(self, request: Request, granted: list[tuple[Request, int]]) -> bool:
+        """Free blocks that another sequence holds for drafts: first for those that may follow, then for those of this
+        step, each of the least urgent sequence."""
+        counts = {id(other): (at, count) for at, (other, count) in enumerate(granted)}
+        for keep_drafts in (True, False):
+            for other in reversed(self.running):
+                if other is request or (not keep_drafts and self.kv.has_states):
+                    continue
+                known = len(other.tokens) - other.num_computed
+                at, count = counts.get(id(other), (-1, known))
+                kept = count if keep_drafts else min(count, known)
+                if not self.kv.trim(other, other.num_computed + other.span(kept)):
+                    continue
+                other.room = 0
+                if at >= 0:
+                    granted[at] = (other, kept)
+                return True
+        return False
 
     def _tokens_due(self, request: Request, budget: int) -> int:
         known = len(request.tokens) - request.num_computed  # drafts may be cut short, prompts may not
