@@ -176,7 +176,7 @@ def test_grammars_change_the_output(expected: Callable[..., Tokens]) -> None:
 
 
 def test_masks_that_are_not_applied_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def anything(self: Matcher, mask: Any, position: int) -> None:
+    def anything(self: Matcher, inner: Any, mask: Any, position: int) -> None:
         mask[:] = 2**32 - 1
 
     monkeypatch.setattr(Matcher, "_fill", anything)

@@ -43,7 +43,7 @@ from headrace.runner.executor import ModelExecutor
 from headrace.runner.loading import Stored
 from headrace.runner.model import StepModel, StepSampler
 from headrace.runner.sampling.token_masks import GrammarRunner
-from headrace.speculative.accepting import samplers
+from headrace.speculative.acceptance_samplers import samplers
 from headrace.speculative.auto import found_drafters
 from headrace.speculative.base_model import base_model
 from headrace.speculative.control import Speculation
@@ -112,14 +112,14 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
     source = open_source(source)
     stored = with_context(stored_spec(source), config.max_model_len)
     machine = machine or this_machine()
-    why = None
+    found = None
     if config.speculative == AUTO:
-        drafters, why = found_drafters(source, stored)
-        config = replace(config, speculative=drafters)
+        found = found_drafters(source, stored)
+        config = replace(config, speculative=found.drafters)
     draft = _draft_source(config)
     drafts = heads = layers = files = None
     if draft_model_name(config.speculative) == MTP:
-        layers, files = find_mtp(source, stored)
+        layers, files = (found and found.mtp) or find_mtp(source, stored)
     elif isinstance(draft, Path):
         layers = eagle_layers(draft, stored)
         if layers is None:
@@ -133,9 +133,9 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
     )
     if header is not None:
         resolved = _explained(resolved, header)
-    if why is not None:
+    if found is not None:
         resolved = replace(
-            resolved, reasons=tuple(sorted((dict(resolved.reasons) | {"speculative": why}).items()))
+            resolved, reasons=tuple(sorted((dict(resolved.reasons) | {"speculative": found.why}).items()))
         )
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
     weights = resolved.weight_formats

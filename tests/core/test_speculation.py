@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.policy import Batching
-from headrace.core.types import SliceResult, StepPlan, StepResult
+from headrace.core.types import FinishReason, SliceResult, StepPlan, StepResult
 from tests.core.build import driver, full, new, sinks, state, window, work
 from tests.core.driver import Driver
 
@@ -93,6 +93,20 @@ def test_drafts_of_others_are_cut_before_a_sequence_is_preempted(draft: tuple[in
     one, other = step(rests=True).slices  # the last block is b's: a needs it for drafts alone
     assert (one.num_draft, one.room, other.start) == (0, 0, 8)
     assert engine.stats().scheduler.preemptions == 0
+
+
+def test_drafts_after_the_end_of_an_output_are_not_counted_as_accepted() -> None:
+    engine = driver(max_draft=4).engine
+    engine.add(new("a", 5, max_tokens=9, stop_token_ids=[2]), 0.0)
+    plan = engine.begin(0.0)
+    number = plan.slices[0].request_id
+    engine.finish(StepResult(plan.step_id, (SliceResult(number, (4,), draft=(1, 2, 3, 5)),)), 0.0)
+    plan = engine.begin(0.0)
+    (output,) = engine.finish(StepResult(plan.step_id, (SliceResult(number, (1, 2, 3, 5, 6)),)), 0.0)
+    assert output.tokens == (1, 2) and output.finish_reason is FinishReason.STOP
+    assert output.stats is not None and (output.stats.num_drafted, output.stats.num_accepted) == (4, 2)
+    counts = engine.stats().scheduler
+    assert (counts.accepted_tokens, counts.accepted_at, counts.output_tokens) == (2, (1, 1, 0, 0), 3)
 
 
 def test_trees_are_cut_to_what_can_be_accepted() -> None:

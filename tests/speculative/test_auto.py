@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from headrace import LLM, SamplingParams
 from headrace.build import survey
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.models.mtp import find_mtp
 from tests import tiny_mtp
 from tests.places import BUNDLED, TALE
 from tests.tiny_checkpoint import CONFIGS, write
@@ -38,6 +40,21 @@ def test_a_draft_in_the_models_folder_is_taken(tmp_path: Path) -> None:
     write(tmp_path / "draft", CONFIGS["mistral"])
     found, why = chosen(str(tmp_path))
     assert found == f"ngram,{tmp_path / 'draft'}" and "the model's folder" in why
+
+
+def test_the_layer_of_a_checkpoint_is_looked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def count(*args: Any) -> Any:
+        calls.append(args)
+        return find_mtp(*args)
+
+    for module in ("headrace.build", "headrace.speculative.auto"):
+        monkeypatch.setattr(f"{module}.find_mtp", count)
+    model = tiny_mtp.write(tmp_path / "model", "deepseek")
+    assert chosen(str(model))[0] == "ngram,mtp" and len(calls) == 1
 
 
 def test_a_draft_whose_path_would_be_read_as_two_names(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ class Machine:
         self.speculation = Speculation([self], most=most, clock=lambda: self.now)
         self.drafts: list[tuple[int, ...]] = [()] * len(rates)
         self.tokens = [1000] * len(rates)
+        self.embedded = 0  # tokens of other requests in each step, which are not drafted for
 
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         self.asked += 1
@@ -55,7 +56,7 @@ class Machine:
         """Tokens a second over so many steps."""
         began, before = self.now, sum(self.tokens)
         for _ in range(steps):
-            size = sum(1 + len(draft) for draft in self.drafts)
+            size = sum(1 + len(draft) for draft in self.drafts) + self.embedded
             self.now += self.step_s(size) * (1 + self._rng.random() * self._noise)
             sequences = []
             for at, (rate, draft) in enumerate(zip(self.rates, self.drafts, strict=True)):
@@ -147,6 +148,16 @@ def test_it_notices_when_drafts_become_right_or_wrong() -> None:
     machine.rates = [0.0]
     machine.run(300)
     assert machine.run(3000) > 0.96 / flat(1)
+
+
+def test_embeddings_beside_decoding_do_not_count_as_its_cost() -> None:
+    machine = Machine(flat, [0.5, 0.5], draft_s=0.05)
+    machine.run(300)
+    known = machine.speculation.costs(2, 0.0)
+    machine.embedded = 100
+    machine.run(100)
+    after = machine.speculation.costs(2, 0.0)
+    assert known is not None and after is not None and after.plain_s == pytest.approx(known.plain_s, rel=0.01)
 
 
 def test_counts_say_how_deep_drafts_were_right() -> None:

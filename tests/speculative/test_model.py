@@ -18,6 +18,7 @@ from headrace.core.types import NewRequest
 from headrace.errors import ConfigError, ModelNotFound
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.runner.executor import ModelExecutor
+from headrace.runner.sampling.native import NativeSampler
 from headrace.runner.step import Step
 from headrace.speculative.control import Speculation
 from headrace.speculative.model import ModelMethod, _widened
@@ -68,6 +69,24 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     stats = outputs[-1].stats
     assert stats.num_drafted == stats.num_accepted > 25
     assert 40 + 34 <= read.tokens < 40 + 39  # each token once, but the last ones, which no draft follows
+
+
+@pytest.mark.parametrize("name", ["tale", "tale-medusa", "tale-eagle"])
+def test_no_log_probabilities_are_computed_for_drafts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, scored = 0, NativeSampler._logprobs
+
+    def count(self: NativeSampler, *args: Any) -> Any:
+        nonlocal rows
+        rows += len(args[1])
+        return scored(self, *args)
+
+    monkeypatch.setattr(NativeSampler, "_logprobs", count)
+    options = {"num_threads": 1, "adaptive_speculation": False, "speculative_tree_nodes": 0}
+    llm = LLM("tale", speculative=name, show_progress=False, **options)
+    params = SamplingParams(max_tokens=20, temperature=0.0, logprobs=2, ignore_eos=True)
+    llm.generate("Once upon a time", params, use_tqdm=False)
+    counts = llm.stats().scheduler
+    assert counts.draft_tokens > 5 and rows == counts.steps + counts.draft_tokens
 
 
 def test_a_long_prompt_is_read_in_steps_that_fit() -> None:

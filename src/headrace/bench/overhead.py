@@ -97,9 +97,11 @@ class TimedSampler(ForwardingSampler[Logits]):
         rows: Sequence[SampleRow],
         at: Sequence[int] | None = None,
         masks: TokenMasks | None = None,
+        *,
+        with_logprobs: bool = True,
     ) -> SampleOutput:
         start = time.perf_counter()
-        output = self._sampler.sample(logits, rows, at, masks)
+        output = self._sampler.sample(logits, rows, at, masks, with_logprobs=with_logprobs)
         self.spent_s += time.perf_counter() - start
         return output
 

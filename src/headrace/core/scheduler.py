@@ -546,9 +546,11 @@ class Scheduler:
         if work.num_draft:
             request.num_computed -= rejected
             request.stats.num_drafted += work.num_draft
-            request.stats.num_accepted += work.num_draft - rejected
-            self._count_draft(work.num_draft, work.num_draft - rejected)
         emitted, reason, stop_token = self._append(request, part.tokens)
+        if work.num_draft:  # accepted drafts after the end of the output do not count
+            accepted = min(work.num_draft - rejected, emitted)
+            request.stats.num_accepted += accepted
+            self._count_draft(work.num_draft, accepted)
         if part.done and emitted == len(part.tokens):
             reason = FinishReason.STOP
         if not request.params.samples and request.num_computed >= request.num_prompt:

@@ -195,7 +195,7 @@ class EagleMethod:
         """Draw the next token of every sequence that is ready; where there is none it is ready no more."""
         logits = self._model.head(np.concatenate([*ready.values()]))
         rows = [SampleRow(sequences[at].state, drafts[at]) for at in ready]
-        tokens = self._sampler.sample(logits, rows).tokens
+        tokens = self._sampler.sample(logits, rows, with_logprobs=False).tokens
         for at, token in zip(list(ready), tokens, strict=True):
             if token == NO_TOKEN:
                 del ready[at]

@@ -72,7 +72,9 @@ class MedusaMethod:
         for head, (part, first) in enumerate(logits):
             rows = [row for row, widths in enumerate(wanted) if head < len(widths)]
             asked = [SampleRow(sequences[row].state, assumed[row]) for row in rows]
-            tokens = self._sampler.sample(part, asked, [first + row for row in rows]).tokens
+            tokens = self._sampler.sample(
+                part, asked, [first + row for row in rows], with_logprobs=False
+            ).tokens
             for row, token in zip(rows, tokens, strict=True):
                 if token != NO_TOKEN:
                     found[row][head].append(token)
@@ -104,7 +106,7 @@ class MedusaMethod:
             at = [logits[head][1] + row for row, head in cells]
             self._sampler.exclude(part, at, [found[row][head][-1] for row, head in cells])
             asked = [SampleRow(sequences[row].state, assumed[row][:head]) for row, head in cells]
-            tokens = self._sampler.sample(part, asked, at).tokens
+            tokens = self._sampler.sample(part, asked, at, with_logprobs=False).tokens
             for (row, head), token in zip(cells, tokens, strict=True):
                 if token != NO_TOKEN:
                     found[row][head].append(token)

@@ -143,7 +143,7 @@ class ModelMethod:
         logits = self.model.forward(step)
         if not drawn:
             return []
-        tokens = self._sampler.sample(_widened(logits, self._vocab_size), rows).tokens
+        tokens = self._sampler.sample(_widened(logits, self._vocab_size), rows, with_logprobs=False).tokens
         going = []
         for at, token in zip(drawn, tokens, strict=True):
             if token == NO_TOKEN:

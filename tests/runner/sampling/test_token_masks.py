@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llguidance import LLParserLimits
 
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
@@ -205,6 +206,45 @@ def test_a_grammar_exhausted_by_others_is_still_followed(
     assert together == alone and all(error is None for _, error in alone)
     shared.cost_s = 1.0  # too dear to begin again
     assert walk(0, Matcher(shared, new(grammar), tokenizer.eos_ids))[1] is not None
+
+
+def test_what_a_draft_exceeds_is_no_error_of_the_sequence(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "headrace.text.grammars.LIMITS", LLParserLimits(max_items_in_row=60, verbose_errors=False)
+    )
+    runner = GrammarRunner(GrammarStore(tokenizer, VOCAB, tokenizer.eos_ids))
+    many = range(40)  # after "b" a row of the parser would have 5 items for each
+    rules = [f'x{i}: y{i} "c"\ny{i}: z{i} "d" | z{i} y{i}\nz{i}: "{i}" | "f" z{i}' for i in many]
+    source = "\n".join(['start: "a"+ | "b" e', "e: " + " | ".join(f"x{i}" for i in many), *rules])
+    a, b = (tokenizer.encode(letter, add_special_tokens=False)[-1] for letter in "ab")
+    grammar = Grammar("lark", source)
+    with pytest.raises(RequestError, match="201 items"):
+        runner.start(new(grammar, [b]))
+    matcher = started(runner, new(grammar))
+    state = SequenceState(new(grammar), VOCAB, matcher)
+    pending = runner.begin([SampleRow(state, path) for path in ((), (b,), (b, a), (a,))])
+    assert pending is not None
+    masks = pending.result(LONG_S)
+    assert set(masks.errors) == {1, 2, 3} and unpacked(masks.bits)[0].nonzero()[0].tolist() == [a, b]
+    assert matcher.error is None and matcher.advance([a]) == 1
+    assert allowed(matcher, 1) == [{a, EOS}]
+
+
+def test_the_time_that_drafts_take_is_not_the_sequences(
+    grammars: GrammarRunner, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_masks, "STEP_S", 0.0)
+    a = tokenizer.encode("a", add_special_tokens=False)[-1]
+    matcher = started(grammars, new(AMBIGUOUS))
+    left = matcher._left_s
+    bits = np.zeros((81, WORDS), np.uint32)
+    paths = [(a,) * count for count in range(81)]
+    for _ in range(20):
+        if failed := matcher.fill(bits, 0, paths):
+            break
+    assert failed == list(range(1, 81)) and matcher.error is None and matcher._left_s > left / 2
 
 
 def test_an_ordinary_grammar_stays_within_its_time(grammars: GrammarRunner, tokenizer: Tokenizer) -> None:

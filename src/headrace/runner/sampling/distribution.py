@@ -1,7 +1,7 @@
 """What a row's token is drawn from, as probabilities: edits and filters of `sampler` in plain NumPy.
 
 Samplers never need it, as the arg-max with Gumbel noise has no sums. Acceptance by probabilities does, see
-`speculative.accepting`.
+`speculative.acceptance_samplers`.
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ class NativeSampler:
         rows: Sequence[SampleRow],
         at: Sequence[int] | None = None,
         masks: TokenMasks | None = None,
+        *,
+        with_logprobs: bool = True,
     ) -> SampleOutput:
         """A token for each of `rows`, the same as those of `sampler.Sampler.sample`.
 
@@ -56,14 +58,14 @@ class NativeSampler:
         rules: list[_native.SampleRules] = []
         positions: list[int] = []
         seen: list[tuple[NDArray[np.int64], NDArray[np.float32]] | None] = []
-        with_logprobs = False
+        scored = False
         for state, assumed in rows:
             rules.append(state.rules or self._rules(state))
             positions.append(state.num_output + len(assumed))
             if state.follows_output:
                 seen += [None] * (len(rules) - 1 - len(seen))
                 seen.append(state.subtracted(assumed))
-            with_logprobs = with_logprobs or state.params.logprobs is not None
+            scored = scored or state.params.logprobs is not None
         if seen:
             seen += [None] * (len(rules) - len(seen))
         held = () if masks is None else ((masks.bits, masks.rows),)
@@ -73,7 +75,7 @@ class NativeSampler:
             tokens[row] = NO_TOKEN
             errors[row] = _FAULTS[fault]
         return SampleOutput(
-            tokens, self._logprobs(logits, rows, tokens, at) if with_logprobs else None, errors
+            tokens, self._logprobs(logits, rows, tokens, at) if scored and with_logprobs else None, errors
         )
 
     def exclude(self, logits: NDArray[np.float32], rows: Sequence[int], tokens: Sequence[int]) -> None:

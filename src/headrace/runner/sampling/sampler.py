@@ -50,6 +50,8 @@ class Sampler:
         rows: Sequence[SampleRow],
         at: Sequence[int] | None = None,
         masks: TokenMasks | None = None,
+        *,
+        with_logprobs: bool = True,
     ) -> SampleOutput:
         """Choose a token for each row of logits [R, V] float32, or for those of them in `at`; they are not changed.
 
@@ -70,7 +72,7 @@ class Sampler:
         if plan.plain:
             tokens, highest = _argmax(logits)
             return SampleOutput(tokens, None, reject(tokens, highest))
-        return self._sample(logits.contiguous(), rows, plan, masks)
+        return self._sample(logits.contiguous(), rows, plan, masks, with_logprobs)
 
     @torch.inference_mode()
     def exclude(self, logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> None:
@@ -93,7 +95,12 @@ class Sampler:
         return self._plan
 
     def _sample(
-        self, logits: Tensor, rows: Sequence[SampleRow], plan: SamplingPlan, masks: TokenMasks | None
+        self,
+        logits: Tensor,
+        rows: Sequence[SampleRow],
+        plan: SamplingPlan,
+        masks: TokenMasks | None,
+        with_logprobs: bool,
     ) -> SampleOutput:
         highest: list[float] = logits.amax(-1).tolist()  # [R]
         produced: list[int] = []
@@ -115,7 +122,8 @@ class Sampler:
             if row not in errors and not math.isfinite(value):
                 tokens[row] = NO_TOKEN
                 errors[row] = NOTHING_LEFT if value == -math.inf else INFINITE_LOGITS
-        return SampleOutput(tokens, self._logprobs(logits, tokens, plan), errors)
+        logprobs = self._logprobs(logits, tokens, plan) if with_logprobs else None
+        return SampleOutput(tokens, logprobs, errors)
 
     def _choose(self, work: Tensor, chosen: Sequence[SampleRow], plan: SamplingPlan) -> list[int]:
         """Tokens of the work rows [W, V], in their order."""

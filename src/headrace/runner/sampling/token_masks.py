@@ -18,6 +18,8 @@ from headrace.errors import RequestError
 from headrace.text.grammar_store import GrammarStore
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
     from headrace.runner.sampling.state import SampleRow
     from headrace.text.grammars import Compiled
 
@@ -28,6 +30,8 @@ STEP_S, BURST_S = 0.005, 0.1
 RENEWAL_S = 0.02
 """A matcher compiles its grammar again between two steps only if compiling took at most this time."""
 TOO_SLOW = f"{UNFULFILLABLE}following the grammar takes too much time"
+NOT_FOLLOWED = "the grammar could not be followed along a draft"
+"""Of a row after a draft: the sequence goes on without the tokens from there on."""
 
 _WORD_BITS = 32
 
@@ -50,7 +54,17 @@ class Matcher:
     ignore never, unless no other token is allowed.
     """
 
-    __slots__ = ("_compiled", "_inner", "_least", "_left_s", "_never", "_not_yet", "_renewed", "_taken")
+    __slots__ = (
+        "_ahead_s",
+        "_compiled",
+        "_inner",
+        "_least",
+        "_left_s",
+        "_never",
+        "_not_yet",
+        "_renewed",
+        "_taken",
+    )
 
     def __init__(self, compiled: Compiled, new: NewSequence, eos_ids: frozenset[int]) -> None:
         self._compiled = compiled
@@ -58,7 +72,7 @@ class Matcher:
         self._renewed = False
         self._taken: list[int] = []
         words = compiled.words
-        self._left_s = BURST_S
+        self._left_s = self._ahead_s = BURST_S  # for the output, and for drafts
         self._least = new.params.min_tokens
         self._not_yet = _bits_of(new.stop_ids, words) if self._least else None
         self._never = _bits_of(eos_ids, words) if new.params.ignore_eos else None
@@ -90,30 +104,53 @@ class Matcher:
         self._spend(start, taken)
         return taken
 
-    def fill(self, out: Bits, position: int, paths: Sequence[Sequence[int]]) -> None:
+    def fill(self, out: Bits, position: int, paths: Sequence[Sequence[int]]) -> list[int]:
         """The masks out [N, W] after each of N paths of drafts from output position `position` on, () for none.
 
         Each path should have much in common with the one before. Masks after a draft that the grammar does not allow
-        have no meaning: it will not be accepted.
+        have no meaning: it will not be accepted. Returns the paths whose masks could not be computed: what drafts cost
+        or exceed is no error of the sequence.
         """
         start = time.thread_time()
+        ahead = [at for at, path in enumerate(paths) if path]
+        for at, path in enumerate(paths):
+            if not path:
+                self._fill(self._inner, out[at], position)
+                if self._inner.is_error() and self._renew():
+                    self._fill(self._inner, out[at], position)
+        self._spend(start, len(paths) - len(ahead))
+        if not ahead or self.error is not None or self._ahead_s < 0:
+            return ahead
+        start = time.thread_time()
+        failed = self._fill_ahead(out, position, paths, ahead)
+        self._ahead_s = min(BURST_S, self._ahead_s + len(ahead) * STEP_S - (time.thread_time() - start))
+        if (
+            failed
+        ):  # no further draft is followed; what it shares with this matcher may have reached its limit
+            self._ahead_s, self._renewed = -1.0, False
+        return failed
+
+    def _fill_ahead(
+        self, out: Bits, position: int, paths: Sequence[Sequence[int]], ahead: Sequence[int]
+    ) -> list[int]:
+        """The masks after the drafts of paths `ahead`; returns those that failed."""
+        walker = self._inner.deep_copy()
         taken: list[int] = []
-        for mask, path in zip(out, paths, strict=True):
+        for count, at in enumerate(ahead):
+            path = paths[at]
             common = _common(taken, path)
             if common < len(taken):
-                self._inner.rollback(len(taken) - common)
+                walker.rollback(len(taken) - common)
                 del taken[common:]
             for token in path[common:]:
-                if self._inner.is_stopped() or self._inner.validate_tokens([token]) != 1:
+                if walker.is_stopped() or walker.validate_tokens([token]) != 1:
                     break
-                self._inner.consume_token(token)
+                walker.consume_token(token)
                 taken.append(token)
-            self._fill(mask, position + len(taken))
-        if taken:
-            self._inner.rollback(len(taken))
-        self._spend(start, len(out))
-        if self._inner.is_error() and self._renew():
-            self.fill(out, position, paths)
+            self._fill(walker, out[at], position + len(taken))
+            if walker.is_error():
+                return list(ahead[count:])
+        return []
 
     def _renew(self) -> bool:
         """Start again with a fresh limit, so that a grammar fails only because of this sequence's own output."""
@@ -133,8 +170,8 @@ class Matcher:
         if self._left_s >= 0:
             self._left_s = min(BURST_S, self._left_s + tokens * STEP_S - (time.thread_time() - start))
 
-    def _fill(self, mask: Bits, position: int) -> None:  # mask [W]
-        self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    def _fill(self, inner: LLMatcher, mask: Bits, position: int) -> None:  # mask [W]
+        inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._never is not None:
             _remove(mask, self._never)
         if self._not_yet is not None and position < self._least:
@@ -196,7 +233,8 @@ class GrammarRunner:
             assert matcher is not None
             try:
                 paths = [rows[row].assumed for row in limited[at : at + count]]
-                matcher.fill(masks.bits[at : at + count], state.num_output, paths)
+                failed = matcher.fill(masks.bits[at : at + count], state.num_output, paths)
+                masks.errors.update({limited[at + path]: NOT_FOLLOWED for path in failed})
                 error = matcher.error
             except Exception as fault:  # one sequence's grammar must not fail the others
                 _log.error("the mask of a grammar could not be computed", exc_info=fault)

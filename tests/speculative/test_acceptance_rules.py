@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.runner.sampling.randomness import uniforms
-from headrace.speculative.acceptance import Accepted, draw, entropy, reject, typical
+from headrace.speculative.acceptance_rules import Accepted, draw, entropy, reject, typical
 from tests.runner.sampling.plain_draw import chi_square_excess
 
 VOCAB = 6

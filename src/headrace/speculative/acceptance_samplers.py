@@ -1,4 +1,4 @@
-"""Samplers that decide about drafts as the literature does, see `acceptance`: only where a configuration asks for it.
+"""Samplers that decide about drafts as the literature does, see `acceptance_rules`: only where it is asked for.
 
 The executor keeps the drafts that equal what was sampled. So a decision is put into effect by changing the
 samples: at each drafted token that stays, the sample before it becomes that token. Neither executor nor drafters know
@@ -21,7 +21,7 @@ from headrace.runner.sampling.output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling.randomness import uniforms
 from headrace.runner.sampling.state import SampleRow, SequenceState
 from headrace.runner.sampling.token_masks import TokenMasks
-from headrace.speculative.acceptance import Accepted, reject, typical
+from headrace.speculative.acceptance_rules import Accepted, reject, typical
 
 Odds = NDArray[np.float64]
 
@@ -70,9 +70,11 @@ class DraftSampler(ForwardingSampler[Logits]):
         rows: Sequence[SampleRow],
         at: Sequence[int] | None = None,
         masks: TokenMasks | None = None,
+        *,
+        with_logprobs: bool = True,
     ) -> SampleOutput:
         """See `StepSampler.sample`."""
-        samples = self._sampler.sample(logits, rows, at, masks)
+        samples = self._sampler.sample(logits, rows, at, masks, with_logprobs=with_logprobs)
         for index, (row, token) in enumerate(zip(rows, samples.tokens, strict=True)):
             if token != NO_TOKEN and not row.state.params.greedy:
                 own = self.row(logits, index if at is None else at[index])
@@ -97,9 +99,11 @@ class AcceptingSampler(ForwardingSampler[Logits]):
         rows: Sequence[SampleRow],
         at: Sequence[int] | None = None,
         masks: TokenMasks | None = None,
+        *,
+        with_logprobs: bool = True,
     ) -> SampleOutput:
         """See `StepSampler.sample`. Rows of a sequence are adjacent: after its output, then after each draft."""
-        samples = self._sampler.sample(logits, rows, at, masks)
+        samples = self._sampler.sample(logits, rows, at, masks, with_logprobs=with_logprobs)
         where = range(len(rows)) if at is None else at
         chosen: dict[int, int] = {}
         first = 0

@@ -16,7 +16,7 @@ from headrace.runner.sampling.distribution import distribution
 from headrace.runner.sampling.output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling.state import SampleRow, SequenceState
 from headrace.runner.sampling.token_masks import TokenMasks
-from headrace.speculative.accepting import AcceptingSampler, samplers
+from headrace.speculative.acceptance_samplers import AcceptingSampler, samplers
 from tests.runner.sampling.plain_draw import chi_square_excess, plain_token
 
 VOCAB = 5
@@ -40,6 +40,8 @@ class PlainSampler:
         rows: Sequence[SampleRow],
         at: Sequence[int] | None = None,
         masks: TokenMasks | None = None,
+        *,
+        with_logprobs: bool = True,
     ) -> SampleOutput:
         where = range(len(rows)) if at is None else at
         tokens = [
