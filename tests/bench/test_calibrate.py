@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headrace.bench.op_tapes import OpTapes  # noqa: E402
 from headrace.bench.roofline import kernel_names, native_module  # noqa: E402
 from headrace.bench.step_times import StepTime, undisturbed_step  # noqa: E402
 from headrace.cli import main  # noqa: E402
-from headrace.quant.format import BF16, parse_format  # noqa: E402
+from headrace.quant.format import BF16, PANEL, parse_format  # noqa: E402
 from headrace.sim.profile import AttentionCost, Curve, Levels, ProductCost  # noqa: E402
 from headrace.sim.profile_store import read_profile, this_profile  # noqa: E402
 
@@ -60,7 +61,14 @@ def test_a_product_fit_gives_back_the_costs_that_its_times_were_made_of() -> Non
     fit = ProductFit(
         INT8,
         {size: {count: case(size, fits.LONG, count) for count in fits.ROWS} for size in sizes},
-        {size: {count: case(size, fits.WIDE, count) for count in fits.OUTPUT_ROWS} for size in sizes},
+        {
+            size: {
+                count: case(size, fits.WIDE, count)
+                for count in fits.OUTPUT_ROWS
+                if size == fits.SMALL or count not in fits.MANY_ROWS
+            }
+            for size in sizes
+        },
         {count: case(fits.SMALL, fits.NARROW, count) for count in fits.MANY_ROWS},
         {count: case(sizes[-1], fits.RAGGED, count) for count in fits.RAGGED_ROWS},
     )
@@ -80,11 +88,14 @@ def test_an_attention_fit_gives_back_the_costs_that_its_times_were_made_of() -> 
         curve(counts, lambda row: 3e-10 * row),
         2e-7,
         5e-10,
+        fits.TILE,
+        PANEL,
     )
+    whole = replace(made, panel=1)  # contexts of whole panels
 
-    def seconds(rows: int, dim: int, sequences: int, keys: float) -> float:
-        heads = fits.KV_HEADS
-        return CALL_S + made(fits.SMALL, rows, sequences, keys, heads, dim, 2 * heads * dim)
+    def seconds(rows: int, dim: int, sequences: int, keys: float, tokens: int = 1) -> float:
+        heads, cost = fits.KV_HEADS, whole if tokens == 1 else made
+        return CALL_S + cost(fits.SMALL, rows, sequences, keys, heads, dim, 2 * heads * dim, tokens)
 
     fit = AttentionFit("bf16")
     for dim in fits.DIMS:
@@ -94,7 +105,7 @@ def test_an_attention_fit_gives_back_the_costs_that_its_times_were_made_of() -> 
                 to[group, dim] = timed(seconds(group, dim, fits.SEQUENCES, keys))
             for tokens, group in fits.PROMPTS:
                 keys = context + (tokens + 1) / 2
-                to[tokens * group, dim] = timed(seconds(tokens * group, dim, 1, keys))
+                to[tokens * group, dim] = timed(seconds(tokens * group, dim, 1, keys, tokens))
     found = fit.fit(CALL_S)
     assert found.head_s == pytest.approx(made.head_s, rel=1e-3)
     assert found.row_s == pytest.approx(made.row_s, rel=1e-3)

@@ -133,6 +133,31 @@ def test_measured_curves_take_the_place_of_the_formula() -> None:
     assert parts["attention"] == pytest.approx(2 * (1e-4 + attention))
 
 
+def test_attention_visits_whole_tiles_and_panels() -> None:
+    """Of 10 tokens with 2 heads each, 4 rows or 2 tokens together: half a token more each, and half of 15 keys."""
+    cost = AttentionCost(Levels((1.0,), (Curve((1.0,), (1e-9,)),)), tile=4, panel=16)
+    assert cost.padding(20, 10) == pytest.approx(0.5 + 7.5)
+    assert cost.padding(2, 1) == pytest.approx(7.5)
+    assert AttentionCost(cost.elements).padding(20, 10) == 0
+    assert cost(1.0, 20, 3, 300.0, 2, 16, 64.0, 10) == pytest.approx((300 + 3 * 8) * 64 * 20e-9)
+
+
+def test_a_model_larger_than_the_caches_slows_the_engine_down() -> None:
+    cost = StepCost(1.0, 0.5, 0.25, 2.0, 0.125, 1e6)
+    assert cost(10, 4, 0.0) == 1.0 + 4 * 0.5 + 6 * 0.25
+    assert cost(4, 4, 5e5) == 1.0 + 4 * 0.5 + 0.5 * (2.0 + 4 * 0.125)
+    assert cost(4, 4, 1e9) == 3.0 + 4 * 0.625
+
+
+def test_ragged_columns_cost_more_from_memory_alone() -> None:
+    levels = Levels((1e6, 1e8), (Curve((1.0,), (1e-12,)), Curve((1.0,), (1e-12,))))
+    cost = ProductCost(levels, ragged=Curve((1.0, 2.0), (1e-8, 0.0)), span=128)
+    assert cost(1e8, 1, 0.0, 100.0, 576) == pytest.approx(1e-6)
+    assert (
+        cost(1e8, 1, 0.0, 100.0, 640) == cost(1e6, 1, 0.0, 100.0, 576) == cost(1e8, 9, 0.0, 100.0, 576) == 0
+    )
+
+
 def test_a_window_bounds_what_attention_reads() -> None:
     """Half of Gemma 2's layers see 4096 keys."""
     model = CostModel(on_gpu("shape:gemma-2-2b"), plain())

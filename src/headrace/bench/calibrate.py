@@ -142,7 +142,7 @@ class _Measuring:
     def _cases(self) -> Iterator[Case]:
         yield self._call
         fits: list[ProductFit | AttentionFit | RowwiseFit] = [*self._products, *self._attention]
-        for fit in (*fits, *self._rowwise.values()):
+        for fit in dict.fromkeys((*fits, *self._rowwise.values())):  # one may have two names
             yield from fit.cases()
         for held in self._held:
             yield held.case
@@ -211,7 +211,8 @@ def _attention_s(profile: Profile, kind: str, sequences: int, tokens: int, start
     heads, group, dim = HELD_HEADS
     keys = sequences * (start + (tokens + 1) / 2)
     cost = profile.attention[kind]
-    return profile.call_s + cost(SMALL, tokens * group, sequences, keys, heads, dim, 2 * heads * dim)
+    seconds = cost(SMALL, tokens * group, sequences, keys, heads, dim, 2 * heads * dim, tokens)
+    return profile.call_s + seconds
 
 
 def _memory(
@@ -237,7 +238,7 @@ def _with_engine(
     tape = tape_of(parts.executor)
     if tape is None:
         raise ConfigError(f"the kernels {kernels} do not run {MODEL}, whose steps are to be measured")
-    rounds = EngineRounds(parts, tape)
+    rounds = EngineRounds(parts, tape, 2 * cache_bytes())
     held: dict[int, list[Any]] = {batch: [] for batch in BATCHES}
     for number in range(QUICK_ENGINE_ROUNDS if quick else ENGINE_ROUNDS):
         progress(f"round {number + 1} of steps")

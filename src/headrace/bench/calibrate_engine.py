@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.bench.calibrate_cases import undisturbed
 from headrace.bench.op_tapes import OpTapes
@@ -17,7 +18,7 @@ from headrace.runner.sampling.native import NativeSampler
 from headrace.sim.profile import SampleCost, StepCost
 
 BATCHES = (1, 8, 32)
-PROMPT, OUTPUT, LONG_PROMPT = 16, 12, 512
+PROMPT, OUTPUT, COLD_OUTPUT, LONG_PROMPT = 16, 12, 6, 512
 VOCABULARIES = (2048, 32000)
 DRAWS = {"greedy": "greedy", "sampled": "T=0.7"}
 """Keys of `Profile.samples`, and settings of `bench.sampling`."""
@@ -25,12 +26,16 @@ DRAWS = {"greedy": "greedy", "sampled": "T=0.7"}
 
 @dataclass(slots=True)
 class EngineRounds:
-    """Steps of a small real model, by batch; those of prompts under 0."""
+    """Steps of a small real model, by batch; those of prompts under 0. cold: those before which `cold_bytes` were read,
+    as a large model does in every step."""
 
     parts: EngineParts
     tape: Profiled
+    cold_bytes: int
     steps: dict[int, list[StepTime]] = field(default_factory=lambda: {count: [] for count in (*BATCHES, 0)})
+    cold: dict[int, list[StepTime]] = field(default_factory=lambda: {count: [] for count in BATCHES})
     _seed: int = 10_000
+    _buffer: NDArray[np.int64] | None = None
 
     def sample(self) -> None:
         """One closed batch of each size, and one long prompt."""
@@ -38,6 +43,13 @@ class EngineRounds:
             self._seed += 1
             run = list(closed_batch(self.parts, batch, PROMPT, OUTPUT, self._seed, self.tape))
             self.steps[batch] += [step for step in run if step.decodes and len(step.shape) == batch]
+            self._seed += 1
+            run = list(
+                closed_batch(
+                    self.parts, batch, PROMPT, COLD_OUTPUT, self._seed, self.tape, before=self._read_much
+                )
+            )
+            self.cold[batch] += [step for step in run if step.decodes and len(step.shape) == batch]
         self._seed += 1
         self.steps[0] += [
             step
@@ -45,27 +57,46 @@ class EngineRounds:
             if not step.decodes
         ]
 
-    def outside_s(self, batch: int) -> float:
-        """Seconds of a step beside the ops."""
-        return undisturbed([step.seconds - step.model_s for step in self.steps[batch]])
+    def _read_much(self) -> None:
+        if self._buffer is None:
+            self._buffer = np.ones(self.cold_bytes // 8, np.int64)
+        self._buffer.sum()
 
     def fit(self, draw: SampleCost) -> StepCost:
-        vocab = self.parts.spec.vocab_size
-        sizes = np.array(BATCHES, dtype=float)
-        left = np.array(
-            [
-                self.outside_s(batch) - draw.call_s - batch * (draw.row_s + draw.element_s * vocab)
-                for batch in BATCHES
-            ]
+        """What is left beside ops and sampling."""
+        fixed, each = _line(
+            {batch: _outside_s(self.steps[batch]) - self._drawn(draw, batch) for batch in BATCHES}
         )
-        weights = 1 / np.maximum(left, 1e-9)
-        terms = np.stack([np.ones_like(sizes), sizes], axis=1) * weights[:, None]
-        fixed, each = np.linalg.lstsq(terms, left * weights, rcond=None)[0]
-        fixed, each = max(0.0, float(fixed)), max(0.0, float(each))
         tokens = max(step.shape[0].tokens for step in self.steps[0])
-        drawn = draw.call_s + draw.row_s + draw.element_s * vocab
-        more = max(0.0, self.outside_s(0) - fixed - each - drawn) / (tokens - 1)
-        return StepCost(fixed, each, more)
+        more = max(0.0, _outside_s(self.steps[0]) - fixed - each - self._drawn(draw, 1)) / (tokens - 1)
+        cold_fixed, cold_each = _line(
+            {batch: _outside_s(self.cold[batch]) - self._drawn(draw, batch) for batch in BATCHES}
+        )
+        return StepCost(
+            fixed,
+            each,
+            more,
+            max(0.0, cold_fixed - fixed),
+            max(0.0, cold_each - each),
+            float(self.cold_bytes),
+        )
+
+    def _drawn(self, draw: SampleCost, rows: int) -> float:
+        return draw.call_s + rows * (draw.row_s + draw.element_s * self.parts.spec.vocab_size)
+
+
+def _outside_s(steps: Sequence[StepTime]) -> float:
+    """Seconds of a step beside the ops."""
+    return undisturbed([step.seconds - step.model_s for step in steps])
+
+
+def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
+    """(fixed, of each), both at least 0, by least squares of relative errors."""
+    sizes, times = np.array(list(seconds), dtype=float), np.array(list(seconds.values()))
+    weights = 1 / np.maximum(times, 1e-9)
+    terms = np.stack([np.ones_like(sizes), sizes], axis=1) * weights[:, None]
+    fixed, each = np.linalg.lstsq(terms, times * weights, rcond=None)[0]
+    return max(0.0, float(fixed)), max(0.0, float(each))
 
 
 def sample_costs(tapes: OpTapes, least_s: float) -> Iterator[tuple[str, SampleCost]]:

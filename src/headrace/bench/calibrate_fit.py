@@ -14,12 +14,12 @@ import numpy as np
 
 from headrace.bench.calibrate_cases import Case, Cases, decode_step, mixer, prompt_step
 from headrace.plan.units import MIB
-from headrace.quant.format import WeightFormat
+from headrace.quant.format import PANEL, WeightFormat
 from headrace.sim.profile import AttentionCost, Curve, Levels, ProductCost
 
 LONG, WIDE = (512, 2048), (2048, 256)
 """Shapes of matrices [rows, columns]: as many elements an output as in large models, and few."""
-NARROW = (128, 512)
+NARROW = (64, 1024)
 """As LONG for many rows: a call stays short."""
 RAGGED = (1024, 832)
 """Of its columns, six and a half groups of 128."""
@@ -28,23 +28,26 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MANY_ROWS = (64, 128, 256, 512)
 COLD_ROWS = (1, 2, 4, 8, 16, 32)
 """From memory. With more rows arithmetic takes longer than reading, wherever the matrix is."""
-OUTPUT_ROWS = (1, 4, 16)
+OUTPUT_ROWS = (1, 4, 16, 256)
 SMALL = 2 * MIB
 DIMS = (32, 128)
 KV_HEADS = 2
 CONTEXTS = (64, 320)
 SEQUENCES = 4
 DECODE_GROUPS = (1, 2, 3, 4, 6, 8)
+TILE = 48
+"""Rows of a tile of attention; see kQueryRows in csrc/isa/attention_span.h."""
 PROMPTS = ((16, 1), (64, 1), (128, 1), (128, 4))
 """Tokens, and query heads of each KV head."""
 ROW_ELEMENTS = (1, 8, 64, 512)
 """Rows of ops without a matrix."""
 COLUMNS = 512
+ROPE_DIMS = (32, 64, 128)
 
 KV_NAMES = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ProductFit:
     """The cases of one format, by rows. `levels`: by bytes of the working set, rising, the first one SMALL."""
 
@@ -68,7 +71,11 @@ class ProductFit:
                 for size in (SMALL, *levels)
             },
             {
-                size: {count: cases.linear(weights, WIDE, count, size) for count in OUTPUT_ROWS}
+                size: {
+                    count: cases.linear(weights, WIDE, count, 0 if count in MANY_ROWS else size)
+                    for count in OUTPUT_ROWS
+                    if size == SMALL or count not in MANY_ROWS
+                }
                 for size in (SMALL, levels[-1])
             },
             {count: cases.linear(weights, NARROW, count, 0) for count in MANY_ROWS},
@@ -107,14 +114,15 @@ class ProductFit:
 
     def _outputs(self, call_s: float) -> Levels:
         """From two shapes: what is left of the one with few columns where elements cost as much as in the other."""
-        share = WIDE[0] * WIDE[1] / (LONG[0] * LONG[1])
         curves = []
         for size, level in self.wide.items():
-            left = {
-                rows: case.seconds - call_s - share * (self.long[size][rows].seconds - call_s)
-                for rows, case in level.items()
-            }
-            each = {rows: max(0.0, seconds) / (WIDE[0] - share * LONG[0]) for rows, seconds in left.items()}
+            each = {}
+            for rows, case in level.items():
+                many = rows in self.many
+                other, shape = (self.many[rows], NARROW) if many else (self.long[size][rows], LONG)
+                share = WIDE[0] * WIDE[1] / (shape[0] * shape[1])
+                left = case.seconds - call_s - share * (other.seconds - call_s)
+                each[rows] = max(0.0, left / (WIDE[0] - share * shape[0]))
             curves.append(_curve(each))
         return Levels(tuple(map(float, self.wide)), tuple(curves))
 
@@ -123,7 +131,7 @@ def _curve(points: Mapping[int, float]) -> Curve:
     return Curve(tuple(map(float, points)), tuple(points.values()))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AttentionFit:
     """The cases of one KV type: near and far contexts of each number of rows and width of a head; cold ones."""
 
@@ -169,12 +177,13 @@ class AttentionFit:
             Curve(tuple(map(float, rows)), tuple(elements)),
             Curve(tuple(map(float, rows)), tuple(scores)),
         )
+        empty = AttentionCost(Levels((1.0,), (visit,)), tile=TILE, panel=PANEL)
         terms, left = [], []
         for (count, dim), case in self.near.items():
             sequences, context = (SEQUENCES, float(CONTEXTS[0])) if count in DECODE_GROUPS else (1, 0.0)
             if not context:
                 tokens = next(tokens for tokens, group in PROMPTS if tokens * group == count)
-                context = CONTEXTS[0] + (tokens + 1) / 2
+                context = CONTEXTS[0] + (tokens + 1) / 2 + empty.padding(count, tokens)
             heads = sequences * KV_HEADS
             rest = case.seconds - call_s - heads * context * (2 * dim * visit(count) + score(count))
             weight = 1.0 / case.seconds
@@ -193,7 +202,7 @@ class AttentionFit:
             points = dict(sorted(points.items()))
             curves.append(Curve(tuple(map(float, points)), tuple(points.values())))
         sizes = (float(SMALL), float(self.cold_bytes))[: len(curves)]
-        return AttentionCost(Levels(sizes, tuple(curves)), score, head_s, row_s)
+        return AttentionCost(Levels(sizes, tuple(curves)), score, head_s, row_s, TILE, PANEL)
 
 
 def _nonnegative(terms: np.ndarray, left: np.ndarray) -> tuple[float, float]:
@@ -206,7 +215,7 @@ def _nonnegative(terms: np.ndarray, left: np.ndarray) -> tuple[float, float]:
     return (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RowwiseFit:
     """The cases of an op without a matrix, by elements."""
 
@@ -231,9 +240,14 @@ def rowwise(cases: Cases, formats: Sequence[WeightFormat]) -> dict[str, RowwiseF
                 {rows * COLUMNS: cases.encode(COLUMNS, weights, rows, norm=norm) for rows in ROW_ELEMENTS}
             )
     usual = formats[0]
-    heads = mixer(KV_HEADS, 2, 64)
-    columns = KV_HEADS * 4 * 64
-    found["rope"] = RowwiseFit({rows * columns: cases.rope(heads, "bf16", rows) for rows in ROW_ELEMENTS})
-    found["rotations"] = RowwiseFit({rows * 64: cases.rotations(heads, rows) for rows in ROW_ELEMENTS})
+    for dim in ROPE_DIMS:
+        heads, columns = mixer(2 * KV_HEADS, 2, dim), 2 * KV_HEADS * 4 * dim
+        found[f"rope:{dim}"] = RowwiseFit(
+            {rows * columns: cases.rope(heads, "bf16", rows) for rows in ROW_ELEMENTS}
+        )
+    found["rope"] = found[f"rope:{ROPE_DIMS[-1]}"]
+    found["rotations"] = RowwiseFit(
+        {rows * 64: cases.rotations(mixer(KV_HEADS, 2, 64), rows) for rows in ROW_ELEMENTS}
+    )
     found["embed"] = RowwiseFit({rows * COLUMNS: cases.embed(COLUMNS, usual, rows) for rows in ROW_ELEMENTS})
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.bench.calibrate_cases import undisturbed
@@ -34,11 +34,18 @@ class StepTime:
 
 
 def closed_batch(
-    parts: EngineParts, batch: int, prompt: int, output: int, seed: int, tape: Profiled | None = None
+    parts: EngineParts,
+    batch: int,
+    prompt: int,
+    output: int,
+    seed: int,
+    tape: Profiled | None = None,
+    before: Callable[[], None] | None = None,
 ) -> Iterator[StepTime]:
     """Send `batch` requests at once and run them to their end. The engine must be idle.
 
     `seed` gives the prompts: an equal one would hit the prefix cache. With a tape its profile is on meanwhile.
+    `before` is called before each step.
     """
     arrivals = fixed_lengths(
         batch, prompt_tokens=prompt, output_tokens=output, vocab_size=parts.spec.vocab_size, seed=seed
@@ -50,6 +57,8 @@ def closed_batch(
         tape.profile(True)
     try:
         while parts.engine.has_work:
+            if before is not None:
+                before()
             if tape is not None:
                 tape.clear_costs()
             used, start = time.process_time(), time.perf_counter()

@@ -62,7 +62,8 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Rowwise:
-    """An op without a matrix, over `elements` of each row. type: what it writes, if a matrix reads that next."""
+    """An op without a matrix, over `elements` of each row. type: what it writes, if a matrix reads that next; of
+    rope the width of a head."""
 
     name: str
     kind: str
@@ -337,7 +338,7 @@ class CostModel:
         cost = self.profile.attention.get(self._kv_type)
         if cost is not None:
             return self.profile.call_s + cost(
-                working_set, rows, sequences, keys, one.kv_heads, one.width, one.elements
+                working_set, rows, sequences, keys, one.kv_heads, one.width, one.elements, tokens
             )
         reach = self.profile.reach
         memory = bytes / (self.profile.bandwidth() * reach.memory)
@@ -374,8 +375,7 @@ class CostModel:
         return cost.call_s + logits * (cost.row_s + cost.element_s * self._program.vocab_size)
 
     def _engine_s(self, tokens: int, sequences: int) -> float:
-        cost = self.profile.step
-        return cost.step_s + sequences * cost.sequence_s + (tokens - sequences) * cost.token_s
+        return self.profile.step(tokens, sequences, self._weight_bytes)
 
     # ---- ops as classes ----
 
@@ -404,6 +404,8 @@ class CostModel:
             sum(buffer.columns * buffer.each for buffer in side) for side in (op.inputs[:1], op.outputs[:1])
         ]
         type = "" if op.reader is None else self.work.product_of(op.reader)
+        if op.kind == "rope":
+            type = str(op.attributes.head_dim)
         return _Rowwise(op.name, op.kind, op.rows, max(sides), type)
 
     def _attention(self, program: Program) -> Iterable[_Attends]:

@@ -103,13 +103,16 @@ class AttentionCost:
 
     elements: seconds of an element of the keys and values that the rows of a KV head visit, by working set and rows.
     scores: seconds of a key of a KV head besides, its softmax, by rows. head_s: of a KV head of a sequence. row_s: of
-    an element of its queries.
+    an element of its queries. tile: rows that are computed together: all of them visit the keys that the last one sees.
+    panel: keys that are visited together.
     """
 
     elements: Levels
     scores: Curve | None = None
     head_s: float = 0.0
     row_s: float = 0.0
+    tile: int = 1
+    panel: int = 1
 
     def __call__(
         self,
@@ -120,22 +123,41 @@ class AttentionCost:
         kv_heads: float,
         width: int,
         elements: float,
+        tokens: int = 1,
     ) -> float:
-        """Seconds of one layer whose rows visit `keys` keys, summed over the sequences. elements: of the keys and
-        values of a token."""
+        """Seconds of one layer whose rows see `keys` keys, the mean of each sequence's rows summed over the sequences.
+        elements: of the keys and values of a token. tokens: of each sequence."""
+        visited = keys + sequences * self.padding(rows, tokens)
         scores = 0.0 if self.scores is None else kv_heads * self.scores(rows)
         heads = sequences * kv_heads * (self.head_s + self.row_s * rows * width)
-        return keys * (elements * self.elements(working_set, rows) + scores) + heads
+        return visited * (elements * self.elements(working_set, rows) + scores) + heads
+
+    def padding(self, rows: float, tokens: int) -> float:
+        """Keys that a row visits without seeing them, on average: later ones of its tile, and the rest of a panel."""
+        together = min(float(tokens), max(1.0, self.tile * tokens / rows))
+        return (together - 1 + self.panel - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of a step beside the model: scheduler, arrays of the step, and the result. `token_s`: for each token
-    beyond the first one of a sequence."""
+    beyond the first one of a sequence. cold_step_s, cold_sequence_s: besides, where the model's weights push the code
+    and data of the engine out of the caches, which they do if they take `cold_bytes`, and in part if they take less."""
 
     step_s: float = 0.0
     sequence_s: float = 0.0
     token_s: float = 0.0
+    cold_step_s: float = 0.0
+    cold_sequence_s: float = 0.0
+    cold_bytes: float = 0.0
+
+    def __call__(self, tokens: int, sequences: int, working_set: float) -> float:
+        """Seconds of a step."""
+        warm = self.step_s + sequences * self.sequence_s + (tokens - sequences) * self.token_s
+        if not self.cold_bytes:
+            return warm
+        cold = min(1.0, working_set / self.cold_bytes)
+        return warm + cold * (self.cold_step_s + sequences * self.cold_sequence_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,4 +341,7 @@ def _product(data: Mapping[str, Any]) -> ProductCost:
 
 def _attention(data: Mapping[str, Any]) -> AttentionCost:
     scores = None if data["scores"] is None else _curve(data["scores"])
-    return AttentionCost(_levels(data["elements"]), scores, float(data["head_s"]), float(data["row_s"]))
+    return AttentionCost(
+        _levels(data["elements"]), scores, float(data["head_s"]), float(data["row_s"]), int(data["tile"]),
+        int(data["panel"]),
+    )  # fmt: skip
