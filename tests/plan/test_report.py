@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +14,7 @@ from headrace.plan.hardware import Machine
 from headrace.plan.ledger import ledger
 from headrace.plan.report import OP_COLUMNS, report, table
 from headrace.plan.units import format_bytes
+from headrace.serving.metrics import ENGINE_METRICS
 from tests.tiny_checkpoint import CONFIGS
 
 OPS = [("linear", "dense", "cpu", ""), ("paged_attention", "dense", "reference", "cpu: head_dim 7 is odd")]
@@ -75,6 +78,22 @@ def test_without_ops_there_is_no_section(
     resolved = resolve(EngineConfig("tale"), make_spec(), make_machine())
     text = report(make_spec(), resolved, ledger(make_spec(), resolved))
     assert "\nOps\n" not in text and text.endswith("\n") and not text.endswith("\n\n")
+
+
+def test_drafting_says_what_it_will_do_and_which_metrics_count_it(
+    make_spec: Callable[..., ModelSpec], make_machine: Callable[..., Machine]
+) -> None:
+    spec = make_spec()
+    config = EngineConfig("tale", speculative="ngram,history", num_speculative_tokens=3)
+    resolved = resolve(config, spec, make_machine())
+    text = report(spec, resolved, ledger(spec, resolved))
+    drafting = text.partition("\nDrafting\n")[2].partition("\n\n")[0]
+    assert "ngram, then history" in drafting and "up to 3 one after the other" in drafting
+    counted = re.findall(r"headrace:(\w+)_total", drafting)
+    assert len(counted) == 2 and {*counted} <= {metric.name for metric in ENGINE_METRICS}
+    assert " -m tale --methods ngram,history" in drafting and "trees" not in drafting
+    fixed = resolve(replace(config, adaptive_speculation=False), spec, make_machine())
+    assert "always 3" in report(spec, fixed, ledger(spec, fixed))
 
 
 def test_table() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from headrace.core.types import KVGroupSpec
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
+from headrace.plan.draft_methods import draft_methods
 from headrace.plan.ledger import Ledger, LedgerLine
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import format_bytes, format_count
@@ -23,8 +24,8 @@ def report(
     ops: Iterable[Sequence[str]] = (),
     tokenizer: Sequence[Sequence[str]] = (),
 ) -> str:
-    """Model, tokenizer, memory, ops and settings, a section each. `ops` are rows under `OP_COLUMNS`, if there are any;
-    `tokenizer` are rows of a name and a value."""
+    """Model, tokenizer, memory, ops, drafting and settings, a section each. `ops` are rows under `OP_COLUMNS`, if there
+    are any; `tokenizer` are rows of a name and a value."""
     sections = [
         ("Model", table(_model_rows(spec, ledger))),
         *([("Tokenizer", table(tokenizer))] if tokenizer else []),
@@ -33,6 +34,8 @@ def report(
     rows = [tuple(row) for row in ops]
     if rows:
         sections.append(("Ops", table([OP_COLUMNS, *rows])))
+    if resolved.speculative is not None:
+        sections.append(("Drafting", table(_drafting_rows(resolved))))
     sections.append(("Settings", table(_setting_rows(resolved))))
     return "\n\n".join(f"{title}\n{body}" for title, body in sections) + "\n"
 
@@ -60,6 +63,30 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset())
         ]
         lines.append(("  " + "  ".join(cells)).rstrip())
     return "\n".join(lines)
+
+
+def _drafting_rows(resolved: ResolvedConfig) -> list[tuple[str, str]]:
+    """What drafts, how much, and where the measured rates are."""
+    first, *later = draft_methods(resolved.speculative)
+    most = resolved.num_speculative_tokens
+    adaptive = resolved.adaptive_speculation
+    others = "".join(f", then {name}" for name in later)
+    rows = [("drafters", first + others)]
+    if later and adaptive:
+        rows.append(("", "a later one also where it is expected to bring more tokens a second"))
+    rows.append(("tokens", f"{'up to' if adaptive else 'always'} {most} one after the other"))
+    if resolved.speculative_tree_nodes:
+        trees = f"up to {resolved.speculative_tree_nodes} tokens, {resolved.tree_branches} branches in a step"
+        rows.append(("trees", trees))
+    if adaptive:
+        rows.append(("rests", "while it takes more time than it saves; then it is tried again"))
+    return [
+        *rows,
+        ("measured rates", "/metrics of a running server, accepted at position p of a draft:"),
+        ("", 'headrace:spec_decode_num_accepted_tokens_per_pos_total{position="p"}'),
+        ("", "divided by headrace:spec_decode_num_drafts_total"),
+        ("speed-up here", f"headrace bench speculative -m {resolved.model} --methods {resolved.speculative}"),
+    ]
 
 
 def _model_rows(spec: ModelSpec, ledger: Ledger) -> list[tuple[str, str]]:
