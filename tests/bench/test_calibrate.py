@@ -16,12 +16,14 @@ needs.native()
 
 from headrace.bench import calibrate as subject  # noqa: E402
 from headrace.bench import calibrate_fit as fits  # noqa: E402
+from headrace.bench import calibrate_server as server  # noqa: E402
 from headrace.bench.calibrate_cases import CALLS, Case, Cases, undisturbed  # noqa: E402
 from headrace.bench.calibrate_fit import AttentionFit, ProductFit  # noqa: E402
 from headrace.bench.op_tapes import OpTapes  # noqa: E402
 from headrace.bench.roofline import kernel_names, native_module  # noqa: E402
 from headrace.bench.step_times import StepTime, undisturbed_step  # noqa: E402
 from headrace.cli import main  # noqa: E402
+from headrace.errors import ConfigError  # noqa: E402
 from headrace.quant.format import BF16, PANEL, parse_format  # noqa: E402
 from headrace.sim.profile import AttentionCost, Curve, Levels, ProductCost  # noqa: E402
 from headrace.sim.profile_store import read_profile, this_profile  # noqa: E402
@@ -145,6 +147,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(subject, "LEAST_ROUNDS", 1)
     monkeypatch.setattr(subject, "QUICK_ENGINE_ROUNDS", 1)
     monkeypatch.setattr(subject, "SAMPLING_S", 0.0)
+    monkeypatch.setattr(subject, "can_serve", lambda: False)
     monkeypatch.setattr(fits, "SMALL", 1 << 18)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
@@ -166,6 +169,19 @@ def test_a_run_stores_a_profile_and_tells_its_error(small: Path, capsys: pytest.
     kinds = {one["kind"] for one in shown["checks"]}
     assert kinds == {"products", "attention", "steps"} == set(stored.error)
     assert all(one["measured_s"] > 0 and one["predicted_s"] > 0 for one in shown["checks"])
+
+
+@pytest.mark.long
+def test_the_server_costs_time_for_requests_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SHORT", 5)
+    monkeypatch.setattr(server, "LONG", 1)
+    assert server.can_serve()
+    cost = server.server_cost("tale", 1, kernel_names()[0], 0.0)
+    assert cost.first_token_s > 0 and cost.request_s > cost.token_s > 0
+    far = server.server_cost("tale", 1, kernel_names()[0], 1e3)
+    assert far.first_token_s == 0
+    with pytest.raises(ConfigError, match="did not start"):
+        server.server_cost("/no/such/model", 1, kernel_names()[0], 0.0)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 from headrace.bench.calibrate_cases import Case, Cases, decode_step, mixer, prompt_step
 from headrace.bench.calibrate_engine import EngineRounds, sample_costs
 from headrace.bench.calibrate_fit import KV_NAMES, SMALL, AttentionFit, ProductFit, RowwiseFit, rowwise
+from headrace.bench.calibrate_server import PROMPT_TOKENS, can_serve, server_cost
 from headrace.bench.latency import Progress
 from headrace.bench.op_tapes import OpTapes
 from headrace.bench.profile import tape_of
@@ -30,7 +31,7 @@ from headrace.quant.format import WeightFormat
 from headrace.sim.cost import CostModel
 from headrace.sim.profile import SERVER, Curve, Profile
 from headrace.sim.profile_store import profile_key
-from headrace.sim.work import model_work
+from headrace.sim.work import SliceShape, model_work
 
 MODEL = "tale"
 SECONDS, QUICK_SECONDS = 60.0, 15.0
@@ -254,6 +255,10 @@ def _with_engine(
         checks.append(
             Check("steps", f"{MODEL}, {batch} sequences decode", undisturbed_step(steps, threads), predicted)
         )
+    if can_serve():
+        progress("server")
+        first_step_s = model.step_s((SliceShape(PROMPT_TOKENS, 0, 1),))
+        profile = replace(profile, server=server_cost(MODEL, threads, kernels, first_step_s))
     return profile, checks
 
 

@@ -111,10 +111,12 @@ def _report(found: Calibration) -> str:
             )
         )
     errors = ", ".join(f"{kind} {share:.1%}" for kind, share in profile.error.items())
-    step = profile.step
+    step, server = profile.step, profile.server
     return (
         f"{profile.key}\nmemory: {memory}\nproducts in GFLOP/s: {peaks}\n"
-        f"engine: {_time(step.step_s)} a step, {_time(step.sequence_s)} a sequence; {_time(profile.call_s)} a call\n\n"
+        f"engine: {_time(step.step_s)} a step, {_time(step.sequence_s)} a sequence; {_time(profile.call_s)} a call\n"
+        f"server: {_time(server.first_token_s)} to the first token, {_time(server.request_s)} of a core a request, "
+        f"{_time(server.token_s)} a token\n\n"
         f"{table(rows, right=frozenset({1, 2, 3}))}\n\n"
         f"median error on what was held out: {errors}; {found.seconds:.0f} s\n"
     )
