@@ -18,8 +18,9 @@ from headrace.bench.measure import time_per_output_token
 from headrace.bench.workload import Arrival, mixed_lengths
 from headrace.core.engine import Engine
 from headrace.core.types import RequestStats, StepPlan, StepResult
+from headrace.sim.online import DECODE, MIXED, PREFILL, OnlineCost, sums
 from headrace.sim.simulate.executor import SimulatedExecutor, SyntheticTokens
-from headrace.sim.work import step_shape
+from headrace.sim.work import StepShape, step_shape
 
 PROMPTS, OUTPUTS = (16, 256), (8, 64)
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -83,6 +84,13 @@ def requests(count: int, rate: float | None, vocab_size: int, seed: int) -> list
 def rate_rows(subject: Subject, count: int, progress: Callable[[str], None]) -> Iterator[Prediction]:
     """Rows of five rates up to saturation, which the cost model predicts."""
     vocab = subject.parts.spec.vocab_size
+    progress(f"{subject.name} {subject.format}, the steps that correct predictions")
+    online = OnlineCost(subject.model)
+    measured_load(subject, requests(count // 2 + 1, None, vocab, 99), online)
+
+    def corrected_s(shape: StepShape) -> float:
+        return subject.model.step_s(shape) * online.ratio(_kind(shape))
+
     whole = simulated(subject, requests(count, None, vocab, 0), subject.model.step_s)
     for number, share in enumerate(SHARES, 1):
         rate = share * count / whole.seconds
@@ -91,19 +99,21 @@ def rate_rows(subject: Subject, count: int, progress: Callable[[str], None]) -> 
         measured = measured_load(subject, load)
         predicted = simulated(subject, load, subject.model.step_s)
         formula = simulated(subject, load, subject.model.formula_s)
+        corrected = simulated(subject, load, corrected_s)
         label = f"{share:.0%} of saturation"
         for name, quantile_share in FIGURES:
             yield Prediction(
                 subject.name, subject.format, label, name,
-                *(one.figure(name, quantile_share) for one in (measured, predicted, formula)),
+                *(one.figure(name, quantile_share) for one in (measured, predicted, formula, corrected)),
             )  # fmt: skip
         yield Prediction(
             subject.name, subject.format, label, "tokens/s",
             measured.tokens_per_s, predicted.tokens_per_s, formula.tokens_per_s,
+            corrected.tokens_per_s,
         )  # fmt: skip
 
 
-def simulated(subject: Subject, load: Sequence[Arrival], price: Callable[..., float]) -> Load:
+def simulated(subject: Subject, load: Sequence[Arrival], price: Callable[[StepShape], float]) -> Load:
     """The production scheduler in simulated time."""
     executor = SimulatedExecutor(SyntheticTokens(subject.parts.spec.vocab_size))
     return drive(
@@ -111,8 +121,8 @@ def simulated(subject: Subject, load: Sequence[Arrival], price: Callable[..., fl
     )
 
 
-def measured_load(subject: Subject, load: Sequence[Arrival]) -> Load:
-    """The real engine and model. Planning, the step, and what applies its result count."""
+def measured_load(subject: Subject, load: Sequence[Arrival], online: OnlineCost | None = None) -> Load:
+    """The real engine and model. Planning, the step, and what applies its result count. `online` observes all steps."""
     clock = time.process_time if subject.threads == 1 else time.perf_counter
     last = clock()
 
@@ -123,9 +133,18 @@ def measured_load(subject: Subject, load: Sequence[Arrival]) -> Load:
 
     def step(plan: StepPlan) -> tuple[StepResult, float]:
         result = subject.parts.executor.execute(plan)
-        return result, lap()
+        seconds = lap()
+        if online is not None and plan.slices:
+            online.observe(*sums(plan), seconds)
+        return result, seconds
 
     return drive(_fresh(subject), step, load, lap)
+
+
+def _kind(shape: StepShape) -> str:
+    """As `sim.online` names kinds of steps."""
+    decoding = sum(part.tokens == 1 for part in shape)
+    return PREFILL if not decoding else DECODE if decoding == len(shape) else MIXED
 
 
 def _fresh(subject: Subject) -> Engine:

@@ -14,7 +14,9 @@ from headrace.plan.report import table
 class Prediction:
     """figure: "TPOT", "TTFT" or "tokens/s", with its share of requests where it is no median. Times in seconds.
 
-    formula: of the plain roofline: all bytes, or all operations, at the machine's measured full rates.
+    formula: of the plain roofline: all bytes, or all operations, at the machine's measured full rates. corrected: by
+    the ratios of measured to predicted time of another run, by kind of step, as a running engine corrects them
+    (`sim.online`).
     """
 
     model: str
@@ -24,6 +26,7 @@ class Prediction:
     measured: float
     predicted: float
     formula: float
+    corrected: float | None = None
 
     @property
     def error(self) -> float:
@@ -34,21 +37,26 @@ class Prediction:
     def formula_error(self) -> float:
         return self.formula / self.measured - 1
 
+    @property
+    def corrected_error(self) -> float | None:
+        return None if self.corrected is None else self.corrected / self.measured - 1
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def rows_table(rows: Sequence[Prediction]) -> str:
     """Every row."""
-    lines = [("model", "format", "load", "figure", "measured", "predicted", "error", "formula")]
+    lines = [("model", "format", "load", "figure", "measured", "predicted", "error", "corrected", "formula")]
     for row in rows:
         lines.append(
             (
                 row.model, row.format, row.load, row.figure, _shown(row, row.measured),
-                _shown(row, row.predicted), f"{row.error:+.0%}", f"{row.formula_error:+.0%}",
+                _shown(row, row.predicted), f"{row.error:+.0%}",
+                "" if row.corrected_error is None else f"{row.corrected_error:+.0%}", f"{row.formula_error:+.0%}",
             )
         )  # fmt: skip
-    return table(lines, right=frozenset({4, 5, 6, 7}))
+    return table(lines, right=frozenset({4, 5, 6, 7, 8}))
 
 
 def summary(rows: Sequence[Prediction]) -> str:
@@ -57,25 +65,24 @@ def summary(rows: Sequence[Prediction]) -> str:
     for row in rows:
         for name in (row.figure, f"{row.model} {row.format}", "all"):
             groups.setdefault(name, []).append(row)
-    lines = [("rows", "count", "median error", "p90", "formula's median", "formula's p90")]
+    lines = [("rows", "count", "median error", "p90", "corrected", "p90", "formula's median", "p90")]
     for name, group in groups.items():
-        own, plain = ([abs(one) for one in errors] for errors in _errors(group))
-        lines.append(
-            (
-                name, str(len(group)), f"{quantile(own, 0.5):.1%}", f"{quantile(own, 0.9):.1%}",
-                f"{quantile(plain, 0.5):.1%}", f"{quantile(plain, 0.9):.1%}",
-            )
-        )  # fmt: skip
-    return table(lines, right=frozenset(range(1, 6)))
+        errors = [row.error for row in group]
+        corrected = [one for row in group if (one := row.corrected_error) is not None]
+        plain = [row.formula_error for row in group]
+        lines.append((name, str(len(group)), *_shares(errors), *_shares(corrected), *_shares(plain)))
+    return table(lines, right=frozenset(range(1, 8)))
+
+
+def _shares(errors: Sequence[float]) -> tuple[str, str]:
+    """Median and 90th percentile of the absolute errors; nothing of no errors."""
+    sizes = [abs(error) for error in errors]
+    return (f"{quantile(sizes, 0.5):.1%}", f"{quantile(sizes, 0.9):.1%}") if sizes else ("", "")
 
 
 def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
-
-
-def _errors(rows: Sequence[Prediction]) -> tuple[list[float], list[float]]:
-    return [row.error for row in rows], [row.formula_error for row in rows]
 
 
 def _shown(row: Prediction, value: float) -> str:

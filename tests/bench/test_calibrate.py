@@ -17,7 +17,7 @@ needs.native()
 from headrace.bench import calibrate as subject  # noqa: E402
 from headrace.bench import calibrate_fit as fits  # noqa: E402
 from headrace.bench import calibrate_server as server  # noqa: E402
-from headrace.bench.calibrate_cases import CALLS, Case, Cases, undisturbed  # noqa: E402
+from headrace.bench.calibrate_cases import CALLS, CLOCK_TICKS, Case, Cases, OtherPrograms, undisturbed  # noqa: E402
 from headrace.bench.calibrate_fit import AttentionFit, ProductFit  # noqa: E402
 from headrace.bench.op_tapes import OpTapes  # noqa: E402
 from headrace.bench.roofline import kernel_names, native_module  # noqa: E402
@@ -137,6 +137,16 @@ def test_what_disturbs_some_calls_of_a_step_leaves_its_time_alone() -> None:
     assert undisturbed_step(steps, 2) == 12.0
     assert undisturbed_step(steps, 1) == 9.0  # processor time
     assert undisturbed([3.0]) == 3.0
+
+
+def test_what_other_programs_take_of_the_cores(tmp_path: Path) -> None:
+    """Of 1000 s of all cores, 600 s are busy, and this process used next to nothing of them."""
+    stat, tick = tmp_path / "stat", CLOCK_TICKS
+    stat.write_text("cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 1\n")
+    others = OtherPrograms(stat)
+    stat.write_text(f"cpu  {500 * tick} 0 {100 * tick} {300 * tick} {100 * tick} 0 0 0 0 0\n")
+    assert others.share() == pytest.approx(0.6, abs=0.01)
+    assert OtherPrograms(tmp_path / "none").share() == 0
 
 
 @pytest.fixture

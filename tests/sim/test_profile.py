@@ -38,7 +38,7 @@ FULL = Profile(
     },
     rowwise={"norm": Curve((512.0,), (1e-6,))}, call_s=1e-6, step=StepCost(1e-4, 1e-5, 1e-8),
     samples={"greedy": SampleCost(1e-5, 1e-6, 1e-9)}, server=ServerCost(1e-3, 1e-3, 1e-5),
-    link=Link(1e9, 1e-5), error={"products": 0.03}, key="here",
+    link=Link(1e9, 1e-5), error={"products": 0.03}, key="here", busy=0.5,
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.bench.calibrate_cases import Case, Cases, decode_step, mixer, prompt_step
+from headrace.bench.calibrate_cases import Case, Cases, OtherPrograms, decode_step, mixer, prompt_step
 from headrace.bench.calibrate_engine import EngineRounds, sample_costs
 from headrace.bench.calibrate_fit import KV_NAMES, SMALL, AttentionFit, ProductFit, RowwiseFit, rowwise
 from headrace.bench.calibrate_server import PROMPT_TOKENS, can_serve, server_cost
@@ -92,7 +92,7 @@ def calibrate(
 
     Raises ConfigError without native kernels.
     """
-    begin = time.monotonic()
+    begin, others = time.monotonic(), OtherPrograms()
     native = native_module()
     if native is None:
         raise ConfigError(f"there are no native kernels to calibrate: {detect().note}")
@@ -118,7 +118,8 @@ def calibrate(
     profile = measuring.fit(base)
     profile, steps = _with_engine(profile, roofline.kernels, roofline.threads, quick, progress)
     checks = (*measuring.checks(profile), *steps)
-    return Calibration(replace(profile, error=_errors(checks)), checks, time.monotonic() - begin)
+    profile = replace(profile, error=_errors(checks), busy=others.share())
+    return Calibration(profile, checks, time.monotonic() - begin)
 
 
 def cache_bytes() -> int:

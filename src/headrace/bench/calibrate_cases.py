@@ -7,8 +7,10 @@ quantile counts: the time of a call that nothing disturbed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from headrace.bench.op_tapes import OpTapes, Product
@@ -16,6 +18,7 @@ from headrace.bench.tape_step import TapeStep
 from headrace.program.records import Attention
 from headrace.quant.format import WeightFormat
 
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 QUANTILE = 0.2
 DECODE_ROWS = 64
 ROPE_CONTEXT, ROPE_BYTES = 256, 32 << 20
@@ -26,6 +29,32 @@ CALLS = 24
 def undisturbed(values: Sequence[float]) -> float:
     """The low quantile of at least one value."""
     return sorted(values)[int((len(values) - 1) * QUANTILE)]
+
+
+class OtherPrograms:
+    """The share of the machine's cores that other programs take."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._before = self._used()
+
+    def share(self) -> float:
+        """Since the object was made; 0 where the system does not say."""
+        busy, own, all_of_it = (now - then for now, then in zip(self._used(), self._before, strict=True))
+        return min(1.0, max(0.0, busy - own) / all_of_it) if all_of_it > 0 else 0.0
+
+    def _used(self) -> tuple[float, float, float]:
+        """Seconds of all cores: busy, of this process and its children, and in all."""
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        try:
+            ticks = [
+                int(one) for one in self._stat.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+            ]
+        except (OSError, ValueError):
+            return 0.0, own, 0.0
+        idle = sum(ticks[3:5])  # idle, and waiting for a device
+        return (sum(ticks) - idle) / CLOCK_TICKS, own, sum(ticks) / CLOCK_TICKS
 
 
 @dataclass(slots=True, eq=False)

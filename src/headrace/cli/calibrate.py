@@ -25,6 +25,8 @@ examples:
 DEFAULT_FORMATS = ("bf16", "int8", "int4")
 KV_TYPES = ("bf16", "int8", "f32")
 MOST_THREADS = 4096
+MOST_BUSY = 0.1
+"""Share of the cores that other programs may take before the command warns."""
 
 
 def add_parser(commands: Any) -> None:
@@ -81,6 +83,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"profile": found.profile.to_json(), "checks": checks}, indent=1))
         return 0
     print(_report(found), end="")
+    if found.profile.busy > MOST_BUSY:
+        print(
+            f"warning: other programs took {found.profile.busy:.0%} of the cores meanwhile, so some times are too "
+            "long: calibrate again on an idle machine",
+            file=sys.stderr,
+        )
     print(typed(f"stored in {path}"), file=sys.stderr)
     return 0
 

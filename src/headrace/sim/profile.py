@@ -207,7 +207,8 @@ class Profile:
     a matrix, by its elements, by "kind:type it writes", by kind, or as "other". Where these three lack an entry,
     `memory`, `peaks` and `reach` decide. call_s: seconds of starting one op with a matrix, or one of those that
     `rowwise` lacks. step, samples (by setting), server: what the engine and the server add. link: between devices.
-    error: what `headrace calibrate` found on sizes that it did not fit: name -> share. key: see `profile_store`.
+    error: what `headrace calibrate` found on sizes that it did not fit: name -> share. key: see `profile_store`. busy:
+    the share of the cores that other programs took while it was measured.
     """
 
     name: str
@@ -225,6 +226,7 @@ class Profile:
     link: Link | None = None
     error: Mapping[str, float] = field(default_factory=dict)
     key: str = ""
+    busy: float = 0.0
 
     def bandwidth(self, working_set: float | None = None) -> float:
         """Bytes a second of reading a working set of so many bytes again and again; None: from main memory."""
@@ -269,6 +271,7 @@ class Profile:
                 link=None if data["link"] is None else Link(**data["link"]),
                 error={name: float(share) for name, share in data["error"].items()},
                 key=str(data["key"]),
+                busy=float(data.get("busy", 0.0)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
