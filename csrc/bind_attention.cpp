@@ -2,6 +2,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <cstring>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "bindings.h"
 #include "kernels.h"
@@ -49,7 +51,8 @@ void require(bool condition, const char* message) {
 DType type_of(const AnyArray& array) {
     if (array.dtype() == nb::dtype<float>()) return DType::f32;
     if (array.dtype() == nb::dtype<std::uint16_t>()) return DType::bf16;
-    require(array.dtype() == nb::dtype<std::int8_t>(), "arrays are float32, uint16 (bfloat16) or int8");
+    if (array.dtype() == nb::dtype<std::uint8_t>()) return DType::e4m3;
+    require(array.dtype() == nb::dtype<std::int8_t>(), "arrays are float32, uint16 (bfloat16), int8 or uint8 (e4m3 or two i4)");
     return DType::i8;
 }
 
@@ -57,33 +60,52 @@ nb::dlpack::dtype numpy_type(DType type) {
     return type == DType::f32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>();
 }
 
-// keys, values [N, Hkv, block_stride * D]; scales [N, Hkv, block_stride] for int8.
+// The recent cache of i4: keys and values as those of a bf16 cache, and slots [T], or block tables [S, B] and dropped [S].
+using RecentSlots = std::tuple<AnyArray, AnyArray, Array<std::int64_t, 1>>;
+using RecentTables = std::tuple<AnyArray, AnyArray, Array<std::int32_t, 2>, Array<std::int32_t, 1>>;
+
+// keys, values [N, Hkv, block_stride * D], half of that for i4; scales [N, Hkv, block_stride] for int8 and e4m3.
+template <typename Recent>
 KVCache cache_of(const AnyArray& keys, const AnyArray& values, const std::optional<AnyArray>& key_scales,
-                 const std::optional<AnyArray>& value_scales, int head_dim, int block_size) {
+                 const std::optional<AnyArray>& value_scales, int head_dim, int block_size, const std::optional<Recent>& recent) {
     KVCache kv;
-    kv.type = type_of(keys);
+    kv.type = recent ? DType::i4 : type_of(keys);
     kv.head_dim = kv.value_dim = head_dim;
     kv.block_size = block_size;
     kv.block_stride = (block_size + 15) / 16 * 16;
     require(head_dim > 0 && head_dim % 16 == 0, "head_dim must be a multiple of 16");
     require(head_dim <= kMaxHeadDim, "head_dim must not exceed 1024");
     require(block_size > 0, "block_size must be positive");
-    require(type_of(values) == kv.type, "keys and values must have one type");
+    require(values.dtype() == keys.dtype(), "keys and values must have one type");
     require(keys.ndim() == 3 && values.ndim() == 3 && keys.shape(0) == values.shape(0) &&
                 keys.shape(1) == values.shape(1) && keys.shape(2) == values.shape(2) &&
-                keys.shape(2) == static_cast<std::size_t>(kv.block_stride) * head_dim,
+                keys.shape(2) * keys.dtype().bits / 8 == bytes_of(kv.type, static_cast<std::size_t>(kv.block_stride) * head_dim),
             "keys and values must be [N, Hkv, block_size rounded up to 16 * head_dim]");
     kv.num_kv_heads = static_cast<int>(keys.shape(1));
     kv.keys = keys.data();
     kv.values = values.data();
-    if (kv.type == DType::i8) {
+    if (recent) {
+        require(block_size % 16 == 0 && block_size <= 64, "blocks of i4 hold 16, 32, 48 or 64 positions");
+        require(key_scales && value_scales && key_scales->dtype() == nb::dtype<std::uint16_t>() && value_scales->dtype() == key_scales->dtype() &&
+                    key_scales->size() == keys.shape(0) * keys.shape(1) * head_dim * 2 &&
+                    value_scales->size() == keys.shape(0) * keys.shape(1) * block_size,
+                "i4 keys and values need bfloat16 scales [N, Hkv, head_dim, 2] and [N, Hkv, block_size]");
+        const AnyArray &wide_keys = std::get<0>(*recent), &wide_values = std::get<1>(*recent);
+        require(type_of(wide_keys) == DType::bf16 && type_of(wide_values) == DType::bf16 && wide_keys.size() == wide_values.size() &&
+                    wide_keys.size() % (keys.shape(1) * block_size * head_dim) == 0, "recent keys and values are blocks of bfloat16");
+        kv.recent_keys = wide_keys.data();
+        kv.recent_values = wide_values.data();
+        kv.recent_group = 1;
+        kv.key_scales = key_scales->data();
+        kv.value_scales = value_scales->data();
+    } else if (is_coded(kv.type)) {
         for (const auto* scales : {&key_scales, &value_scales}) {
             require(scales->has_value() && (*scales)->dtype() == nb::dtype<float>() &&
                         (*scales)->size() == keys.shape(0) * keys.shape(1) * kv.block_stride,
-                    "int8 keys and values need float32 scales [N, Hkv, block_size rounded up to 16]");
+                    "keys and values of codes need float32 scales [N, Hkv, block_size rounded up to 16]");
         }
-        kv.key_scales = static_cast<float*>(key_scales->data());
-        kv.value_scales = static_cast<float*>(value_scales->data());
+        kv.key_scales = key_scales->data();
+        kv.value_scales = value_scales->data();
     }
     return kv;
 }
@@ -117,10 +139,10 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
                               std::optional<AnyArray> value_scales, std::optional<Array<float, 1>> q_norm,
                               std::optional<Array<float, 1>> k_norm, float eps, std::optional<Array<float, 2>> sink_cos,
                               std::optional<Array<float, 2>> sink_sin, bool interleaved, bool normed, bool v_norm,
-                              bool keys_are_values) {
+                              bool keys_are_values, std::optional<RecentSlots> recent) {
     const Kernels& kernels = *set.table;
     RopeArgs args;
-    args.kv = cache_of(keys, values, key_scales, value_scales, head_dim, block_size);
+    args.kv = cache_of(keys, values, key_scales, value_scales, head_dim, block_size, recent);
     const std::size_t tokens = qkv.shape(0), num_kv = keys.shape(1);
     require(num_heads > 0 && num_heads % args.kv.num_kv_heads == 0, "num_heads must be a multiple of the KV heads");
     require(qkv.shape(1) == (num_heads + (keys_are_values ? 1 : 2) * num_kv) * head_dim, "qkv must be [T, (Hq + 2 Hkv) * D]");
@@ -131,11 +153,20 @@ nb::tuple bind_rope_and_write(const KernelSet& set, Team& team, Array<float, 2> 
         require(slots.data()[t] >= -1 && slots.data()[t] < static_cast<std::int64_t>(keys.shape(0)) * block_size,
                 "a slot outside the cache");
     }
-    GroupTables tables;
-    tables.slots = slots.data();
+    GroupTables tables[2];
+    tables[0].slots = slots.data();
+    if (recent) {
+        const auto& own = std::get<2>(*recent);
+        const std::size_t places = std::get<0>(*recent).size() / (num_kv * head_dim);
+        require(own.shape(0) == tokens, "one recent slot a token");
+        for (std::size_t t = 0; t < tokens; ++t) {
+            require(own.data()[t] >= -1 && own.data()[t] < static_cast<std::int64_t>(places), "a slot outside the recent cache");
+        }
+        tables[1].slots = own.data();
+    }
     Step step;
     step.tokens = static_cast<int>(tokens);
-    step.groups = &tables;
+    step.groups = tables;
     args.qkv = qkv.data();
     args.qkv_stride = qkv.shape(1) * sizeof(float);
     args.num_heads = num_heads;
@@ -175,11 +206,11 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
                             bool chunked, int sinks, float soft_cap, std::optional<AnyArray> q_sink,
                             std::optional<AnyArray> key_scales, std::optional<AnyArray> value_scales,
                             const std::string& out_dtype, std::optional<Array<float, 1>> learned_sinks,
-                            std::optional<Array<float, 1>> slopes) {
+                            std::optional<Array<float, 1>> slopes, std::optional<RecentTables> recent) {
     const Kernels& kernels = *set.table;
     require(q.ndim() == 4, "q must be [Hkv, T, G, D]");
     AttentionArgs args;
-    args.kv = cache_of(keys, values, key_scales, value_scales, static_cast<int>(q.shape(3)), block_size);
+    args.kv = cache_of(keys, values, key_scales, value_scales, static_cast<int>(q.shape(3)), block_size, recent);
     require(type_of(q) == (args.kv.type == DType::f32 ? DType::f32 : DType::bf16),
             "q must be float32 with a float32 cache, else bfloat16");
     const std::size_t tokens = q.shape(1), seqs = kv_lens.shape(0);
@@ -204,18 +235,36 @@ Result bind_paged_attention(const KernelSet& set, Team& team, AnyArray q, AnyArr
     }
     if (q_sink) require(q_sink->dtype() == q.dtype() && q_sink->size() == q.size(), "q_sink must look like q");
     require(out_dtype == "f32" || out_dtype == "bf16", "out_dtype must be f32 or bf16");
-    GroupTables tables;
-    tables.block_tables = block_tables.data();
-    tables.dropped = dropped.data();
-    tables.table_width = static_cast<int>(block_tables.shape(1));
-    tables.sink_blocks = sink_blocks;
+    GroupTables tables[2];
+    tables[0].block_tables = block_tables.data();
+    tables[0].dropped = dropped.data();
+    tables[0].table_width = static_cast<int>(block_tables.shape(1));
+    tables[0].sink_blocks = sink_blocks;
+    if (recent) {
+        const auto& [wide_keys, wide_values, blocks, gone] = *recent;
+        const std::size_t places = wide_keys.size() / (q.shape(0) * block_size * q.shape(3));
+        require(blocks.shape(0) == seqs && gone.shape(0) == seqs, "recent block_tables and dropped disagree");
+        for (std::size_t s = 0; s < seqs; ++s) {
+            if (cu_q.data()[s] == cu_q.data()[s + 1]) continue;
+            const std::int64_t first = positions.data()[cu_q.data()[s]] / block_size - gone.data()[s];
+            const std::int64_t last = (kv_lens.data()[s] - 1) / block_size - gone.data()[s];
+            require(gone.data()[s] >= 0 && first >= 0 && last < static_cast<std::int64_t>(blocks.shape(1)), "a recent block table is too short");
+            for (std::int64_t b = first; b <= last; ++b) {
+                const std::int32_t block = blocks.data()[s * blocks.shape(1) + b];
+                require(block >= 0 && block < static_cast<std::int32_t>(places), "a block outside the recent cache");
+            }
+        }
+        tables[1].block_tables = blocks.data();
+        tables[1].dropped = gone.data();
+        tables[1].table_width = static_cast<int>(blocks.shape(1));
+    }
     Step step;
     step.tokens = static_cast<int>(tokens);
     step.seqs = static_cast<int>(seqs);
     step.positions = positions.data();
     step.cu_q = cu_q.data();
     step.kv_lens = kv_lens.data();
-    step.groups = &tables;
+    step.groups = tables;
     args.q = q.data();
     args.q_sink = q_sink ? q_sink->data() : nullptr;
     args.step = &step;
@@ -257,13 +306,14 @@ void bind_attention(nb::module_& m) {
           nb::arg("head_dim"), nb::arg("block_size"), nb::arg("key_scales") = nb::none(),
           nb::arg("value_scales") = nb::none(), nb::arg("q_norm") = nb::none(), nb::arg("k_norm") = nb::none(),
           nb::arg("eps") = 0.0f, nb::arg("sink_cos") = nb::none(), nb::arg("sink_sin") = nb::none(),
-          nb::arg("interleaved") = false, nb::arg("normed") = false, nb::arg("v_norm") = false, nb::arg("keys_are_values") = false);
+          nb::arg("interleaved") = false, nb::arg("normed") = false, nb::arg("v_norm") = false, nb::arg("keys_are_values") = false,
+          nb::arg("recent") = nb::none());
     m.def("paged_attention", &bind_paged_attention, nb::arg("kernels"), nb::arg("team"), nb::arg("q"), nb::arg("keys"),
           nb::arg("values"), nb::kw_only(), nb::arg("cu_q"), nb::arg("kv_lens"), nb::arg("positions"),
           nb::arg("block_tables"), nb::arg("dropped"), nb::arg("sink_blocks"), nb::arg("block_size"), nb::arg("scale"),
           nb::arg("window") = 0, nb::arg("chunked") = false, nb::arg("sinks") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("q_sink") = nb::none(),
           nb::arg("key_scales") = nb::none(), nb::arg("value_scales") = nb::none(), nb::arg("out_dtype") = "f32",
-          nb::arg("learned_sinks") = nb::none(), nb::arg("slopes") = nb::none());
+          nb::arg("learned_sinks") = nb::none(), nb::arg("slopes") = nb::none(), nb::arg("recent") = nb::none());
 }
 
 }  // namespace headrace

@@ -10,7 +10,7 @@ template <typename T>
 using Entry = std::pair<const char*, T>;
 
 constexpr Entry<DType> kTypes[] = {
-    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}, {"i8", DType::i8}};
+    {"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}, {"i8", DType::i8}, {"e4m3", DType::e4m3}, {"i4", DType::i4}};
 constexpr Entry<WeightFormat> kFormats[] = {{"f32", WeightFormat::f32},
                                             {"bf16", WeightFormat::bf16},
                                             {"f16", WeightFormat::f16},

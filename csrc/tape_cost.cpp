@@ -52,14 +52,14 @@ struct Costs {
     Cost operator()(const RopeArgs& a) const {
         const double q = static_cast<double>(a.num_heads) * a.kv.head_dim;
         const double kv = a.writes ? 2.0 * a.kv.num_kv_heads * a.kv.head_dim : 0;
-        const double written = q * dtype_bytes(a.q_type) + kv * dtype_bytes(a.kv.type);
+        const double written = q * dtype_bytes(a.q_type) + kv * dtype_bytes(a.kv.type == DType::i4 ? DType::bf16 : a.kv.type);
         const double read = (q + (a.keys_are_values ? kv / 2 : kv)) * sizeof(float);
         return {step.tokens * (read + written), step.tokens * (q + kv / 2) * 3.0};
     }
     Cost operator()(const LatentArgs& a) const {
         const double rotated = static_cast<double>(a.kv.head_dim - a.kv.value_dim) * (a.num_heads + 1.0);
         const double read = rotated + a.kv.value_dim;
-        const double written = rotated * dtype_bytes(a.q_type) + a.kv.head_dim * dtype_bytes(a.kv.type);
+        const double written = rotated * dtype_bytes(a.q_type) + bytes_of(a.kv.type, a.kv.head_dim);
         return {step.tokens * (read * sizeof(float) + written), step.tokens * rotated * 3.0};
     }
     Cost operator()(const HeadsArgs& a) const {
@@ -76,7 +76,7 @@ struct Costs {
         }
         const double width = static_cast<double>(a.num_heads) * a.kv.head_dim;
         const double out = static_cast<double>(a.num_heads) * a.kv.value_dim;
-        const double kv = (a.kv.latent() ? 1.0 : 2.0) * a.kv.num_kv_heads * a.kv.head_dim * dtype_bytes(a.kv.type);
+        const double kv = (a.kv.latent() ? 1.0 : 2.0) * a.kv.num_kv_heads * bytes_of(a.kv.type, a.kv.head_dim);
         const double q = width * (a.kv.type == DType::f32 ? 4 : 2);
         return {keys * kv + step.tokens * (q + out * dtype_bytes(a.out_type)), 2.0 * pairs * (width + out)};
     }

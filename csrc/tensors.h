@@ -7,7 +7,7 @@
 
 namespace headrace {
 
-enum class DType : std::uint8_t { f32, bf16, f16, i8 };
+enum class DType : std::uint8_t { f32, bf16, f16, i8, e4m3, i4 };  // the last two: of KV caches only
 
 // How the numbers of a weight matrix are stored. From int8 on they are codes, see Matrix.
 enum class WeightFormat : std::uint8_t { f32, bf16, f16, int8, int6, int5, int4, int3, int2, table4, e4m3, e5m2 };
@@ -32,8 +32,14 @@ constexpr int kMaxExperts = 4096;  // a row's scores live on the stack
 constexpr int kMaxChoices = 64;    // experts of a row
 
 constexpr std::size_t dtype_bytes(DType type) {
-    return type == DType::f32 ? 4 : type == DType::i8 ? 1 : 2;
+    return type == DType::f32 ? 4 : type == DType::i8 || type == DType::e4m3 ? 1 : 2;
 }
+
+// Of numbers that lie side by side; an even number of them for i4.
+constexpr std::size_t bytes_of(DType type, std::size_t numbers) {
+    return type == DType::i4 ? numbers / 2 : numbers * dtype_bytes(type);
+}
+constexpr bool is_coded(DType type) { return type == DType::i8 || type == DType::e4m3 || type == DType::i4; }
 
 constexpr bool is_codes(WeightFormat format) { return format >= WeightFormat::int8; }
 constexpr bool is_super(ScaleType type) { return type == ScaleType::k_minima || type == ScaleType::k_signed; }
@@ -171,6 +177,14 @@ struct Routing {
 //   f32   keys [D][T]            values [T][D]
 //   bf16  keys [D / 2][T][2]     values [T / 2][D][2]
 //   i8    as bf16, with one float scale a (block, head, position) for keys and one for values
+//   e4m3  as i8: floats of four exponent and three mantissa bits, no infinities
+//   i4    keys [D / 2][T] and values [T][D / 2] bytes of two codes, the first one in the low bits: of a key two neighbouring
+//         features, of a value feature i and i + n / 2 of each n = 32 features (16 at the end). Keys have a scale and a minimum
+//         a (block, head, feature), values a scale a (block, head, position), all of them bf16: a key is minimum + scale *
+//         code (0..15), a value scale * (code - 8). Only whole blocks are coded. The block that a token lies in is read from
+//         the `recent` cache (bf16, of a KV group of its own, whose blocks are as large), where keys and values are written
+//         first; the write of its last position encodes a block. So what a query reads does not depend on when its keys were
+//         computed.
 // T is block_size rounded up to a multiple of 16; positions from block_size on are never read. D is a multiple of 16.
 // A latent cache (value_dim < head_dim) has no keys of its own: `values` holds rows of D features as above, whose first
 // value_dim are the value and all of which are the key. Both have one scale.
@@ -179,15 +193,30 @@ struct KVCache {
     DType type = DType::f32;
     void* keys = nullptr;
     void* values = nullptr;
-    float* key_scales = nullptr;       // i8: [num_blocks][num_kv_heads][block_stride]
-    float* value_scales = nullptr;     // i8
+    void* key_scales = nullptr;        // i8, e4m3: float [num_blocks][num_kv_heads][block_stride]
+    void* value_scales = nullptr;      // the same; i4: bf16, and key_scales [num_blocks][num_kv_heads][D][2]
     int num_kv_heads = 0;
     int head_dim = 0;
     int value_dim = 0;                 // a multiple of 16; head_dim but for a latent cache
     int block_size = 0;                // positions that a block holds
     int block_stride = 0;              // positions that it has room for: T
+    void* recent_keys = nullptr;       // i4
+    void* recent_values = nullptr;
+    int recent_group = 0;              // KV group of the recent cache
 
     bool latent() const { return keys == nullptr; }
+    float* key_floats() const { return static_cast<float*>(key_scales); }
+    float* value_floats() const { return static_cast<float*>(value_scales); }
+
+    // i4: the cache of recent blocks.
+    KVCache recent() const {
+        KVCache wide = *this;
+        wide.type = DType::bf16;
+        wide.keys = recent_keys;
+        wide.values = recent_values;
+        wide.key_scales = wide.value_scales = nullptr;
+        return wide;
+    }
 };
 
 // One step: `tokens` of `seqs` sequences packed one after the other, each in rising position.

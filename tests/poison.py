@@ -15,7 +15,13 @@ from headrace.speculative.control import Speculation
 from headrace.speculative.eagle import EagleMethod
 from headrace.speculative.model import ModelMethod
 
-NAN = {"f32": (np.float32, np.nan), "bf16": (np.uint16, 0x7FC0), "i8": (np.int8, -128)}
+NAN = {
+    "f32": (np.float32, np.nan),
+    "bf16": (np.uint16, 0x7FC0),
+    "i8": (np.int8, -128),
+    "e4m3": (np.uint8, 0x7F),
+    "i4": (np.uint8, 0xF0),
+}
 """What a poisoned element is, by the type of the cache. Codes are always finite: there the scales are NaN too."""
 
 
@@ -24,8 +30,8 @@ def _parts(storage: NativeKV, group: int) -> tuple[Any, Any, Any, Any]:
     pool = storage._pools[group]  # [L, N, bytes of a block] each
     if storage.layouts[group].state is not None:
         return (*NAN["f32"], pool, ())
-    count = len(pool) // 2 if storage.type == "i8" else len(pool)
-    return (*NAN[storage.type], pool[:count], pool[count:])
+    layout = storage.layouts[group]
+    return (*NAN[storage.type_of(layout)], pool[: layout.parts], pool[layout.parts :])
 
 
 def poison(storage: NativeKV | KVStorage, group: int, blocks: list[int]) -> None:
@@ -38,7 +44,10 @@ def poison(storage: NativeKV | KVStorage, group: int, blocks: list[int]) -> None
     for part in parts:
         part.view(dtype)[:, blocks] = value
     for part in scales:
-        part.view(np.float32)[:, blocks] = np.nan
+        if storage.type == "i4":
+            part.view(np.uint16)[:, blocks] = NAN["bf16"][1]
+        else:
+            part.view(np.float32)[:, blocks] = np.nan
 
 
 def poisoned(storage: NativeKV | KVStorage, group: int, block: int) -> bool:

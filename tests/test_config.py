@@ -172,7 +172,7 @@ def test_kv_cache_memory_that_is_not_a_size(text: str) -> None:
         ({"speculative": "ngram", "speculative_quantization": "int4"}, "no meaning without a draft model"),
         ({"speculative": "ngram", "kv_cache": False}, "speculative needs the KV cache"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size 2 is not available in this version"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of"),
+        ({"kv_cache_dtype": "int5"}, "kv_cache_dtype must be one of"),
         ({"load_format": "gguf"}, "load_format must be one of"),
         ({"kv_cache_memory": 1, "num_kv_blocks": 1}, "give one of them"),
         ({"kv_layout": "contiguous", "block_size": 16}, "block_size belongs to the paged layout"),

@@ -45,7 +45,7 @@ int add_queries(BoundTape& self, const std::string& type, int features) {
 
 // Without keys, and their scales, it is a latent cache: the values are the first value_dim features of its rows.
 int add_kv(BoundTape& self, int group, const std::string& type, std::optional<Memory> keys, const Memory& values, int num_kv_heads,
-           int head_dim, int value_dim, std::optional<Memory> key_scales, std::optional<Memory> value_scales) {
+           int head_dim, int value_dim, std::optional<Memory> key_scales, std::optional<Memory> value_scales, std::optional<int> recent) {
     const KVGroup& of = at(self.groups, group);
     KVCache kv;
     kv.type = dtype_of(type);
@@ -62,19 +62,32 @@ int add_kv(BoundTape& self, int group, const std::string& type, std::optional<Me
     require(keys ? value_dim == head_dim : num_kv_heads == 1 && value_dim > 0 && value_dim % 16 == 0 && value_dim < head_dim,
             "values that are part of keys are fewer features, a multiple of 16, of one head");
     const std::size_t positions = std::size_t(of.num_blocks) * num_kv_heads * kv.block_stride;
-    const std::size_t bytes = positions * head_dim * dtype_bytes(kv.type);
+    const std::size_t bytes = bytes_of(kv.type, positions * head_dim);
     require((!keys || keys->nbytes() >= bytes) && values.nbytes() >= bytes, "the KV memory is too small for its blocks");
     if (keys) self.keep(*keys);
     self.keep(values);
-    if (kv.type == DType::i8) {
-        require(value_scales && key_scales.has_value() == keys.has_value(), "an i8 KV cache needs scales");
+    if (is_coded(kv.type)) {
+        require(value_scales && key_scales.has_value() == keys.has_value(), "a KV cache of codes needs scales");
         const Memory& of_keys = keys ? *key_scales : *value_scales;
-        require(of_keys.nbytes() >= positions * 4 && value_scales->nbytes() >= positions * 4,
+        const bool nibbles = kv.type == DType::i4;
+        const std::size_t key_bytes = nibbles ? positions / kv.block_stride * head_dim * 4 : positions * 4;
+        require(of_keys.nbytes() >= key_bytes && value_scales->nbytes() >= positions * (nibbles ? 2 : 4),
                 "the KV scales are too small for their blocks");
-        kv.key_scales = static_cast<float*>(of_keys.data());
-        kv.value_scales = static_cast<float*>(value_scales->data());
+        kv.key_scales = of_keys.data();
+        kv.value_scales = value_scales->data();
         self.keep(of_keys);
         self.keep(*value_scales);
+    }
+    require(recent.has_value() == (kv.type == DType::i4), "an i4 KV cache, and no other, has a cache of recent blocks");
+    if (recent) {
+        const Cache& wide = at(self.caches, *recent);
+        require(!kv.latent() && kv.block_size % kPanel == 0 && kv.block_size <= 64, "blocks of an i4 KV cache hold 16, 32, 48 or 64 positions");
+        require(wide.kv.type == DType::bf16 && wide.kv.block_size == kv.block_size && wide.kv.head_dim == head_dim &&
+                    wide.kv.num_kv_heads == num_kv_heads && wide.kv.value_dim == value_dim && at(self.groups, wide.group).sink_blocks == 0,
+                "the cache of recent blocks is of bf16, and of the same sizes");
+        kv.recent_keys = wide.kv.keys;
+        kv.recent_values = wide.kv.values;
+        kv.recent_group = wide.group;
     }
     return add(self.caches, Cache{kv, group});
 }
@@ -196,7 +209,7 @@ void bind_tape(nb::module_& m) {
         .def("add_routing", &add_routing, "experts"_a, "each"_a)
         .def("add_kv", &add_kv, "group"_a, "type"_a, "keys"_a.noconvert().none(), "values"_a.noconvert(),
              nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "key_scales"_a.noconvert() = nb::none(),
-             "value_scales"_a.noconvert() = nb::none())
+             "value_scales"_a.noconvert() = nb::none(), "recent"_a = nb::none())
         .def("add_states", &add_states, "slots"_a)
         .def("add_state", &add_state, "group"_a, "memory"_a.noconvert(), "floats"_a)
         .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),

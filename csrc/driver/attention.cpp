@@ -18,14 +18,21 @@ void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out)
     const int stride = (c.block_size + 15) / 16 * 16;
     const Batch batch(c.block_size, c.window, c.sinks);
     const std::size_t cells = static_cast<std::size_t>(batch.blocks) * kHeadsKV * stride;
-    Guarded<char> keys(cells * c.dim * dtype_bytes(c.type)), values(keys.size());
-    const std::size_t scale_count = c.type == DType::i8 ? cells : 0;
+    Guarded<char> keys(bytes_of(c.type, cells * c.dim)), values(keys.size());
+    const bool nibbles = c.type == DType::i4;
+    const std::size_t scale_count = nibbles ? static_cast<std::size_t>(batch.blocks) * kHeadsKV * c.dim : is_coded(c.type) ? cells : 0;
     Guarded<float> key_scales(scale_count), value_scales(scale_count);
+    Guarded<char> recent_keys(nibbles ? bytes_of(DType::bf16, cells * c.dim) : 0), recent_values(recent_keys.size());
     KVCache kv{c.type, keys.data(), values.data(), key_scales.data(), value_scales.data(), kHeadsKV, c.dim, c.dim, c.block_size, stride};
+    kv.recent_keys = recent_keys.data();
+    kv.recent_values = recent_values.data();
+    kv.recent_group = 1;
 
-    GroupTables group;
+    GroupTables group, both[2];
     Step step;
     batch.write_all(group, step);
+    both[0] = both[1] = group;  // blocks of both caches are in the same places
+    step.groups = both;
     Noise noise(c.dim);
     const std::size_t all = step.tokens, half = c.dim / 2;
     Guarded<double> frequencies(half);
@@ -67,6 +74,8 @@ void run(const Kernels& kernels, Team& team, const Case& c, Guarded<float>& out)
         }
     }
     batch.attend(group, step);
+    both[0] = both[1] = group;
+    step.groups = both;
     AttentionArgs args;
     args.q = queries.data();
     args.q_sink = c.sinks > 0 ? queries.data() : nullptr;
@@ -94,7 +103,7 @@ void run_latent(const Kernels& kernels, Team& team, const Case& c, Guarded<float
     const Batch batch(c.block_size, 0, 0);
     const std::size_t cells = static_cast<std::size_t>(batch.blocks) * stride;
     Guarded<char> rows(cells * c.dim * dtype_bytes(c.type));
-    Guarded<float> scales(c.type == DType::i8 ? cells : 0);
+    Guarded<float> scales(is_coded(c.type) ? cells : 0);
     const KVCache kv{c.type, nullptr, rows.data(), scales.data(), scales.data(), 1, c.dim, latent, c.block_size, stride};
     GroupTables group;
     Step step;
@@ -152,6 +161,7 @@ void run_attention(const Kernels& kernels, const Teams& teams) {
         {DType::f32, 32, 16, 0, 0, 0},  {DType::bf16, 32, 16, 0, 0, 0},   {DType::i8, 32, 16, 0, 0, 0},
         {DType::f32, 80, 20, 45, 5, 0}, {DType::bf16, 80, 20, 45, 37, 0}, {DType::i8, 80, 20, 45, 5, 0},
         {DType::f32, 16, 301, 0, 0, 2}, {DType::bf16, 16, 4, 100, 0, 2},  {DType::i8, 16, 301, 100, 5, 2},
+        {DType::e4m3, 80, 20, 45, 5, 0}, {DType::i4, 32, 16, 0, 0, 0},    {DType::i4, 80, 48, 45, 0, 2},
     };
     std::size_t tokens = 0;
     for (const Slice& s : kSlices) tokens += s.queries;
@@ -162,7 +172,7 @@ void run_attention(const Kernels& kernels, const Teams& teams) {
         require(finite(alone), "attention is finite", kernels.name);
         require(alone == shared, "attention does not depend on threads", kernels.name);
     }
-    for (const DType type : {DType::f32, DType::bf16, DType::i8}) {
+    for (const DType type : {DType::f32, DType::bf16, DType::i8, DType::e4m3}) {
         for (const auto& [dim, block_size] : {std::pair{48, 16}, {576, 20}}) {
             const Case c{type, dim, block_size, 0, 0, 0};
             Guarded<float> alone(tokens * kHeads * (dim - 32)), shared(alone.size());

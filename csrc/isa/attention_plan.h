@@ -53,8 +53,9 @@ struct ScratchSizes {
         const std::size_t needed = kPoolFloats * sizeof(float) * threads;
         s.pool = needed > s.results ? needed : s.results;
         s.scores = sizeof(float) * kQueryRows * kScoreStride;
-        const int columns = args.kv.type == DType::i8 || args.kv.latent() ? kSpanColumns : kMaskedColumns;
+        const int columns = is_coded(args.kv.type) || args.kv.latent() ? kSpanColumns : kMaskedColumns;
         s.values = lined((args.kv.type == DType::f32 ? sizeof(float) : sizeof(bf16_t)) * columns * args.kv.head_dim);
+        if (args.kv.type == DType::i4) s.values += sizeof(float) * kSpanColumns;  // scales of values
         return s;
     }
     std::size_t workspace() const { return scores + 2 * partial + values; }

@@ -12,6 +12,7 @@ namespace headrace::HEADRACE_ISA {
 
 constexpr int kSpanColumns = 256;                 // keys of a span, padding included
 constexpr int kSpanPanels = kSpanColumns / kPanel;
+constexpr int kRecentSpan = -1;                   // in place of a number: the blocks that the queries of a tile lie in (i4)
 constexpr int kMaskedColumns = 32;                // of values that are copied at once without those that a row hides
 #if HEADRACE_TILES
 constexpr int kQueryRows = 64;                    // query rows that share a pass over the keys: two by 32
@@ -64,22 +65,31 @@ inline std::int64_t first_seen(const AttentionArgs& args, std::int64_t position)
     return args.chunked ? position - position % args.window : position - args.window + 1;
 }
 
-// The spans in which a tile sees a key: 0 .. sinks - 1, then first .. first + rest - 1. Spans between them are hidden.
+// Keys before this position are read as the cache holds them: all of them, or (i4) those before the query's own block.
+inline std::int64_t stored_end(const KVCache& kv, std::int64_t position) {
+    return kv.type == DType::i4 ? position - position % kv.block_size : position + 1;
+}
+
+// The spans in which a tile sees a key: 0 .. sinks - 1, then first .. first + rest - 1, then the recent one, if any. Spans
+// between them are hidden.
 struct SpanList {
     int sinks;
     int first;
     int rest;
+    int recent;
 
-    int count() const { return sinks + rest; }
-    int operator[](int i) const { return i < sinks ? i : first + i - sinks; }
+    int count() const { return sinks + rest + recent; }
+    int operator[](int i) const { return i < sinks ? i : i < sinks + rest ? first + i - sinks : kRecentSpan; }
 
     static SpanList of(const AttentionArgs& args, const SpanShape& shape, const Tile& tile) {
-        const int last = shape.at(tile.highest);
+        const std::int64_t end = stored_end(args.kv, tile.highest);
+        const int last = end > 0 ? shape.at(end - 1) : -1;
         const std::int64_t low = first_seen(args, tile.lowest);
         const int first = low > 0 ? shape.at(low) : 0;
         int sinks = args.sinks > 0 ? shape.at(args.sinks - 1) + 1 : 0;
         if (sinks > first) sinks = first;
-        return {sinks, first, last - first + 1};
+        if (sinks > last + 1) sinks = last + 1;
+        return {sinks, first, last < first ? 0 : last - first + 1, args.kv.type == DType::i4};
     }
 };
 
@@ -89,8 +99,8 @@ struct Panel {
     int valid;                   // lanes that hold a position
     int sinks;                   // lanes that are sinks
     bool open;                   // every row sees every lane
-    const float* key_scales;     // i8, else null
-    const float* value_scales;
+    const float* key_scales;     // i8 and e4m3, else null
+    const float* value_scales;   // of codes, else null
 };
 
 // What a tile reads of a span: segments (block parts) in rising position, without those that all rows hide.
@@ -99,6 +109,7 @@ struct Span {
     int columns;                 // of each segment; the last panels may be hidden
     int panels;                  // of all segments, hidden last ones left out
     std::int64_t lowest;         // of the tile's positions
+    bool recent;                 // i4: of each row its own block only
     std::size_t row_stride;      // bytes between steps of two features (f32: one) of keys
     const void* values[kSpanPanels];      // a segment each
     const char* keys[kSpanPanels];        // a panel each
@@ -109,10 +120,18 @@ inline int clamped(std::int64_t x, int low, int high) {
     return static_cast<int>(x < low ? low : x > high ? high : x);
 }
 
-// Does so with the values of a span, and makes it read them from `expanded` (kSpanColumns * head_dim values).
-inline void expand_values(Span& span, int dim, bf16_t* expanded) {
+// Turns the values of a span into bf16, and makes it read them from `expanded` (kSpanColumns * head_dim values).
+inline void expand_values(DType type, Span& span, int dim, bf16_t* expanded) {
     for (int s = 0; s < span.segments; ++s) {
-        expand_codes(static_cast<const std::int8_t*>(span.values[s]), span.columns / 2, 2 * dim, 2 * dim, expanded);
+        const char* codes = static_cast<const char*>(span.values[s]);
+        if (type == DType::i4) {
+            const auto* rows = reinterpret_cast<const std::uint8_t*>(codes);
+            for (int c = 0; c < span.columns; c += 2, rows += dim) {
+                expand_nibble_rows(rows, rows + dim / 2, dim, expanded + static_cast<std::size_t>(c) * dim);
+            }
+        } else {
+            expand_codes(type, codes, span.columns / 2, 2 * dim, 2 * dim, expanded);
+        }
         span.values[s] = expanded;
         expanded += static_cast<std::size_t>(span.columns) * dim;
     }
@@ -127,10 +146,10 @@ inline void over_blocks(const AttentionArgs& args, const SpanShape& shape, const
     const std::int32_t* table = tables.block_tables + static_cast<std::size_t>(tile.seq) * tables.table_width;
     const int dropped = tables.dropped[tile.seq], offset = shape.offset(index);
     const std::int64_t first = shape.chunks > 1 ? index / shape.chunks : static_cast<std::int64_t>(index) * shape.blocks;
-    const std::int64_t low = first_seen(args, tile.lowest);
+    const std::int64_t low = first_seen(args, tile.lowest), end = stored_end(kv, tile.highest);
     for (std::int64_t block = first; block < first + shape.blocks; ++block) {
         const std::int64_t start = block * kv.block_size + offset;
-        if (start > tile.highest) return;
+        if (start >= end) return;
         if (start + shape.held(offset) <= low && start >= args.sinks) continue;
         const std::int64_t entry = block < tables.sink_blocks ? block : block - dropped;
         if (block >= tables.sink_blocks && entry < tables.sink_blocks) continue;  // dropped: left of every window
@@ -138,17 +157,51 @@ inline void over_blocks(const AttentionArgs& args, const SpanShape& shape, const
     }
 }
 
-// Finds what a tile reads of span `index`. Keys of i8 and of latent caches are expanded into `expanded`
-// (kSpanColumns * head_dim elements); values of i8 caches are still codes.
+// The same of the recent cache's blocks, from that of the tile's first row on.
+inline void open_recent(const AttentionArgs& args, const Tile& tile, Span& span) {
+    const KVCache kv = args.kv.recent();
+    const GroupTables& tables = args.step->groups[kv.recent_group];
+    const std::int32_t* table = tables.block_tables + static_cast<std::size_t>(tile.seq) * tables.table_width;
+    const std::size_t block_bytes = bytes_of(kv.type, static_cast<std::size_t>(kv.block_stride) * kv.head_dim);
+    span.segments = span.panels = 0;
+    span.lowest = tile.lowest;
+    span.recent = true;
+    span.columns = kv.block_stride;
+    span.row_stride = 4 * static_cast<std::size_t>(kv.block_stride);
+    for (std::int64_t block = tile.lowest / kv.block_size; block * kv.block_size <= tile.highest; ++block) {
+        const std::int64_t start = block * kv.block_size;
+        const std::size_t at = static_cast<std::size_t>(table[block - tables.dropped[tile.seq]]) * kv.num_kv_heads + tile.head;
+        const char* keys = static_cast<const char*>(kv.keys) + at * block_bytes;
+        span.values[span.segments++] = static_cast<const char*>(kv.values) + at * block_bytes;
+        for (int p = 0; p < span.columns && start + p <= tile.highest; p += kPanel) {
+            span.keys[span.panels] = keys + 4 * p;
+            span.panel[span.panels++] = {
+                .start = static_cast<int>(start + p - tile.lowest),
+                .valid = kPanel,
+                .sinks = clamped(args.sinks - start - p, 0, kPanel),
+                .open = false,
+                .key_scales = nullptr,
+                .value_scales = nullptr,
+            };
+        }
+    }
+}
+
+// Finds what a tile reads of span `index`. Codes of keys, and keys of latent caches, are expanded into `expanded`
+// (kSpanColumns * head_dim elements, after them kSpanColumns scales of i4 values); values are still codes.
 inline void open_span(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index,
                       char* expanded, Span& span) {
+    if (index == kRecentSpan) return open_recent(args, tile, span);
     const KVCache& kv = args.kv;
-    const bool coded = kv.type == DType::i8, latent = kv.latent();
+    const bool coded = is_coded(kv.type), latent = kv.latent(), nibbles = kv.type == DType::i4;
     const int offset = shape.offset(index), dim = kv.head_dim;
-    const std::size_t element = dtype_bytes(kv.type);
+    const std::size_t element = dtype_bytes(kv.type);  // blocks of i4 are no longer than a span, so their offset is 0
     const std::size_t key_offset = static_cast<std::size_t>(offset) * (kv.type == DType::f32 ? 1 : 2) * element;
     const std::size_t value_offset = static_cast<std::size_t>(offset) * dim * element;
-    const std::size_t block_bytes = static_cast<std::size_t>(kv.block_stride) * dim * element;
+    const std::size_t block_bytes = bytes_of(kv.type, static_cast<std::size_t>(kv.block_stride) * dim);
+    auto* scales = reinterpret_cast<float*>(expanded + sizeof(bf16_t) * kSpanColumns * static_cast<std::size_t>(dim));
+    const std::int64_t end = stored_end(kv, tile.highest), all_see = stored_end(kv, tile.lowest);
+    span.recent = false;
     span.segments = 0;
     span.panels = 0;
     span.lowest = tile.lowest;
@@ -159,25 +212,31 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
         const char* keys = latent ? expanded : static_cast<const char*>(kv.keys) + at * block_bytes + key_offset;
         const char* values = static_cast<const char*>(kv.values) + at * block_bytes + value_offset;
         if (coded && !latent) {
-            expand_codes(reinterpret_cast<const std::int8_t*>(keys), dim / 2, 2 * span.columns, 2 * kv.block_stride,
-                         reinterpret_cast<bf16_t*>(expanded));
+            auto* to = reinterpret_cast<bf16_t*>(expanded);
+            if (nibbles) {
+                expand_nibble_keys(reinterpret_cast<const std::uint8_t*>(keys),
+                                   static_cast<const bf16_t*>(kv.key_scales) + at * dim * 2, dim, kv.block_stride, to);
+            } else {
+                expand_codes(kv.type, keys, dim / 2, 2 * span.columns, 2 * kv.block_stride, to);
+            }
             keys = expanded;
         }
         if (coded || latent) expanded += expanded_bytes;
         span.values[span.segments++] = values;
         const int held = shape.held(offset);
-        for (int p = 0; p < span.columns && start + p <= tile.highest; p += kPanel) {
+        for (int p = 0; p < span.columns && start + p < end; p += kPanel) {
             if (latent) turn_rows(kv.type, values + static_cast<std::size_t>(p) * dim * element, dim, const_cast<char*>(keys) + 4 * p, span.row_stride);
             const std::size_t scale = at * kv.block_stride + offset + p;
+            const float* value_scales = nibbles ? scales + kPanel * span.panels : coded ? kv.value_floats() + scale : nullptr;
+            if (nibbles) load_bf16(static_cast<const bf16_t*>(kv.value_scales) + scale).store(scales + kPanel * span.panels);
             span.keys[span.panels] = keys + 4 * p;
             span.panel[span.panels++] = {
                 .start = clamped(start + p - tile.lowest, -(1 << 30), 1 << 30),
                 .valid = clamped(held - p, 0, kPanel),
                 .sinks = clamped(args.sinks - start - p, 0, kPanel),
-                .open = held - p >= kPanel && start + p + kPanel - 1 <= tile.lowest &&
-                        start + p >= first_seen(args, tile.highest),
-                .key_scales = coded ? kv.key_scales + scale : nullptr,
-                .value_scales = coded ? kv.value_scales + scale : nullptr,
+                .open = held - p >= kPanel && start + p + kPanel <= all_see && start + p >= first_seen(args, tile.highest),
+                .key_scales = coded && !nibbles ? kv.key_floats() + scale : nullptr,
+                .value_scales = value_scales,
             };
         }
     });
@@ -196,8 +255,8 @@ struct Ahead {
     void prefetch(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index) {
         regions = region = 0;
         done = 0;
-        if (tile.rows < kFewestRows || shape.chunks > 1) return;
-        bytes = static_cast<std::size_t>(args.kv.block_stride) * args.kv.head_dim * dtype_bytes(args.kv.type);
+        if (tile.rows < kFewestRows || shape.chunks > 1 || index == kRecentSpan) return;
+        bytes = bytes_of(args.kv.type, static_cast<std::size_t>(args.kv.block_stride) * args.kv.head_dim);
         over_blocks(args, shape, tile, index, [&](std::int64_t, std::size_t block) {
             if (!args.kv.latent()) at[regions++] = static_cast<const char*>(args.kv.keys) + block * bytes;
             at[regions++] = static_cast<const char*>(args.kv.values) + block * bytes;

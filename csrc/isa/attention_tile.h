@@ -37,7 +37,7 @@ struct Workspace {
     float* scores;       // [kQueryRows][kScoreStride]; probabilities take the place of scores
     float* partial;      // Partial::floats(kQueryRows, head_dim)
     float* result;       // the same
-    void* values;        // i8 and latent caches: [kSpanColumns * head_dim], keys, then values; else [kMaskedColumns * head_dim]
+    void* values;        // codes and latent caches: [kSpanColumns * head_dim], keys, then values; else [kMaskedColumns * head_dim]
     Ahead* ahead;
 };
 
@@ -48,6 +48,10 @@ struct Sight {
 
     static Sight of(const AttentionArgs& args, const Span& span, const Panel& panel, int position) {
         const std::int64_t at = static_cast<std::int64_t>(position) - panel.start;
+        if (args.kv.type == DType::i4) {  // a panel lies in one block: in the row's own one, or before it
+            const std::int64_t before = at - (span.lowest + position) % args.kv.block_size;
+            if (span.recent ? before > 0 : before <= 0) return {0, 0, 0};
+        }
         const std::int64_t first = first_seen(args, span.lowest + position) - span.lowest - panel.start;
         return {args.window > 0 ? clamped(first, 0, kPanel) : 0, clamped(at + 1, 0, panel.valid), panel.sinks};
     }
@@ -83,13 +87,13 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
                        float& peak_out, float& sum_out) {
     alignas(64) static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const F32x16 hidden = F32x16::broadcast(kHidden);
-    const bool coded = span.panel[0].key_scales != nullptr;
+    const bool keyed = span.panel[0].key_scales != nullptr, valued = span.panel[0].value_scales != nullptr;
     F32x16 peaks = hidden;
     for (int p = 0; p < span.panels; ++p) {
         const Panel& panel = span.panel[p];
         F32x16 s = F32x16::load(scores + 16 * p);
-        if (coded || args.soft_cap > 0 || slope != 0) {
-            if (coded) s = s * F32x16::load(panel.key_scales);
+        if (keyed || args.soft_cap > 0 || slope != 0) {
+            if (keyed) s = s * F32x16::load(panel.key_scales);
             if (slope != 0) {
                 const auto away = static_cast<float>(static_cast<std::int64_t>(panel.start) - position);
                 s = fma(F32x16::load(lanes) + F32x16::broadcast(away), F32x16::broadcast(slope), s);
@@ -114,7 +118,7 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
     for (int p = 0; p < span.panels; ++p) {
         F32x16 e = shrink(fma(F32x16::load(scores + 16 * p), factor, shift));
         sum = sum + e;
-        if (coded) {
+        if (valued) {
             const Panel& panel = span.panel[p];
             e = e * F32x16::load(panel.value_scales);
             if (!panel.open) e = Sight::of(args, span, panel, position).hide(e, F32x16::zero());
@@ -226,8 +230,8 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
                          static_cast<int>(at - tile.lowest), slope, out.peak[r], out.sum[r]);
         fetch();
     }
-    const bool coded = args.kv.type == DType::i8;
-    if (coded) expand_values(span, dim, static_cast<bf16_t*>(work.values));  // in the place of the keys
+    const bool coded = is_coded(args.kv.type) && !span.recent;
+    if (coded) expand_values(args.kv.type, span, dim, static_cast<bf16_t*>(work.values));  // in the place of the keys
     const Panels values = {
         .segments = span.values,
         .num_segments = span.segments,

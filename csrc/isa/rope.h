@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../kernels.h"
+#include "kv_codes.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -89,6 +90,19 @@ inline float quantize_head(const float* x, int dim, std::int8_t* codes) {
     return largest / 127.0f + reduce_add(strange);
 }
 
+// The same of e4m3, whose largest code is 448.
+inline float quantize_head(const float* x, int dim, std::uint8_t* codes) {
+    F32x16 peak = F32x16::zero(), strange = F32x16::zero();
+    for (int i = 0; i < dim; i += 16) {
+        const F32x16 v = F32x16::load(x + i);
+        peak = max(peak, max(v, F32x16::zero() - v));
+        strange = strange + (v - v);
+    }
+    const float scale = reduce_max(peak) / 448.0f, inverse = inverse_of(scale), doubt = reduce_add(strange);
+    for (int i = 0; i < dim; ++i) codes[i] = doubt == 0.0f ? to_e4m3(x[i] * inverse) : std::uint8_t{0};
+    return scale + doubt;
+}
+
 // A row of keys and one of values to one position of a head's block: `pair` is the size in memory of two neighbouring
 // features of a key. A store writes only its own position, since another thread may write the next one.
 template <typename T, typename Pair>
@@ -134,13 +148,21 @@ inline void write_head(const KVCache& kv, const float* key, const float* value, 
         scatter_head<bf16_t, std::uint32_t>(k, v, static_cast<bf16_t*>(kv.keys) + base,
                                             static_cast<bf16_t*>(kv.values) + base, dim, stride, offset);
     } else {
-        alignas(64) std::int8_t k[kMaxHeadDim], v[kMaxHeadDim];
-        kv.key_scales[at * stride + offset] = quantize_head(key, dim, k);
-        kv.value_scales[at * stride + offset] = quantize_head(value, dim, v);
-        scatter_head<std::int8_t, std::uint16_t>(k, v, static_cast<std::int8_t*>(kv.keys) + base,
-                                                 static_cast<std::int8_t*>(kv.values) + base, dim, stride, offset);
+        const auto write = [&](auto code) {
+            using Code = decltype(code);
+            alignas(64) Code k[kMaxHeadDim], v[kMaxHeadDim];
+            kv.key_floats()[at * stride + offset] = quantize_head(key, dim, k);
+            kv.value_floats()[at * stride + offset] = quantize_head(value, dim, v);
+            scatter_head<Code, std::uint16_t>(k, v, static_cast<Code*>(kv.keys) + base, static_cast<Code*>(kv.values) + base,
+                                              dim, stride, offset);
+        };
+        kv.type == DType::i8 ? write(std::int8_t{}) : write(std::uint8_t{});
     }
 }
+
+// Where keys and values are written first: of i4 caches in the recent one.
+inline KVCache written(const KVCache& kv) { return kv.type == DType::i4 ? kv.recent() : kv; }
+inline int written_group(const KVCache& kv, int group) { return kv.type == DType::i4 ? kv.recent_group : group; }
 
 // Where else the key and value of a token go.
 template <typename Write>
@@ -153,7 +175,8 @@ inline void for_more_slots(const Step& step, int group, int t, const Write& writ
 // token that follows in this thread, or -1.
 inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
     alignas(64) float x[kMaxHeadDim], rotated[kMaxHeadDim];
-    const KVCache& kv = args.kv;
+    const KVCache kv = written(args.kv);
+    const int to = written_group(args.kv, args.group);
     const int dim = kv.head_dim, num_kv = kv.num_kv_heads, group = args.num_heads / num_kv, half = args.rotated / 2;
     const float* row = reinterpret_cast<const float*>(reinterpret_cast<const char*>(args.qkv) +
                                                       static_cast<std::size_t>(t) * args.qkv_stride);
@@ -185,7 +208,7 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
         store_head(rotated, dim, args.q_type, args.q_sink, at);
     }
     if (!args.writes) return;
-    const std::int64_t slot = args.step->groups[args.group].slots[t];
+    const std::int64_t slot = args.step->groups[to].slots[t];
     if (slot < 0) return;  // only its logits are needed: its KV is in the cache, or another sequence's token writes it
     const float* keys = row + static_cast<std::size_t>(args.num_heads) * dim;
     const float* values = args.keys_are_values ? keys : keys + static_cast<std::size_t>(num_kv) * dim;
@@ -200,20 +223,51 @@ inline void rope_token(const RopeArgs& args, int t, std::int64_t next) {
             value = x;
         }
         write_head(kv, rotated, value, slot, head);
-        for_more_slots(*args.step, args.group, t, [&](std::int64_t more) { write_head(kv, rotated, value, more, head); });
+        for_more_slots(*args.step, to, t, [&](std::int64_t more) { write_head(kv, rotated, value, more, head); });
     }
 }
 
+// Encodes the blocks of an i4 cache whose last positions the step has written.
+inline void encode_blocks(const RopeArgs& args, Team& team) {
+    const Step& step = *args.step;
+    const GroupTables &to = step.groups[args.group], &from = step.groups[args.kv.recent_group];
+    const int size = args.kv.block_size;
+    const auto ends = [size](std::int64_t slot) { return slot >= 0 && slot % size == size - 1; };
+    const auto each = [&](int t, const auto& visit) {
+        if (ends(to.slots[t])) visit(from.slots[t], to.slots[t]);
+        if (step.more == nullptr) return;
+        for (std::int32_t at = step.more[t]; at < step.more[t + 1]; ++at) {
+            if (ends(to.more_slots[at])) visit(from.more_slots[at], to.more_slots[at]);
+        }
+    };
+    int blocks = 0;
+    for (int t = 0; t < step.tokens; ++t) each(t, [&](std::int64_t, std::int64_t) { ++blocks; });
+    if (blocks == 0) return;
+    auto body = [&](int first, int last) {
+        for (int t = first; t < last; ++t) {
+            each(t, [&](std::int64_t source, std::int64_t target) {
+                for (int head = 0; head < args.kv.num_kv_heads; ++head) {
+                    encode_block(args.kv, static_cast<std::size_t>(source / size) * args.kv.num_kv_heads + head,
+                                 static_cast<std::size_t>(target / size) * args.kv.num_kv_heads + head);
+                }
+            });
+        }
+    };
+    over_tokens(step.tokens, 4, team, body);
+}
+
 inline void rope_and_write(const RopeArgs& args, Team& team) {
-    const std::int64_t* slots = args.step->groups[args.group].slots;
+    const std::int64_t* slots = args.step->groups[written_group(args.kv, args.group)].slots;
+    const KVCache kv = written(args.kv);
     auto body = [&](int first, int last) {
         const bool writes = args.writes && first < last && slots[first] >= 0;
-        for (int head = 0; writes && head < args.kv.num_kv_heads; ++head) {
-            expect_head(args.kv, slots[first], head);
+        for (int head = 0; writes && head < kv.num_kv_heads; ++head) {
+            expect_head(kv, slots[first], head);
         }
         for (int t = first; t < last; ++t) rope_token(args, t, t + 1 < last ? slots[t + 1] : -1);
     };
     over_tokens(args.step->tokens, 4, team, body);
+    if (args.writes && args.kv.type == DType::i4) encode_blocks(args, team);
 }
 
 // A row of latent and key to its position, in the order of values; see KVCache.
@@ -231,10 +285,14 @@ inline void write_latent(const KVCache& kv, const float* row, std::int64_t slot)
         bf16_t* to = static_cast<bf16_t*>(kv.values) + at;
         for (int i = 0; i < dim; ++i) to[2 * i] = narrow[i];
     } else {
-        alignas(64) std::int8_t codes[kMaxHeadDim];
-        kv.value_scales[static_cast<std::size_t>(block) * kv.block_stride + offset] = quantize_head(row, dim, codes);
-        std::int8_t* to = static_cast<std::int8_t*>(kv.values) + at;
-        for (int i = 0; i < dim; ++i) to[2 * i] = codes[i];
+        const auto write = [&](auto code) {
+            using Code = decltype(code);
+            alignas(64) Code codes[kMaxHeadDim];
+            kv.value_floats()[static_cast<std::size_t>(block) * kv.block_stride + offset] = quantize_head(row, dim, codes);
+            Code* to = static_cast<Code*>(kv.values) + at;
+            for (int i = 0; i < dim; ++i) to[2 * i] = codes[i];
+        };
+        kv.type == DType::i8 ? write(std::int8_t{}) : write(std::uint8_t{});
     }
 }
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "../tensors.h"
+#include "kv_codes.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -65,13 +65,6 @@ HEADRACE_INLINE void part_positions(const bf16_t* row, int pairs, std::uint32_t*
     }
 }
 
-// Turns a segment's codes into bf16, which holds them exactly: `count` runs of `width` codes, `stride` codes apart.
-inline void expand_codes(const std::int8_t* codes, int count, int width, int stride, bf16_t* out) {
-    for (int i = 0; i < count; ++i, codes += stride, out += width) {
-        for (int c = 0; c < width; c += 32) store_bf16_of_i8(out + c, codes + c);
-    }
-}
-
 #if defined(__AVX512F__)
 typedef std::uint16_t Halves __attribute__((vector_size(64)));
 
@@ -106,14 +99,14 @@ inline void turn_rows(DType type, const char* rows, int dim, char* keys, std::si
         return;
     }
     const std::size_t line = 2 * static_cast<std::size_t>(dim);  // elements of two positions
-    const auto* codes = reinterpret_cast<const std::int8_t*>(rows);
+    const bool coded = is_coded(type);
     const auto* floats = reinterpret_cast<const bf16_t*>(rows);
     int d = 0;
 #if defined(__AVX512F__)
     alignas(64) bf16_t several[8 * 64];
     for (; d + 32 <= dim; d += 32) {
-        if (type == DType::i8) expand_codes(codes + 2 * d, 8, 64, static_cast<int>(line), several);
-        turn_pairs(type == DType::i8 ? several : floats + 2 * d, type == DType::i8 ? 128 : 2 * line, keys + d / 2 * row_stride, row_stride);
+        if (coded) expand_codes(type, rows + 2 * d, 8, 64, static_cast<int>(line), several);
+        turn_pairs(coded ? several : floats + 2 * d, coded ? 128 : 2 * line, keys + d / 2 * row_stride, row_stride);
     }
 #endif
     alignas(64) bf16_t expanded[2 * 32];  // one row of two positions and 32 features
@@ -123,8 +116,8 @@ inline void turn_rows(DType type, const char* rows, int dim, char* keys, std::si
         for (int pair = 0; pair < 8; ++pair) {
             const std::size_t at = pair * line + 2 * d;
             const bf16_t* row = floats + at;
-            if (type == DType::i8) {
-                expand_codes(codes + at, 1, 4 * pairs, 0, expanded);
+            if (coded) {
+                expand_codes(type, rows + at, 1, 4 * pairs, 0, expanded);
                 row = expanded;
             }
             if (pairs == 16) {

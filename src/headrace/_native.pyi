@@ -370,10 +370,12 @@ class Tape:
         num_kv_heads: int,
         head_dim: int,
         value_dim: int,
-        key_scales: NDArray[np.float32] | None = None,
-        value_scales: NDArray[np.float32] | None = None,
+        key_scales: NDArray[np.generic] | None = None,
+        value_scales: NDArray[np.generic] | None = None,
+        recent: int | None = None,
     ) -> int:
-        """Without keys the values are part of them, see csrc/tensors.h: KVCache."""
+        """Without keys the values are part of them, see csrc/tensors.h: KVCache. `recent`: of "i4" the number of the
+        "bf16" cache that holds the blocks which are not coded yet."""
 
     def add_states(self, slots: int) -> int:
         """A group of recurrent states."""
@@ -694,12 +696,14 @@ def rope_and_write(
     normed: bool = False,
     v_norm: bool = False,
     keys_are_values: bool = False,
+    recent: tuple[Cached, Cached, NDArray[np.int64]] | None = None,
 ) -> tuple[Queries, Queries | None]:
     """Head norms, rope and KV write of qkv [T, (Hq + 2 Hkv) * D]; gives q and (with sink tables) q_sink [Hkv, T, G, D].
     keys_are_values: there are no columns of v, which is k before its norm.
 
     keys, values [N, Hkv, T * D] and scales [N, Hkv, T] are written in place, in the layout of csrc/tensors.h (T:
-    block_size rounded up to 16). q is float32 with a float32 cache, else bfloat16. ValueError where shapes disagree.
+    block_size rounded up to 16). q is float32 with a float32 cache, else bfloat16. `recent`: of 4-bit
+    codes the keys and values of the recent blocks, and slots [T] in them. ValueError where shapes disagree.
     """
 
 def paged_attention(
@@ -727,10 +731,12 @@ def paged_attention(
     out_dtype: str = "f32",
     learned_sinks: NDArray[np.float32] | None = None,
     slopes: NDArray[np.float32] | None = None,
+    recent: tuple[Cached, Cached, NDArray[np.int32], NDArray[np.int32]] | None = None,
 ) -> Queries:
     """headrace.ops.reference.paged_attention on q [Hkv, T, G, D] and a cache as of `rope_and_write`; gives [T, Hq * D].
 
-    Window, sinks and soft cap of 0: none. `out_dtype`: "f32" or "bf16". ValueError where shapes or tables disagree.
+    Window, sinks and soft cap of 0: none. `out_dtype`: "f32" or "bf16". `recent`: of 4-bit codes the keys
+    and values of the recent blocks, their tables and dropped counts. ValueError where shapes or tables disagree.
     """
 
 def gumbel(seed: int, position: int, token: int) -> float:

@@ -22,6 +22,7 @@ from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import GIB, format_bytes
 from headrace.plan.weight_formats import CODE_ACTIVATIONS, describe_formats, stored_type
 from headrace.program.lower import lower
+from headrace.program.recent import CODED_BLOCKS, with_recent
 from headrace.program.records import Program
 from headrace.quant.format import ACTIVATION_NAMES, WeightFormats
 
@@ -115,6 +116,7 @@ def resolve(
     reasons["quantization"] = _why_quantization(config, spec, kernels.weights)
     stored, reasons["weights_dtype"] = stored_type(spec, dtype, native=native)
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
+    program = with_recent(program, kv_dtype)
     _check_context(config, spec, streamed)
     drafts = _num_drafts(config, reasons)
     if heads is not None and config.speculative_quantization is not None:
@@ -137,6 +139,7 @@ def resolve(
         "no model drafts" if drafter is None else _why_draft(config, drafter)
     )
     default_block = _NATIVE_BLOCK_SIZE if native else _BLOCK_SIZE
+    _check_coded_blocks(config, kv_dtype, config.block_size or default_block)
     fit = Fit(
         program=program,
         memory=machine.memory_available,
@@ -204,6 +207,20 @@ def resolve(
     )
 
 
+def _check_coded_blocks(config: EngineConfig, kv_dtype: str, block_size: int) -> None:
+    """Raise ConfigError where blocks are too large, or not whole panels of keys, to be coded one by one."""
+    if kv_dtype != CODED_BLOCKS:
+        return
+    if config.kv_layout == "contiguous":
+        raise ConfigError(
+            f"kv_cache_dtype {kv_dtype} needs --kv-layout paged: it codes a block when it is complete"
+        )
+    if block_size not in (16, 32, 64):
+        raise ConfigError(
+            f"kv_cache_dtype {kv_dtype} needs a block_size of 16, 32 or 64, and it is {block_size}"
+        )
+
+
 def _num_drafts(config: EngineConfig, reasons: dict[str, str]) -> int:
     if config.speculative is None:
         reasons["num_speculative_tokens"] = "nothing is drafted"
@@ -265,7 +282,7 @@ def _draft_model(
         )
     streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
     layers = None if layers is None else replace(layers, spec=streamed)
-    program = draft_program(streamed, layers)
+    program = draft_program(streamed, layers, kv_dtype)
     choice = choose_kernels(spec, program, machine, dtype, asked, config.ops_force)
     if (choice.name is not None) != native:
         raise ConfigError(f"{name} cannot draft here: {choice.reason}")
@@ -499,6 +516,8 @@ def _explain_kv(
     reasons["kv_groups"] = (
         "one pool for the layers of one KV shape; windows get what their sequences can hold"
     )
+    if any(layout.recent for layout in fit.program.kv):
+        reasons["kv_groups"] += "; a second one, in bfloat16, keeps of each sequence the blocks it is writing"
 
 
 def _explain_switches(config: EngineConfig, reasons: dict[str, str]) -> None:

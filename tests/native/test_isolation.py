@@ -88,7 +88,10 @@ def request(name: str, *prompt: int) -> NewRequest:
 
 
 @sets
-@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "kv",
+    ["float32", "bfloat16", "int8", *(pytest.param(kv, marks=pytest.mark.long) for kv in ("fp8", "int4"))],
+)
 def test_a_broken_request_fails_alone(name: str, kv: str, broken_model: str) -> None:
     """Neither one beside it nor one that gets its blocks afterwards."""
     config = EngineConfig.from_kwargs(

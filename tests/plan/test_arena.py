@@ -35,6 +35,18 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("tale", {"quantization": "int8-g64-asym", "block_size": 20, "num_kv_blocks": 70}),
     ("tale", {"quantization": "int4-channel-a16", "attention_sinks": 4, "sliding_window": 64}),
     ("tale", {"kv_layout": "contiguous", "max_model_len": 100, "quantization": "int4-g32-asym"}),
+    ("tale", {"kv_cache_dtype": "fp8", "block_size": 20}),
+    ("tale", {"kv_cache_dtype": "int4", "max_num_batched_tokens": 77, "max_num_seqs": 9}),
+    (
+        "tale",
+        {
+            "kv_cache_dtype": "int4",
+            "attention_sinks": 4,
+            "sliding_window": 64,
+            "ops_force": "avx2",
+            "block_size": 64,
+        },
+    ),
     ("shape:tiny", {"dtype": "bfloat16", "quantization": "int8"}),
     ("shape:smollm2-135m", {"quantization": "int4", "kv_cache_memory": "64MiB", "max_model_len": 256}),
 ]

@@ -107,7 +107,7 @@ def test_float16_checkpoints(decide: Decide) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8", "fp8", "int4"])
 def test_kv_types_are_free_on_the_native_path(decide: Decide, dtype: str, kv: str) -> None:
     resolved = decide(dtype=dtype, kv_cache_dtype=kv)
     assert (resolved.dtype, resolved.kv_cache_dtype) == (dtype, kv)
@@ -116,7 +116,7 @@ def test_kv_types_are_free_on_the_native_path(decide: Decide, dtype: str, kv: st
 
 
 def test_kv_types_that_no_kernel_reads(decide: Decide) -> None:
-    assert "float32, bfloat16, int8" in refusal(decide, kv_cache_dtype="float16")
+    assert "float32, bfloat16, int8, fp8, int4" in refusal(decide, kv_cache_dtype="float16")
 
 
 def test_the_ledger_counts_packed_bytes(
@@ -146,6 +146,29 @@ def test_the_ledger_counts_scales_and_padding_of_kv(
     padded = decide(block_size=20, num_kv_blocks=64, max_model_len=100)
     assert padded.kv_cache_memory == 64 * 32 * 22 * 2 * 4 * 64 * 2
     assert "room for 12 more" in ledger(spec, padded).kv_pools[0].how
+
+
+def test_4_bits_take_less_than_three_tenths_of_bfloat16(
+    decide: Decide, known_specs: dict[str, tuple[ModelSpec, int]]
+) -> None:
+    """A block's codes, a scale and a minimum of each feature of its keys, a scale of each value; and beside them the
+    blocks that sequences are writing, and those of a step and of the one before."""
+    spec = known_specs["TinyLlama-1.1B"][0]
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "num_kv_blocks": 512}
+    wide, narrow = decide(**options), decide(kv_cache_dtype="int4", **options)
+    block = 22 * 4 * (2 * 32 * 64 // 2 + 64 * 2 * 2 + 32 * 2)
+    recent = 2 * 256 // 32 + 8 * 3
+    found = ledger(spec, narrow)
+    assert found.kv_token_bytes * 32 == block < 0.3 * 32 * ledger(spec, wide).kv_token_bytes
+    assert [group.num_blocks for group in narrow.kv_groups] == [512, recent]
+    assert found.kv_pool_bytes == narrow.kv_cache_memory == 512 * block + recent * 32 * 22 * 2 * 4 * 64 * 2
+    assert "blocks it is writing" in reason(narrow, "kv_groups")
+
+
+def test_4_bits_need_blocks_that_are_coded_whole(decide: Decide) -> None:
+    assert "it is 20" in refusal(decide, kv_cache_dtype="int4", block_size=20)
+    assert "it is 128" in refusal(decide, kv_cache_dtype="int4", block_size=128)
+    assert "--kv-layout paged" in refusal(decide, kv_cache_dtype="int4", kv_layout="contiguous")
 
 
 def test_memory_that_is_too_small_hints_at_fewer_bits(

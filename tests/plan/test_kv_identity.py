@@ -30,6 +30,8 @@ OTHERS: Mapping[str, Mapping[str, object]] = {
     "another model": {"model": "tale-draft"},
     "another type": {"dtype": "float32"},
     "another type of the cache": {"kv_cache_dtype": "int8"},
+    "floats of 8 bits in the cache": {"kv_cache_dtype": "fp8"},
+    "4 bits in the cache": {"kv_cache_dtype": "int4"},
     "other weights in the same files": {"quantization": "int8"},
     "another block size": {"block_size": 8},
     "another retention": {"attention_sinks": 4, "sliding_window": 60},

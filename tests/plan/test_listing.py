@@ -15,7 +15,7 @@ TINY = lower(read_spec(SHAPES["tiny"]))
 
 def cells(name: str, layer: str, quantization: str | None = None, kv: str = "float32") -> dict[str, str]:
     weights = None if quantization is None else WeightFormats(parse_format(quantization))
-    header, *rows = program_rows(TINY, memory_format("float32", kv, weights))
+    header, *rows = program_rows(TINY, memory_format("float32", kv, weights), 16)
     assert header == COLUMNS and len(rows) == len(TINY.ops)
     (found,) = (row for row in rows if row[1] == name and row[2] == layer)
     return dict(zip(COLUMNS, found, strict=True))

@@ -46,7 +46,12 @@ _FLAGS = (
         "auto (default of serve) or off",
     ),
     _Flag("kv_cache_memory", str, "SIZE", "memory of the KV cache, such as 512MiB or 2GB"),
-    _Flag("kv_cache_dtype", str, "TYPE", "type of stored keys and values: auto, float32, bfloat16, int8"),
+    _Flag(
+        "kv_cache_dtype",
+        str,
+        "TYPE",
+        "type of stored keys and values: auto, float32, bfloat16, int8, fp8, int4",
+    ),
     _Flag("block_size", int, "N", "tokens in a KV block"),
     _Flag("num_kv_blocks", int, "N", "KV blocks of each group, instead of a size in bytes"),
     _Flag(

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         plan, problem = survey(config, machine=_unlimited()), error
     if args.program:
         program = lower(plan.spec, weight_names(plan.spec), narrow=plan.resolved.kernels is not None)
-        rows = program_rows(program, plan.resolved.memory_format)
+        rows = program_rows(program, plan.resolved.memory_format, plan.resolved.block_size)
         print(table(rows, right=frozenset({len(rows[0]) - 2, len(rows[0]) - 1})))
         return 0
     print(detect().describe(), end="\n\n")

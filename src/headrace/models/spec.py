@@ -434,6 +434,7 @@ class KVLayout:
 
     value_in_key: values are not stored, as they are the first so many features of the keys; None: they are as wide.
     state: of recurrent layers, which keep no keys and values.
+    recent: of the blocks that sequences are writing, beside another group of the same layers (program.recent).
     """
 
     name: str
@@ -445,6 +446,7 @@ class KVLayout:
     head_dim: int
     value_in_key: int | None = None
     state: StateShape | None = None
+    recent: bool = False
 
     @property
     def slot_elements(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from headrace.plan.formats import MemoryFormat
+from headrace.plan.formats import CODED, MemoryFormat
 from headrace.program.placement import Call, Encoding, Place, Type, place
 from headrace.program.records import Program, WeightRef
 from headrace.quant.format import INPUT_ALIGN, PAGE, WeightFormats
@@ -74,8 +74,10 @@ def _place_bytes(one: Place, tokens: int) -> int:
 def _scratch(head_dim: int, value_dim: int, memory: MemoryFormat, seqs: int) -> int:
     """A bound: instruction sets cut attention into tiles of different sizes."""
     partial = _round((2 * _round(_TILE_ROWS, 16) + _TILE_ROWS * value_dim) * 4, _CACHE_LINE)
-    columns = _SPAN if memory.kv.dtype == "int8" or value_dim < head_dim else _MASKED
+    columns = _SPAN if memory.kv.dtype in CODED or value_dim < head_dim else _MASKED
     values = (4 if memory.kv.dtype == "float32" else 2) * columns * head_dim
+    if memory.kv.dtype == "int4":
+        values += 4 * _SPAN  # scales
     results = partial * _PARTIALS
     work = 4 * _TILE_ROWS * (_SPAN + 16) + 2 * partial + values
     tables = 4 * _CACHE_LINE + 32 * _PARTIALS * memory.threads + 8 * (seqs + 1)

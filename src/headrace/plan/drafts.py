@@ -14,6 +14,7 @@ from headrace.plan.kv import KVDemand
 from headrace.plan.weights import held_bytes
 from headrace.program.lower import lower
 from headrace.program.lower_layers import lower_layers
+from headrace.program.recent import with_recent
 from headrace.program.records import Program
 from headrace.quant.format import WeightFormats
 
@@ -50,9 +51,10 @@ class DraftModel:
         return own + tokens * 7 * self.spec.hidden_size * _FLOAT_BYTES
 
 
-def draft_program(spec: ModelSpec, layers: DraftLayers | None) -> Program:
+def draft_program(spec: ModelSpec, layers: DraftLayers | None, kv_dtype: str) -> Program:
     """The program of a model that drafts, or of layers of this spec; the table of what layers read has one row here."""
-    return lower(spec, weight_names(spec)) if layers is None else lower_layers(layers, 1)
+    program = lower(spec, weight_names(spec)) if layers is None else lower_layers(layers, 1)
+    return with_recent(program, kv_dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,11 @@ def kv_demands(
         reach = -(-(layout.window + min(step + drafts, max_model_len)) // block_size) + 2
         return min(whole, -(-layout.sinks // block_size) + reach)
 
+    def shared(layout: KVLayout) -> int:
+        # What this step writes, and what the one before wrote to blocks that are not given back yet; each sequence
+        # has its own block, and those that drafts reach.
+        return 2 * -(-chunk // block_size) + max_num_seqs * blocks(layout, 1)
+
     def states(layout: KVLayout) -> KVDemand:
         size = stored.block_bytes(layout, block_size)
         one = KVDemand(layout, block_size, size, 1, 1, max_num_seqs, interval, drafts)
@@ -93,7 +98,7 @@ def kv_demands(
             block_size=block_size,
             block_bytes=stored.block_bytes(layout, block_size),
             per_sequence=blocks(layout, least),
-            most=blocks(layout, chunk) * max_num_seqs,
+            most=shared(layout) if layout.recent else blocks(layout, chunk) * max_num_seqs,
             max_num_seqs=max_num_seqs,
             drafter=at >= len(layouts) - num_drafter,
         )

@@ -15,6 +15,7 @@ from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.units import format_count
 from headrace.plan.weights import parameter_count, weight_bytes
 from headrace.program.lower import lower
+from headrace.program.recent import with_recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,8 @@ class Ledger:
 
 def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
     """The ledger of `spec` (with or without the config's streaming applied) under a resolved config."""
-    program = lower(
-        streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window), weight_names(spec)
-    )
+    streamed = streaming_spec(spec, resolved.attention_sinks, resolved.sliding_window)
+    program = with_recent(lower(streamed, weight_names(spec)), resolved.kv_cache_dtype)
     memory = resolved.memory_format
     draft = resolved.draft_model
     drafters = () if draft is None else draft.program.kv
@@ -94,9 +94,12 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
         ),
         kv_per_token=tuple(
             LedgerLine(
-                group.name, memory.kv.token_bytes(demand.layout), _token_text(demand.layout, memory.kv)
+                group.name,
+                memory.kv.token_bytes(demand.layout, resolved.block_size),
+                _token_text(demand.layout, memory.kv),
             )
             for group, demand in groups
+            if not demand.layout.recent
         ),
         kv_per_sequence=LedgerLine(
             "one sequence", sequence_bytes(demands), _sequence_text(demands, resolved.max_model_len)
@@ -160,7 +163,7 @@ def _pool_text(group: KVGroupSpec, demand: KVDemand, stored: KVFormat) -> str:
         )
     text = (
         f"{format_count(group.num_blocks)} blocks x {group.block_size} tokens x "
-        f"{format_count(stored.token_bytes(demand.layout))} B"
+        f"{format_count(stored.token_bytes(demand.layout, group.block_size))} B"
     )
     padding = -group.block_size % stored.stride
     return text + (f", each with room for {padding} more tokens" if padding else "")
@@ -173,8 +176,11 @@ def _token_text(layout: KVLayout, stored: KVFormat) -> str:
     kept = "all tokens" if layout.window is None else f"the last {layout.window} tokens"
     if layout.sinks:
         kept += f" and the first {layout.sinks}"
-    each = f"{layout.head_dim} x {stored.element_bytes} B"
-    if stored.scale_bytes:
+    bits = stored.element_bits
+    each = f"{layout.head_dim} x {f'{bits // 8} B' if bits % 8 == 0 else f'{bits} bits'}"
+    if stored.feature_bytes:
+        each = f"({each}), {stored.scale_bytes} B scale a value, {stored.feature_bytes} B a block and feature of keys"
+    elif stored.scale_bytes:
         each = f"({each} + {stored.scale_bytes} B scale)"
     if layout.value_in_key is not None:
         return f"{layers} layers x one latent and key x {each}; keeps {kept}"

@@ -25,16 +25,16 @@ COLUMNS = (
 )
 
 
-def program_rows(program: Program, memory: MemoryFormat) -> list[tuple[str, ...]]:
+def program_rows(program: Program, memory: MemoryFormat, block_size: int) -> list[tuple[str, ...]]:
     """A row under `COLUMNS` for each op, in order.
 
     Bytes a step: what is read of the op's weights, as they lie in memory. Attention reads and multiplies what is in the
     KV cache: FLOPs are for a query and a key in its sight, bytes for a position with its scales.
     """
-    return [COLUMNS, *(_row(op, program, memory) for op in program.ops)]
+    return [COLUMNS, *(_row(op, program, memory, block_size) for op in program.ops)]
 
 
-def _row(op: Op[Any], program: Program, memory: MemoryFormat) -> tuple[str, ...]:
+def _row(op: Op[Any], program: Program, memory: MemoryFormat, block_size: int) -> tuple[str, ...]:
     flops, read = "", ""
     if (per_row := operations_per_row(op)) > 0:
         flops = format_count(per_row)
@@ -44,7 +44,7 @@ def _row(op: Op[Any], program: Program, memory: MemoryFormat) -> tuple[str, ...]
     if (per_pair := operations_per_pair(op)) > 0:
         flops = f"{format_count(per_pair)} a key"
         layout = next(layout for layout in program.kv if op.attributes.cache in layout.layers)
-        read = f"{format_bytes(memory.kv.token_bytes(layout) // len(layout.layers))} a key"
+        read = f"{format_bytes(memory.kv.token_bytes(layout, block_size) // len(layout.layers))} a key"
     return (
         op.kind,
         op.name,

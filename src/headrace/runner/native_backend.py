@@ -23,6 +23,7 @@ from headrace.models.weights import Progress, Weights
 from headrace.plan.resolved import ResolvedConfig
 from headrace.program.lower import lower
 from headrace.program.lower_layers import lower_layers
+from headrace.program.recent import with_recent
 from headrace.program.records import Program
 from headrace.runner.loading import Stored
 from headrace.runner.native_decoder import NativeDecoder
@@ -47,7 +48,7 @@ class NativeBackend:
         """See `runner.backend.Backend`."""
         resolved, kernels, team = self._resolved, self._kernels, self._team
         assert stored.formats is not None
-        program = lower(spec, weight_names(spec))
+        program = with_recent(lower(spec, weight_names(spec)), resolved.kv_cache_dtype)
         if source.path is not None and is_packed(source.path):
             weights = _map(read_header(source.path), program, stored, kernels, progress)
         else:
@@ -70,7 +71,7 @@ class NativeBackend:
         resolved, kernels, team = self._resolved, self._kernels, self._team
         assert stored.formats is not None
         limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
-        program = lower_layers(layers, limits.max_tokens)
+        program = with_recent(lower_layers(layers, limits.max_tokens), resolved.kv_cache_dtype)
         packed = load_packed_layers(
             weights, program, dtype=stored.dtype, weights=stored.formats, kernels=kernels, team=team
         )

@@ -94,19 +94,25 @@ def _packed(weights: Weights, weight: WeightRef) -> PackedMatrix:
 
 def _add_caches(tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVGroupSpec]) -> dict[int, int]:
     """The number of each layer's KV cache."""
-    caches: dict[int, int] = {}
-    for layout, group in zip(program.kv, groups, strict=True):
-        if layout.state is not None:
-            continue
-        number = tape.add_group(
+    numbered = [
+        (layout, tape.add_group(
             block_size=group.block_size, num_blocks=group.memory_blocks, sink_blocks=group.sink_blocks
-        )
+        ))
+        for layout, group in zip(program.kv, groups, strict=True)
+        if layout.state is None
+    ]  # fmt: skip
+    caches: dict[int, int] = {}
+    recent: dict[int, int] = {}
+    for layout, number in sorted(numbered, key=lambda one: not one[0].recent):  # those of recent blocks first
         for index in layout.layers:
             memory = kv.layers[index]
             assert isinstance(memory, LayerMemory)
-            caches[index] = tape.add_kv(
+            if layout.recent:
+                assert memory.recent is not None
+                memory = memory.recent
+            (recent if layout.recent else caches)[index] = tape.add_kv(
                 number,
-                kv.type,
+                kv.type_of(layout),
                 memory.keys,
                 memory.values,
                 num_kv_heads=layout.num_kv_heads,
@@ -114,6 +120,7 @@ def _add_caches(tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVG
                 value_dim=layout.value_in_key or layout.head_dim,
                 key_scales=memory.key_scales,
                 value_scales=memory.value_scales,
+                recent=recent.get(index),
             )
     return caches
 

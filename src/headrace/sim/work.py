@@ -16,7 +16,7 @@ from typing import Any
 from headrace.core.types import StepPlan
 from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
-from headrace.plan.formats import MemoryFormat
+from headrace.plan.formats import CODED, MemoryFormat
 from headrace.plan.kv import streaming_spec
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.weights import held_bytes, weight_bytes
@@ -203,7 +203,7 @@ def work_in(spec: ModelSpec, memory: MemoryFormat, products: Mapping[str, str] =
         (sum(held_bytes(op.weights[0], memory).values()), op.attributes.num_experts, op.attributes.top_k)
         for op in program.of_kind("experts")
     )
-    keys = "bfloat16" if memory.kv.dtype == "int8" else memory.kv.dtype
+    keys = "bfloat16" if memory.kv.dtype in CODED else memory.kv.dtype
     return ModelWork(
         program=program,
         experts=mixtures,

@@ -20,7 +20,7 @@ BFLOAT16_SETS = ("amx", "avx512", EMULATED)
 """Sets that multiply bfloat16 with instructions of their own; the others are faster in float32."""
 
 DTYPES = ("float32", "bfloat16")
-KV_DTYPES = ("float32", "bfloat16", "int8")
+KV_DTYPES = ("float32", "bfloat16", "int8", "fp8", "int4")
 HEAD_DIM_STEP = 16
 HEAD_INPUT_STEP = 64
 """A product with a matrix a head reads a multiple of this many features of each: rows are not padded there."""
