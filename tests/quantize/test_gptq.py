@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.quantize.gptq import gptq, relative_error
+from headrace.quantize.hessians import LEAST_ROWS, Hessians
 from headrace.quantize.scheme import Scheme, ranges, rtn
 
 Order = Literal["static", "group"]
@@ -156,3 +157,18 @@ def test_scales_are_as_they_are_stored() -> None:
     )
     codes = rtn(matrix(4, 64).float() * 1e-9, Scheme(8, None))
     assert torch.isfinite(codes.dequantize()).all()
+
+
+def test_experts_that_see_few_rows_are_calibrated_on_those_of_all() -> None:
+    x = inputs(16, 2 * LEAST_ROWS).float()
+    parts = [x[: LEAST_ROWS + 5], x[LEAST_ROWS + 5 : -1], x[-1:], x[:0]]
+    seen = Hessians({"experts"})
+    for one in (0, 1):  # in two batches
+        seen.record("experts", [part[one::2] for part in parts])
+    first, few, single, none = seen.of("experts")
+    torch.testing.assert_close(first, parts[0].T @ parts[0] / len(parts[0]))
+    for hessian in (few, single, none):
+        torch.testing.assert_close(hessian, x.T @ x / len(x))
+    peaks = seen.peaks("experts")
+    assert torch.equal(peaks[0], parts[0].abs().amax(0))
+    assert all(torch.equal(peak, x.abs().amax(0)) for peak in peaks[1:])
