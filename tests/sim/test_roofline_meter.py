@@ -13,7 +13,6 @@ from headrace.core.engine import Engine
 from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
 from headrace.core.types import KVGroupSpec, NewRequest, SeqSlice, SliceResult, StepPlan, StepResult
-from headrace.ops.cpu_features import detect
 from headrace.serving.engine.stepper import Stepper
 from headrace.serving.metrics import engine_samples
 from headrace.serving.totals import EngineTotals
@@ -29,7 +28,7 @@ PLAN = StepPlan(1, tuple(SeqSlice(number, (5,), 100, sample=True) for number in 
 @pytest.fixture(scope="module")
 def cost() -> CostModel:
     plan = survey(EngineConfig("tale", num_threads=1))
-    return CostModel(model_work(plan.spec, plan.resolved), assumed_profile(detect()))
+    return CostModel(model_work(plan.spec, plan.resolved), assumed_profile())
 
 
 def test_the_share_is_that_of_the_plain_roofline(cost: CostModel) -> None:
@@ -62,7 +61,7 @@ def test_without_a_measured_profile_there_is_no_limit(tmp_path, monkeypatch) -> 
     if plan.resolved.kernels is None:
         return
     key = profile_key(plan.resolved.kernels, plan.resolved.num_threads)
-    store_profile(replace(assumed_profile(detect()), source="measured", key=key))
+    store_profile(replace(assumed_profile(), source="measured", key=key))
     assert roofline_meter(plan.spec, plan.resolved) is not None
 
 

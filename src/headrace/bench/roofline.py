@@ -33,6 +33,7 @@ CACHES_OVER = 4
 MOST_OF_MEMORY = 8
 """The buffer takes at most the available memory divided by this."""
 READ_RUNS, PEAK_RUNS = 9, 100
+QUICK_READ_RUNS, QUICK_PEAK_RUNS = 3, 40
 PEAK_SECONDS = 0.0005
 """Many short runs: on a shared machine, some of them are undisturbed."""
 
@@ -116,8 +117,10 @@ def kernel_names() -> tuple[str, ...]:
     return () if _native is None else tuple(_native.available_kernels())
 
 
-def measure_roofline(kernels: str | None = None, threads: int | None = None) -> Roofline | None:
-    """Measure this machine's limits, in about two seconds; once a process for the same arguments.
+def measure_roofline(
+    kernels: str | None = None, threads: int | None = None, *, quick: bool = False
+) -> Roofline | None:
+    """Measure this machine's limits, in about two seconds, or one where `quick`; once a process for the same arguments.
 
     `kernels` names the instruction set, the best that runs here if None; `threads` is every usable core if None.
     None without the native kernels. Raises ValueError for kernels that do not run here.
@@ -125,22 +128,23 @@ def measure_roofline(kernels: str | None = None, threads: int | None = None) -> 
     if _native is None:
         return None
     cores = detect().cores
-    return _measured(kernels or kernel_names()[0], min(threads or cores.usable, cores.logical))
+    return _measured(kernels or kernel_names()[0], min(threads or cores.usable, cores.logical), quick)
 
 
 @functools.cache
-def _measured(kernels: str, threads: int) -> Roofline:
+def _measured(kernels: str, threads: int, quick: bool) -> Roofline:
     assert _native is not None
+    read_runs, peak_runs = (QUICK_READ_RUNS, QUICK_PEAK_RUNS) if quick else (READ_RUNS, PEAK_RUNS)
     size = buffer_bytes(detect().caches.l3 or 0, this_machine().memory_available)
     reads = {
-        count: Measurement.of(_native.measure_read(kernels, threads=count, buffer_bytes=size, runs=READ_RUNS))
+        count: Measurement.of(_native.measure_read(kernels, threads=count, buffer_bytes=size, runs=read_runs))
         for count in {threads, 1}
     }
     peaks = {
         name: Measurement.of(runs)
         for name in PRODUCTS
         if (
-            runs := _native.measure_peak(kernels, name, threads=threads, seconds=PEAK_SECONDS, runs=PEAK_RUNS)
+            runs := _native.measure_peak(kernels, name, threads=threads, seconds=PEAK_SECONDS, runs=peak_runs)
         )
     }
     return Roofline(kernels, threads, size, reads[threads], reads[1], peaks)

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
+from headrace.cli.goal import add_goal_flag, settled_for
 from headrace.cli.parser import add_command
 from headrace.errors import DoesNotFit, TokenizerError
 
 if TYPE_CHECKING:
     from headrace.build import Survey
     from headrace.plan.hardware import Machine
+    from headrace.plan.resolved import ResolvedConfig
+    from headrace.sim.tuning.settle import Settled
 
 SHORT = 2048
 """Tokens of the sequence that must fit where a model is large."""
@@ -23,6 +26,7 @@ examples:
   headrace inspect                                             the bundled model
   headrace inspect shape:llama-3.1-8b --max-model-len 8192     would it fit here?
   headrace inspect ./my-model --kv-cache-memory 2GB --dtype bfloat16
+  headrace inspect tale --for latency                          settings for a goal, each with its reason
   headrace inspect tale --program                              every op of a step, with its weights
 """
 
@@ -39,6 +43,7 @@ def add_parser(commands: Any) -> None:
         "--program", action="store_true",
         help="print the ops of a step in order, with their buffers, weights, FLOPs and bytes, and nothing else",
     )  # fmt: skip
+    add_goal_flag(parser)
     add_engine_flags(parser)
 
 
@@ -51,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     from headrace.program.lower import lower
 
     config = engine_config(args)
+    settled = settled_for(args, config)
+    if settled is not None:
+        config = settled.config
     problem = None
     try:
         plan = survey(config)
@@ -62,12 +70,21 @@ def run(args: argparse.Namespace) -> int:
         print(table(rows, right=frozenset({len(rows[0]) - 2, len(rows[0]) - 1})))
         return 0
     print(detect().describe(), end="\n\n")
+    if settled is not None:
+        plan = replace(plan, resolved=_explained(plan.resolved, settled))
+        print(settled.describe()[0], end="\n\n")
     tokenizer = _tokenizer_rows(find_tokenizer(config, plan.source))
     print(report(plan.spec, plan.resolved, plan.ledger, plan.ops.rows(), tokenizer), end="")
     if problem is not None:
         print(_shortage(plan), end="")
         raise problem
     return 0
+
+
+def _explained(resolved: ResolvedConfig, settled: Settled) -> ResolvedConfig:
+    """With the goal as the reason for what it settled."""
+    reasons = {name: f"for {settled.goal}: {why}" for name, why in settled.reasons.items()}
+    return replace(resolved, reasons=tuple(sorted((dict(resolved.reasons) | reasons).items())))
 
 
 def _unlimited() -> Machine:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
+from headrace.cli.goal import add_goal_flag, settled_for
 from headrace.cli.parser import add_command, add_number, check_range, needs_extra
 from headrace.cli.serve_flags import (
     LOG_FORMATS,
@@ -35,6 +36,8 @@ examples:
   headrace serve                                          the bundled model on http://127.0.0.1:8000
   headrace serve ./my-model --port 9000 --served-model-name my-model
   headrace serve tale --kv-cache-memory 2GB --max-num-seqs 32
+  headrace serve tale --for latency                       batch, steps, KV type and drafts for a goal
+  headrace serve tale --for ttft=0.3,tpot=0.03            the same for mean times in seconds
   headrace serve tale --host 0.0.0.0 --api-key-file keys.toml     for others, with keys: see docs/serving.md
 
 Then, from anything that speaks the OpenAI API:
@@ -86,6 +89,7 @@ def add_parser(commands: Any) -> None:
         "--log-format", default=LOG_FORMATS[0], choices=LOG_FORMATS,
         help="lines for people, or JSON objects for programs (default: %(default)s)",
     )  # fmt: skip
+    add_goal_flag(parser)
     add_traffic_flags(parser)
     add_reply_flags(parser)
     add_connection_flags(parser)
@@ -115,6 +119,7 @@ def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServeOptions]:
 
         limits = connection_limits(args)
         config = engine_config(args)
+        settled = settled_for(args, config)
         traffic = traffic_options(args, os.environ.pop("HEADRACE_API_KEY", None))
     options = ServeOptions(
         host=args.host,
@@ -134,7 +139,11 @@ def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServeOptions]:
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         engine_command=(*ENGINE_COMMAND, "--log-format", args.log_format),
     )
-    if not hasattr(args, "step_time_budget") and config.kv_cache:
+    if settled is not None:
+        config = settled.config
+        for line in settled.describe():
+            say(f"headrace: {line}")
+    elif not hasattr(args, "step_time_budget") and config.kv_cache:
         config = replace(config, step_time_budget="auto")  # streams are read while they are written
     if traffic.rules.keys.several and not hasattr(args, "scheduling_policy"):
         config = replace(

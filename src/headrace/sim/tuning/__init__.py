@@ -1,0 +1,4 @@
+"""Settings for a goal, and the checklist of techniques, from the cost model.
+
+Reading order: goal, settle, gains, checklist.
+"""

@@ -1,0 +1,138 @@
+"""Settings for a goal, on machines made up for the test: what is chosen follows from the rates, and options win."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.plan.hardware import Hardware
+from headrace.plan.units import GIB
+from headrace.sim.planner.model import PlannedModel, open_model
+from headrace.sim.planner.speed import Speeds
+from headrace.sim.tuning.goal import Goal
+from headrace.sim.tuning.settle import SLOWER, Settled, settle
+
+SLOW = Hardware(
+    "this",
+    "two cores",
+    "cpu",
+    24 * GIB,
+    20e9,
+    (("f32", 2e11), ("bf16", 4e11), ("i8", 8e11)),
+    "made up",
+    cores=2,
+)
+FAST = replace(SLOW, bandwidth=400e9, peak=(("f32", 2e13), ("bf16", 4e13), ("i8", 8e13)))
+WIDE = replace(SLOW, peak=FAST.peak)
+"""Much compute for its bandwidth: verifying drafts is free."""
+
+
+@pytest.fixture(scope="module")
+def small() -> PlannedModel:
+    return open_model("shape:smollm2-135m")
+
+
+def settled(
+    goal: str, model: PlannedModel, hardware: Hardware = SLOW, native: bool = True, **options: Any
+) -> Settled:
+    config = EngineConfig(model.name, **options)
+    return settle(config, options, Goal.parse(goal), model, hardware, Speeds(), "a test", native=native)
+
+
+def test_goals() -> None:
+    assert Goal.parse(" Latency ") == Goal("latency")
+    assert str(Goal.parse("throughput")) == "throughput"
+    assert Goal.parse("ttft=0.3, tpot=0.03") == Goal("promise", 0.3, 0.03)
+    assert Goal.parse("tpot=0.05") == Goal("promise", None, 0.05)
+    assert str(Goal("promise", 0.3, 0.03)) == "ttft=0.3,tpot=0.03"
+    for wrong in ("", "fast", "ttft", "ttft=", "ttft=0", "ttft=-1", "ttft=nan", "ttft=4000", "ttft=1,ttft=2", "a=1",
+                  "ttft=1,", "x" * 500):  # fmt: skip
+        with pytest.raises(ConfigError, match="--for takes latency, throughput, or times") as caught:
+            Goal.parse(wrong)
+        assert len(str(caught.value)) < 250
+
+
+def test_latency_bounds_the_batch_by_the_time_of_a_step(small: PlannedModel) -> None:
+    found = settled("latency", small)
+    config, point = found.config, found.point
+    assert config.max_num_seqs == point.batch and config.step_time_budget == "auto"
+    assert config.speculative is not None or "verifying costs" in found.reasons["speculative"]
+    alone = settled(
+        "latency", small, max_num_seqs=1, kv_cache_dtype="int8" if config.kv_cache_dtype == "int8" else "auto"
+    )
+    assert point.decode_s <= SLOWER * alone.point.decode_s * 1.01
+    assert {choice.name for choice in found.choices} == {
+        "max_num_seqs", "kv_cache_dtype", "max_num_batched_tokens", "step_time_budget", "speculative",
+    }  # fmt: skip
+    lines = found.describe()
+    assert len(lines) == 6 and "TTFT" in lines[0] and all(choice.why for choice in found.choices)
+
+
+def test_throughput_takes_larger_batches_than_latency(small: PlannedModel) -> None:
+    wide, narrow = settled("throughput", small, WIDE), settled("latency", small, WIDE)
+    assert (wide.config.max_num_seqs or 0) > (narrow.config.max_num_seqs or 0)
+    assert wide.point.output_per_s > narrow.point.output_per_s
+    assert wide.config.step_time_budget == "off"
+
+
+def test_drafts_follow_from_what_verifying_costs(small: PlannedModel) -> None:
+    assert settled("latency", small, WIDE).config.speculative == "auto"
+    compute_bound = replace(SLOW, bandwidth=4e12)
+    found = settled("throughput", small, compute_bound)
+    assert found.config.speculative is None and "verifying costs" in found.reasons["speculative"]
+
+
+def test_a_promise_is_kept_with_the_most_requests(small: PlannedModel) -> None:
+    found = settled("ttft=1.5,tpot=0.1", small, quantization="int4")
+    assert found.point.ttft_s <= 1.5 and found.point.tpot_s <= 0.1
+    assert found.config.step_time_budget == pytest.approx(0.1)
+    tighter = settled("ttft=1.5,tpot=0.05", small, quantization="int4")
+    assert (tighter.config.max_num_seqs or 0) < (found.config.max_num_seqs or 0)
+
+
+def test_a_promise_that_cannot_be_kept_names_the_nearest_one_that_can(small: PlannedModel) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settled("ttft=0.001,tpot=0.0001", small)
+    text = str(caught.value)
+    assert text.startswith("this machine cannot keep --for ttft=0.001,tpot=0.0001") and "\n" not in text
+    nearest = re.search(r"nearest possible is --for (\S+?)(,? and with .*)?$", text)
+    assert nearest is not None
+    settled(nearest[1].rstrip(","), small)
+    assert settled("ttft=1,tpot=0.05", small, FAST)
+
+
+def test_a_refusal_names_a_format_that_would_do(small: PlannedModel) -> None:
+    plain = settled("latency", small, max_num_seqs=1, kv_cache_dtype="int8").point.tpot_s
+    int8 = settled("latency", small, max_num_seqs=1, kv_cache_dtype="int8", quantization="int8").point.tpot_s
+    assert int8 < plain
+    with pytest.raises(ConfigError, match=r"with --quantization int[48] the promise can be kept"):
+        settled(f"tpot={(int8 + plain) / 2:.6f}", small)
+
+
+def test_explicit_options_win(small: PlannedModel) -> None:
+    given = {
+        "max_num_seqs": 3, "kv_cache_dtype": "bfloat16", "max_num_batched_tokens": 100, "step_time_budget": "off",
+        "speculative": "ngram",
+    }  # fmt: skip
+    found = settled("latency", small, **given)
+    assert found.choices == ()
+    assert {name: getattr(found.config, name) for name in given} == given
+    assert found.point.batch == 3
+    one = settled("throughput", small, speculative=None, max_num_batched_tokens=64)
+    assert (one.config.max_num_seqs or 0) <= 64 and "speculative" not in one.reasons
+
+
+def test_where_only_floats_are_kept_int8_is_not_chosen(small: PlannedModel) -> None:
+    found = settled("latency", small, native=False)
+    assert found.config.kv_cache_dtype == "auto" and "kv_cache_dtype" not in found.reasons
+
+
+@pytest.mark.parametrize("options", [{"kv_cache": False}, {"enable_chunked_prefill": False}])
+def test_what_a_config_excludes_is_not_chosen(small: PlannedModel, options: dict[str, Any]) -> None:
+    for goal in ("latency", "throughput"):
+        assert settled(goal, small, WIDE, **options).config.step_time_budget == "off"
