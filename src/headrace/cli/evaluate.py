@@ -18,6 +18,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.bench.judged import JudgedLLM
     from headrace.evaluation.documents import Document, Record
+    from headrace.evaluation.measures import Agreement, Divergence
 
 EXAMPLES = """\
 examples:
@@ -29,6 +30,8 @@ examples:
 A line of a .jsonl file is {"text": …}, {"prompt": …}, {"prompt": …, "completion": …} or {"messages": […]}; any other
 file is text, in paragraphs. Of a prompt and its completion only the latter is measured.
 """
+_ANSWERS, _ANSWER_TOKENS = 16, 256
+"""Of `compare`."""
 MEASURES = ("perplexity", "kl", "agreement")
 _PLAIN = (
     "quantization",
@@ -105,6 +108,29 @@ def run(args: argparse.Namespace) -> int:
             )
     _tell(args, found, None if reference is None else reference.name)
     return 0
+
+
+def compare(
+    model: str, reference: str, data: Path | None, tokens: int, num_threads: int | None
+) -> tuple[Divergence, Agreement]:
+    """What a model lost beside the one that it was made from: on texts, and in greedy answers of 256 tokens."""
+    from headrace.bench.judged import JudgedLLM
+    from headrace.evaluation.documents import BUNDLED_TEXTS, read_records
+    from headrace.evaluation.measures import agreement, divergence
+
+    options: dict[str, Any] = {} if num_threads is None else {"num_threads": num_threads}
+    records = read_records(BUNDLED_TEXTS if data is None else data)
+    one, other = JudgedLLM(model, options), JudgedLLM(reference, options)
+    longest = min(one.longest, other.longest)
+    args = argparse.Namespace(
+        length=1024, tokens=tokens, answers=_ANSWERS, answer_tokens=min(_ANSWER_TOKENS, longest // 2)
+    )
+    documents = _documents(records, one, args)
+    if not documents:
+        raise ConfigError(f"{data} holds no text to predict")
+    with _Bar() as shown:
+        found = divergence(one, other, documents, shown)
+    return found, agreement(one, other, _prompts(records, one, args), args.answer_tokens)
 
 
 def _reference(args: argparse.Namespace, options: Mapping[str, Any]) -> JudgedLLM:

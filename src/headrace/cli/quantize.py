@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ from headrace.cli.parser import add_cache_flag, add_command, add_number, check_r
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.evaluation.measures import Agreement, Divergence
+    from headrace.evaluation.quality import Limits
+    from headrace.models.source import ModelSource
+    from headrace.models.spec import ModelSpec
     from headrace.quantize.fp8 import Strategy
     from headrace.quantize.gguf.run import GGUFOptions
     from headrace.quantize.run import QuantizeOptions, Report
@@ -25,11 +30,15 @@ examples:
   headrace quantize ./my-model -o ./my-model-3bit --bits 3 --format gptq --act-order group --data texts.jsonl
   headrace quantize ./my-model -o ./my-model-8bit --method rtn --bits 8 --group-size channel --samples 0
   headrace quantize ./my-model -o ./my-model-gguf --format gguf:Q4_K_M
+  headrace quantize ./my-model -o ./my-model-auto --method auto --format gguf:auto --bits-per-weight 4.25
+  headrace quantize ./my-model -o ./my-model-good --format gguf:Q4_K_S --max-kl 0.01
 Then: headrace serve ./my-model-4bit
 
 A line of a .jsonl file is {"text": …}, {"prompt": …}, {"prompt": …, "completion": …} or {"messages": […]}; any other
 file is text, in paragraphs.
 """
+AUTO_METHOD = "auto"
+_TOGETHER = "--method auto and --format gguf:auto go together: each tensor gets a type of its own"
 _WORST = 3
 _BITS, _GROUP = 4, "128"
 _STRATEGIES: Mapping[str, Strategy] = {"tensor": "tensor", "channel": "channel", "128x128": "block"}
@@ -51,10 +60,11 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     group = parser.add_argument_group("codes")
     group.add_argument(
-        "--method", choices=("rtn", "gptq", "awq", "smoothquant", "fp8"), default="gptq",
+        "--method", choices=("rtn", "gptq", "awq", "smoothquant", "fp8", AUTO_METHOD), default="gptq",
         help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error; awq: "
         "features with large inputs are scaled up before rounding, and ranges are clipped; smoothquant: 8 bits for "
-        "weights and inputs; fp8: 8-bit floats for both (default: %(default)s)",
+        "weights and inputs; fp8: 8-bit floats for both; auto: each tensor gets the GGUF type that helps most within a "
+        "budget (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--bits",
@@ -102,9 +112,35 @@ def add_parser(commands: Any) -> None:
     add_number(group, "--length", 512, "tokens of a text, at most; longer ones are cut into several")
     add_number(group, "--seed", 0, "of the choice of texts, and of rotations")
     add_number(group, "--num-threads", None, "CPU threads (default: all cores)")
-    parser.add_argument(
-        "--eval", action="store_true", help="measure perplexity and KL divergence from MODEL on bundled stories"
+    group = parser.add_argument_group("budget", "of --method auto, which chooses a type for each tensor")
+    group.add_argument(
+        "--bits-per-weight",
+        type=float,
+        metavar="BITS",
+        help="of the matrices in layers, on average, such as 4.25",
+    )
+    group.add_argument("--size", metavar="BYTES", help="of the whole file, such as 8GiB")
+    group = parser.add_argument_group("quality")
+    group.add_argument(
+        "--eval", action="store_true",
+        help="measure what was lost beside MODEL: perplexity, KL divergence, likeliest tokens, greedy answers of 256 "
+        "tokens; printed, and written into the folder as QUALITY.md, quality.json and quality.svg",
     )  # fmt: skip
+    group.add_argument(
+        "--max-kl", type=float, metavar="NATS",
+        help="mean KL divergence a token that is allowed; matrices that hurt get more bits until it is met, or the "
+        "command fails and says what would be met",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-perplexity-increase",
+        type=float,
+        metavar="PART",
+        help="the same for the perplexity: 0.01 is one per cent",
+    )
+    group.add_argument(
+        "--eval-data", type=Path, metavar="FILE", help="texts to measure on (default: bundled stories)"
+    )
+    add_number(group, "--eval-tokens", 20_000, "tokens of text to measure on, at most")
     add_cache_flag(parser)
 
 
@@ -117,28 +153,43 @@ def run(args: argparse.Namespace) -> int:
     check_range("length", args.length, 2, 1_000_000)
     check_range("num-threads", args.num_threads, 1, 4096)
     with needs_extra("torch", "quantising"):
-        from headrace.quantize.gguf.run import is_gguf, quantize_gguf
-        from headrace.quantize.run import quantize
-    make: Callable[..., Report]
+        from headrace.quantize.gguf.run import GGUFOptions, is_gguf, quantize_gguf
+        from headrace.quantize.run import QuantizeOptions, quantize
+    _check_quality(args)
+    if args.method == AUTO_METHOD and not is_gguf(args.format):
+        raise ConfigError(_TOGETHER)
     if is_gguf(args.format):
-        make = partial(quantize_gguf, options=_gguf_options(args))
+        asked: QuantizeOptions | GGUFOptions = _gguf_options(args)
     else:
-        options = _options(args)
-        options.check()
-        make = partial(quantize, options=options)
+        _check_no_budget(args)
+        asked = _options(args)
+        asked.check()
+    if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
+        raise ConfigError(f"{args.output} is there already: name a folder that is not")
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
     spec = stored_spec(source)
     texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
-    with _Bar() as bar:
-        report = make(
-            source, spec, texts=texts, folder=args.output, progress=bar, num_threads=args.num_threads
-        )
+
+    def make(options: QuantizeOptions | GGUFOptions, folder: Path) -> Report:
+        with _Bar("quantising", "batch") as bar:
+            if isinstance(options, QuantizeOptions):
+                return quantize(source, spec, options, texts, folder, bar, args.num_threads)
+            return quantize_gguf(
+                source, spec, options, texts, folder, bar, args.num_threads, args.output.name
+            )
+
+    if isinstance(asked, GGUFOptions) and args.method == AUTO_METHOD:
+        asked = _within_budget(args, source, spec, asked, texts)
+    if args.max_kl is not None or args.max_perplexity_increase is not None:
+        report = _gated(args, source, spec, asked, make)
+    else:
+        report = make(asked, args.output)
+        if args.eval:
+            _write_quality(args, report, _compare(args, args.output), args.output)
     _tell(report, bool(texts))
     print(
         f"{args.output}: {format_bytes(report.size)}, {report.bits:.2f} bits for each of {report.weights:,} weights"
     )
-    if args.eval:
-        _measure(args)
     print(typed(f"Next: `headrace serve {shlex.quote(str(args.output))}`"))
     return 0
 
@@ -167,11 +218,114 @@ def _options(args: argparse.Namespace) -> QuantizeOptions:
     )
 
 
+def _check_quality(args: argparse.Namespace) -> None:
+    check_range("max-kl", args.max_kl, 0.0, 100.0)
+    check_range("max-perplexity-increase", args.max_perplexity_increase, 0.0, 100.0)
+    check_range("eval-tokens", args.eval_tokens, 2, 10**9)
+
+
+def _check_no_budget(args: argparse.Namespace) -> None:
+    if args.bits_per_weight is not None or args.size is not None:
+        raise ConfigError("--bits-per-weight and --size are for --method auto --format gguf:auto")
+
+
+def _within_budget(
+    args: argparse.Namespace, source: ModelSource, spec: ModelSpec, options: GGUFOptions, texts: Any
+) -> GGUFOptions:
+    """With the types of --method auto."""
+    from headrace.plan.units import parse_bytes
+    from headrace.quantize.gguf.auto import Budget, sensitivity_table
+
+    budget = Budget(args.bits_per_weight, None if args.size is None else parse_bytes(args.size))
+    with _Bar("measuring", "layer") as bar:
+        table = sensitivity_table(source, spec, options, texts, bar, args.num_threads)
+    types = table.choose(budget)
+    counts = Counter(type for _, type in types)
+    print("types: " + ", ".join(f"{count} x {type}" for type, count in sorted(counts.items())))
+    return replace(options, types=types)
+
+
+def _gated(
+    args: argparse.Namespace,
+    source: ModelSource,
+    spec: ModelSpec,
+    asked: QuantizeOptions | GGUFOptions,
+    make: Any,
+) -> Report:
+    """Quantise until the limits are met."""
+    from headrace.evaluation.quality import Limits
+    from headrace.quantize.gate import FolderPlan, GGUFPlan, within_limits
+    from headrace.quantize.gguf.run import open_job
+    from headrace.quantize.run import QuantizeOptions
+
+    plan: FolderPlan | GGUFPlan = (
+        FolderPlan(asked)
+        if isinstance(asked, QuantizeOptions)
+        else GGUFPlan(asked, *open_job(source, spec, asked).tensors())
+    )
+    limits = Limits(args.max_kl, args.max_perplexity_increase)
+    plan, report, divergence, agreement, folder = within_limits(
+        plan,
+        limits,
+        args.output,
+        lambda one, folder: make(one.options, folder),
+        lambda folder: _compare(args, folder),
+        lambda text: print(text, file=sys.stderr),
+    )
+    _write_quality(args, report, (divergence, agreement), folder, limits, plan.wide)
+    if args.output.is_dir():
+        args.output.rmdir()  # it is empty, as was checked
+    folder.rename(args.output)
+    return report
+
+
+def _compare(args: argparse.Namespace, folder: Path) -> tuple[Divergence, Agreement]:
+    from headrace.cli.evaluate import compare
+
+    return compare(str(folder), args.model, args.eval_data, args.eval_tokens, args.num_threads)
+
+
+def _write_quality(
+    args: argparse.Namespace, report: Report, found: tuple[Divergence, Agreement], folder: Path,
+    limits: Limits | None = None, wide: tuple[tuple[str, str], ...] = (),
+) -> None:  # fmt: skip
+    from headrace.evaluation.quality import Limits, Quality, write_quality
+
+    how = f"headrace quantize --method {args.method} --format {args.format}"
+    if not args.format.lower().startswith("gguf:"):
+        how += "" if args.bits is None else f" --bits {args.bits}"
+        how += "" if args.group_size is None else f" --group-size {args.group_size}"
+    quality = Quality(
+        args.output.name,
+        args.model,
+        how,
+        *found,
+        report.errors,
+        report.size,
+        report.bits,
+        limits or Limits(),
+        wide,
+    )
+    write_quality(folder, quality)
+    for name, value in quality.rows():
+        print(f"{name:<40}{value}")
+
+
 def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
+    from headrace.quantize.gguf.mixes import AUTO
     from headrace.quantize.gguf.run import METHODS, GGUFOptions, mix_of
 
     mix = mix_of(args.format)
-    if args.method not in METHODS:
+    budgets = [one for one in (args.bits_per_weight, args.size) if one is not None]
+    if (mix == AUTO) != (args.method == AUTO_METHOD):
+        raise ConfigError(_TOGETHER)
+    if args.method == AUTO_METHOD:
+        if len(budgets) != 1:
+            raise ConfigError("--method auto needs one of --bits-per-weight and --size")
+        check_range("bits-per-weight", args.bits_per_weight, 1.0, 16.0)
+    else:
+        _check_no_budget(args)
+    if args.method not in (*METHODS, AUTO_METHOD):
         raise ConfigError(
             f"--format {args.format} is written with --method {' or '.join(METHODS)}, not {args.method}"
         )
@@ -183,7 +337,7 @@ def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
         raise ConfigError(
             f"{wrong[0]} is for other formats: the types of GGUF say bits and groups themselves"
         )
-    return GGUFOptions(mix, args.method)
+    return GGUFOptions(mix, "gptq" if args.method == AUTO_METHOD else args.method)
 
 
 def _group(text: str) -> int | None:
@@ -227,24 +381,16 @@ def _tell(report: Report, calibrated: bool) -> None:
     )
 
 
-def _measure(args: argparse.Namespace) -> None:
-    from headrace.cli import evaluate
-
-    parser = argparse.ArgumentParser()
-    evaluate.add_parser(parser.add_subparsers())
-    words = ["eval", "kl", str(args.output), "--reference", args.model]
-    if args.num_threads is not None:
-        words += ["--num-threads", str(args.num_threads)]
-    evaluate.run(parser.parse_args(words))
-
-
 class _Bar:
     """Batches of texts through layers, on a terminal."""
+
+    def __init__(self, what: str, unit: str) -> None:
+        self._what, self._unit = what, unit
 
     def __enter__(self) -> _Bar:
         from tqdm import tqdm
 
-        self._bar = tqdm(desc="quantising", unit="batch", disable=None, leave=False, file=sys.stderr)
+        self._bar = tqdm(desc=self._what, unit=self._unit, disable=None, leave=False, file=sys.stderr)
         return self
 
     def __call__(self, done: int, total: int) -> None:

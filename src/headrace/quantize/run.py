@@ -59,7 +59,8 @@ _INDEX = "model.safetensors.index.json"
 class QuantizeOptions:
     """method: one of METHODS. group: input features with a common scale, or None for all. order, damping: of gptq, as
     in `gptq.gptq`. strategy, static: of fp8, as in `fp8.FloatScheme`. smoothing: of smoothquant.
-    rotate: the model first, as `rotations` says, by matrices of `seed`."""
+    rotate: the model first, as `rotations` says, by matrices of `seed`. keep: names of weights that stay as
+    they are."""
 
     method: str = "gptq"
     bits: int = 4
@@ -74,6 +75,7 @@ class QuantizeOptions:
     smoothing: float = STRENGTH
     rotate: bool = False
     seed: int = 0
+    keep: tuple[str, ...] = ()
 
     @property
     def calibrated(self) -> bool:
@@ -410,7 +412,7 @@ class _Job:
         return self._format.config(self._scheme, self._options.order, coded, sorted(plain))
 
     def _fits(self, weight: WeightRef) -> bool:
-        return all(
+        return weight.name not in self._options.keep and all(
             self._format.fits(rows, weight.columns, self._scheme)
             and self._checkpoint.name_for_codes(name) is not None
             for one in weight.each()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -101,6 +102,41 @@ class Walk:
             if shown is not None:
                 shown()
         self._at += 1
+
+    def fork(self) -> Walk:
+        """The same texts at the same segment, which run on by themselves."""
+        other = copy(self)
+        other._texts = [
+            _Texts(one.batch, one.lengths, dict(one.values), dict(one.caches)) for one in self._texts
+        ]
+        return other
+
+    @torch.inference_mode()
+    def states(self, weights: Weights) -> torch.Tensor:
+        """After the last segment: what the head multiplies, [T, H]."""
+        decoder = Decoder(self._program, weights, self._ops, "cpu")
+        first = sum(len(one.ops) for one in self._segments)
+        found = []
+        for texts in self._texts:
+            rows = torch.arange(len(texts.batch.tokens))
+            step = decoder.step(replace(texts.batch, logits_rows=rows), texts.caches)
+            values = dict(texts.values)
+            for op in self._program.ops[first:-1]:
+                inputs = [values[buffer] for buffer in op.inputs]
+                values.update(zip(op.outputs, KINDS[op.kind](step, op, *inputs), strict=True))
+            found += [values[buffer] for buffer in self._program.ops[-1].inputs]
+        return torch.cat(found)
+
+    @torch.inference_mode()
+    def log_probabilities(self, states: torch.Tensor, weights: Weights) -> torch.Tensor:
+        """[N, V] of rows of `states`."""
+        return Decoder(self._program, weights, self._ops, "cpu").head(states).log_softmax(-1)
+
+    @property
+    def last_weights(self) -> tuple[WeightRef, ...]:
+        """Of the ops after the last segment, which `states` and `log_probabilities` need."""
+        first = sum(len(one.ops) for one in self._segments)
+        return tuple(dict.fromkeys(weight for op in self._program.ops[first:] for weight in op.weights))
 
     def _run(self, texts: _Texts, weights: Weights, values: dict[Buffer, Any], watch: Watch | None) -> None:
         segment = self._segments[self._at]

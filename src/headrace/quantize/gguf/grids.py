@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -57,8 +58,7 @@ class Grid:
         """The nearest codes, as floats, of weights plus their minimum over their scale."""
         if self.table is None:
             return (torch.round(quotients) + (self.zero or 0)).clamp_(self.least, self.levels)
-        table = torch.tensor(self.table)
-        return torch.searchsorted((table[1:] + table[:-1]) / 2, quotients.contiguous()).to(quotients.dtype)
+        return _table_codes(self.table)[_half_steps(quotients)]
 
     def numbers(self, codes: Tensor) -> Tensor:
         """What codes stand for, in units of the scale."""
@@ -68,7 +68,27 @@ class Grid:
 
     def nearest(self, quotients: Tensor) -> Tensor:
         """The nearest numbers."""
-        return self.numbers(self.codes(quotients))
+        if self.table is None:
+            return self.numbers(self.codes(quotients))
+        return torch.tensor(self.table)[_table_codes(self.table).long()][_half_steps(quotients)]
+
+
+_REACH = 256
+"""Tables hold whole numbers of less than half of this."""
+
+
+def _half_steps(quotients: Tensor) -> Tensor:
+    """Places in `_table_codes`."""
+    return (quotients * 2).ceil_().clamp_(-_REACH, _REACH).to(torch.int32) + _REACH
+
+
+@cache
+def _table_codes(table: tuple[float, ...]) -> Tensor:
+    """The nearest code of a rising table of whole numbers, by the quotient in halves, rounded up: what lies between two
+    numbers is a multiple of a half."""
+    numbers = torch.tensor(table)
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    return torch.searchsorted(middles, torch.arange(-_REACH, _REACH + 1) / 2).float()
 
 
 _IQ4 = tuple(TABLES["iq4"].tolist())

@@ -12,7 +12,6 @@ from headrace.errors import ConfigError
 from headrace.gguf.types import TYPES, BlockType
 from headrace.models.gguf.names import layer_part
 
-WholeNumber = int
 Rule = Callable[[int, int], str | None]
 """From a layer's number and the number of layers to a type's name, or None: the mix's own."""
 
@@ -117,9 +116,15 @@ _NARROW: Mapping[str, str] = {
 """What takes the place of a type whose blocks do not fill a row, as in llama.cpp."""
 
 
+AUTO = "AUTO"
+"""In place of a mix's name: types are chosen within a budget. Readers show its number as Q4_K_M."""
+
+
 def find_mix(name: str) -> Mix:
     """By its name in any case. Raises ConfigError, naming all, where there is none."""
     upper = name.upper()
+    if upper == AUTO:
+        return Mix(MIXES["Q4_K_M"].number, "Q4_K")
     if upper in _SAME:
         return Mix(MIXES[_SAME[upper]].number, upper)
     if upper not in MIXES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from headrace.quantize.gguf.vocabulary import vocabulary_metadata
 from headrace.quantize.gptq import DAMPING, relative_error
 from headrace.quantize.hessians import Hessians
 from headrace.quantize.run import Progress, Report, Steps, floats_of, layer_matrices
+from headrace.quantize.sensitivity import Part
 from headrace.quantize.walk import Walk, segments
 
 PREFIX = "gguf:"
@@ -73,8 +74,11 @@ def quantize_gguf(
     folder: Path,
     progress: Progress | None = None,
     num_threads: int | None = None,
+    name: str | None = None,
 ) -> Report:
     """Write the model of `source` as the one file of `folder`, which must not be there. See `run.quantize`.
+
+    name: what the file's name begins with; None: the folder's.
 
     Raises UnsupportedModel for families, tokenizers and settings that GGUF files are not written for.
     """
@@ -83,21 +87,28 @@ def quantize_gguf(
         torch.set_num_threads(num_threads)
     if options.method == "gptq" and not texts:
         raise ConfigError("gptq needs calibration texts")
-    job = _Job(source, spec, options, floats_of(source, spec))
+    job = open_job(source, spec, options)
     with unfinished_folder(folder, job.size, job.key(texts)) as fresh:
-        return job.run(texts, fresh, f"{folder.name}-{options.mix.upper()}.gguf", progress)
+        return job.run(texts, fresh, f"{name or folder.name}-{options.mix.upper()}.gguf", progress)
 
 
-class _Job:
+def open_job(source: ModelSource, spec: ModelSpec, options: GGUFOptions) -> Job:
+    """Raises as `quantize_gguf`."""
+    return Job(source, spec, options, floats_of(source, spec))
+
+
+class Job:
+    """A model and the tensors that its file will hold."""
+
     def __init__(
         self, source: ModelSource, spec: ModelSpec, options: GGUFOptions, stored: StoredWeights
     ) -> None:
-        self._source, self._spec, self._options, self._stored = source, spec, options, stored
+        self._source, self._spec, self._options, self.stored = source, spec, options, stored
         layout = layout_of(source.config, source.name)
         names = weight_names(spec)
-        self._program = lower(spec, names, narrow=False)
-        self._segments = segments(self._program)
-        self.sources = sources_of(self._program, spec, names, layout.name)
+        self.program = lower(spec, names, narrow=False)
+        self._segments = segments(self.program)
+        self.sources = sources_of(self.program, spec, names, layout.name)
         self._types = self._choose()
         assert source.path is not None
         divisors = rope_divisors(spec)
@@ -120,6 +131,32 @@ class _Job:
         """Bytes that will be written, about: finished layers are there twice while the file is made."""
         return 2 * writer.total_size(self._metadata, self._planned)
 
+    def parts(self) -> list[Part]:
+        """The tensors of matrices in layers that may be quantised."""
+        whole = [weight for segment in self._segments for weight in layer_matrices(segment)]
+        return [
+            Part(one.name, weight, first, last)
+            for weight in whole
+            for first, last, one in self._parts(weight)
+            if one.matrix
+        ]
+
+    def tensors(self) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+        """(by the names of weights in layers, the tensors of each with the names of their types; the same of other
+        matrices: the embedding and the head)."""
+        found: dict[str, dict[str, str]] = {}
+        for one in self.parts():
+            found.setdefault(one.weight.name, {})[one.name] = self._types[one.name].name
+        others = [
+            one.name for one in self.sources if one.matrix and not one.bias and one.weight.name not in found
+        ]
+        return found, {name: self._types[name].name for name in others}
+
+    def size_without(self, names: Collection[str]) -> int:
+        """Bytes of the file besides the data of these tensors."""
+        others = sum(one.size for one in self._planned if one.name in names)
+        return writer.total_size(self._metadata, self._planned) - others
+
     def key(self, texts: Sequence[Sequence[int]]) -> str:
         facts = [
             __version__, asdict(self._options), weights_identity(self._source, 0).hex(), dict(self._source.config),
@@ -135,7 +172,7 @@ class _Job:
         check_placeholder(folder / _PLACEHOLDER, self._spec, self._source.name)
         (folder / _PLACEHOLDER).unlink()
         state = read_state(folder)
-        walk = Walk(self._program, texts) if texts else None
+        walk = Walk(self.program, texts) if texts else None
         targets = [
             [weight for weight in layer_matrices(one) if self._coded(weight)] for one in self._segments
         ]
@@ -144,7 +181,7 @@ class _Job:
         errors: dict[str, float] = {}
         shards: list[Path] = []
         for number, (segment, chosen) in enumerate(zip(self._segments, targets, strict=True)):
-            weights = read_some(self._stored, segment.weights if walk else chosen, dtype=torch.float32)
+            weights = read_some(self.stored, segment.weights if walk else chosen, dtype=torch.float32)
             if chosen:
                 path = folder / f"layer-{number:05}.safetensors"
                 shards.append(path)
@@ -166,7 +203,8 @@ class _Job:
         size = self._write_file(folder / name, shards)
         for path in shards:
             path.unlink()
-        coded = [one for one in self._planned if one.type.quantized]
+        within = {one.name for one in self.parts()}
+        coded = [one for one in self._planned if one.type.quantized and one.name in within]
         count = sum(int(np.prod(one.shape)) for one in coded)
         bits = 8 * sum(one.size for one in coded) / max(1, count)
         return Report(errors=errors, weights=count, bits=bits, kept=(), size=size)
@@ -259,12 +297,12 @@ class _Job:
         """The bytes of a tensor that no layer's file has."""
         for tensor in one.tensors:
             if one.heads is not None or len(one.shape) == 1:
-                values = _floats(self._stored.checkpoint.array(tensor)).reshape(
+                values = _floats(self.stored.checkpoint.array(tensor)).reshape(
                     one.shape[-2:] if one.matrix else -1
                 )
                 yield _bytes(one.ordered(values + np.float32(one.offset)), type)
                 continue
-            for _, rows in row_runs(self._stored.checkpoint, tensor):
+            for _, rows in row_runs(self.stored.checkpoint, tensor):
                 yield _bytes(_floats(rows), type)
 
 

@@ -1,0 +1,154 @@
+"""Quantises until what the model lost is within limits: matrices that hurt get more bits, a round at a time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+
+from headrace.errors import ModelError
+from headrace.evaluation.measures import Agreement, Divergence
+from headrace.evaluation.quality import Limits
+from headrace.gguf.types import TYPES
+from headrace.quantize.gguf.run import GGUFOptions
+from headrace.quantize.run import QuantizeOptions, Report
+
+ROUNDS = 8
+_AIM = 0.8
+"""Of a limit: what a round aims at, since errors do not add up exactly."""
+
+_WIDER: Mapping[str, str] = {
+    "Q2_K": "Q3_K", "Q3_K": "Q4_K", "Q4_0": "Q5_K", "Q4_1": "Q5_K", "IQ4_NL": "Q5_K", "IQ4_XS": "Q5_K",
+    "Q4_K": "Q5_K", "Q5_0": "Q6_K", "Q5_1": "Q6_K", "Q5_K": "Q6_K", "Q6_K": "Q8_0", "Q8_0": "F16",
+}  # fmt: skip
+"""The next type of tensors that hurt."""
+
+
+class Plan(Protocol):
+    """How a model is quantised; see `FolderPlan` and `GGUFPlan`."""
+
+    @property
+    def wide(self) -> tuple[tuple[str, str], ...]:
+        """(matrix or tensor, format) of those that got more bits than was asked."""
+        ...
+
+    def widened(self, errors: Mapping[str, float], part: float) -> Self | None:
+        """With more bits for the matrices that hurt most, so that about `part` of the squared errors is left; None
+        where all are as wide as they can be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPlan:
+    """Matrices that hurt stay in the model's own floats."""
+
+    options: QuantizeOptions
+
+    @property
+    def wide(self) -> tuple[tuple[str, str], ...]:
+        return tuple((name, "as it was") for name in self.options.keep)
+
+    def widened(self, errors: Mapping[str, float], part: float) -> Self | None:
+        if len(errors) < 2:
+            return None  # a model with nothing quantised is the model itself
+        kept, left, whole = list(self.options.keep), _squares(errors), _squares(errors)
+        for name in sorted(errors, key=lambda one: -errors[one])[:-1]:
+            if left <= part * whole:
+                break
+            kept.append(name)
+            left -= errors[name] ** 2
+        return replace(self, options=replace(self.options, keep=tuple(kept)))
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFPlan:
+    """Tensors that hurt get the next wider type; the embedding and the head, whose errors are not known, after all
+    others. tensors: those of each weight in layers, with the types that were asked; ends: other matrices."""
+
+    options: GGUFOptions
+    tensors: Mapping[str, Mapping[str, str]]
+    ends: Mapping[str, str]
+
+    @property
+    def wide(self) -> tuple[tuple[str, str], ...]:
+        asked = {name: type for one in (*self.tensors.values(), self.ends) for name, type in one.items()}
+        return tuple((name, type) for name, type in self.options.types if asked.get(name) != type)
+
+    def widened(self, errors: Mapping[str, float], part: float) -> Self | None:
+        given = dict(self.options.types)
+        now = {
+            name: given.get(name, type) for weight in errors for name, type in self.tensors[weight].items()
+        }
+        left = {name: error**2 for name, error in errors.items()}
+        whole = sum(left.values())
+        moved = False
+        while sum(left.values()) > part * whole:
+            hurts = [name for name in left if any(now[one] in _WIDER for one in self.tensors[name])]
+            if not hurts:
+                break
+            worst = max(hurts, key=lambda name: left[name])
+            for tensor in self.tensors[worst]:
+                before = now[tensor]
+                now[tensor] = _WIDER.get(before, before)
+            types = [now[one] for one in self.tensors[worst]]
+            left[worst] *= 0.0 if set(types) == {"F16"} else 0.3  # about one bit
+            moved = True
+        if not moved:
+            now |= {name: "F16" for name, type in self.ends.items() if given.get(name, type) in _WIDER}
+            moved = any(given.get(name) != type for name, type in now.items() if name in self.ends)
+        types_now = tuple({**given, **now}.items())
+        return replace(self, options=replace(self.options, types=types_now)) if moved else None
+
+
+def _squares(errors: Mapping[str, float]) -> float:
+    return sum(error**2 for error in errors.values())
+
+
+P = TypeVar("P", bound=Plan)
+Measure = Callable[[Path], tuple[Divergence, Agreement]]
+
+
+def within_limits(
+    plan: P,
+    limits: Limits,
+    folder: Path,
+    make: Callable[[P, Path], Report],
+    measure: Measure,
+    tell: Callable[[str], None],
+) -> tuple[P, Report, Divergence, Agreement, Path]:
+    """Quantise into a folder beside `folder`, measure, and widen until the limits are met. Gives that folder, which
+    the caller renames.
+
+    Raises ModelError, saying which limits would be met, where the widest choices do not meet them, and leaves nothing.
+    """
+    trial = folder.with_name(f".{folder.name}.trial")
+    best: tuple[float, Divergence] | None = None
+    for number in range(ROUNDS):
+        shutil.rmtree(trial, ignore_errors=True)
+        report = make(plan, trial)
+        divergence, agreement = measure(trial)
+        excess = limits.excess(divergence)
+        if excess <= 1.0:
+            return plan, report, divergence, agreement, trial
+        if best is None or excess < best[0]:
+            best = excess, divergence
+        wider = plan.widened(report.errors, _AIM / excess)
+        if wider is None or number + 1 == ROUNDS:
+            break
+        tell(
+            f"KL divergence {divergence.mean:.2e}, perplexity {divergence.perplexity_increase:+.2%}: not within the "
+            f"limits; more bits for {len(wider.wide)} matrices"
+        )
+        plan = wider
+    shutil.rmtree(trial, ignore_errors=True)
+    assert best is not None
+    raise ModelError(
+        f"the limits are not met: the KL divergence is {best[1].mean:.3g} and the perplexity "
+        f"{best[1].perplexity_increase:+.3%} even with more bits for the matrices that hurt; "
+        f"{limits.would_pass(best[1])} would pass, or more --bits or a wider type"
+    )
+
+
+assert {*_WIDER, *_WIDER.values()} <= TYPES.keys()
