@@ -99,6 +99,6 @@ def step_budget(spec: ModelSpec, resolved: ResolvedConfig) -> TimeBudget | None:
     """The budget that `step_time_budget` asks for; None for "off"."""
     if resolved.step_time_budget == "off":
         return None
-    model = CostModel(model_work(spec, resolved), profile_here(resolved.kernels, resolved.num_threads))
+    model = CostModel(model_work(spec, resolved), profile_here(resolved.kernels, resolved.num_threads)[0])
     seconds = resolved.step_time_budget if isinstance(resolved.step_time_budget, float) else None
     return TimeBudget(OnlineCost(model), resolved.max_num_batched_tokens, seconds)
